@@ -1,1 +1,11 @@
+//! The login API of Latchkey: stateless servers that read rendered Apps, keep codes and sessions in Redis and users in
+//! Postgres.
 
+pub mod config;
+pub mod domain;
+pub mod hashing;
+pub mod http;
+pub mod mail;
+pub mod settings;
+pub mod state;
+pub mod store;

@@ -1,0 +1,1 @@
+//! Rendered Apps from a directory, watched for changes.
