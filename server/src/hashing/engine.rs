@@ -43,7 +43,7 @@ impl Engine {
 
     /// Whether the password is that of the hash; a hash that cannot be read or asks for too much is nobody's.
     pub(super) fn verify(&mut self, password: &Password, hash: &PasswordHash) -> bool {
-        let check = || -> Option<()> {
+        let mut check = || -> Option<()> {
             let phc = Phc::new(hash.expose()).ok()?;
             let algorithm = Algorithm::try_from(phc.algorithm.as_str()).ok()?;
             let version = phc.version.map_or(Ok(Version::V0x13), Version::try_from).ok()?;
