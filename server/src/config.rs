@@ -153,3 +153,106 @@ fn load(id: &AppId, document: &[u8], revision: Revision) -> Result<App, Refused>
     }
     Ok(App::new(doc, revision)?)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::fixtures;
+
+    fn id() -> AppId {
+        "shop".parse().unwrap()
+    }
+
+    #[test]
+    fn a_document_that_does_not_parse_is_refused_whole_and_the_old_one_serves() {
+        let apps = Apps::new();
+        apps.put(&id(), &fixtures::rendered("shop").to_bytes());
+        let serving = apps.get("shop").unwrap().revision.clone();
+        let (_, mut changes) = apps.subscribe(String::new());
+        let mut keyless = fixtures::rendered("shop");
+        keyless.keys.signing.clear();
+        let mut halved = fixtures::rendered("shop").to_bytes();
+        halved.truncate(halved.len() / 2);
+        for bad in [
+            &b"{"[..],
+            b"\xff",
+            b"{\"format\": 0}",
+            &fixtures::rendered("other").to_bytes(),
+            &keyless.to_bytes(),
+            &halved,
+        ] {
+            apps.put(&id(), bad);
+            let told = changes.try_recv().unwrap();
+            assert_eq!(told.revision.as_ref(), Some(&serving));
+            assert!(told.refused.is_some_and(|reason| !reason.contains("PRIVATE")));
+            assert_eq!(apps.get("shop").unwrap().revision, serving);
+        }
+    }
+
+    #[test]
+    fn a_later_format_with_more_fields_is_read() {
+        let mut later = serde_json::to_value(fixtures::rendered("shop")).unwrap();
+        later["format"] = 99.into();
+        later["somethingNew"] = true.into();
+        let apps = Apps::new();
+        apps.put(&id(), later.to_string().as_bytes());
+        assert!(apps.get("shop").is_some());
+    }
+
+    #[test]
+    fn listeners_hear_the_whole_set_and_then_each_change() {
+        let apps = Apps::new();
+        apps.put(&id(), &fixtures::rendered("shop").to_bytes());
+        let (hello, mut changes) = apps.subscribe("pod".to_owned());
+        assert_eq!(hello.revisions.keys().map(AppId::as_str).collect::<Vec<_>>(), ["shop"]);
+        let same = fixtures::rendered("shop");
+        apps.put(&id(), &same.to_bytes());
+        let first = changes.try_recv().unwrap().revision;
+        assert!(first.is_some());
+        apps.put(&id(), &same.to_bytes());
+        assert!(changes.try_recv().is_err(), "the same document is no change");
+        apps.remove(&id());
+        assert_eq!(changes.try_recv().unwrap().revision, None);
+        assert!(apps.get("shop").is_none());
+    }
+
+    #[test]
+    fn a_directory_is_watched() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("shop.json");
+        std::fs::write(&path, fixtures::rendered("shop").to_bytes()).unwrap();
+        std::fs::write(folder.path().join("README.txt"), "not an App").unwrap();
+        let apps = Arc::new(Apps::new());
+        let _watching = directory::watch(folder.path().to_owned(), Arc::clone(&apps)).unwrap();
+        let first = apps.get("shop").unwrap().revision.clone();
+
+        let (_, mut changes) = apps.subscribe(String::new());
+        let mut edited = fixtures::rendered("shop");
+        edited.display_name = "Another".to_owned();
+        std::fs::write(&path, edited.to_bytes()).unwrap();
+        let told = next(&mut changes, |told| told.refused.is_none());
+        assert_ne!(told.revision, Some(first));
+
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(next(&mut changes, |told| told.revision.is_none()).refused, None);
+        assert!(apps.get("shop").is_none());
+    }
+
+    /// Waits for a change that fits; a file may be seen half-written first, which is refused.
+    fn next(changes: &mut broadcast::Receiver<Change>, fits: impl Fn(&Change) -> bool) -> Change {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let fitting = async {
+                loop {
+                    let told = changes.recv().await.unwrap();
+                    if fits(&told) {
+                        return told;
+                    }
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(20), fitting).await.expect("the change was not seen in 20 s")
+        })
+    }
+}
