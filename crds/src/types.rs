@@ -118,10 +118,8 @@ const URL_PATTERN: &str = "^[!-~]+$";
 const LOOPBACK: &str = r"http://(localhost|127\\.[0-9]{1,3}\\.[0-9]{1,3}\\.[0-9]{1,3}|\\[::1\\])(:[0-9]{1,5})?";
 
 const NO_FRAGMENT: Rule = Rule::fixed("!self.contains('#')", "has a fragment (#…); take it away");
-const NO_USER_INFO: Rule = Rule::fixed(
-    "!self.matches('^[a-zA-Z][a-zA-Z0-9+.-]*://[^/?#]*@')",
-    "has user info before the host; take it away",
-);
+const NO_USER_INFO: Rule =
+    Rule::fixed("!self.matches('^[a-zA-Z][a-zA-Z0-9+.-]*://[^/?#]*@')", "has user info before the host; take it away");
 
 fn redirect_url_rules() -> [Rule; 3] {
     [
