@@ -1,0 +1,588 @@
+//! Email accounts: register, log in, verify, confirm, forget and reset, in the contract's order (3).
+
+use latchkey_crds::rendered::{EnumerationProtection, SignUp};
+use time::Duration;
+use tracing::warn;
+
+use super::{
+    app::App,
+    client::Caller,
+    clock::Env,
+    code::{Code, CodeKey, CodeRecord, Purpose},
+    email::{AccountKey, Email},
+    limits::{self, Limited, MailPurpose},
+    mail::{EpochNews, Mail, MailKind},
+    password::{self, Busy, Password, Weak},
+    ports::{
+        Carried, Codes, Confirmation, Creation, Hasher, Limits, NewUser, Outbox, PasswordReset, Sessions, StoreError,
+        TakeError, Taken, Users,
+    },
+    session::{Amr, NewSession, NotSignedIn, Opening, Session, SessionId, SignedIn},
+    token::{self, Tokens},
+    user::{Name, User, UserId},
+};
+
+/// What may come between any request and its answer.
+#[derive(Debug, thiserror::Error)]
+pub enum Trouble {
+    #[error(transparent)]
+    Limited(#[from] Limited),
+    #[error(transparent)]
+    Busy(#[from] Busy),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("a token could not be signed")]
+    Signing(#[from] jsonwebtoken::errors::Error),
+}
+
+impl From<TakeError> for Trouble {
+    fn from(error: TakeError) -> Self {
+        match error {
+            TakeError::Limited(limited) => Self::Limited(limited),
+            TakeError::Store(store) => Self::Store(store),
+        }
+    }
+}
+
+// === register ===
+
+pub struct Register {
+    pub email: Email,
+    pub name: Name,
+    pub password: Password,
+}
+
+pub struct Registered {
+    /// The one to keep is that of *confirm* or *login*: for a known address it is a fresh random one.
+    pub local_id: UserId,
+    /// Of the confirmation code; a lower bound, since the code is made when the mail is sent.
+    pub expires_in: i64,
+    pub expires_at: i64,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum RegisterError {
+    #[error("sign-up is closed")]
+    Closed,
+    #[error("addresses of this domain are not taken")]
+    DomainNotAllowed,
+    #[error(transparent)]
+    Weak(#[from] Weak),
+    /// Only without enumeration protection.
+    #[error("the address has an account")]
+    EmailTaken,
+    #[error(transparent)]
+    Trouble(#[from] Trouble),
+}
+
+pub async fn register<S: Users + Limits + Hasher>(
+    stores: &S,
+    env: &Env,
+    app: &App,
+    caller: &Caller,
+    request: Register,
+) -> Result<Registered, RegisterError> {
+    if app.doc.sign_up == SignUp::Closed {
+        return Err(RegisterError::Closed);
+    }
+    if !app.allows(&request.email) {
+        return Err(RegisterError::DomainNotAllowed);
+    }
+    stores.take(app.id(), limits::registration(app, caller)).await.map_err(Trouble::from)?;
+    let guesses = password::guesses(&request.email, Some(&request.name));
+    judge(stores, app, caller, &request.password, guesses).await?;
+
+    let now = env.now();
+    let known = stores.user_by_email(app.id(), &request.email).await.map_err(Trouble::from)?;
+    let taken = |user: &User| user.email_verified && app.doc.enumeration_protection == EnumerationProtection::Off;
+    if known.as_ref().is_some_and(taken) {
+        return Err(RegisterError::EmailTaken);
+    }
+    let mailed = may_mail(stores, app, caller, &request.email, MailPurpose::Confirm).await?;
+    let fresh = UserId(env.uuid());
+
+    // One hash on either way: a known address checks its own, an unknown one makes one.
+    let known = match known {
+        Some(user) => Some(user),
+        None => {
+            let password_hash =
+                stores.hash(app.id(), caller.address(), &request.password).await.map_err(Trouble::from)?;
+            let user = NewUser {
+                id: fresh,
+                email: request.email.clone(),
+                name: request.name.clone(),
+                password_hash,
+                created_at: now,
+            };
+            let mail = mailed.then_some(Mail { kind: MailKind::Confirm, user: Some(fresh), requested_at: now });
+            match stores.create_user(app.id(), user, mail).await.map_err(Trouble::from)? {
+                Creation::Created => None,
+                // Two registered the address at once; the later one goes on as for a known address.
+                Creation::AddressTaken => {
+                    stores.user_by_email(app.id(), &request.email).await.map_err(Trouble::from)?
+                }
+            }
+        }
+    };
+    if let Some(user) = known {
+        registered_again(stores, app, caller, &request, &user, mailed, now).await?;
+    }
+
+    let expires_in = i64::from(app.doc.mail.confirm_code_lifetime_seconds);
+    Ok(Registered { local_id: fresh, expires_in, expires_at: now.unix_timestamp() + expires_in })
+}
+
+/// The address is known: its owner hears of it, and an unverified account with another password becomes contested.
+async fn registered_again<S: Users + Hasher>(
+    stores: &S,
+    app: &App,
+    caller: &Caller,
+    request: &Register,
+    user: &User,
+    mailed: bool,
+    now: time::OffsetDateTime,
+) -> Result<(), Trouble> {
+    let hash = user.password_hash.as_ref();
+    let same = stores.verify(app.id(), caller.address(), &request.password, hash).await?;
+    let kind = if user.email_verified { MailKind::AccountExists } else { MailKind::Confirm };
+    // A disabled account's owner is not bothered; the row is there all the same, and sends nothing.
+    let to = (!user.disabled).then_some(user.id);
+    let mail = mailed.then_some(Mail { kind, user: to, requested_at: now });
+    let contest = !user.email_verified && !same;
+    Ok(stores.registered_again(app.id(), user.id, user.epoch, contest, mail).await?)
+}
+
+// === login ===
+
+pub struct LogIn {
+    pub email: Email,
+    pub password: Password,
+}
+
+pub struct LoggedIn {
+    pub user: User,
+    pub tokens: Tokens,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum LogInError {
+    /// Unknown address, wrong password, no password: one answer.
+    #[error("address or password is wrong")]
+    InvalidCredentials,
+    /// Only after the right password.
+    #[error("the user is disabled")]
+    Disabled,
+    #[error("the address is not verified")]
+    EmailNotVerified,
+    #[error(transparent)]
+    Trouble(#[from] Trouble),
+}
+
+pub async fn log_in<S: Users + Limits + Hasher + Sessions>(
+    stores: &S,
+    env: &Env,
+    app: &App,
+    caller: &Caller,
+    request: LogIn,
+) -> Result<LoggedIn, LogInError> {
+    let account = request.email.account(app.id());
+    let client = caller.address();
+    let exempt = stores.is_known(app.id(), &account, client).await.map_err(Trouble::from)?;
+    let checks = limits::login(app, caller, &account, exempt);
+    let attempt = stores.take(app.id(), checks.attempts).await.map_err(Trouble::from)?;
+    let failure = match stores.take(app.id(), checks.failures).await {
+        Ok(taken) => taken,
+        Err(error) => {
+            // What is refused consumes nothing.
+            stores.give_back(app.id(), attempt).await;
+            return Err(Trouble::from(error).into());
+        }
+    };
+    let user = match check_password(stores, app, caller, &request).await {
+        Ok(user) => user,
+        Err(trouble) => {
+            // Nothing was learned about the password.
+            stores.give_back(app.id(), failure).await;
+            return Err(trouble.into());
+        }
+    };
+    let Some(user) = user else {
+        return Err(LogInError::InvalidCredentials);
+    };
+    stores.give_back(app.id(), failure).await;
+    if user.disabled {
+        return Err(LogInError::Disabled);
+    }
+    if app.doc.require_verified_email && !user.email_verified {
+        return Err(LogInError::EmailNotVerified);
+    }
+    let tokens = match open(stores, env, app, caller, &user, Amr::Password).await? {
+        Some(tokens) => tokens,
+        // The password that was right a moment ago was reset meanwhile.
+        None => return Err(LogInError::InvalidCredentials),
+    };
+    stores.remember(app.id(), &account, client).await;
+    Ok(LoggedIn { user, tokens })
+}
+
+/// The user whose password it is. Unknown addresses take the same way.
+async fn check_password<S: Users + Hasher>(
+    stores: &S,
+    app: &App,
+    caller: &Caller,
+    request: &LogIn,
+) -> Result<Option<User>, Trouble> {
+    let user = stores.user_by_email(app.id(), &request.email).await?;
+    let hash = user.as_ref().and_then(|user| user.password_hash.as_ref());
+    let right = stores.verify(app.id(), caller.address(), &request.password, hash).await?;
+    Ok(user.filter(|_| right))
+}
+
+// === verify ===
+
+#[derive(Debug, thiserror::Error)]
+pub enum VerifyError {
+    #[error("there is no valid access token of a live session")]
+    InvalidToken,
+    #[error(transparent)]
+    Trouble(#[from] Trouble),
+}
+
+/// Sends the confirmation code again to the user of the session; answers the address.
+pub async fn verify<S: Users + Limits + Outbox>(
+    stores: &S,
+    env: &Env,
+    app: &App,
+    caller: &Caller,
+    signed_in: &SignedIn,
+) -> Result<Email, VerifyError> {
+    let user = stores.user(app.id(), signed_in.user()).await.map_err(Trouble::from)?;
+    let user = user.filter(|user| !user.disabled && user.epoch == signed_in.session.epoch);
+    let user = user.ok_or(VerifyError::InvalidToken)?;
+    let waiting = user.pending_email.as_ref().or(user.email.as_ref().filter(|_| !user.email_verified));
+    let Some(address) = waiting else {
+        return user.email.ok_or(VerifyError::InvalidToken);
+    };
+    let account = address.account(app.id());
+    let known = stores.is_known(app.id(), &account, caller.address()).await.map_err(Trouble::from)?;
+    let checks = limits::mail(app, caller, &account, MailPurpose::Confirm, known);
+    let taken = stores.take(app.id(), checks).await.map_err(Trouble::from)?;
+    let mail = Mail { kind: MailKind::Confirm, user: Some(user.id), requested_at: env.now() };
+    if let Err(error) = stores.enqueue(app.id(), mail).await {
+        stores.give_back(app.id(), taken).await;
+        return Err(Trouble::from(error).into());
+    }
+    Ok(address.clone())
+}
+
+// === confirm ===
+
+pub struct Confirmed {
+    pub user: User,
+    pub tokens: Tokens,
+    /// The account was contested: its password is gone, and this session may set one.
+    pub password_required: bool,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ConfirmError {
+    /// Wrong, used and expired alike.
+    #[error("the code is not valid")]
+    InvalidCode,
+    #[error(transparent)]
+    Trouble(#[from] Trouble),
+}
+
+pub async fn confirm<S: Users + Outbox + Limits + Codes + Sessions>(
+    stores: &S,
+    env: &Env,
+    app: &App,
+    caller: &Caller,
+    code: &str,
+    bearer: Option<&str>,
+) -> Result<Confirmed, ConfirmError> {
+    let guess = stores.take(app.id(), limits::codes(app, caller)).await.map_err(Trouble::from)?;
+    let outcome = use_confirmation(stores, env, app, caller, code, bearer).await;
+    give_back_unless_wrong(stores, app, guess, matches!(outcome, Err(ConfirmError::InvalidCode))).await;
+    outcome
+}
+
+async fn use_confirmation<S: Users + Outbox + Limits + Codes + Sessions>(
+    stores: &S,
+    env: &Env,
+    app: &App,
+    caller: &Caller,
+    code: &str,
+    bearer: Option<&str>,
+) -> Result<Confirmed, ConfirmError> {
+    let found = find_code(stores, env, app, code, Purpose::Confirm).await?;
+    let (key, record) = found.ok_or(ConfirmError::InvalidCode)?;
+    let own = own_session(stores, env, app, bearer, record.user).await?;
+    let record = stores.take_code(app.id(), &key).await.map_err(Trouble::from)?.ok_or(ConfirmError::InvalidCode)?;
+    let keep = own.as_ref().map(|session| session.id);
+    let change =
+        Confirmation { user: record.user, epoch: record.epoch, address: record.address.clone(), keep, at: env.now() };
+    let changed = match stores.confirm_address(app.id(), change).await {
+        Ok(changed) => changed.ok_or(ConfirmError::InvalidCode)?,
+        Err(error) => {
+            put_back(stores, app, &key, &record).await;
+            return Err(Trouble::from(error).into());
+        }
+    };
+    let user = changed.user;
+    carry_epoch(stores, app, EpochNews { user: user.id, epoch: user.epoch, keep }).await;
+    let tokens = match own {
+        Some(session) => {
+            let session = Session { epoch: user.epoch, ..session };
+            token::issue(app, env, &user, &session).map_err(Trouble::from)?
+        }
+        // A session that cannot open because of a still later change: to the caller the code is spent.
+        None => open(stores, env, app, caller, &user, Amr::Code).await?.ok_or(ConfirmError::InvalidCode)?,
+    };
+    remember(stores, app, caller, &user).await;
+    Ok(Confirmed { user, tokens, password_required: changed.was_contested })
+}
+
+/// The caller's session where the Bearer is that of the account itself. Another Bearer, or one that is not valid, is as
+/// good as none: *confirm* needs no session.
+async fn own_session<S: Sessions>(
+    stores: &S,
+    env: &Env,
+    app: &App,
+    bearer: Option<&str>,
+    user: UserId,
+) -> Result<Option<Session>, Trouble> {
+    let Some(bearer) = bearer else { return Ok(None) };
+    match SignedIn::prove(stores, env, app, bearer).await {
+        Ok(signed_in) => Ok(Some(signed_in.session).filter(|session| session.user == user)),
+        Err(NotSignedIn::InvalidToken) => Ok(None),
+        Err(NotSignedIn::Store(error)) => Err(error.into()),
+    }
+}
+
+// === forgot-password ===
+
+/// Queues a reset mail; an unknown address makes a row too, one that sends nothing.
+pub async fn forgot_password<S: Users + Limits + Outbox>(
+    stores: &S,
+    env: &Env,
+    app: &App,
+    caller: &Caller,
+    email: &Email,
+) -> Result<(), Trouble> {
+    let mailed = may_mail(stores, app, caller, email, MailPurpose::Reset).await?;
+    let user = stores.user_by_email(app.id(), email).await?;
+    if mailed {
+        let to = user.filter(|user| !user.disabled).map(|user| user.id);
+        stores.enqueue(app.id(), Mail { kind: MailKind::Reset, user: to, requested_at: env.now() }).await?;
+    }
+    Ok(())
+}
+
+// === confirm-password ===
+
+pub struct ResetPassword {
+    pub email: Email,
+    pub code: String,
+    pub password: Password,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ResetError {
+    /// Wrong, used and expired code, unknown address: one answer.
+    #[error("the code is not valid")]
+    InvalidCode,
+    #[error(transparent)]
+    Weak(#[from] Weak),
+    #[error(transparent)]
+    Trouble(#[from] Trouble),
+}
+
+impl From<JudgeError> for ResetError {
+    fn from(error: JudgeError) -> Self {
+        match error {
+            JudgeError::Weak(weak) => Self::Weak(weak),
+            JudgeError::Trouble(trouble) => Self::Trouble(trouble),
+        }
+    }
+}
+
+impl From<JudgeError> for RegisterError {
+    fn from(error: JudgeError) -> Self {
+        match error {
+            JudgeError::Weak(weak) => Self::Weak(weak),
+            JudgeError::Trouble(trouble) => Self::Trouble(trouble),
+        }
+    }
+}
+
+pub async fn reset_password<S: Users + Outbox + Limits + Codes + Sessions + Hasher>(
+    stores: &S,
+    env: &Env,
+    app: &App,
+    caller: &Caller,
+    request: ResetPassword,
+) -> Result<(), ResetError> {
+    let guess = stores.take(app.id(), limits::codes(app, caller)).await.map_err(Trouble::from)?;
+    let outcome = use_reset_code(stores, env, app, caller, request).await;
+    give_back_unless_wrong(stores, app, guess, matches!(outcome, Err(ResetError::InvalidCode))).await;
+    outcome
+}
+
+async fn use_reset_code<S: Users + Outbox + Limits + Codes + Sessions + Hasher>(
+    stores: &S,
+    env: &Env,
+    app: &App,
+    caller: &Caller,
+    request: ResetPassword,
+) -> Result<(), ResetError> {
+    // First by the address alone, so that a weak password is refused alike for right and wrong codes.
+    judge(stores, app, caller, &request.password, password::guesses(&request.email, None)).await?;
+    let found = find_code(stores, env, app, &request.code, Purpose::Reset).await?;
+    let (key, record) = found.ok_or(ResetError::InvalidCode)?;
+    if record.address != request.email.canonical() {
+        return Err(ResetError::InvalidCode);
+    }
+    let user = stores.user(app.id(), record.user).await.map_err(Trouble::from)?.ok_or(ResetError::InvalidCode)?;
+    // With a right code the name counts too; a password refused here does not use the code up.
+    let name = Name::parse(&user.name).ok();
+    judge(stores, app, caller, &request.password, password::guesses(&request.email, name.as_ref())).await?;
+    let password_hash = stores.hash(app.id(), caller.address(), &request.password).await.map_err(Trouble::from)?;
+    let record = stores.take_code(app.id(), &key).await.map_err(Trouble::from)?.ok_or(ResetError::InvalidCode)?;
+    let change = PasswordReset {
+        user: record.user,
+        epoch: record.epoch,
+        address: record.address.clone(),
+        password_hash,
+        at: env.now(),
+    };
+    let changed = match stores.reset_password(app.id(), change).await {
+        Ok(changed) => changed.ok_or(ResetError::InvalidCode)?,
+        Err(error) => {
+            put_back(stores, app, &key, &record).await;
+            return Err(Trouble::from(error).into());
+        }
+    };
+    let user = changed.user;
+    carry_epoch(stores, app, EpochNews { user: user.id, epoch: user.epoch, keep: None }).await;
+    remember(stores, app, caller, &user).await;
+    Ok(())
+}
+
+// === what they share ===
+
+enum JudgeError {
+    Weak(Weak),
+    Trouble(Trouble),
+}
+
+/// Whether a password may be set: length, then strength with these guesses.
+async fn judge<S: Hasher>(
+    stores: &S,
+    app: &App,
+    caller: &Caller,
+    password: &Password,
+    guesses: Vec<String>,
+) -> Result<(), JudgeError> {
+    password.check_length(&app.doc.password).map_err(JudgeError::Weak)?;
+    match stores.strong_enough(app, caller.address(), password, guesses).await {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(JudgeError::Weak(Weak::Guessable)),
+        Err(busy) => Err(JudgeError::Trouble(busy.into())),
+    }
+}
+
+/// Whether the mail limits leave room for one more; a limit that is reached drops the mail, not the answer.
+async fn may_mail<S: Limits>(
+    stores: &S,
+    app: &App,
+    caller: &Caller,
+    email: &Email,
+    purpose: MailPurpose,
+) -> Result<bool, Trouble> {
+    let account = email.account(app.id());
+    let known = stores.is_known(app.id(), &account, caller.address()).await?;
+    match stores.take(app.id(), limits::mail(app, caller, &account, purpose, known)).await {
+        Ok(_) => Ok(true),
+        Err(TakeError::Limited(_)) => Ok(false),
+        Err(TakeError::Store(error)) => Err(error.into()),
+    }
+}
+
+/// A live code of this purpose; a wrong form, an unknown code and an ended one are all none.
+async fn find_code<S: Codes>(
+    stores: &S,
+    env: &Env,
+    app: &App,
+    code: &str,
+    purpose: Purpose,
+) -> Result<Option<(CodeKey, CodeRecord)>, Trouble> {
+    let Ok(code) = Code::parse(code) else { return Ok(None) };
+    let found = stores.find_code(app.id(), &code.keys_to_try(app)).await?;
+    let now = env.now().unix_timestamp();
+    Ok(found.filter(|(_, record)| record.purpose == purpose && now < record.expires_at))
+}
+
+/// The transaction failed, so the code was not used. Where it did commit after all, the epoch has moved and the code is
+/// dead.
+async fn put_back<S: Codes>(stores: &S, app: &App, key: &CodeKey, record: &CodeRecord) {
+    if let Err(error) = stores.put_code(app.id(), key, record).await {
+        warn!(app = %app.id(), error = &error as &dyn std::error::Error, "a code could not be put back");
+    }
+}
+
+/// Only wrong codes count.
+async fn give_back_unless_wrong<S: Limits>(stores: &S, app: &App, guess: Taken, wrong: bool) {
+    if !wrong {
+        stores.give_back(app.id(), guess).await;
+    }
+}
+
+/// Tells Redis of a raised epoch before the answer; where that fails, the outbox row of the transaction does it.
+async fn carry_epoch<S: Sessions + Outbox>(stores: &S, app: &App, news: EpochNews) {
+    let carried = match stores.raise_epoch(app.id(), &news).await {
+        Ok(Carried::Safely) => stores.epoch_carried(app.id(), &news).await,
+        Ok(Carried::Unconfirmed) => Ok(()),
+        Err(error) => Err(error),
+    };
+    if let Err(error) = carried {
+        warn!(app = %app.id(), error = &error as &dyn std::error::Error, "a raised epoch is left to the outbox");
+    }
+}
+
+/// Opens a session at the user's epoch; none where the epoch has moved since the user was read.
+async fn open<S: Sessions>(
+    stores: &S,
+    env: &Env,
+    app: &App,
+    caller: &Caller,
+    user: &User,
+    amr: Amr,
+) -> Result<Option<Tokens>, Trouble> {
+    let now = env.now();
+    let new = NewSession {
+        id: SessionId(env.uuid()),
+        user: user.id,
+        epoch: user.epoch,
+        amr,
+        auth_time: now,
+        ip: caller.ip.to_string(),
+        user_agent: caller.user_agent.clone(),
+        ends_at: now + Duration::seconds(i64::from(app.doc.tokens.session_lifetime_seconds)),
+        idle_seconds: app.doc.tokens.refresh_idle_seconds,
+    };
+    // Signed first: what cannot be answered is not opened.
+    let tokens = token::issue(app, env, user, &Session::opened(&new))?;
+    match stores.open_session(app.id(), &new).await? {
+        Opening::Opened => Ok(Some(tokens)),
+        Opening::Stale => Ok(None),
+    }
+}
+
+/// From here on the client address is known to the account.
+async fn remember<S: Limits>(stores: &S, app: &App, caller: &Caller, user: &User) {
+    let account: Option<AccountKey> = user.email.as_ref().map(|email| email.account(app.id()));
+    if let Some(account) = account {
+        stores.remember(app.id(), &account, caller.address()).await;
+    }
+}

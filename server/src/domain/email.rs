@@ -1,0 +1,173 @@
+//! Email addresses: one strict form in, a canonical form for matching.
+
+use std::fmt;
+
+use aws_lc_rs::digest::{SHA256, digest};
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use latchkey_crds::types::AppId;
+
+/// The longest address, in octets (RFC 5321, 4.5.3.1.3, less the brackets).
+pub const MAX_ADDRESS: usize = 254;
+/// The longest local part, in octets (RFC 5321, 4.5.3.1.1): what is longer no mail server takes.
+pub const MAX_LOCAL_PART: usize = 64;
+
+/// An address as given, and the form it is matched on (domain and local part in lower case).
+#[derive(Clone, PartialEq, Eq)]
+pub struct Email {
+    given: Box<str>,
+    canonical: Box<str>,
+}
+
+/// The input is not an address: a dot-atom in ASCII, `@`, a host name of two labels or more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("is not an email address")]
+pub struct NotAnAddress;
+
+/// An account in limits: the App and an address, known or not, under a hash.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct AccountKey(String);
+
+// === impl Email ===
+
+impl Email {
+    pub fn parse(input: &str) -> Result<Self, NotAnAddress> {
+        let (local, domain) = input.rsplit_once('@').ok_or(NotAnAddress)?;
+        let well_formed =
+            input.len() <= MAX_ADDRESS && local.len() <= MAX_LOCAL_PART && dot_atom(local) && host(domain);
+        if !well_formed {
+            return Err(NotAnAddress);
+        }
+        Ok(Self { given: input.into(), canonical: input.to_ascii_lowercase().into() })
+    }
+
+    /// As its owner wrote it; mail goes here.
+    pub fn as_str(&self) -> &str {
+        &self.given
+    }
+
+    pub fn canonical(&self) -> &str {
+        &self.canonical
+    }
+
+    /// The host name, in lower case.
+    pub fn domain(&self) -> &str {
+        self.canonical.rsplit_once('@').map_or("", |(_, domain)| domain)
+    }
+
+    /// The part before the `@`, as given.
+    pub fn local_part(&self) -> &str {
+        self.given.rsplit_once('@').map_or("", |(local, _)| local)
+    }
+
+    pub fn account(&self, app: &AppId) -> AccountKey {
+        let hash = digest(&SHA256, format!("{app}\n{}", self.canonical).as_bytes());
+        AccountKey(URL_SAFE_NO_PAD.encode(&hash.as_ref()[..18]))
+    }
+}
+
+impl fmt::Debug for Email {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Email(…)")
+    }
+}
+
+impl AccountKey {
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// RFC 5322, 3.2.3, without comments and white space.
+fn dot_atom(text: &str) -> bool {
+    let atom = |part: &str| {
+        !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"!#$%&'*+-/=?^_`{|}~".contains(&b))
+    };
+    text.split('.').all(atom)
+}
+
+/// A host name of two labels or more (RFC 1123, 2.1); the last is not a number, so no IP address passes.
+fn host(text: &str) -> bool {
+    let label = |part: &str| {
+        !part.is_empty()
+            && part.len() <= 63
+            && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+            && !part.starts_with('-')
+            && !part.ends_with('-')
+    };
+    let numeric = |part: &str| part.bytes().all(|b| b.is_ascii_digit());
+    text.len() <= 253
+        && text.split('.').count() >= 2
+        && text.split('.').all(label)
+        && !text.rsplit('.').next().is_some_and(numeric)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_that_are_taken() {
+        for good in ["ada@example.com", "a.b+c@sub.example.org", "O'Brien@example.ie", "x@xn--bcher-kva.example"] {
+            assert!(Email::parse(good).is_ok(), "{good}");
+        }
+    }
+
+    #[test]
+    fn addresses_that_are_refused() {
+        for bad in [
+            "",
+            "@",
+            "ada",
+            "ada@",
+            "@example.com",
+            "ada@localhost",
+            "ada@example.com ",
+            " ada@example.com",
+            "a..b@example.com",
+            ".a@example.com",
+            "a.@example.com",
+            "\"a b\"@example.com",
+            "a b@example.com",
+            "a@b@example.com",
+            "ada@[127.0.0.1]",
+            "ada@127.0.0.1",
+            "ada@-x.com",
+            "ada@x-.com",
+            "ada@exa_mple.com",
+            "ada@bücher.example",
+            "ädä@example.com",
+            "ada@example.com\n",
+            "ada@example..com",
+            "Ada <ada@example.com>",
+        ] {
+            assert_eq!(Email::parse(bad), Err(NotAnAddress), "{bad}");
+        }
+    }
+
+    #[test]
+    fn lengths_at_their_bounds() {
+        let of = |local: usize, total: usize| {
+            let mut domain = String::new();
+            let mut left = total - local - 1;
+            while left > 64 {
+                domain.push_str(&"d".repeat(60));
+                domain.push('.');
+                left -= 61;
+            }
+            domain.push_str(&"e".repeat(left - 2));
+            domain.push_str(".f");
+            Email::parse(&format!("{}@{domain}", "l".repeat(local)))
+        };
+        assert!(of(64, 254).is_ok());
+        assert!(of(65, 254).is_err());
+        assert!(of(64, 255).is_err());
+    }
+
+    #[test]
+    fn matching_ignores_case_and_keeps_what_was_given() {
+        let email = Email::parse("Ada@Example.COM").unwrap();
+        assert_eq!(email.as_str(), "Ada@Example.COM");
+        assert_eq!(email.canonical(), "ada@example.com");
+        assert_eq!(email.domain(), "example.com");
+    }
+}

@@ -1,0 +1,146 @@
+//! The keys of an App, ready for use: signing keys for tokens, HMAC keys for codes and refresh tokens.
+
+use std::fmt;
+
+use aws_lc_rs::{
+    hkdf::{HKDF_SHA256, Salt},
+    hmac,
+};
+use base64::{Engine, engine::general_purpose::STANDARD};
+use jsonwebtoken::{
+    Algorithm, DecodingKey, EncodingKey,
+    jwk::{Jwk, JwkSet, KeyAlgorithm, PublicKeyUse},
+};
+use latchkey_crds::rendered::{KeyState, RenderedApp, SigningAlgorithm};
+
+/// The keys of an App.
+pub struct Keys {
+    signing: Vec<Signing>,
+    hmac: Vec<Hmac>,
+    active_signing: usize,
+    active_hmac: usize,
+}
+
+/// A signing key.
+pub struct Signing {
+    /// `kid` of the tokens.
+    pub id: String,
+    pub algorithm: Algorithm,
+    pub encoding: EncodingKey,
+    pub decoding: DecodingKey,
+    pub jwk: Jwk,
+}
+
+/// An HMAC key with one derived key for each use (RFC 5869).
+pub struct Hmac {
+    /// The number in the id: 7 for `h7`.
+    pub number: u32,
+    pub codes: hmac::Key,
+    pub refresh: hmac::Key,
+}
+
+/// A document's keys cannot be used. The text names the key, never its value.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    #[error("key {id} is not usable for {algorithm:?}")]
+    Signing {
+        id: String,
+        algorithm: Algorithm,
+        #[source]
+        source: jsonwebtoken::errors::Error,
+    },
+    #[error("key {id} is not 32 octets in base64 with an id such as h1")]
+    Hmac { id: String },
+    #[error("there is not exactly one active {0} key")]
+    NotOneActive(&'static str),
+}
+
+// === impl Keys ===
+
+impl Keys {
+    pub fn new(doc: &RenderedApp) -> Result<Self, KeyError> {
+        let signing = doc.keys.signing.iter().map(signing).collect::<Result<Vec<_>, _>>()?;
+        let hmac = doc.keys.hmac.iter().map(hmac_key).collect::<Result<Vec<_>, _>>()?;
+        let active_signing =
+            only_active(doc.keys.signing.iter().map(|key| key.state)).ok_or(KeyError::NotOneActive("signing"))?;
+        let active_hmac =
+            only_active(doc.keys.hmac.iter().map(|key| key.state)).ok_or(KeyError::NotOneActive("HMAC"))?;
+        Ok(Self { signing, hmac, active_signing, active_hmac })
+    }
+
+    /// The key that new tokens are signed with.
+    pub fn signing(&self) -> &Signing {
+        &self.signing[self.active_signing]
+    }
+
+    pub fn signing_by_id(&self, id: &str) -> Option<&Signing> {
+        self.signing.iter().find(|key| key.id == id)
+    }
+
+    /// The key that new codes and refresh tokens are made under.
+    pub fn hmac(&self) -> &Hmac {
+        &self.hmac[self.active_hmac]
+    }
+
+    pub fn hmac_by_number(&self, number: u32) -> Option<&Hmac> {
+        self.hmac.iter().find(|key| key.number == number)
+    }
+
+    /// Every HMAC key not yet dropped, the active one first.
+    pub fn hmacs(&self) -> impl Iterator<Item = &Hmac> {
+        let others = self.hmac.iter().enumerate().filter(|(index, _)| *index != self.active_hmac).map(|(_, key)| key);
+        std::iter::once(self.hmac()).chain(others)
+    }
+
+    /// The public keys, those published ahead and those retired too (RFC 7517).
+    pub fn jwks(&self) -> JwkSet {
+        JwkSet { keys: self.signing.iter().map(|key| key.jwk.clone()).collect() }
+    }
+}
+
+impl fmt::Debug for Keys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keys")
+            .field("signing", &self.signing.len())
+            .field("hmac", &self.hmac.len())
+            .finish_non_exhaustive()
+    }
+}
+
+fn only_active(states: impl Iterator<Item = KeyState>) -> Option<usize> {
+    let mut active = states.enumerate().filter(|(_, state)| *state == KeyState::Active).map(|(index, _)| index);
+    let first = active.next()?;
+    active.next().is_none().then_some(first)
+}
+
+fn signing(key: &latchkey_crds::rendered::SigningKey) -> Result<Signing, KeyError> {
+    let pem = key.private_key.expose().as_bytes();
+    let (algorithm, jwk_algorithm, encoding) = match key.algorithm {
+        SigningAlgorithm::ES256 => (Algorithm::ES256, KeyAlgorithm::ES256, EncodingKey::from_ec_pem(pem)),
+        SigningAlgorithm::EdDSA => (Algorithm::EdDSA, KeyAlgorithm::EdDSA, EncodingKey::from_ed_pem(pem)),
+        SigningAlgorithm::RS256 => (Algorithm::RS256, KeyAlgorithm::RS256, EncodingKey::from_rsa_pem(pem)),
+    };
+    let build = || {
+        let encoding = encoding?;
+        let mut jwk = Jwk::from_encoding_key(&encoding, algorithm)?;
+        jwk.common.key_id = Some(key.id.clone());
+        jwk.common.key_algorithm = Some(jwk_algorithm);
+        jwk.common.public_key_use = Some(PublicKeyUse::Signature);
+        let decoding = DecodingKey::from_jwk(&jwk)?;
+        Ok(Signing { id: key.id.clone(), algorithm, encoding, decoding, jwk })
+    };
+    build().map_err(|source| KeyError::Signing { id: key.id.clone(), algorithm, source })
+}
+
+fn hmac_key(key: &latchkey_crds::rendered::HmacKey) -> Result<Hmac, KeyError> {
+    let refused = || KeyError::Hmac { id: key.id.clone() };
+    let number = key.id.strip_prefix('h').and_then(|number| number.parse().ok()).ok_or_else(refused)?;
+    let secret = STANDARD.decode(key.secret.expose()).map_err(|_| refused())?;
+    if secret.len() != 32 {
+        return Err(refused());
+    }
+    let root = Salt::new(HKDF_SHA256, b"latchkey").extract(&secret);
+    let derive =
+        |label: &'static [u8]| root.expand(&[label], hmac::HMAC_SHA256).map(hmac::Key::from).map_err(|_| refused());
+    Ok(Hmac { number, codes: derive(b"codes")?, refresh: derive(b"refresh tokens")? })
+}

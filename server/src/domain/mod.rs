@@ -1,0 +1,17 @@
+//! The rules of the contract. Nothing here knows HTTP, SQL or Redis: what the rules need from outside comes through the
+//! traits in [`ports`].
+
+pub mod accounts;
+pub mod app;
+pub mod client;
+pub mod clock;
+pub mod code;
+pub mod email;
+pub mod keys;
+pub mod limits;
+pub mod mail;
+pub mod password;
+pub mod ports;
+pub mod session;
+pub mod token;
+pub mod user;

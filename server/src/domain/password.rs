@@ -1,0 +1,117 @@
+//! Passwords: what may be one, and how strong it must be. Hashing is behind a port.
+
+use std::{fmt, time::Duration};
+
+use latchkey_crds::rendered::PasswordPolicy;
+use unicode_normalization::UnicodeNormalization;
+use zeroize::Zeroizing;
+
+use super::{email::Email, user::Name};
+
+/// The longest password that can be set, in characters after NFC.
+pub const MAX_CHARS: usize = 128;
+
+/// A password in clear, in NFC; wiped when dropped, never printed.
+#[derive(Clone)]
+pub struct Password(Zeroizing<String>);
+
+/// A password's hash: a PHC string. Never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct PasswordHash(Box<str>);
+
+/// Why a password may not be set (`weak_password` of the contract).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Weak {
+    #[error("is shorter than {minimum} characters")]
+    TooShort { minimum: u32 },
+    #[error("is longer than {MAX_CHARS} characters")]
+    TooLong,
+    #[error("is too easy to guess; use a longer or less common one")]
+    Guessable,
+}
+
+/// There is no place in the hashing queue, or none in time: `temporarily_unavailable`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("password hashing is at capacity")]
+pub struct Busy {
+    pub retry_after: Duration,
+}
+
+// === impl Password ===
+
+impl Password {
+    pub fn new(input: &str) -> Self {
+        Self(Zeroizing::new(input.nfc().collect()))
+    }
+
+    /// The characters themselves; for hashing and judging alone.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether the length is one that may be set; strength is judged by [`super::ports::Hasher::strength`].
+    pub fn check_length(&self, policy: &PasswordPolicy) -> Result<(), Weak> {
+        let chars = self.0.chars().count();
+        if chars < policy.minimum_length as usize {
+            return Err(Weak::TooShort { minimum: policy.minimum_length });
+        }
+        if chars > MAX_CHARS {
+            return Err(Weak::TooLong);
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Password {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Password(…)")
+    }
+}
+
+/// What a guesser would try first for this user: address, local part, name and its words.
+pub fn guesses(email: &Email, name: Option<&Name>) -> Vec<String> {
+    let mut words = vec![email.canonical().to_owned(), email.local_part().to_owned(), email.domain().to_owned()];
+    words.extend(email.local_part().split(['.', '-', '_', '+']).map(str::to_owned));
+    words.extend(email.domain().split('.').map(str::to_owned));
+    if let Some(name) = name {
+        words.push(name.as_str().to_owned());
+        words.extend(name.as_str().split_whitespace().map(str::to_owned));
+    }
+    words.retain(|word| word.chars().count() >= 2);
+    words
+}
+
+// === impl PasswordHash ===
+
+impl PasswordHash {
+    pub fn new(phc: impl Into<Box<str>>) -> Self {
+        Self(phc.into())
+    }
+
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for PasswordHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PasswordHash(…)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POLICY: PasswordPolicy = PasswordPolicy { minimum_length: 8, minimum_strength: 2 };
+
+    #[test]
+    fn length_is_counted_in_characters_after_nfc() {
+        let check = |text: &str| Password::new(text).check_length(&POLICY);
+        assert_eq!(check(&"é".repeat(8)), Ok(()));
+        assert_eq!(check(&"e\u{301}".repeat(7)), Err(Weak::TooShort { minimum: 8 }));
+        assert_eq!(check(&"x".repeat(128)), Ok(()));
+        assert_eq!(check(&"x".repeat(129)), Err(Weak::TooLong));
+        assert_eq!(check(" a b c d "), Ok(()), "never trimmed");
+    }
+}

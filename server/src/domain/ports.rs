@@ -1,0 +1,303 @@
+//! What the rules need from outside, as narrow traits. `store` and `hashing` implement them on one type each use-case is
+//! generic over; a use-case names just the traits it needs.
+
+use std::future::Future;
+
+use latchkey_crds::types::AppId;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use super::{
+    app::App,
+    client::ClientAddress,
+    code::{CodeKey, CodeRecord},
+    email::{AccountKey, Email},
+    limits::{Check, Limited},
+    mail::{EpochNews, Mail},
+    password::{Busy, Password, PasswordHash},
+    session::{NewSession, Opening, Session, SessionId},
+    user::{Epoch, Name, User, UserId},
+};
+
+/// A store did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// It is away, slow or full: the caller may try again (503).
+    #[error("{store} is unavailable")]
+    Unavailable {
+        store: &'static str,
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// It answered what it must not answer: our fault (500).
+    #[error("{store} answered something unexpected")]
+    Unexpected {
+        store: &'static str,
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+type Answer<T> = Result<T, StoreError>;
+
+/// A user to be made.
+#[derive(Clone, Debug)]
+pub struct NewUser {
+    pub id: UserId,
+    pub email: Email,
+    pub name: Name,
+    pub password_hash: PasswordHash,
+    pub created_at: OffsetDateTime,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Creation {
+    Created,
+    /// Somebody has the address; nothing was written.
+    AddressTaken,
+}
+
+/// Marks the user's own address as verified.
+#[derive(Clone, Debug)]
+pub struct Confirmation {
+    pub user: UserId,
+    /// The code's epoch: holds only while the user's is the same.
+    pub epoch: Epoch,
+    /// The canonical address that the code was sent to: holds only while it is the user's.
+    pub address: String,
+    /// The caller's session, where the caller is the account itself: it goes on, and identities stay.
+    pub keep: Option<SessionId>,
+    pub at: OffsetDateTime,
+}
+
+/// What a confirmation or a reset left.
+#[derive(Clone, Debug)]
+pub struct Changed {
+    /// After the change: the epoch is the raised one.
+    pub user: User,
+    /// The account was contested, so its password went.
+    pub was_contested: bool,
+}
+
+/// Sets a password by a mailed code.
+#[derive(Clone, Debug)]
+pub struct PasswordReset {
+    pub user: UserId,
+    /// As in [`Confirmation`].
+    pub epoch: Epoch,
+    pub address: String,
+    pub password_hash: PasswordHash,
+    pub at: OffsetDateTime,
+}
+
+/// Users, in Postgres. What changes a user and what must be mailed about it is one transaction.
+pub trait Users: Sync {
+    fn user(&self, app: &AppId, id: UserId) -> impl Future<Output = Answer<Option<User>>> + Send;
+
+    /// Matches the canonical address; a pending address matches nobody.
+    fn user_by_email(&self, app: &AppId, email: &Email) -> impl Future<Output = Answer<Option<User>>> + Send;
+
+    /// Makes the user and queues the mail, or finds the address taken and writes nothing. Of concurrent calls for one
+    /// address one creates.
+    fn create_user(
+        &self,
+        app: &AppId,
+        user: NewUser,
+        mail: Option<Mail>,
+    ) -> impl Future<Output = Answer<Creation>> + Send;
+
+    /// Somebody registered a known address again. Where the user is still unverified and at `epoch`, `contest` makes it
+    /// contested; the mail is queued in any case. Costs what `create_user` costs.
+    fn registered_again(
+        &self,
+        app: &AppId,
+        user: UserId,
+        epoch: Epoch,
+        contest: bool,
+        mail: Option<Mail>,
+    ) -> impl Future<Output = Answer<()>> + Send;
+
+    /// None: the epoch or the address has moved, or the user is gone or disabled; nothing was written. Else, in one
+    /// transaction: address verified, epoch raised, contested ended and its password gone, identities gone unless a
+    /// session is kept, an outbox row that carries the epoch.
+    fn confirm_address(
+        &self,
+        app: &AppId,
+        change: Confirmation,
+    ) -> impl Future<Output = Answer<Option<Changed>>> + Send;
+
+    /// None as in `confirm_address`. Else, in one transaction: password set, address verified, contested ended,
+    /// identities gone where the address was unverified, epoch raised, the notice queued, an outbox row that carries
+    /// the epoch.
+    fn reset_password(
+        &self,
+        app: &AppId,
+        change: PasswordReset,
+    ) -> impl Future<Output = Answer<Option<Changed>>> + Send;
+}
+
+/// A row of the outbox that a worker holds until `lease_until`.
+#[derive(Clone, Debug)]
+pub struct Claimed {
+    pub id: Uuid,
+    pub app: AppId,
+    /// Tries that failed before this one.
+    pub attempts: u32,
+    pub task: Task,
+    pub lease_until: OffsetDateTime,
+}
+
+#[derive(Clone, Debug)]
+pub enum Task {
+    Mail(Mail),
+    CarryEpoch(EpochNews),
+}
+
+/// How a worker leaves a row.
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    /// The row goes.
+    Done,
+    /// Tried again later; `error` is our own text, never the peer's.
+    Retry { at: OffsetDateTime, error: String },
+    /// Not tried, and not counted as an attempt: the relay does not resolve.
+    Wait { at: OffsetDateTime },
+    /// Kept for people to look at.
+    Dead { error: String },
+}
+
+/// The outbox, in Postgres.
+pub trait Outbox: Sync {
+    /// Queues one mail by itself.
+    fn enqueue(&self, app: &AppId, mail: Mail) -> impl Future<Output = Answer<()>> + Send;
+
+    /// Takes up to `most` due rows, round-robin over Apps, at most `per_app` held of one App at a time over all
+    /// servers, and holds them for `lease`. The oldest first inside an App.
+    fn claim(
+        &self,
+        most: usize,
+        per_app: usize,
+        lease: std::time::Duration,
+    ) -> impl Future<Output = Answer<Vec<Claimed>>> + Send;
+
+    /// Ends the hold. Nothing happens where the lease has passed and another worker holds the row.
+    fn settle(&self, claimed: &Claimed, outcome: Outcome) -> impl Future<Output = Answer<()>> + Send;
+
+    /// The row that carries this epoch is not needed any more: Redis, and a replica where there are any, has it.
+    fn epoch_carried(&self, app: &AppId, news: &EpochNews) -> impl Future<Output = Answer<()>> + Send;
+
+    /// Resolves when rows may have come (a notification), or never; polling alone is enough.
+    fn notified(&self) -> impl Future<Output = ()> + Send;
+
+    /// How long the oldest due row has waited, and how many are dead, for metrics.
+    fn backlog(&self) -> impl Future<Output = Answer<Backlog>> + Send;
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Backlog {
+    pub due: u64,
+    pub oldest_due_seconds: f64,
+    pub dead: u64,
+}
+
+/// Mailed codes, in Redis.
+pub trait Codes: Sync {
+    /// Keeps a code until its end; also puts one back after the transaction that it was taken for failed.
+    fn put_code(&self, app: &AppId, key: &CodeKey, record: &CodeRecord) -> impl Future<Output = Answer<()>> + Send;
+
+    /// Looks under each key; takes nothing.
+    fn find_code(
+        &self,
+        app: &AppId,
+        keys: &[CodeKey],
+    ) -> impl Future<Output = Answer<Option<(CodeKey, CodeRecord)>>> + Send;
+
+    /// Takes the code: of concurrent calls one gets it.
+    fn take_code(&self, app: &AppId, key: &CodeKey) -> impl Future<Output = Answer<Option<CodeRecord>>> + Send;
+}
+
+/// Whether a replica has what was written, where there are any.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carried {
+    /// A replica has it, or there are none.
+    Safely,
+    /// No replica acknowledged in time.
+    Unconfirmed,
+}
+
+/// Sessions and epochs, in Redis.
+pub trait Sessions: Sync {
+    /// Opens a session unless Redis knows a later epoch. At most 100 a user: the least recently used ends.
+    fn open_session(&self, app: &AppId, session: &NewSession) -> impl Future<Output = Answer<Opening>> + Send;
+
+    /// A live session; one that has ended, is past its time or has an older epoch is not there.
+    fn session(
+        &self,
+        app: &AppId,
+        user: UserId,
+        session: SessionId,
+    ) -> impl Future<Output = Answer<Option<Session>>> + Send;
+
+    /// Raises the epoch (never lowers it): every session ends but the kept one, which moves to the new epoch.
+    fn raise_epoch(&self, app: &AppId, news: &EpochNews) -> impl Future<Output = Answer<Carried>> + Send;
+}
+
+/// What was taken of limits, so that it can be given back.
+#[derive(Clone, Debug, Default)]
+pub struct Taken(pub Vec<(Check, i64)>);
+
+#[derive(Debug, thiserror::Error)]
+pub enum TakeError {
+    #[error(transparent)]
+    Limited(#[from] Limited),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// Limits, in Redis, so that all servers count together.
+pub trait Limits: Sync {
+    /// Takes one of every window of every check, or nothing at all.
+    fn take(&self, app: &AppId, checks: Vec<Check>) -> impl Future<Output = Result<Taken, TakeError>> + Send;
+
+    /// Gives back what did not have to be counted. A failure is only logged: it makes a limit tighter for a while.
+    fn give_back(&self, app: &AppId, taken: Taken) -> impl Future<Output = ()> + Send;
+
+    /// Whether the client address signed in, confirmed or reset for the account in the last 30 days.
+    fn is_known(
+        &self,
+        app: &AppId,
+        account: &AccountKey,
+        client: ClientAddress,
+    ) -> impl Future<Output = Answer<bool>> + Send;
+
+    /// Makes it known for 30 days. A failure is only logged.
+    fn remember(&self, app: &AppId, account: &AccountKey, client: ClientAddress) -> impl Future<Output = ()> + Send;
+}
+
+/// Password hashing, with admission control that is fair to Apps and, inside one, to client addresses.
+pub trait Hasher: Sync {
+    fn hash(
+        &self,
+        app: &AppId,
+        client: ClientAddress,
+        password: &Password,
+    ) -> impl Future<Output = Result<PasswordHash, Busy>> + Send;
+
+    /// Whether the password is that of the hash; without a hash the same work is done and the answer is no.
+    fn verify(
+        &self,
+        app: &AppId,
+        client: ClientAddress,
+        password: &Password,
+        hash: Option<&PasswordHash>,
+    ) -> impl Future<Output = Result<bool, Busy>> + Send;
+
+    /// Whether the App's minimum of strength (zxcvbn) is reached, with these words as what a guesser tries first.
+    fn strong_enough(
+        &self,
+        app: &App,
+        client: ClientAddress,
+        password: &Password,
+        guesses: Vec<String>,
+    ) -> impl Future<Output = Result<bool, Busy>> + Send;
+}

@@ -1,0 +1,365 @@
+//! Tokens: access tokens as JWTs (RFC 9068) and refresh tokens that prove themselves.
+
+use aws_lc_rs::hmac;
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use jsonwebtoken::{Header, Validation};
+use serde::{Deserialize, Serialize};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use super::{
+    app::App,
+    clock::Env,
+    session::{Session, SessionId},
+    user::{User, UserId},
+};
+
+/// `typ` of access tokens (RFC 9068, 2.1).
+const TYP: &str = "at+jwt";
+/// Marks refresh tokens, so that scanners find leaked ones.
+pub const REFRESH_PREFIX: &str = "lkr_";
+/// HMAC-SHA-256 truncated to this many octets (contract, 2).
+const MAC: usize = 16;
+/// Key number, user, session, generation.
+const BODY: usize = 4 + 16 + 16 + 8;
+
+/// What is read back from an access token.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct AccessClaims {
+    pub sub: UserId,
+    pub sid: SessionId,
+    pub exp: i64,
+    pub iat: i64,
+    pub auth_time: i64,
+}
+
+/// What is written into an access token (contract, 2).
+#[derive(Serialize)]
+struct Claims<'a> {
+    iss: &'a str,
+    aud: Audience<'a>,
+    sub: UserId,
+    client_id: &'a str,
+    iat: i64,
+    exp: i64,
+    jti: Uuid,
+    sid: SessionId,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    email: Option<&'a str>,
+    email_verified: bool,
+    name: &'a str,
+    auth_time: i64,
+    amr: [&'static str; 1],
+}
+
+/// One audience is a string, several are a list (RFC 7519, 4.1.3).
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Audience<'a> {
+    One(&'a str),
+    Several(&'a [String]),
+}
+
+/// What a client gets for a session.
+#[derive(Clone)]
+pub struct Tokens {
+    pub access_token: String,
+    pub refresh_token: String,
+    pub session_id: SessionId,
+    /// Seconds.
+    pub expires_in: i64,
+    /// Unix seconds: now + `expires_in`.
+    pub expires_at: i64,
+}
+
+/// What a refresh token says of itself, once its HMAC holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RefreshToken {
+    pub user: UserId,
+    pub session: SessionId,
+    pub generation: u64,
+}
+
+/// Why a refresh token is not one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadRefreshToken {
+    #[error("is not a refresh token of this App")]
+    Invalid,
+    /// Made under a key that this server has not seen yet: try again shortly.
+    #[error("is under a key newer than any known here")]
+    UnknownKey,
+}
+
+/// Makes the tokens of a session at its current generation.
+pub fn issue(app: &App, env: &Env, user: &User, session: &Session) -> Result<Tokens, jsonwebtoken::errors::Error> {
+    let now = env.now().unix_timestamp();
+    let expires_in = lifetime(app.doc.tokens.access_lifetime_seconds, env);
+    let audiences = &app.doc.tokens.audiences;
+    let claims = Claims {
+        iss: app.doc.issuer.as_str(),
+        aud: match audiences.as_slice() {
+            [] => Audience::One(app.id().as_str()),
+            [one] => Audience::One(one),
+            several => Audience::Several(several),
+        },
+        sub: user.id,
+        client_id: app.id().as_str(),
+        iat: now,
+        exp: now + expires_in,
+        jti: env.uuid(),
+        sid: session.id,
+        email: user.email.as_ref().filter(|_| user.email_verified).map(|email| email.as_str()),
+        email_verified: user.email_verified,
+        name: &user.name,
+        auth_time: session.auth_time.unix_timestamp(),
+        amr: [session.amr.as_str()],
+    };
+    let key = app.keys.signing();
+    let header = Header { typ: Some(TYP.to_owned()), kid: Some(key.id.clone()), ..Header::new(key.algorithm) };
+    Ok(Tokens {
+        access_token: jsonwebtoken::encode(&header, &claims, &key.encoding)?,
+        refresh_token: RefreshToken::of(session).seal(app),
+        session_id: session.id,
+        expires_in,
+        expires_at: now + expires_in,
+    })
+}
+
+/// Up to 5 % is taken off at random, so that a fleet does not renew at once.
+fn lifetime(seconds: u32, env: &Env) -> i64 {
+    let most = seconds / 20;
+    let off = u32::from_be_bytes(env.random()) % (most + 1);
+    i64::from(seconds - off)
+}
+
+/// Reads an access token of this App: signature, type, issuer, audience, times; none for whatever is wrong with it.
+pub fn verify_access(app: &App, now: OffsetDateTime, token: &str) -> Option<AccessClaims> {
+    let header = jsonwebtoken::decode_header(token).ok()?;
+    let key = app.keys.signing_by_id(header.kid.as_deref()?)?;
+    if header.alg != key.algorithm || !header.typ.is_some_and(|typ| typ.eq_ignore_ascii_case(TYP)) {
+        return None;
+    }
+    let mut validation = Validation::new(key.algorithm);
+    validation.set_issuer(&[app.doc.issuer.as_str()]);
+    match app.doc.tokens.audiences.as_slice() {
+        [] => validation.set_audience(&[app.id().as_str()]),
+        audiences => validation.set_audience(audiences),
+    }
+    validation.set_required_spec_claims(&["iss", "aud", "sub", "exp"]);
+    // Time is judged below, by the clock that was handed in.
+    validation.validate_exp = false;
+    let claims = jsonwebtoken::decode::<AccessClaims>(token, &key.decoding, &validation).ok()?.claims;
+    (now.unix_timestamp() < claims.exp).then_some(claims)
+}
+
+// === impl RefreshToken ===
+
+impl RefreshToken {
+    pub fn of(session: &Session) -> Self {
+        Self { user: session.user, session: session.id, generation: session.generation }
+    }
+
+    /// The token in text: the same parts always give the same text under one key.
+    pub fn seal(&self, app: &App) -> String {
+        let key = app.keys.hmac();
+        let body = self.body(key.number);
+        let mut bytes = body.to_vec();
+        bytes.extend_from_slice(&mac(app, &key.refresh, &body).as_ref()[..MAC]);
+        format!("{REFRESH_PREFIX}{}", URL_SAFE_NO_PAD.encode(bytes))
+    }
+
+    /// Reads a token of this App; nothing else is asked.
+    pub fn open(app: &App, text: &str) -> Result<Self, BadRefreshToken> {
+        let encoded = text.strip_prefix(REFRESH_PREFIX).ok_or(BadRefreshToken::Invalid)?;
+        let bytes = URL_SAFE_NO_PAD.decode(encoded).map_err(|_| BadRefreshToken::Invalid)?;
+        let bytes: [u8; BODY + MAC] = bytes.try_into().map_err(|_| BadRefreshToken::Invalid)?;
+        let (body, tag) = bytes.split_at(BODY);
+        let part = |from: usize| <[u8; 16]>::try_from(&body[from..from + 16]).map(Uuid::from_bytes);
+        let number = u32::from_be_bytes(body[..4].try_into().map_err(|_| BadRefreshToken::Invalid)?);
+        let Some(key) = app.keys.hmac_by_number(number) else {
+            let newest = app.keys.hmacs().map(|key| key.number).max().unwrap_or(0);
+            return Err(if number > newest { BadRefreshToken::UnknownKey } else { BadRefreshToken::Invalid });
+        };
+        let expected = mac(app, &key.refresh, body);
+        aws_lc_rs::constant_time::verify_slices_are_equal(&expected.as_ref()[..MAC], tag)
+            .map_err(|_| BadRefreshToken::Invalid)?;
+        Ok(Self {
+            user: UserId(part(4).map_err(|_| BadRefreshToken::Invalid)?),
+            session: SessionId(part(20).map_err(|_| BadRefreshToken::Invalid)?),
+            generation: u64::from_be_bytes(body[36..].try_into().map_err(|_| BadRefreshToken::Invalid)?),
+        })
+    }
+
+    fn body(&self, key: u32) -> [u8; BODY] {
+        let mut body = [0; BODY];
+        body[..4].copy_from_slice(&key.to_be_bytes());
+        body[4..20].copy_from_slice(self.user.0.as_bytes());
+        body[20..36].copy_from_slice(self.session.0.as_bytes());
+        body[36..].copy_from_slice(&self.generation.to_be_bytes());
+        body
+    }
+}
+
+fn mac(app: &App, key: &hmac::Key, body: &[u8]) -> hmac::Tag {
+    let mut context = hmac::Context::with_key(key);
+    context.update(app.id().as_str().as_bytes());
+    context.update(b"\n");
+    context.update(body);
+    context.sign()
+}
+
+#[cfg(test)]
+mod tests {
+    use latchkey_crds::rendered::{KeyState, RenderedApp, SigningAlgorithm};
+    use serde_json::Value;
+    use time::macros::datetime;
+
+    use super::*;
+    use crate::{
+        domain::{clock::Clock, email::Email, session::Amr, user::Epoch},
+        fixtures,
+    };
+
+    const NOW: OffsetDateTime = datetime!(2030-01-02 03:04:05 UTC);
+
+    struct Fixed(OffsetDateTime);
+
+    impl Clock for Fixed {
+        fn now(&self) -> OffsetDateTime {
+            self.0
+        }
+    }
+
+    fn env() -> Env {
+        Env { clock: Box::new(Fixed(NOW)), ..Env::system() }
+    }
+
+    fn user(verified: bool) -> User {
+        User {
+            id: UserId(Uuid::from_u128(7)),
+            email: Some(Email::parse("ada@example.com").unwrap()),
+            email_verified: verified,
+            pending_email: None,
+            name: "Ada".to_owned(),
+            password_hash: None,
+            contested: false,
+            disabled: false,
+            epoch: Epoch(3),
+            created_at: NOW,
+        }
+    }
+
+    fn session() -> Session {
+        let id = SessionId(Uuid::from_u128(9));
+        Session { id, user: user(true).id, epoch: Epoch(3), generation: 1, amr: Amr::Password, auth_time: NOW }
+    }
+
+    fn claims(token: &str) -> Value {
+        let body = token.split('.').nth(1).unwrap();
+        serde_json::from_slice(&URL_SAFE_NO_PAD.decode(body).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn an_access_token_is_read_back_until_it_expires_and_only_by_its_app() {
+        for algorithm in [SigningAlgorithm::ES256, SigningAlgorithm::EdDSA, SigningAlgorithm::RS256] {
+            let mut doc = fixtures::rendered("shop");
+            doc.keys.signing = vec![fixtures::signing_key("s4", algorithm, KeyState::Active)];
+            let app = fixtures::app(doc);
+            let tokens = issue(&app, &env(), &user(true), &session()).unwrap();
+            let header = jsonwebtoken::decode_header(&tokens.access_token).unwrap();
+            assert_eq!((header.typ.as_deref(), header.kid.as_deref()), (Some("at+jwt"), Some("s4")));
+
+            let read = verify_access(&app, NOW, &tokens.access_token).unwrap();
+            assert_eq!((read.sub, read.sid), (user(true).id, session().id));
+            let end = NOW + time::Duration::seconds(tokens.expires_in);
+            assert!(verify_access(&app, end - time::Duration::SECOND, &tokens.access_token).is_some());
+            assert!(verify_access(&app, end, &tokens.access_token).is_none());
+            let other = fixtures::app(RenderedApp { keys: app.doc.keys.clone(), ..fixtures::rendered("other") });
+            assert!(verify_access(&other, NOW, &tokens.access_token).is_none(), "another issuer and audience");
+            let stranger = fixtures::app(fixtures::rendered("shop"));
+            assert!(verify_access(&stranger, NOW, &tokens.access_token).is_none(), "other keys");
+        }
+    }
+
+    #[test]
+    fn an_access_token_says_what_the_contract_lists() {
+        let app = fixtures::app(fixtures::rendered("shop"));
+        let tokens = issue(&app, &env(), &user(true), &session()).unwrap();
+        let claims = claims(&tokens.access_token);
+        assert_eq!(claims["iss"], "https://auth.example.com/shop");
+        assert_eq!(claims["aud"], "shop");
+        assert_eq!(claims["client_id"], "shop");
+        assert_eq!(claims["sub"], user(true).id.to_string());
+        assert_eq!(claims["sid"], session().id.to_string());
+        assert_eq!(claims["iat"], NOW.unix_timestamp());
+        assert_eq!(claims["exp"], tokens.expires_at);
+        assert_eq!(claims["email"], "ada@example.com");
+        assert_eq!(claims["email_verified"], true);
+        assert_eq!(claims["name"], "Ada");
+        assert_eq!(claims["auth_time"], NOW.unix_timestamp());
+        assert_eq!(claims["amr"], serde_json::json!(["pwd"]));
+        assert!((855..=900).contains(&tokens.expires_in), "up to 5 % off");
+    }
+
+    #[test]
+    fn an_unverified_address_is_not_in_the_token() {
+        let app = fixtures::app(fixtures::rendered("shop"));
+        let claims = claims(&issue(&app, &env(), &user(false), &session()).unwrap().access_token);
+        assert_eq!(claims.get("email"), None);
+        assert_eq!(claims["email_verified"], false);
+    }
+
+    #[test]
+    fn tokens_of_another_sort_are_refused() {
+        let app = fixtures::app(fixtures::rendered("shop"));
+        let good = issue(&app, &env(), &user(true), &session()).unwrap().access_token;
+        let claims = claims(&good);
+        let key = app.keys.signing();
+        let typed =
+            |typ: &str| Header { typ: Some(typ.to_owned()), kid: Some(key.id.clone()), ..Header::new(key.algorithm) };
+        let encode = |header: &Header| jsonwebtoken::encode(header, &claims, &key.encoding).unwrap();
+        assert!(verify_access(&app, NOW, &encode(&typed("AT+JWT"))).is_some());
+        assert!(verify_access(&app, NOW, &encode(&typed("JWT"))).is_none(), "an ID token is no access token");
+        let unkeyed = Header { kid: None, ..typed(TYP) };
+        assert!(verify_access(&app, NOW, &encode(&unkeyed)).is_none());
+        let secret = jsonwebtoken::EncodingKey::from_secret(app.id().as_str().as_bytes());
+        let hmac = Header {
+            typ: Some(TYP.to_owned()),
+            kid: Some(key.id.clone()),
+            ..Header::new(jsonwebtoken::Algorithm::HS256)
+        };
+        assert!(verify_access(&app, NOW, &jsonwebtoken::encode(&hmac, &claims, &secret).unwrap()).is_none());
+        for bad in ["", "x", "a.b.c", &good[..good.len() - 2]] {
+            assert!(verify_access(&app, NOW, bad).is_none());
+        }
+    }
+
+    #[test]
+    fn a_refresh_token_is_read_back_by_its_app_alone() {
+        let app = fixtures::app(fixtures::rendered("shop"));
+        let token = RefreshToken::of(&session());
+        let text = token.seal(&app);
+        assert!(text.starts_with(REFRESH_PREFIX));
+        assert_eq!(token.seal(&app), text, "one text for one generation");
+        assert_eq!(RefreshToken::open(&app, &text), Ok(token));
+        let other = fixtures::app(RenderedApp { keys: app.doc.keys.clone(), ..fixtures::rendered("other") });
+        assert_eq!(RefreshToken::open(&other, &text), Err(BadRefreshToken::Invalid));
+        for at in 4..text.len() {
+            let mut changed = text.clone().into_bytes();
+            changed[at] = if changed[at] == b'A' { b'B' } else { b'A' };
+            assert!(RefreshToken::open(&app, std::str::from_utf8(&changed).unwrap()).is_err(), "symbol {at}");
+        }
+    }
+
+    #[test]
+    fn a_refresh_token_outlives_a_rotation_and_waits_for_a_newer_key() {
+        let old = fixtures::rendered("shop");
+        let mut new = old.clone();
+        new.keys.hmac =
+            vec![fixtures::hmac_key("h1", 1, KeyState::Retired), fixtures::hmac_key("h2", 2, KeyState::Active)];
+        let (old, new) = (fixtures::app(old), fixtures::app(new));
+        let token = RefreshToken::of(&session());
+        assert_eq!(RefreshToken::open(&new, &token.seal(&old)), Ok(token));
+        assert_eq!(RefreshToken::open(&old, &token.seal(&new)), Err(BadRefreshToken::UnknownKey));
+    }
+}

@@ -1,0 +1,1 @@
+//! The door: bytes in, bytes out; the only place that knows HTTP.

@@ -1,0 +1,1 @@
+//! Mail: the outbox worker, the templates and the relays.

@@ -1,0 +1,14 @@
+//! The stores behind the ports of the domain: Postgres for users and the outbox, Redis for codes, sessions and limits.
+
+use crate::hashing::Hashing;
+
+pub mod postgres;
+pub mod redis;
+
+/// Everything the use-cases need from outside, on one type.
+#[derive(Clone)]
+pub struct Stores {
+    pub postgres: postgres::Postgres,
+    pub redis: redis::Redis,
+    pub hashing: Hashing,
+}

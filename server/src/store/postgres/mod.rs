@@ -1,0 +1,4 @@
+//! Users and the outbox, in Postgres.
+
+#[derive(Clone)]
+pub struct Postgres {}

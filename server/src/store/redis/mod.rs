@@ -1,0 +1,4 @@
+//! Codes, sessions and limits, in Redis.
+
+#[derive(Clone)]
+pub struct Redis {}
