@@ -3,7 +3,9 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use latchkey_server::{args::Arguments, run, telemetry};
+use latchkey_server::{args::Arguments, telemetry};
+
+mod run;
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
