@@ -240,7 +240,8 @@ fn start_server(settings: &Settings, rendered: &Path) -> Result<Process> {
         .path_arg("--database-url-file", &file("database-url"))
         .path_arg("--redis-url-file", &file("redis-url"))
         .path_arg("--smtp-file", &file("smtp.json"))
-        .arg("--allow-insecure")
+        // No load balancer has to catch up.
+        .args(["--allow-insecure", "--drain-seconds", "0"])
         .start()
 }
 
