@@ -109,9 +109,9 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     readiness.configuration_loaded();
 
     let postgres = Postgres::connect(postgres::Options::new(database_url(database)?))?;
-    postgres.register(registry.sub_registry_with_prefix("postgres"));
+    postgres.register(&mut registry);
     let redis = Redis::connect(redis::Options::new(redis_url(&serve)?))?;
-    redis.register(registry.sub_registry_with_prefix("redis"));
+    redis.register(&mut registry);
     let hashing = Hashing::start(HashingOptions::default(), &mut registry);
     let stores = Stores { postgres: postgres.clone(), redis, hashing };
 
@@ -120,9 +120,9 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
         private_cidrs: serve.private_cidrs.clone(),
         allow_insecure: serve.allow_insecure,
     };
-    let mail_metrics = MailMetrics::register(registry.sub_registry_with_prefix("mail"));
+    let mail_metrics = MailMetrics::register(&mut registry);
     let worker = Worker::new(stores.clone(), Arc::clone(&apps), Arc::new(Env::system()), mail_settings, mail_metrics);
-    let http_metrics = HttpMetrics::register(registry.sub_registry_with_prefix("http"));
+    let http_metrics = HttpMetrics::register(&mut registry);
 
     let state = Arc::new(State { apps, stores, env: Env::system(), settings });
     let registry = Arc::new(registry);
