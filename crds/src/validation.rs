@@ -242,8 +242,8 @@ fn explain(path: &Location, kind: &ValidationErrorKind, value: &Value) -> (Strin
             let options = options.as_array().into_iter().flatten().filter_map(Value::as_str).collect::<Vec<_>>();
             format!("must be one of {}", options.join(", "))
         }
-        ValidationErrorKind::Minimum { limit } => format!("must be {limit} or more"),
-        ValidationErrorKind::Maximum { limit } => format!("must be {limit} or less"),
+        ValidationErrorKind::Minimum { limit } => format!("must be {} or more", bound(limit)),
+        ValidationErrorKind::Maximum { limit } => format!("must be {} or less", bound(limit)),
         ValidationErrorKind::MinLength { limit } => match limit {
             1 => "must not be empty".into(),
             _ => format!("must have {limit} characters or more"),
@@ -255,6 +255,12 @@ fn explain(path: &Location, kind: &ValidationErrorKind, value: &Value) -> (Strin
         other => format!("breaks the schema's {}", other.keyword()),
     };
     (field, reason)
+}
+
+/// A bound as people write it: the definition keeps every number as a float.
+fn bound(limit: &Value) -> String {
+    let text = limit.to_string();
+    text.strip_suffix(".0").unwrap_or(&text).to_owned()
 }
 
 fn type_name(value: &Value) -> &'static str {

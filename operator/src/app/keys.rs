@@ -72,18 +72,11 @@ impl From<aws_lc_rs::error::Unspecified> for KeyNotMade {
 
 impl KeyDocument {
     /// The first keys of an App. Active at once: nothing was made under others.
-    pub(crate) fn first(
-        app_id: &AppId,
-        algorithm: SigningAlgorithm,
-        now: OffsetDateTime,
-    ) -> Result<Self, KeyNotMade> {
+    pub(crate) fn first(app_id: &AppId, algorithm: SigningAlgorithm, now: OffsetDateTime) -> Result<Self, KeyNotMade> {
         let mut secret = [0; 32];
         SystemRandom::new().fill(&mut secret)?;
-        let hmac = HmacKey {
-            id: "h1".into(),
-            state: KeyState::Active,
-            secret: SecretString::new(STANDARD.encode(secret)),
-        };
+        let hmac =
+            HmacKey { id: "h1".into(), state: KeyState::Active, secret: SecretString::new(STANDARD.encode(secret)) };
         Ok(Self {
             app_id: app_id.clone(),
             signing: vec![new_signing_key(1, algorithm, now)?],

@@ -72,14 +72,8 @@ pub(crate) fn check(config_map: &str, values: &ConfigMapValues) -> Checked {
 // === impl Mail ===
 
 impl Mail {
-    pub(crate) const ALL: [Self; 6] = [
-        Self::Confirm,
-        Self::Reset,
-        Self::AccountExists,
-        Self::PasswordChanged,
-        Self::AddressChanged,
-        Self::NewSignIn,
-    ];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Confirm, Self::Reset, Self::AccountExists, Self::PasswordChanged, Self::AddressChanged, Self::NewSignIn];
 
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
@@ -102,9 +96,9 @@ impl Mail {
         const REGISTERED: (&str, &str) = ("registered_at", "2026-01-02 10:00 UTC");
         let urls = ["", "https://shop.example.com/confirm?code=7K3QX-9M2PT"];
         match self {
-            Self::Confirm => urls
-                .map(|url| BTreeMap::from([APP, ("name", ""), CODE, ("url", url), REGISTERED, EXPIRES]))
-                .to_vec(),
+            Self::Confirm => {
+                urls.map(|url| BTreeMap::from([APP, ("name", ""), CODE, ("url", url), REGISTERED, EXPIRES])).to_vec()
+            }
             Self::Reset => urls.map(|url| BTreeMap::from([APP, ("name", ""), CODE, ("url", url), EXPIRES])).to_vec(),
             Self::AccountExists | Self::PasswordChanged | Self::AddressChanged | Self::NewSignIn => {
                 ["", "Ada <Lovelace> & \"Byron\""].map(|name| BTreeMap::from([APP, ("name", name)])).to_vec()

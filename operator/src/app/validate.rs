@@ -123,8 +123,7 @@ impl ValidatedApp {
         match self.problems.first() {
             None => Wanted::new(ConditionType::ResolvedRefs, ConditionStatus::True, Reason::Resolved, ""),
             Some(first) => {
-                let message =
-                    self.problems.iter().map(|problem| format!("{}: {}", problem.field, problem.message));
+                let message = self.problems.iter().map(|problem| format!("{}: {}", problem.field, problem.message));
                 let message = message.collect::<Vec<_>>().join("; ");
                 Wanted::new(ConditionType::ResolvedRefs, ConditionStatus::False, first.reason, message)
             }

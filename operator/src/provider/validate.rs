@@ -96,9 +96,8 @@ fn secret(facts: &ProviderFacts) -> Result<SecretString, Problem> {
         }
         SecretKeyFact::Value(value) => value,
     };
-    let invalid = |what: &str| {
-        Problem::new(Reason::SecretKeyInvalid, field.clone(), format!("Secret {name}, key {key}: {what}"))
-    };
+    let invalid =
+        |what: &str| Problem::new(Reason::SecretKeyInvalid, field.clone(), format!("Secret {name}, key {key}: {what}"));
     let text = value.text().ok_or_else(|| invalid("is not text"))?;
     if text.expose().is_empty() {
         return Err(invalid("is empty"));
