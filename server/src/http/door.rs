@@ -99,6 +99,11 @@ trait Answer: Send + Sync {
     fn metrics(&self) -> (&HttpMetrics, &'static str);
 }
 
+/// A handler broke; the panic hook has told where.
+#[derive(Debug, thiserror::Error)]
+#[error("the handler panicked")]
+struct Panicked;
+
 struct Door<E, S> {
     endpoints: E,
     state: Arc<State<S>>,
@@ -200,7 +205,7 @@ impl<E: Endpoints, S: Send + Sync + 'static> Door<E, S> {
             Lookup::Route { route, app } => {
                 let inbound = Inbound { headers: parts.headers, body, caller };
                 let call = AssertUnwindSafe(self.endpoints.call(route, app, inbound)).catch_unwind();
-                call.instrument(span.clone()).await.unwrap_or_else(|_| Err(Problem::server_error()))
+                call.instrument(span.clone()).await.unwrap_or_else(|_| Err(Problem::server_error().because(Panicked)))
             }
             Lookup::WrongMethod { allow, .. } => Err(Problem::method_not_allowed(allow)),
             Lookup::Options { allow, .. } => Ok(cors.options(&parts.headers, allow)),
