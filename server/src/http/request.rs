@@ -23,8 +23,6 @@ use crate::domain::{
 
 /// The largest body (contract, 1).
 pub const MAX_BODY: usize = 64 * 1024;
-/// A body must be there in this time (contract, 1).
-pub const BODY_TIME: Duration = Duration::from_secs(30);
 /// How deep arrays and objects may nest; the outermost object is 1 (contract, 1).
 pub const MAX_DEPTH: usize = 16;
 
@@ -32,6 +30,8 @@ pub const MAX_DEPTH: usize = 16;
 pub struct Inbound {
     pub headers: HeaderMap,
     pub body: Incoming,
+    /// The body must be whole in this time.
+    pub body_time: Duration,
     pub caller: Caller,
 }
 
@@ -156,7 +156,7 @@ impl Inbound {
         }
         let late =
             || Problem::invalid_request("the body did not come in time").with_status(StatusCode::REQUEST_TIMEOUT);
-        tokio::time::timeout(BODY_TIME, collect(&mut self.body)).await.map_err(|_| late())?
+        tokio::time::timeout(self.body_time, collect(&mut self.body)).await.map_err(|_| late())?
     }
 }
 
