@@ -374,18 +374,4 @@ mod tests {
         assert!(refused("layout.html", "x").starts_with("line 0: is not the name of a template"));
         assert_eq!(refused("confirm.subject", " \n"), "line 0: renders to an empty subject");
     }
-
-    /// Puts every default on disk to be looked at, where the environment says to which directory.
-    #[test]
-    fn defaults_can_be_looked_at() {
-        let Some(directory) = std::env::var_os("MAIL_PREVIEW") else { return };
-        for kind in MailKind::ALL {
-            for (suffix, values) in [("", SAMPLE), ("-bare", Values { name: "", url: "", ..SAMPLE })] {
-                let mail = rendered(&[], kind, values);
-                let path = std::path::Path::new(&directory).join(format!("{}{suffix}", kind.as_str()));
-                std::fs::write(path.with_extension("html"), &mail.html).unwrap();
-                std::fs::write(path.with_extension("txt"), format!("{}\n\n{}", mail.subject, mail.text)).unwrap();
-            }
-        }
-    }
 }
