@@ -7,7 +7,7 @@ use std::{
 };
 
 use latchkey_crds::{
-    rendered::{RenderedSmtp, Revision},
+    rendered::{RenderedMail, RenderedSmtp, Revision},
     types::AppId,
 };
 use lettre::message::Mailbox;
@@ -91,7 +91,8 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> Delivery<S> {
         {
             return Ok(self.dead(claimed, mail, "the mail is older than its code would live".to_owned()));
         }
-        let Some(route) = route(&app, self.relays.settings()) else { return Ok(self.wait(mail)) };
+        let route = route(app.id(), &app.doc.display_name, &app.doc.mail, self.relays.settings());
+        let Some(route) = route else { return Ok(self.wait(mail)) };
         let user = self.stores.user(app.id(), user).await?;
         let Some(user) = user else { return Ok((Outcome::Done, Fate::Skipped)) };
         let Some(addressee) = addressee(&user, mail.kind) else { return Ok((Outcome::Done, Fate::Skipped)) };
@@ -279,20 +280,19 @@ fn addressee(user: &User, kind: MailKind) -> Option<Addressee> {
 }
 
 /// Through what the App's mail leaves now; none: through nothing, so it waits.
-fn route(app: &App, settings: &MailSettings) -> Option<Route> {
-    let mail = &app.doc.mail;
+fn route(app: &AppId, display_name: &str, mail: &RenderedMail, settings: &MailSettings) -> Option<Route> {
     let own_sender = mail.from.as_ref().and_then(|from| sender(from.as_str()));
     // The App's name where the mailbox has none.
     let named = |mailbox: &Mailbox| {
         let name = mailbox.name.as_deref().map(one_line).filter(|name| !name.is_empty());
-        name.unwrap_or_else(|| one_line(&app.doc.display_name))
+        name.unwrap_or_else(|| one_line(display_name))
     };
     match &mail.smtp {
         RenderedSmtp::Unresolved => None,
         RenderedSmtp::Install => {
             let install = settings.install.as_ref()?;
             let mut from = sender(install.from.as_str())?;
-            from.name = Some(own_sender.as_ref().map_or_else(|| one_line(&app.doc.display_name), named));
+            from.name = Some(own_sender.as_ref().map_or_else(|| one_line(display_name), named));
             Some(Route { relay: install.relay.clone(), owner: None, from, reply_to: own_sender })
         }
         RenderedSmtp::Own(relay) => {
@@ -300,10 +300,10 @@ fn route(app: &App, settings: &MailSettings) -> Option<Route> {
                 Some(from) => Mailbox::new(Some(named(&from)), from.email),
                 None => {
                     let install = sender(settings.install.as_ref()?.from.as_str())?;
-                    Mailbox::new(Some(one_line(&app.doc.display_name)), install.email)
+                    Mailbox::new(Some(one_line(display_name)), install.email)
                 }
             };
-            Some(Route { relay: relay.clone(), owner: Some(app.id().clone()), from, reply_to: None })
+            Some(Route { relay: relay.clone(), owner: Some(app.clone()), from, reply_to: None })
         }
     }
 }
@@ -324,4 +324,142 @@ fn sender(mailbox: &str) -> Option<Mailbox> {
 fn shown(time: OffsetDateTime) -> String {
     let format = format_description!("[day padding:none] [month repr:long] [year], [hour]:[minute] UTC");
     time.to_offset(time::UtcOffset::UTC).format(&format).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use latchkey_crds::rendered::{SmtpRelay, SmtpTls};
+    use time::macros::datetime;
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::{
+        domain::user::{Epoch, UserId},
+        mail::InstallRelay,
+    };
+
+    const NOTICES: [MailKind; 4] =
+        [MailKind::AccountExists, MailKind::PasswordChanged, MailKind::AddressChanged, MailKind::NewSignIn];
+
+    fn user() -> User {
+        User {
+            id: UserId(Uuid::nil()),
+            email: Some(Email::parse("Ada@Example.com").unwrap()),
+            email_verified: false,
+            pending_email: None,
+            name: "Ada <Click> here".to_owned(),
+            password_hash: None,
+            contested: false,
+            disabled: false,
+            epoch: Epoch(3),
+            created_at: datetime!(2026-02-01 09:30 UTC),
+        }
+    }
+
+    fn to(address: &str, name: &str, code: Option<Purpose>) -> Option<Addressee> {
+        Some(Addressee { address: Email::parse(address).unwrap(), name: name.to_owned(), code })
+    }
+
+    #[test]
+    fn a_mail_to_an_unverified_address_carries_no_name() {
+        let user = user();
+        assert_eq!(addressee(&user, MailKind::Confirm), to("Ada@Example.com", "", Some(Purpose::Confirm)));
+        assert_eq!(addressee(&user, MailKind::Reset), to("Ada@Example.com", "", Some(Purpose::Reset)));
+        for notice in NOTICES {
+            assert_eq!(addressee(&user, notice), None, "{notice:?}");
+        }
+    }
+
+    #[test]
+    fn a_verified_address_gets_notices_and_resets_but_nothing_to_confirm() {
+        let user = User { email_verified: true, ..user() };
+        assert_eq!(addressee(&user, MailKind::Confirm), None);
+        assert_eq!(addressee(&user, MailKind::Reset), to("Ada@Example.com", "Ada <Click> here", Some(Purpose::Reset)));
+        for notice in NOTICES {
+            assert_eq!(addressee(&user, notice), to("Ada@Example.com", "Ada <Click> here", None), "{notice:?}");
+        }
+    }
+
+    #[test]
+    fn a_pending_address_is_confirmed_there_and_everything_else_goes_to_the_old_one() {
+        let pending_email = Some(Email::parse("new@example.org").unwrap());
+        let user = User { email_verified: true, pending_email, ..user() };
+        assert_eq!(addressee(&user, MailKind::Confirm), to("new@example.org", "", Some(Purpose::Change)));
+        assert_eq!(addressee(&user, MailKind::Reset).unwrap().address.as_str(), "Ada@Example.com");
+        let user = User { email: None, email_verified: false, ..user };
+        assert_eq!(addressee(&user, MailKind::Reset), None);
+    }
+
+    #[test]
+    fn a_disabled_user_gets_nothing() {
+        for email_verified in [false, true] {
+            let user = User { disabled: true, email_verified, ..user() };
+            for kind in MailKind::ALL {
+                assert_eq!(addressee(&user, kind), None, "{kind:?}");
+            }
+        }
+    }
+
+    fn relay(host: &str) -> SmtpRelay {
+        SmtpRelay { host: host.to_owned(), port: 587, tls: SmtpTls::Starttls, username: None, password: None }
+    }
+
+    fn mail(from: Option<&str>, smtp: RenderedSmtp) -> RenderedMail {
+        RenderedMail {
+            from: from.map(|from| from.parse().unwrap()),
+            confirm_url: None,
+            reset_url: None,
+            confirm_code_lifetime_seconds: 86_400,
+            reset_code_lifetime_seconds: 1_800,
+            templates: BTreeMap::new(),
+            smtp,
+        }
+    }
+
+    fn routed(mail: &RenderedMail, install: bool) -> Option<(String, String, Option<String>, bool)> {
+        let from = "Install <noreply@auth.example.net>".parse().unwrap();
+        let install = install.then(|| InstallRelay { relay: relay("install"), from });
+        let settings = MailSettings { install, ..MailSettings::default() };
+        let route = route(&"shop".parse().unwrap(), "The\r\nShop", mail, &settings)?;
+        let reply_to = route.reply_to.map(|reply_to| reply_to.to_string());
+        Some((route.relay.host, route.from.to_string(), reply_to, route.owner.is_some()))
+    }
+
+    #[test]
+    fn over_the_install_the_sender_is_the_install_under_the_name_of_the_app() {
+        let route = |from| routed(&mail(from, RenderedSmtp::Install), true);
+        let expected = |name: &str, reply_to: Option<&str>| {
+            let from = format!("{name} <noreply@auth.example.net>");
+            Some(("install".to_owned(), from, reply_to.map(str::to_owned), false))
+        };
+        assert_eq!(route(None), expected("The Shop", None));
+        assert_eq!(
+            route(Some("Our Shop <hello@shop.example.com>")),
+            expected("Our Shop", Some("Our Shop <hello@shop.example.com>"))
+        );
+        assert_eq!(route(Some("hello@shop.example.com")), expected("The Shop", Some("hello@shop.example.com")));
+    }
+
+    #[test]
+    fn over_its_own_relay_the_sender_is_the_apps() {
+        let route = |from| routed(&mail(from, RenderedSmtp::Own(relay("own"))), true);
+        let expected = |from: &str| Some(("own".to_owned(), from.to_owned(), None, true));
+        assert_eq!(route(Some("hello@shop.example.com")), expected("The Shop <hello@shop.example.com>"));
+        assert_eq!(route(Some("\"Our Shop\" <hello@shop.example.com>")), expected("Our Shop <hello@shop.example.com>"));
+        assert_eq!(route(None), expected("The Shop <noreply@auth.example.net>"));
+    }
+
+    #[test]
+    fn without_a_relay_or_a_sender_there_is_no_route() {
+        assert!(routed(&mail(None, RenderedSmtp::Unresolved), true).is_none());
+        assert!(routed(&mail(Some("a@b.example"), RenderedSmtp::Install), false).is_none());
+        assert!(routed(&mail(None, RenderedSmtp::Own(relay("own"))), false).is_none());
+    }
+
+    #[test]
+    fn times_are_in_utc_and_say_so() {
+        assert_eq!(shown(datetime!(2026-11-02 00:05 +02:00)), "1 November 2026, 22:05 UTC");
+    }
 }
