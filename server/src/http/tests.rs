@@ -205,7 +205,7 @@ fn shop(edit: impl FnOnce(&mut Value)) -> Vec<u8> {
             "confirmCodeLifetimeSeconds": 86_400,
             "resetCodeLifetimeSeconds": 1800,
             "templates": {},
-            "smtp": { "relay": "Install" },
+            "smtp": { "relay": "install" },
         },
         "tokens": {
             "signingAlgorithm": "ES256",
@@ -251,8 +251,9 @@ impl House {
 
     fn with(stores: Failing, edit: impl FnOnce(&mut Value)) -> Self {
         let apps = Apps::new();
+        let (_, mut changes) = apps.subscribe(String::new());
         apps.put(&"shop".parse().unwrap(), &shop(edit));
-        assert_eq!(apps.len(), 1);
+        assert_eq!(changes.try_recv().unwrap().refused, None);
         let settings = Settings {
             base_url: "https://auth.example.com".parse().unwrap(),
             trusted_proxies: Vec::new(),
