@@ -1,11 +1,15 @@
 //! The login API of Latchkey: stateless servers that read rendered Apps, keep codes and sessions in Redis and users in
 //! Postgres.
 
+pub mod args;
 pub mod config;
 pub mod domain;
+#[cfg(test)]
+mod fixtures;
 pub mod hashing;
 pub mod http;
 pub mod mail;
 pub mod settings;
 pub mod state;
 pub mod store;
+pub mod telemetry;

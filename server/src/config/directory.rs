@@ -1,1 +1,139 @@
-//! Rendered Apps from a directory, watched for changes.
+//! Rendered Apps from a directory, `<appID>.json` each, watched for changes.
+
+use std::{
+    collections::HashMap,
+    fs, io,
+    path::{Path, PathBuf},
+    sync::{Arc, mpsc},
+    thread,
+    time::{Duration, SystemTime},
+};
+
+use latchkey_crds::{rendered::MAX_DOCUMENT, types::AppId};
+use notify::{RecommendedWatcher, RecursiveMode, Watcher};
+use tracing::{debug, warn};
+
+use super::Apps;
+
+/// What the file system may fail to tell is found by looking: changes are live within two seconds (design).
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+/// The directory cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read the directory of rendered Apps {}", .directory.display())]
+pub struct Unreadable {
+    directory: PathBuf,
+    #[source]
+    source: io::Error,
+}
+
+/// Ends the watching when dropped.
+pub struct Watching {
+    _stop: mpsc::Sender<Wake>,
+    _watcher: Option<RecommendedWatcher>,
+}
+
+/// Something may have changed.
+struct Wake;
+
+/// What tells one version of a file from another without reading it.
+#[derive(PartialEq, Eq)]
+struct Stamp {
+    modified: Option<SystemTime>,
+    length: u64,
+    inode: u64,
+}
+
+struct Directory {
+    path: PathBuf,
+    apps: Arc<Apps>,
+    seen: HashMap<AppId, Stamp>,
+}
+
+/// Loads what is there, then goes on in a thread of its own until the returned value is dropped.
+pub fn watch(path: PathBuf, apps: Arc<Apps>) -> Result<Watching, Unreadable> {
+    let mut directory = Directory { path, apps, seen: HashMap::new() };
+    directory.look().map_err(|source| Unreadable { directory: directory.path.clone(), source })?;
+
+    let (stop, wakes) = mpsc::channel();
+    let watcher = notify_of(&directory.path, stop.clone());
+    thread::Builder::new()
+        .name("config-dir".to_owned())
+        .spawn(move || {
+            while let Ok(Wake) | Err(mpsc::RecvTimeoutError::Timeout) = wakes.recv_timeout(LOOK_AGAIN) {
+                // Files come in flocks; one look serves them all.
+                while wakes.recv_timeout(Duration::from_millis(20)).is_ok() {}
+                if let Err(error) = directory.look() {
+                    warn!(error = &error as &dyn std::error::Error, "the directory of rendered Apps cannot be read");
+                }
+            }
+        })
+        .expect("the system has room for a thread");
+    Ok(Watching { _stop: stop, _watcher: watcher })
+}
+
+/// Only makes it quicker: without notifications the looks go on.
+fn notify_of(path: &Path, wake: mpsc::Sender<Wake>) -> Option<RecommendedWatcher> {
+    let told = move |_| {
+        // The thread has ended; there is nobody to wake.
+        let _ = wake.send(Wake);
+    };
+    let watcher = notify::recommended_watcher(told).and_then(|mut watcher| {
+        watcher.watch(path, RecursiveMode::NonRecursive)?;
+        Ok(watcher)
+    });
+    watcher
+        .inspect_err(|error| {
+            debug!(error = error as &dyn std::error::Error, "no file notifications; looking each second")
+        })
+        .ok()
+}
+
+// === impl Directory ===
+
+impl Directory {
+    fn look(&mut self) -> io::Result<()> {
+        let mut present = HashMap::new();
+        for entry in fs::read_dir(&self.path)? {
+            let entry = entry?;
+            if let Some(id) = app_of(&entry.path()) {
+                present.insert(id, entry.path());
+            }
+        }
+        for (id, path) in &present {
+            if let Err(error) = self.load(id, path) {
+                // Tried again at the next look.
+                warn!(app = %id, error = &error as &dyn std::error::Error, "a rendered App cannot be read; what was served before goes on");
+                self.seen.remove(id);
+            }
+        }
+        let gone: Vec<_> = self.apps.all().into_iter().filter(|app| !present.contains_key(app.id())).collect();
+        for app in gone {
+            self.apps.remove(app.id());
+        }
+        self.seen.retain(|id, _| present.contains_key(id));
+        Ok(())
+    }
+
+    fn load(&mut self, id: &AppId, path: &Path) -> io::Result<()> {
+        use std::os::unix::fs::MetadataExt;
+        let metadata = fs::metadata(path)?;
+        let stamp = Stamp { modified: metadata.modified().ok(), length: metadata.len(), inode: metadata.ino() };
+        if self.seen.get(id) == Some(&stamp) {
+            return Ok(());
+        }
+        if metadata.len() > MAX_DOCUMENT as u64 {
+            return Err(io::Error::other("it is larger than a rendered App can be"));
+        }
+        self.apps.put(id, &fs::read(path)?);
+        self.seen.insert(id.clone(), stamp);
+        Ok(())
+    }
+}
+
+fn app_of(path: &Path) -> Option<AppId> {
+    if path.extension()? != "json" {
+        return None;
+    }
+    path.file_stem()?.to_str()?.parse().ok()
+}

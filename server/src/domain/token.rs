@@ -207,3 +207,159 @@ fn mac(app: &App, key: &hmac::Key, body: &[u8]) -> hmac::Tag {
     context.update(body);
     context.sign()
 }
+
+#[cfg(test)]
+mod tests {
+    use latchkey_crds::rendered::{KeyState, RenderedApp, SigningAlgorithm};
+    use serde_json::Value;
+    use time::macros::datetime;
+
+    use super::*;
+    use crate::{
+        domain::{clock::Clock, email::Email, session::Amr, user::Epoch},
+        fixtures,
+    };
+
+    const NOW: OffsetDateTime = datetime!(2030-01-02 03:04:05 UTC);
+
+    struct Fixed(OffsetDateTime);
+
+    impl Clock for Fixed {
+        fn now(&self) -> OffsetDateTime {
+            self.0
+        }
+    }
+
+    fn env() -> Env {
+        Env { clock: Box::new(Fixed(NOW)), ..Env::system() }
+    }
+
+    fn user(verified: bool) -> User {
+        User {
+            id: UserId(Uuid::from_u128(7)),
+            email: Some(Email::parse("ada@example.com").unwrap()),
+            email_verified: verified,
+            pending_email: None,
+            name: "Ada".to_owned(),
+            password_hash: None,
+            contested: false,
+            disabled: false,
+            epoch: Epoch(3),
+            created_at: NOW,
+        }
+    }
+
+    fn session() -> Session {
+        let id = SessionId(Uuid::from_u128(9));
+        Session { id, user: user(true).id, epoch: Epoch(3), generation: 1, amr: Amr::Password, auth_time: NOW }
+    }
+
+    fn claims(token: &str) -> Value {
+        let body = token.split('.').nth(1).unwrap();
+        serde_json::from_slice(&URL_SAFE_NO_PAD.decode(body).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn an_access_token_is_read_back_until_it_expires_and_only_by_its_app() {
+        for algorithm in [SigningAlgorithm::ES256, SigningAlgorithm::EdDSA, SigningAlgorithm::RS256] {
+            let mut doc = fixtures::rendered("shop");
+            doc.keys.signing = vec![fixtures::signing_key("s4", algorithm, KeyState::Active)];
+            let app = fixtures::app(doc);
+            let tokens = issue(&app, &env(), &user(true), &session()).unwrap();
+            let header = jsonwebtoken::decode_header(&tokens.access_token).unwrap();
+            assert_eq!((header.typ.as_deref(), header.kid.as_deref()), (Some("at+jwt"), Some("s4")));
+
+            let read = verify_access(&app, NOW, &tokens.access_token).unwrap();
+            assert_eq!((read.sub, read.sid), (user(true).id, session().id));
+            let end = NOW + time::Duration::seconds(tokens.expires_in);
+            assert!(verify_access(&app, end - time::Duration::SECOND, &tokens.access_token).is_some());
+            assert!(verify_access(&app, end, &tokens.access_token).is_none());
+            let other = fixtures::app(RenderedApp { keys: app.doc.keys.clone(), ..fixtures::rendered("other") });
+            assert!(verify_access(&other, NOW, &tokens.access_token).is_none(), "another issuer and audience");
+            let stranger = fixtures::app(fixtures::rendered("shop"));
+            assert!(verify_access(&stranger, NOW, &tokens.access_token).is_none(), "other keys");
+        }
+    }
+
+    #[test]
+    fn an_access_token_says_what_the_contract_lists() {
+        let app = fixtures::app(fixtures::rendered("shop"));
+        let tokens = issue(&app, &env(), &user(true), &session()).unwrap();
+        let claims = claims(&tokens.access_token);
+        assert_eq!(claims["iss"], "https://auth.example.com/shop");
+        assert_eq!(claims["aud"], "shop");
+        assert_eq!(claims["client_id"], "shop");
+        assert_eq!(claims["sub"], user(true).id.to_string());
+        assert_eq!(claims["sid"], session().id.to_string());
+        assert_eq!(claims["iat"], NOW.unix_timestamp());
+        assert_eq!(claims["exp"], tokens.expires_at);
+        assert_eq!(claims["email"], "ada@example.com");
+        assert_eq!(claims["email_verified"], true);
+        assert_eq!(claims["name"], "Ada");
+        assert_eq!(claims["auth_time"], NOW.unix_timestamp());
+        assert_eq!(claims["amr"], serde_json::json!(["pwd"]));
+        assert!((855..=900).contains(&tokens.expires_in), "up to 5 % off");
+    }
+
+    #[test]
+    fn an_unverified_address_is_not_in_the_token() {
+        let app = fixtures::app(fixtures::rendered("shop"));
+        let claims = claims(&issue(&app, &env(), &user(false), &session()).unwrap().access_token);
+        assert_eq!(claims.get("email"), None);
+        assert_eq!(claims["email_verified"], false);
+    }
+
+    #[test]
+    fn tokens_of_another_sort_are_refused() {
+        let app = fixtures::app(fixtures::rendered("shop"));
+        let good = issue(&app, &env(), &user(true), &session()).unwrap().access_token;
+        let claims = claims(&good);
+        let key = app.keys.signing();
+        let typed =
+            |typ: &str| Header { typ: Some(typ.to_owned()), kid: Some(key.id.clone()), ..Header::new(key.algorithm) };
+        let encode = |header: &Header| jsonwebtoken::encode(header, &claims, &key.encoding).unwrap();
+        assert!(verify_access(&app, NOW, &encode(&typed("AT+JWT"))).is_some());
+        assert!(verify_access(&app, NOW, &encode(&typed("JWT"))).is_none(), "an ID token is no access token");
+        let unkeyed = Header { kid: None, ..typed(TYP) };
+        assert!(verify_access(&app, NOW, &encode(&unkeyed)).is_none());
+        let secret = jsonwebtoken::EncodingKey::from_secret(app.id().as_str().as_bytes());
+        let hmac = Header {
+            typ: Some(TYP.to_owned()),
+            kid: Some(key.id.clone()),
+            ..Header::new(jsonwebtoken::Algorithm::HS256)
+        };
+        assert!(verify_access(&app, NOW, &jsonwebtoken::encode(&hmac, &claims, &secret).unwrap()).is_none());
+        for bad in ["", "x", "a.b.c", &good[..good.len() - 2]] {
+            assert!(verify_access(&app, NOW, bad).is_none());
+        }
+    }
+
+    #[test]
+    fn a_refresh_token_is_read_back_by_its_app_alone() {
+        let app = fixtures::app(fixtures::rendered("shop"));
+        let token = RefreshToken::of(&session());
+        let text = token.seal(&app);
+        assert!(text.starts_with(REFRESH_PREFIX));
+        assert_eq!(token.seal(&app), text, "one text for one generation");
+        assert_eq!(RefreshToken::open(&app, &text), Ok(token));
+        let other = fixtures::app(RenderedApp { keys: app.doc.keys.clone(), ..fixtures::rendered("other") });
+        assert_eq!(RefreshToken::open(&other, &text), Err(BadRefreshToken::Invalid));
+        for at in 4..text.len() {
+            let mut changed = text.clone().into_bytes();
+            changed[at] = if changed[at] == b'A' { b'B' } else { b'A' };
+            assert!(RefreshToken::open(&app, std::str::from_utf8(&changed).unwrap()).is_err(), "symbol {at}");
+        }
+    }
+
+    #[test]
+    fn a_refresh_token_outlives_a_rotation_and_waits_for_a_newer_key() {
+        let old = fixtures::rendered("shop");
+        let mut new = old.clone();
+        new.keys.hmac =
+            vec![fixtures::hmac_key("h1", 1, KeyState::Retired), fixtures::hmac_key("h2", 2, KeyState::Active)];
+        let (old, new) = (fixtures::app(old), fixtures::app(new));
+        let token = RefreshToken::of(&session());
+        assert_eq!(RefreshToken::open(&new, &token.seal(&old)), Ok(token));
+        assert_eq!(RefreshToken::open(&old, &token.seal(&new)), Err(BadRefreshToken::UnknownKey));
+    }
+}

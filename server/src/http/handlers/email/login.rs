@@ -1,6 +1,5 @@
 //! `POST /v1/{APPID}/email/login`.
 
-use latchkey_crds::rendered::EnumerationProtection;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -80,13 +79,9 @@ fn problem(app: &App, error: LogInError) -> Problem {
     match error {
         LogInError::InvalidCredentials => invalid_credentials(app),
         LogInError::Disabled => Problem::new(ErrorCode::UserDisabled, "the user is disabled"),
-        LogInError::EmailNotVerified => match app.doc.enumeration_protection {
-            // Register followed by login would else tell whether the address was known.
-            EnumerationProtection::Strict => invalid_credentials(app),
-            EnumerationProtection::Off => {
-                Problem::new(ErrorCode::EmailNotVerified, "the address must be verified before the first login")
-            }
-        },
+        LogInError::EmailNotVerified => {
+            Problem::new(ErrorCode::EmailNotVerified, "the address must be verified before the first login")
+        }
         LogInError::Trouble(trouble) => trouble.into(),
     }
 }

@@ -1,0 +1,73 @@
+# The one entry for every task; CI calls the same targets.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+# Queries are checked against .sqlx; only `make generate` asks a database.
+export SQLX_OFFLINE := true
+
+CARGO ?= cargo
+# Always the whole workspace: one set of features, so nothing is built twice.
+BUILD := $(CARGO) build --workspace
+BIN := $(or $(CARGO_TARGET_DIR),target)/debug
+# What `make generate` writes.
+GENERATED := .sqlx crds/yaml docs/openapi.json
+DENY_VERSION := 0.20.2
+DENY := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/latchkey/cargo-deny-$(DENY_VERSION)/bin/cargo-deny
+
+.PHONY: help
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: run
+run: ## Start the whole service here, with Postgres, Redis and an inbox page (MANIFESTS=dir, PUBLIC_ADDR=…)
+	@scripts/need cc postgres redis curl
+	@echo "Building …"
+	@$(BUILD) --bins
+	@exec setpriv --pdeathsig TERM -- $(BIN)/latchkey-dev
+
+.PHONY: build
+build: ## Build the programs
+	$(BUILD) --bins
+
+.PHONY: test
+test: ## Run every test, against real Postgres, Redis and SMTP (ARGS=… goes to the test programs)
+	@scripts/need cc postgres redis
+	$(BUILD) --bins
+	@scripts/test $(if $(ARGS),-- $(ARGS))
+
+.PHONY: check
+check: ## Check format, lints, dependencies, generated files, and run the tests that need no process
+	$(CARGO) fmt --all --check
+	@scripts/need cc cargo-deny=$(DENY_VERSION)
+	$(DENY) --config .deny.toml check bans licenses sources
+	@$(MAKE) --no-print-directory generate
+	@scripts/unchanged $(GENERATED)
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(CARGO) test --workspace --lib --bins $(patsubst crds/tests/%.rs,--test %,$(wildcard crds/tests/*.rs))
+
+.PHONY: advisories
+advisories: ## Ask whether a dependency has a known weakness (needs the network)
+	@scripts/need cc cargo-deny=$(DENY_VERSION)
+	$(DENY) --config .deny.toml check advisories
+
+.PHONY: generate
+generate: ## Write the CRD YAML, the metadata of the SQL queries and the OpenAPI document
+	@scripts/need cc postgres
+	$(BUILD) --bin crdgen --bin latchkey-dev
+	@mkdir -p crds/yaml docs
+	$(BIN)/crdgen crds/yaml
+	$(BIN)/latchkey-dev sqlx
+	$(BUILD) --bin latchkey-server
+	@$(BIN)/latchkey-server openapi > docs/openapi.json.new && mv docs/openapi.json.new docs/openapi.json
+
+.PHONY: bench
+bench: ## Measure password logins against the bare argon2 rate of the same cores
+	@scripts/need cc postgres redis
+	$(BUILD) --release --bins
+	@exec setpriv --pdeathsig TERM -- $(or $(CARGO_TARGET_DIR),target)/release/latchkey-bench $(ARGS)
+
+.PHONY: tools
+tools: ## Install what the other targets need
+	@scripts/need cc postgres redis curl cargo-deny=$(DENY_VERSION)

@@ -1,0 +1,135 @@
+//! The command line; each flag is also an environment variable `LATCHKEY_…`.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use ipnet::IpNet;
+use latchkey_crds::types::IssuerUrl;
+use uuid::Uuid;
+
+/// The login API of Latchkey.
+#[derive(Debug, Parser)]
+#[command(name = "latchkey-server", version, max_term_width = 100)]
+pub struct Arguments {
+    /// Without a command: serve.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    #[command(flatten)]
+    pub serve: Serve,
+    #[command(flatten)]
+    pub database: Database,
+    #[command(flatten)]
+    pub log: Log,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Bring the schema of the database up to what this version needs; safe to run twice, and at once.
+    Migrate,
+    /// Look at mails that could not be delivered.
+    Outbox {
+        #[command(subcommand)]
+        command: Outbox,
+    },
+    /// Print the OpenAPI document.
+    Openapi,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Outbox {
+    /// List dead letters, one a line.
+    List,
+    /// Send one again.
+    Retry {
+        /// As listed.
+        id: Uuid,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct Database {
+    /// File with the URL of the Postgres database; re-read when a connection is made. TLS by `sslmode` and `sslrootcert`.
+    #[arg(long, env = "LATCHKEY_DATABASE_URL_FILE", global = true)]
+    pub database_url_file: Option<PathBuf>,
+    /// The URL itself; only by environment, since command lines are seen by all.
+    #[arg(skip = std::env::var("LATCHKEY_DATABASE_URL").ok())]
+    pub database_url: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct Log {
+    /// What is logged, in the syntax of tracing's EnvFilter.
+    #[arg(long, env = "LATCHKEY_LOG", default_value = "info", global = true)]
+    pub log: String,
+    #[arg(long, env = "LATCHKEY_LOG_FORMAT", value_enum, default_value_t = LogFormat::Json, global = true)]
+    pub log_format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    Json,
+    Text,
+}
+
+#[derive(Debug, Args)]
+pub struct Serve {
+    /// Directory of rendered Apps, `<appID>.json` each; watched for changes.
+    #[arg(long, env = "LATCHKEY_CONFIG_DIR")]
+    pub config_dir: Option<PathBuf>,
+    /// The API for users and their apps.
+    #[arg(long, env = "LATCHKEY_PUBLIC_ADDR", default_value = "0.0.0.0:8080")]
+    pub public_addr: SocketAddr,
+    /// The API for in-cluster callers; never to be routed from outside.
+    #[arg(long, env = "LATCHKEY_ADMIN_ADDR", default_value = "0.0.0.0:8081")]
+    pub admin_addr: SocketAddr,
+    /// Liveness, readiness, metrics, revisions.
+    #[arg(long, env = "LATCHKEY_OPS_ADDR", default_value = "0.0.0.0:9090")]
+    pub ops_addr: SocketAddr,
+    /// Where the public API is reached from outside, without a slash at the end.
+    #[arg(long, env = "LATCHKEY_BASE_URL")]
+    pub base_url: Option<IssuerUrl>,
+    /// File with the URL of Redis, `redis://` or `rediss://`.
+    #[arg(long, env = "LATCHKEY_REDIS_URL_FILE")]
+    pub redis_url_file: Option<PathBuf>,
+    /// The URL itself; only by environment.
+    #[arg(skip = std::env::var("LATCHKEY_REDIS_URL").ok())]
+    pub redis_url: Option<String>,
+    /// File that describes the install's own mail relay: `host`, `port`, `tls` (starttls, implicit or none), `from` and,
+    /// where it wants a login, `username` and `password`; JSON. Apps without a relay of their own send through it.
+    #[arg(long, env = "LATCHKEY_SMTP_FILE")]
+    pub smtp_file: Option<PathBuf>,
+    /// Networks of the proxies whose X-Forwarded-For is believed, comma-separated.
+    #[arg(long, env = "LATCHKEY_TRUSTED_PROXIES", value_delimiter = ',')]
+    pub trusted_proxies: Vec<IpNet>,
+    /// Private networks that Apps' mail relays may be in, comma-separated.
+    #[arg(long, env = "LATCHKEY_PRIVATE_CIDRS", value_delimiter = ',')]
+    pub private_cidrs: Vec<IpNet>,
+    /// File with ceilings for the limits of Apps: a map from a limit's name to windows, JSON.
+    #[arg(long, env = "LATCHKEY_LIMIT_CEILINGS")]
+    pub limit_ceilings: Option<PathBuf>,
+    /// For development on one machine: mail relays on loopback and on any port.
+    #[arg(long, env = "LATCHKEY_ALLOW_INSECURE")]
+    pub allow_insecure: bool,
+    /// The pod's UID, by which the operator knows it; a random one where there is none.
+    #[arg(long, env = "LATCHKEY_POD_UID")]
+    pub pod_uid: Option<String>,
+    /// Seconds for which new connections are still taken after SIGTERM, while load balancers catch up.
+    #[arg(long, env = "LATCHKEY_DRAIN_SECONDS", default_value = "5", value_parser = seconds)]
+    pub drain_seconds: Duration,
+}
+
+fn seconds(text: &str) -> Result<Duration, std::num::ParseIntError> {
+    text.parse().map(Duration::from_secs)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Arguments::command().debug_assert();
+    }
+}

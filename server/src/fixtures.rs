@@ -1,0 +1,94 @@
+//! Rendered Apps for tests beside the code.
+
+use std::collections::BTreeMap;
+
+use aws_lc_rs::{
+    encoding::AsDer,
+    rand::SystemRandom,
+    signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, Ed25519KeyPair},
+};
+use base64::{Engine, engine::general_purpose::STANDARD};
+use latchkey_crds::rendered::{
+    AppState, BrowserBinding, CallbackMode, EnumerationProtection, FORMAT, HmacKey, KeyState, LimitName,
+    PasswordPolicy, RenderedApp, RenderedKeys, RenderedMail, RenderedSmtp, RenderedTokens, Revision, SecretString,
+    SignUp, SigningAlgorithm, SigningKey,
+};
+
+use crate::domain::app::App;
+
+/// An App with every default.
+pub(crate) fn rendered(id: &str) -> RenderedApp {
+    RenderedApp {
+        format: FORMAT,
+        app_id: id.parse().unwrap(),
+        namespace: "shop".to_owned(),
+        name: id.to_owned(),
+        state: AppState::Serving,
+        issuer: format!("https://auth.example.com/{id}").parse().unwrap(),
+        display_name: "The Shop".to_owned(),
+        redirect_urls: Vec::new(),
+        allowed_origins: vec!["https://shop.example.com".parse().unwrap()],
+        sign_up: SignUp::Open,
+        allowed_email_domains: Vec::new(),
+        require_verified_email: false,
+        enumeration_protection: EnumerationProtection::Strict,
+        allow_users_without_email: false,
+        browser_binding: BrowserBinding::Auto,
+        callback_mode: CallbackMode::Query,
+        password: PasswordPolicy { minimum_length: 8, minimum_strength: 2 },
+        mail: RenderedMail {
+            from: None,
+            confirm_url: None,
+            reset_url: None,
+            confirm_code_lifetime_seconds: 86_400,
+            reset_code_lifetime_seconds: 1800,
+            templates: BTreeMap::new(),
+            smtp: RenderedSmtp::Install,
+        },
+        tokens: RenderedTokens {
+            signing_algorithm: SigningAlgorithm::ES256,
+            access_lifetime_seconds: 900,
+            refresh_idle_seconds: 2_592_000,
+            session_lifetime_seconds: 7_776_000,
+            refresh_grace_seconds: 30,
+            audiences: vec![id.to_owned()],
+        },
+        limits: LimitName::ALL.into_iter().map(|limit| (limit, limit.default_windows())).collect(),
+        administrators: Vec::new(),
+        unverified_retention_days: 30,
+        audit_retention_days: 365,
+        providers: Vec::new(),
+        keys: RenderedKeys {
+            signing: vec![signing_key("s1", SigningAlgorithm::ES256, KeyState::Active)],
+            hmac: vec![hmac_key("h1", 1, KeyState::Active)],
+        },
+    }
+}
+
+pub(crate) fn app(doc: RenderedApp) -> App {
+    let revision = Revision::of(&doc.to_bytes());
+    App::new(doc, revision).unwrap()
+}
+
+/// A new key of ES256 or EdDSA.
+pub(crate) fn signing_key(id: &str, algorithm: SigningAlgorithm, state: KeyState) -> SigningKey {
+    let random = SystemRandom::new();
+    let der = match algorithm {
+        SigningAlgorithm::ES256 => {
+            EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &random).unwrap().as_ref().to_vec()
+        }
+        SigningAlgorithm::EdDSA => Ed25519KeyPair::generate_pkcs8v1(&random).unwrap().as_ref().to_vec(),
+        SigningAlgorithm::RS256 => {
+            let pair = aws_lc_rs::rsa::KeyPair::generate(aws_lc_rs::rsa::KeySize::Rsa2048).unwrap();
+            let der: aws_lc_rs::encoding::Pkcs8V1Der<'_> = pair.as_der().unwrap();
+            der.as_ref().to_vec()
+        }
+    };
+    let body = STANDARD.encode(der);
+    let private_key = SecretString::new(format!("-----BEGIN PRIVATE KEY-----\n{body}\n-----END PRIVATE KEY-----\n"));
+    SigningKey { id: id.to_owned(), state, algorithm, private_key }
+}
+
+pub(crate) fn hmac_key(id: &str, fill: u8, state: KeyState) -> HmacKey {
+    HmacKey { id: id.to_owned(), state, secret: SecretString::new(STANDARD.encode([fill; 32])) }
+}

@@ -1,0 +1,140 @@
+//! Argon2id with memory that is allocated once and reused.
+
+use argon2::{
+    Algorithm, Argon2, Block, Params, Version,
+    password_hash::phc::{Ident, Output, PasswordHash as Phc, Salt},
+};
+use aws_lc_rs::constant_time::verify_slices_are_equal;
+
+use crate::domain::password::{Password, PasswordHash};
+
+/// m = 19 MiB, t = 2, p = 1: the first choice of the OWASP Password Storage Cheat Sheet.
+const PARAMS: Params = Params::DEFAULT;
+const OUTPUT: usize = Params::DEFAULT_OUTPUT_LEN;
+/// The most memory that a stored hash may ask for, in KiB; what asks for more is never right.
+const MAX_M_COST: u32 = 64 * 1024;
+const MAX_T_COST: u32 = 16;
+
+/// One thread's argon2.
+pub(super) struct Engine {
+    memory: Vec<Block>,
+}
+
+/// Whether a new hash would be made otherwise: another function, version or other parameters.
+pub(super) fn is_outdated(hash: &PasswordHash) -> bool {
+    let current = || {
+        let phc = Phc::new(hash.expose()).ok()?;
+        let params = Params::try_from(&phc.params).ok()?;
+        let same = phc.algorithm.as_str() == "argon2id"
+            && phc.version == Some(Version::V0x13.into())
+            && (params.m_cost(), params.t_cost(), params.p_cost())
+                == (PARAMS.m_cost(), PARAMS.t_cost(), PARAMS.p_cost());
+        same.then_some(())
+    };
+    current().is_none()
+}
+
+// === impl Engine ===
+
+impl Engine {
+    pub(super) fn new() -> Self {
+        Self { memory: vec![Block::new(); PARAMS.block_count()] }
+    }
+
+    pub(super) fn hash(&mut self, password: &Password, salt: &[u8; 16]) -> PasswordHash {
+        let output = self.run(Algorithm::Argon2id, Version::V0x13, &PARAMS, password, salt, OUTPUT);
+        let phc = output.and_then(|output| {
+            Some(Phc {
+                algorithm: Ident::new("argon2id").ok()?,
+                version: Some(Version::V0x13.into()),
+                params: (&PARAMS).try_into().ok()?,
+                salt: Some(Salt::new(salt).ok()?),
+                hash: Some(Output::new(&output).ok()?),
+            })
+        });
+        PasswordHash::new(phc.expect("fixed parameters are valid").to_string())
+    }
+
+    /// Whether the password is that of the hash; a hash that cannot be read or asks for too much is nobody's.
+    pub(super) fn verify(&mut self, password: &Password, hash: &PasswordHash) -> bool {
+        let mut check = || -> Option<()> {
+            let phc = Phc::new(hash.expose()).ok()?;
+            let algorithm = Algorithm::try_from(phc.algorithm.as_str()).ok()?;
+            let version = phc.version.map_or(Ok(Version::V0x13), Version::try_from).ok()?;
+            let params = Params::try_from(&phc).ok()?;
+            if params.m_cost() > MAX_M_COST || params.t_cost() > MAX_T_COST {
+                return None;
+            }
+            let (salt, expected) = (phc.salt?, phc.hash?);
+            let output = self.run(algorithm, version, &params, password, &salt, expected.len())?;
+            verify_slices_are_equal(&output, expected.as_bytes()).ok()
+        };
+        check().is_some()
+    }
+
+    fn run(
+        &mut self,
+        algorithm: Algorithm,
+        version: Version,
+        params: &Params,
+        password: &Password,
+        salt: &[u8],
+        length: usize,
+    ) -> Option<Vec<u8>> {
+        let blocks = params.block_count();
+        if self.memory.len() < blocks {
+            self.memory.resize(blocks, Block::new());
+        }
+        let mut output = vec![0; length];
+        Argon2::new(algorithm, version, params.clone())
+            .hash_password_into_with_memory(password.expose().as_bytes(), salt, &mut output, &mut self.memory[..blocks])
+            .ok()?;
+        // A foreign hash's larger memory is not kept.
+        let usual = PARAMS.block_count();
+        if self.memory.len() > usual {
+            self.memory.truncate(usual);
+            self.memory.shrink_to_fit();
+        }
+        Some(output)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hash_is_that_of_its_password_alone() {
+        let mut engine = Engine::new();
+        let hash = engine.hash(&Password::new("correct horse"), &[7; 16]);
+        assert!(hash.expose().starts_with("$argon2id$v=19$m=19456,t=2,p=1$"));
+        assert!(engine.verify(&Password::new("correct horse"), &hash));
+        assert!(!engine.verify(&Password::new("Correct horse"), &hash));
+        assert!(!engine.verify(&Password::new(""), &hash));
+    }
+
+    #[test]
+    fn a_hash_of_other_parameters_is_outdated() {
+        let hash = Engine::new().hash(&Password::new("x"), &[7; 16]);
+        assert!(!is_outdated(&hash));
+        for (from, to) in [("t=2", "t=1"), ("m=19456", "m=8192"), ("argon2id", "argon2i"), ("v=19", "v=16")] {
+            assert!(is_outdated(&PasswordHash::new(hash.expose().replace(from, to))), "{to}");
+        }
+    }
+
+    #[test]
+    fn another_implementation_agrees() {
+        use argon2::{PasswordVerifier, password_hash::phc};
+        let hash = Engine::new().hash(&Password::new("correct horse"), &[9; 16]);
+        let phc = phc::PasswordHash::new(hash.expose()).unwrap();
+        assert!(Argon2::default().verify_password(b"correct horse", &phc).is_ok());
+    }
+
+    #[test]
+    fn a_hash_that_asks_for_too_much_or_is_none_is_nobodys() {
+        let mut engine = Engine::new();
+        for bad in ["", "x", "$argon2id$v=19$m=9999999,t=2,p=1$BwcHBwcHBwc$AAAA", "$2b$10$abcdefghijklmnopqrstuv"] {
+            assert!(!engine.verify(&Password::new("x"), &PasswordHash::new(bad)), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! Logs: structured, one JSON object a line on standard error. What must not be logged has types that do not print.
+
+use tracing_subscriber::EnvFilter;
+
+use crate::args::{Log, LogFormat};
+
+/// The filter does not parse.
+#[derive(Debug, thiserror::Error)]
+#[error("--log is not a filter such as info or latchkey_server=debug,info")]
+pub struct BadFilter(#[from] tracing_subscriber::filter::ParseError);
+
+pub fn install(log: &Log) -> Result<(), BadFilter> {
+    let filter = EnvFilter::try_new(&log.log)?;
+    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match log.log_format {
+        LogFormat::Json => subscriber.json().flatten_event(true).with_current_span(true).with_span_list(false).init(),
+        LogFormat::Text => subscriber.with_target(false).init(),
+    }
+    Ok(())
+}

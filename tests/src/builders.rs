@@ -1,0 +1,162 @@
+//! Manifests as people write them, for tests: an App of its own for each, with what the test wants to be different.
+
+use serde_json::{Map, Value, json};
+
+use crate::smtp::{Security, Smtp};
+
+/// An App's manifest, with the Secret of its relay where it has one.
+#[derive(Clone, Debug)]
+pub struct App {
+    id: String,
+    spec: Map<String, Value>,
+    smtp: Option<Relay>,
+}
+
+/// The keys of an SMTP Secret.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Relay {
+    pub host: String,
+    pub port: u16,
+    /// `none`, `starttls` or `implicit`.
+    pub tls: &'static str,
+    pub login: Option<(String, String)>,
+}
+
+// === impl App ===
+
+impl App {
+    /// An App whose id begins with `prefix` and is no other test's.
+    pub fn new(prefix: &str) -> Self {
+        Self::with_id(&format!("{prefix}-{:010x}", rand::random::<u64>() >> 24))
+    }
+
+    /// An App of that very id.
+    pub fn with_id(id: &str) -> Self {
+        let spec = json!({
+            "displayName": "The Shop",
+            "mail": { "from": format!("The Shop <hello@{id}.test>") },
+        });
+        let Value::Object(spec) = spec else { unreachable!("an object is written above") };
+        Self { id: id.to_owned(), spec, smtp: None }
+    }
+
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Sets a field of the spec: `set("/tokens/accessLifetimeSeconds", 60)`. What is on the way is made.
+    pub fn set(mut self, pointer: &str, value: impl Into<Value>) -> Self {
+        let mut names: Vec<&str> = pointer.trim_start_matches('/').split('/').collect();
+        let last = names.pop().expect("a pointer names a field");
+        let mut at = &mut self.spec;
+        for name in names {
+            let entry = at.entry(name).or_insert_with(|| json!({}));
+            at = entry.as_object_mut().unwrap_or_else(|| panic!("{name} in {pointer} is no object"));
+        }
+        at.insert(last.to_owned(), value.into());
+        self
+    }
+
+    /// One limit of the contract's section 7, as `(count, windowSeconds)`.
+    pub fn limit(self, name: &str, windows: &[(u32, u32)]) -> Self {
+        let windows: Vec<Value> =
+            windows.iter().map(|(count, seconds)| json!({ "count": count, "windowSeconds": seconds })).collect();
+        self.set(&format!("/limits/{name}"), windows)
+    }
+
+    /// Sends its mail over a relay of its own.
+    pub fn relay(mut self, relay: Relay) -> Self {
+        let name = format!("{}-smtp", self.id);
+        self.smtp = Some(relay);
+        self.set("/mail/smtpSecretRef", json!({ "name": name }))
+    }
+
+    /// The manifest and its Secret, as a YAML stream.
+    pub fn manifest(&self) -> String {
+        let mut objects = vec![json!({
+            "apiVersion": "latchkey.dev/v1alpha1",
+            "kind": "App",
+            "metadata": { "name": self.id, "namespace": "tests" },
+            "spec": self.spec,
+        })];
+        if let Some(relay) = &self.smtp {
+            let mut data = json!({ "host": relay.host, "port": relay.port.to_string(), "tls": relay.tls });
+            if let Some((name, password)) = &relay.login {
+                data["username"] = json!(name);
+                data["password"] = json!(password);
+            }
+            objects.push(json!({
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": { "name": format!("{}-smtp", self.id), "namespace": "tests" },
+                "stringData": data,
+            }));
+        }
+        let documents: Vec<String> =
+            objects.iter().map(|object| serde_yaml::to_string(object).expect("JSON is YAML")).collect();
+        documents.join("---\n")
+    }
+}
+
+// === impl Relay ===
+
+impl Relay {
+    /// The way to that server.
+    pub fn to(smtp: &Smtp) -> Self {
+        let tls = match smtp.security() {
+            Security::None => "none",
+            Security::StartTls => "starttls",
+            Security::Implicit => "implicit",
+        };
+        // By name where a certificate is checked.
+        let host = if smtp.ca().is_some() { "localhost".to_owned() } else { smtp.addr().ip().to_string() };
+        Self { host, port: smtp.addr().port(), tls, login: smtp.login().cloned() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_manifest_is_what_people_write() {
+        let app = App::with_id("shop").set("/tokens/accessLifetimeSeconds", 60).limit("loginsPerClient", &[(9, 60)]);
+        let relay = Relay {
+            host: "127.0.0.1".to_owned(),
+            port: 2525,
+            tls: "none",
+            login: Some(("ada".to_owned(), "secret".to_owned())),
+        };
+        insta::assert_snapshot!(app.relay(relay).manifest(), @r"
+        apiVersion: latchkey.dev/v1alpha1
+        kind: App
+        metadata:
+          name: shop
+          namespace: tests
+        spec:
+          displayName: The Shop
+          limits:
+            loginsPerClient:
+            - count: 9
+              windowSeconds: 60
+          mail:
+            from: The Shop <hello@shop.test>
+            smtpSecretRef:
+              name: shop-smtp
+          tokens:
+            accessLifetimeSeconds: 60
+        ---
+        apiVersion: v1
+        kind: Secret
+        metadata:
+          name: shop-smtp
+          namespace: tests
+        stringData:
+          host: 127.0.0.1
+          password: secret
+          port: '2525'
+          tls: none
+          username: ada
+        ");
+    }
+}

@@ -1,0 +1,247 @@
+//! The inbox of `make run`: a page that shows mails as they come, and the same as JSON for a shell.
+
+use std::{
+    convert::Infallible,
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures::stream;
+use http::{HeaderValue, Method, Request, Response, StatusCode, header, uri::Authority};
+use http_body_util::{BodyExt, Full, StreamBody, combinators::BoxBody};
+use hyper::{
+    body::{Frame, Incoming},
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use serde_json::json;
+use tokio::task::JoinHandle;
+use url::form_urlencoded;
+
+use crate::{
+    mail::{Mail, Mailbox},
+    smtp::listen,
+};
+
+const PAGE: &str = include_str!("inbox/page.html");
+/// The longest that `wait` may ask for, in seconds.
+const LONGEST_WAIT: u64 = 300;
+/// A comment this often keeps the stream of a page open, and shows when the page is gone.
+const HEARTBEAT: Duration = Duration::from_secs(15);
+/// What a mail's HTML may do in its frame: nothing but look good; links open in a new tab.
+const MAIL_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; \
+                           sandbox allow-popups allow-popups-to-escape-sandbox";
+
+/// A running inbox page. It ends when this value is dropped.
+pub struct Inbox {
+    addr: SocketAddr,
+    accepting: JoinHandle<()>,
+}
+
+type Body = BoxBody<Bytes, Infallible>;
+
+/// The paths that there are.
+enum Route {
+    Page,
+    Events,
+    Messages,
+    Latest,
+    Message(u64),
+    Html(u64),
+}
+
+// === impl Inbox ===
+
+impl Inbox {
+    pub fn start(addr: SocketAddr, mails: Mailbox) -> io::Result<Self> {
+        let listener = listen(addr)?;
+        let addr = listener.local_addr()?;
+        let accepting = tokio::spawn(async move {
+            loop {
+                let Ok((stream, _)) = listener.accept().await else { continue };
+                let mails = mails.clone();
+                tokio::spawn(async move {
+                    let service = service_fn(move |request| {
+                        let mails = mails.clone();
+                        async move { Ok::<_, Infallible>(answer(&request, &mails).await) }
+                    });
+                    // A browser that goes away in the middle is no fault.
+                    drop(
+                        http1::Builder::new()
+                            .timer(TokioTimer::new())
+                            .header_read_timeout(Duration::from_secs(10))
+                            .serve_connection(TokioIo::new(stream), service)
+                            .await,
+                    );
+                });
+            }
+        });
+        Ok(Self { addr, accepting })
+    }
+
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+}
+
+impl Drop for Inbox {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+async fn answer(request: &Request<Incoming>, mails: &Mailbox) -> Response<Body> {
+    if !host_is_ours(request) {
+        return text(StatusCode::MISDIRECTED_REQUEST, "call the inbox by its IP address or as localhost\n");
+    }
+    let Some(route) = route(request.uri().path()) else { return text(StatusCode::NOT_FOUND, "not found\n") };
+    match (request.method(), route) {
+        (&Method::GET | &Method::HEAD, Route::Page) => page(),
+        (&Method::GET, Route::Events) => events(mails),
+        (&Method::GET | &Method::HEAD, Route::Messages) => {
+            let query = Query::parse(request);
+            let fitting: Vec<_> = mails.all().into_iter().rev().filter(|mail| query.fits(mail)).collect();
+            json(StatusCode::OK, &json!({ "messages": fitting }))
+        }
+        (&Method::DELETE, Route::Messages) => {
+            mails.clear();
+            json(StatusCode::OK, &json!({}))
+        }
+        (&Method::GET, Route::Latest) => {
+            let query = Query::parse(request);
+            match mails.find(|mail| query.fits(mail), query.wait).await {
+                Some(mail) => json(StatusCode::OK, &*mail),
+                None => json(StatusCode::NOT_FOUND, &json!({ "error": "no such mail has come" })),
+            }
+        }
+        (&Method::GET | &Method::HEAD, Route::Message(id)) => match mails.get(id) {
+            Some(mail) => json(StatusCode::OK, &*mail),
+            None => json(StatusCode::NOT_FOUND, &json!({ "error": "no such mail" })),
+        },
+        (&Method::GET | &Method::HEAD, Route::Html(id)) => match mails.get(id) {
+            Some(mail) => html_of(&mail),
+            None => text(StatusCode::NOT_FOUND, "no such mail\n"),
+        },
+        _ => text(StatusCode::METHOD_NOT_ALLOWED, "method not allowed\n"),
+    }
+}
+
+fn route(path: &str) -> Option<Route> {
+    Some(match path {
+        "/" => Route::Page,
+        "/api/events" => Route::Events,
+        "/api/messages" => Route::Messages,
+        "/api/messages/latest" => Route::Latest,
+        other => {
+            let rest = other.strip_prefix("/api/messages/")?;
+            match rest.strip_suffix("/html") {
+                Some(id) => Route::Html(id.parse().ok()?),
+                None => Route::Message(rest.parse().ok()?),
+            }
+        }
+    })
+}
+
+/// A page of somebody else's whose name was made to lead here (DNS rebinding) still sends that name.
+fn host_is_ours(request: &Request<Incoming>) -> bool {
+    let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
+    host.and_then(|host| host.parse::<Authority>().ok()).is_some_and(|authority| {
+        let host = authority.host();
+        host.eq_ignore_ascii_case("localhost") || host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok()
+    })
+}
+
+/// The query of a listing: `to`, `after` (an id) and `wait` (seconds).
+struct Query {
+    to: Option<String>,
+    after: u64,
+    wait: Duration,
+}
+
+impl Query {
+    fn parse(request: &Request<Incoming>) -> Self {
+        let mut this = Self { to: None, after: 0, wait: Duration::ZERO };
+        for (name, value) in form_urlencoded::parse(request.uri().query().unwrap_or_default().as_bytes()) {
+            match &*name {
+                "to" => this.to = Some(value.into_owned()),
+                "after" => this.after = value.parse().unwrap_or(0),
+                "wait" => this.wait = Duration::from_secs(value.parse().unwrap_or(0).min(LONGEST_WAIT)),
+                _ => {}
+            }
+        }
+        this
+    }
+
+    fn fits(&self, mail: &Mail) -> bool {
+        mail.id > self.after && self.to.as_ref().is_none_or(|to| mail.is_to(to))
+    }
+}
+
+fn page() -> Response<Body> {
+    let nonce = format!("{:032x}", rand::random::<u128>());
+    let mut response = whole(StatusCode::OK, "text/html; charset=utf-8", PAGE.replace("{nonce}", &nonce));
+    let policy = format!(
+        "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; \
+         frame-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    );
+    set(&mut response, header::CONTENT_SECURITY_POLICY, &policy);
+    response
+}
+
+/// Server-sent events: one at once, and one whenever the box changes. The page then asks for the list.
+fn events(mails: &Mailbox) -> Response<Body> {
+    let frames = stream::unfold((mails.watch(), true), |(mut changes, first)| async move {
+        let event = if first {
+            Bytes::from_static(b"retry: 500\ndata: changed\n\n")
+        } else {
+            match tokio::time::timeout(HEARTBEAT, changes.changed()).await {
+                Ok(Ok(())) => Bytes::from_static(b"data: changed\n\n"),
+                Ok(Err(_)) => return None,
+                Err(_) => Bytes::from_static(b": still here\n\n"),
+            }
+        };
+        changes.borrow_and_update();
+        Some((Ok::<_, Infallible>(Frame::data(event)), (changes, false)))
+    });
+    let mut response = Response::new(BodyExt::boxed(StreamBody::new(frames)));
+    set(&mut response, header::CONTENT_TYPE, "text/event-stream");
+    set(&mut response, header::CACHE_CONTROL, "no-store");
+    response
+}
+
+fn html_of(mail: &Arc<Mail>) -> Response<Body> {
+    // Links leave the frame, which could not show where they lead.
+    let html = format!("<base target=\"_blank\">{}", mail.html);
+    let mut response = whole(StatusCode::OK, "text/html; charset=utf-8", html);
+    set(&mut response, header::CONTENT_SECURITY_POLICY, MAIL_POLICY);
+    response
+}
+
+fn json(status: StatusCode, value: &impl serde::Serialize) -> Response<Body> {
+    let mut text = serde_json::to_string(value).expect("mails are JSON");
+    text.push('\n');
+    whole(status, "application/json", text)
+}
+
+fn text(status: StatusCode, text: &str) -> Response<Body> {
+    whole(status, "text/plain; charset=utf-8", text.to_owned())
+}
+
+fn whole(status: StatusCode, content_type: &str, content: String) -> Response<Body> {
+    let mut response = Response::new(Full::new(Bytes::from(content)).boxed());
+    *response.status_mut() = status;
+    set(&mut response, header::CONTENT_TYPE, content_type);
+    set(&mut response, header::CACHE_CONTROL, "no-store");
+    set(&mut response, header::X_CONTENT_TYPE_OPTIONS, "nosniff");
+    set(&mut response, header::REFERRER_POLICY, "no-referrer");
+    response
+}
+
+fn set(response: &mut Response<Body>, name: header::HeaderName, value: &str) {
+    let value = HeaderValue::from_str(value).expect("header values of ours are ASCII");
+    response.headers_mut().insert(name, value);
+}

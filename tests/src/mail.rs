@@ -1,0 +1,270 @@
+//! Mails as a recipient sees them, and the box they arrive in.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::{Context, Result};
+use mailparse::{MailHeaderMap, ParsedMail};
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+use crate::process;
+
+/// So many mails are kept; older ones go.
+const KEPT: usize = 500;
+/// The letters of a code: Crockford's base32 (contract, 2).
+const CODE_SYMBOLS: &str = "0123456789ABCDEFGHJKMNPQRSTVWXYZ";
+
+/// One mail, to whom the envelope says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mail {
+    /// Counts up in the order in which mails were accepted.
+    pub id: u64,
+    /// The first code in the text.
+    pub code: Option<String>,
+    /// Unix seconds.
+    pub received_at: u64,
+    /// The envelope's sender and recipients.
+    pub envelope_from: String,
+    pub to: Vec<String>,
+    /// The header's `From`, with the display name.
+    pub from: String,
+    pub subject: String,
+    pub text: String,
+    pub html: String,
+    /// In the mail's order, decoded.
+    pub headers: Vec<(String, String)>,
+    /// As it came, without what is not UTF-8.
+    pub raw: String,
+}
+
+/// What an SMTP server accepted. Clones are the same box.
+#[derive(Clone)]
+pub struct Mailbox {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    mails: Mutex<Vec<Arc<Mail>>>,
+    /// The id of the newest mail; wakes who waits.
+    newest: watch::Sender<u64>,
+    /// A file per mail, where they are to survive.
+    folder: Option<PathBuf>,
+}
+
+/// The first `XXXXX-XXXXX` in a text.
+pub fn find_code(text: &str) -> Option<String> {
+    let is_symbols = |part: &str| part.len() == 5 && part.chars().all(|symbol| CODE_SYMBOLS.contains(symbol));
+    text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-'))
+        .find(|word| word.split_once('-').is_some_and(|(left, right)| is_symbols(left) && is_symbols(right)))
+        .map(str::to_owned)
+}
+
+// === impl Mail ===
+
+impl Mail {
+    pub fn parse(id: u64, envelope_from: &str, to: &[String], raw: &[u8]) -> Result<Self> {
+        let parsed = mailparse::parse_mail(raw).context("a mail that is no MIME message")?;
+        let (mut text, mut html) = (String::new(), String::new());
+        collect_bodies(&parsed, &mut text, &mut html)?;
+        let header = |name: &str| parsed.headers.get_first_value(name).unwrap_or_default();
+        Ok(Self {
+            id,
+            received_at: now(),
+            envelope_from: envelope_from.to_owned(),
+            to: to.to_vec(),
+            from: header("From"),
+            subject: header("Subject"),
+            headers: parsed.headers.iter().map(|header| (header.get_key(), header.get_value())).collect(),
+            code: find_code(&text),
+            text,
+            html,
+            raw: String::from_utf8_lossy(raw).into_owned(),
+        })
+    }
+
+    /// The code that the mail brings; panics where there is none.
+    pub fn code(&self) -> String {
+        self.code.clone().unwrap_or_else(|| panic!("no code in the mail {:?}:\n{}", self.subject, self.text))
+    }
+
+    pub fn is_to(&self, address: &str) -> bool {
+        self.to.iter().any(|to| to.eq_ignore_ascii_case(address))
+    }
+
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
+    }
+}
+
+fn collect_bodies(part: &ParsedMail<'_>, text: &mut String, html: &mut String) -> Result<()> {
+    match part.ctype.mimetype.as_str() {
+        "text/plain" if text.is_empty() => *text = part.get_body()?.replace("\r\n", "\n"),
+        "text/html" if html.is_empty() => *html = part.get_body()?.replace("\r\n", "\n"),
+        _ => {}
+    }
+    part.subparts.iter().try_for_each(|part| collect_bodies(part, text, html))
+}
+
+#[expect(clippy::disallowed_methods, reason = "an inbox shows when a mail came")]
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+// === impl Mailbox ===
+
+impl Default for Mailbox {
+    fn default() -> Self {
+        Self::new(None, Vec::new())
+    }
+}
+
+impl Mailbox {
+    /// One that keeps its mails in a folder and begins with those that are there.
+    pub fn open(folder: &Path) -> Result<Self> {
+        fs::create_dir_all(folder)?;
+        let mut mails: Vec<Arc<Mail>> = Vec::new();
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            // A file that does not parse is one that a crash cut off.
+            if let Ok(mail) = serde_json::from_slice(&fs::read(&path)?) {
+                mails.push(Arc::new(mail));
+            }
+        }
+        mails.sort_by_key(|mail| mail.id);
+        Ok(Self::new(Some(folder.to_owned()), mails))
+    }
+
+    fn new(folder: Option<PathBuf>, mails: Vec<Arc<Mail>>) -> Self {
+        let newest = watch::Sender::new(mails.last().map_or(0, |mail| mail.id));
+        Self { inner: Arc::new(Inner { mails: Mutex::new(mails), newest, folder }) }
+    }
+
+    /// Takes what an SMTP server accepted.
+    pub fn deliver(&self, envelope_from: &str, to: &[String], raw: &[u8]) -> Result<()> {
+        let mut mails = process::lock(&self.inner.mails);
+        let id = *self.inner.newest.borrow() + 1;
+        let mail = Arc::new(Mail::parse(id, envelope_from, to, raw)?);
+        if let Some(folder) = &self.inner.folder {
+            crate::postgres::write_private(&file_of(folder, id), &serde_json::to_string(&*mail)?)?;
+        }
+        mails.push(mail);
+        let too_many = mails.len().saturating_sub(KEPT);
+        for gone in mails.drain(..too_many) {
+            self.remove_file(gone.id);
+        }
+        drop(mails);
+        self.inner.newest.send_replace(id);
+        Ok(())
+    }
+
+    /// All that are kept, oldest first.
+    pub fn all(&self) -> Vec<Arc<Mail>> {
+        process::lock(&self.inner.mails).clone()
+    }
+
+    pub fn get(&self, id: u64) -> Option<Arc<Mail>> {
+        process::lock(&self.inner.mails).iter().find(|mail| mail.id == id).cloned()
+    }
+
+    /// All to one address, oldest first.
+    pub fn to(&self, address: &str) -> Vec<Arc<Mail>> {
+        self.all().into_iter().filter(|mail| mail.is_to(address)).collect()
+    }
+
+    pub fn clear(&self) {
+        for gone in process::lock(&self.inner.mails).drain(..) {
+            self.remove_file(gone.id);
+        }
+        // Wakes the pages that show what is gone.
+        self.inner.newest.send_modify(|_| {});
+    }
+
+    /// Tells of every change.
+    pub fn watch(&self) -> watch::Receiver<u64> {
+        self.inner.newest.subscribe()
+    }
+
+    /// The newest mail that fits, waiting until there is one.
+    pub async fn find(&self, fits: impl Fn(&Mail) -> bool, limit: Duration) -> Option<Arc<Mail>> {
+        let mut changes = self.watch();
+        tokio::time::timeout(limit, async {
+            loop {
+                changes.borrow_and_update();
+                if let Some(mail) = self.all().into_iter().rev().find(|mail| fits(mail)) {
+                    return mail;
+                }
+                if changes.changed().await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            }
+        })
+        .await
+        .ok()
+    }
+
+    /// As [`Mailbox::find`], for tests: panics, telling what came instead.
+    pub async fn wait_for(&self, fits: impl Fn(&Mail) -> bool, limit: Duration) -> Arc<Mail> {
+        self.find(fits, limit).await.unwrap_or_else(|| {
+            let came: Vec<String> =
+                self.all().iter().map(|mail| format!("{} to {}", mail.subject, mail.to.join(", "))).collect();
+            panic!("the mail did not come within {limit:?}; there are {}: {came:#?}", came.len())
+        })
+    }
+
+    fn remove_file(&self, id: u64) {
+        if let Some(folder) = &self.inner.folder {
+            drop(fs::remove_file(file_of(folder, id)));
+        }
+    }
+}
+
+fn file_of(folder: &Path, id: u64) -> PathBuf {
+    folder.join(format!("{id:08}.json"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOTH: &str = "From: =?utf-8?q?The_Sh=C3=B6p?= <hello@shop.test>\r\nTo: ada@example.com\r\n\
+        Subject: Confirm\r\nMIME-Version: 1.0\r\nContent-Type: multipart/alternative; boundary=b\r\n\r\n\
+        --b\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Transfer-Encoding: quoted-printable\r\n\r\n\
+        Your code: 7K3MQ-W0=\r\nZ9X, for you.\r\n--b\r\nContent-Type: text/html; charset=utf-8\r\n\r\n\
+        <p>hi</p>\r\n--b--\r\n";
+
+    #[test]
+    fn a_mail_is_taken_apart() {
+        let mail = Mail::parse(1, "bounce@shop.test", &["ada@example.com".to_owned()], BOTH.as_bytes()).unwrap();
+        assert_eq!(mail.from, "The Shöp <hello@shop.test>");
+        assert_eq!(mail.subject, "Confirm");
+        assert_eq!(mail.code(), "7K3MQ-W0Z9X");
+        assert_eq!(mail.html.trim(), "<p>hi</p>");
+        assert_eq!(mail.header("mime-version"), Some("1.0"));
+        assert!(mail.is_to("Ada@Example.com"));
+    }
+
+    #[test]
+    fn only_a_code_is_taken_for_one() {
+        assert_eq!(find_code("call 555-0100 or use https://x.test/?code=ABCDE-12345."), Some("ABCDE-12345".to_owned()));
+        for none in ["ABCDE-1234", "ABCDE-123456", "ABCDU-12345", "abcde-12345", ""] {
+            assert_eq!(find_code(none), None, "{none}");
+        }
+    }
+
+    #[test]
+    fn mails_survive_in_a_folder_and_the_oldest_go() {
+        let folder = tempfile::tempdir().unwrap();
+        let mails = Mailbox::open(folder.path()).unwrap();
+        for _ in 0..KEPT + 2 {
+            mails.deliver("a@x.test", &["b@x.test".to_owned()], b"Subject: s\r\n\r\nt\r\n").unwrap();
+        }
+        let again = Mailbox::open(folder.path()).unwrap().all();
+        assert_eq!(again.len(), KEPT);
+        assert_eq!((again[0].id, again[KEPT - 1].id), (3, KEPT as u64 + 2));
+    }
+}

@@ -1,0 +1,384 @@
+//! A real Postgres in a process of our own: one for all tests of a process, with a database for each.
+
+use std::{
+    fs,
+    net::SocketAddr,
+    os::unix::fs::{MetadataExt, PermissionsExt},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::Signal;
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, postgres::PgConnectOptions};
+use tokio::sync::OnceCell;
+
+use crate::{
+    process::{self, Process, Program},
+    tls::Tls,
+};
+
+/// The role that owns everything.
+const ROLE: &str = "latchkey";
+/// The database whose copies the tests get, migrated once.
+const TEMPLATE: &str = "latchkey_template";
+/// Making a cluster on a loaded machine.
+const INITDB_LIMIT: Duration = Duration::from_secs(120);
+/// Starting one, with recovery after a kill.
+const START_LIMIT: Duration = Duration::from_secs(60);
+
+/// How to run one.
+pub struct Options {
+    /// Where its data is; made where it is empty.
+    pub data: PathBuf,
+    pub log: PathBuf,
+    pub addr: SocketAddr,
+    /// Whether what is committed survives the machine's crash; tests do without.
+    pub durable: bool,
+    /// Only TLS, with the certificate of this authority.
+    pub tls: Option<Tls>,
+    /// Settings beyond ours, `name=value`.
+    pub settings: Vec<String>,
+}
+
+/// A running server.
+pub struct Postgres {
+    process: Process,
+    addr: SocketAddr,
+    password: String,
+    /// The authority's certificate, where it speaks TLS only.
+    ca: Option<PathBuf>,
+    template: OnceCell<()>,
+}
+
+/// A database in it.
+#[derive(Clone, Debug)]
+pub struct Database {
+    pub name: String,
+    pub addr: SocketAddr,
+    /// With the role and its password.
+    pub url: String,
+}
+
+// === impl Options ===
+
+impl Options {
+    pub fn for_tests() -> Self {
+        Self {
+            data: process::fresh_dir("postgres").join("data"),
+            log: process::fresh_dir("postgres-log").join("postgres.log"),
+            addr: process::free_addr(),
+            durable: false,
+            tls: None,
+            settings: Vec::new(),
+        }
+    }
+}
+
+// === impl Postgres ===
+
+impl Postgres {
+    /// The one of this test process.
+    pub async fn shared() -> &'static Self {
+        static SHARED: OnceCell<Postgres> = OnceCell::const_new();
+        SHARED.get_or_init(|| async { Self::start(Options::for_tests()).await.expect("Postgres starts") }).await
+    }
+
+    /// Starts one, making its data where there is none.
+    pub async fn start(options: Options) -> Result<Self> {
+        let user = server_user()?;
+        let data = reachable_data_dir(&options.data, user.as_ref())?;
+        let fresh = !data.join("PG_VERSION").exists();
+        let programs = programs(&data)?;
+        let password_file = options.data.with_extension("password");
+        if fresh {
+            make_cluster(&programs, &data, &options.log, &password_file, user.as_ref()).await?;
+        }
+        let password = fs::read_to_string(&password_file)
+            .with_context(|| format!("the password of the database in {}", data.display()))?;
+        let ca = match &options.tls {
+            Some(tls) => {
+                tls.write_to(&data, user.as_ref().map(|user| user.uid))?;
+                let hba = "hostssl all all 127.0.0.1/32 scram-sha-256\n";
+                fs::write(data.join("pg_hba.conf"), hba)?;
+                let ca = options.data.with_extension("ca.pem");
+                fs::write(&ca, &tls.ca)?;
+                Some(ca)
+            }
+            None => None,
+        };
+        let process = Program::new("postgres", programs.join("postgres"), &options.log)
+            .user(user.as_ref().map(|user| user.name.as_str()))
+            .path_arg("-D", &data)
+            .args(settings(&options).iter().flat_map(|setting| ["-c", setting.as_str()]))
+            .start()?;
+        let this = Self { process, addr: options.addr, password, ca, template: OnceCell::new() };
+        this.ready().await?;
+        Ok(this)
+    }
+
+    pub fn process(&self) -> &Process {
+        &self.process
+    }
+
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// The authority that signed its certificate.
+    pub fn ca(&self) -> Option<&Path> {
+        self.ca.as_deref()
+    }
+
+    /// The URL of a database, made or not, as seen at another address (a proxy's).
+    pub fn url(&self, name: &str, addr: SocketAddr) -> String {
+        let tls = self.ca.as_ref().map(|ca| format!("?sslmode=verify-full&sslrootcert={}", ca.display()));
+        format!("postgres://{ROLE}:{}@{addr}/{name}{}", self.password, tls.unwrap_or_default())
+    }
+
+    /// A new database for one test, with the schema in it.
+    pub async fn database(&self) -> Result<Database> {
+        self.template.get_or_try_init(|| self.make_template()).await?;
+        let name = format!("t_{:016x}", rand::random::<u64>());
+        self.execute("postgres", &format!("CREATE DATABASE {name} TEMPLATE {TEMPLATE}")).await?;
+        Ok(self.describe(name))
+    }
+
+    /// A new database with nothing in it.
+    pub async fn empty_database(&self) -> Result<Database> {
+        let name = format!("e_{:016x}", rand::random::<u64>());
+        self.execute("postgres", &format!("CREATE DATABASE {name}")).await?;
+        Ok(self.describe(name))
+    }
+
+    /// The database of that name, made where it is missing.
+    pub async fn database_named(&self, name: &str) -> Result<Database> {
+        let mut connection = self.connect("postgres").await?;
+        let there: bool = sqlx::query_scalar("SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)")
+            .bind(name)
+            .fetch_one(&mut connection)
+            .await?;
+        connection.close().await?;
+        if !there {
+            self.execute("postgres", &format!("CREATE DATABASE {name}")).await?;
+        }
+        Ok(self.describe(name.to_owned()))
+    }
+
+    /// Runs SQL of our own making.
+    pub async fn execute(&self, database: &str, sql: &str) -> Result<()> {
+        let mut connection = self.connect(database).await?;
+        sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&mut connection).await?;
+        Ok(connection.close().await?)
+    }
+
+    pub async fn connect(&self, database: &str) -> Result<PgConnection> {
+        let options: PgConnectOptions = self.url(database, self.addr).parse()?;
+        Ok(options.disable_statement_logging().connect().await?)
+    }
+
+    /// Ends it as an administrator does: sessions are cut, what is committed is written.
+    pub fn stop(&self, limit: Duration) -> bool {
+        self.process.stop(Signal::INT, limit)
+    }
+
+    async fn ready(&self) -> Result<()> {
+        let end = tokio::time::Instant::now() + START_LIMIT;
+        loop {
+            let error = match self.connect("postgres").await {
+                Ok(connection) => return Ok(connection.close().await?),
+                Err(error) => error,
+            };
+            let log = self.process.log();
+            if let Some(status) = self.process.ended() {
+                bail!("Postgres ended with {status}; the end of {}:\n{}", log.display(), process::tail(log, 20));
+            }
+            if tokio::time::Instant::now() > end {
+                return Err(error.context(format!("Postgres is not ready; see {}", log.display())));
+            }
+            tokio::time::sleep(Duration::from_millis(25)).await;
+        }
+    }
+
+    async fn make_template(&self) -> Result<()> {
+        self.execute("postgres", &format!("CREATE DATABASE {TEMPLATE}")).await?;
+        migrate(&self.describe(TEMPLATE.to_owned()))
+    }
+
+    fn describe(&self, name: String) -> Database {
+        Database { url: self.url(&name, self.addr), addr: self.addr, name }
+    }
+}
+
+// === impl Database ===
+
+impl Database {
+    pub async fn connect(&self) -> Result<PgConnection> {
+        let options: PgConnectOptions = self.url.parse()?;
+        Ok(options.disable_statement_logging().connect().await?)
+    }
+}
+
+/// Brings a database to the server's schema by the server's own command.
+pub fn migrate(database: &Database) -> Result<()> {
+    let dir = process::fresh_dir("migrate");
+    let url_file = dir.join("database-url");
+    write_private(&url_file, &database.url)?;
+    Program::new("latchkey-server migrate", process::our_program("latchkey-server")?, dir.join("migrate.log"))
+        .arg("migrate")
+        .path_arg("--database-url-file", &url_file)
+        .run(Duration::from_secs(60))
+}
+
+/// Writes a file that only we can read.
+pub fn write_private(path: &Path, content: &str) -> Result<()> {
+    let unfinished = path.with_extension("unfinished");
+    drop(fs::remove_file(&unfinished));
+    fs::File::create_new(&unfinished)?.set_permissions(fs::Permissions::from_mode(0o600))?;
+    fs::write(&unfinished, content)?;
+    Ok(fs::rename(&unfinished, path)?)
+}
+
+struct User {
+    name: String,
+    uid: u32,
+}
+
+/// Whom the server runs as: us, or where we are root, which it refuses, somebody who owns nothing else.
+fn server_user() -> Result<Option<User>> {
+    if !process::is_root() {
+        return Ok(None);
+    }
+    let passwd = fs::read_to_string("/etc/passwd").context("the list of users")?;
+    let find = |wanted: &str| {
+        passwd.lines().find_map(|line| {
+            let mut fields = line.split(':');
+            let name = fields.next().filter(|name| *name == wanted)?;
+            Some(User { name: name.to_owned(), uid: fields.nth(1)?.parse().ok()? })
+        })
+    };
+    let user = find("postgres").or_else(|| find("nobody")).context("no user `postgres` or `nobody` to run Postgres")?;
+    Ok(Some(user))
+}
+
+/// The data's folder, made and owned by the server's user. Where that user cannot walk to it, a link leads to a folder
+/// in /var/tmp.
+fn reachable_data_dir(wanted: &Path, user: Option<&User>) -> Result<PathBuf> {
+    let parent = wanted.parent().context("a data folder lies in a folder")?;
+    fs::create_dir_all(parent)?;
+    let Some(user) = user else {
+        make_private_dir(wanted)?;
+        return Ok(wanted.to_owned());
+    };
+    let parent = parent.canonicalize()?;
+    let mut open = true;
+    for dir in parent.ancestors() {
+        open &= fs::metadata(dir)?.mode() & 0o001 != 0;
+    }
+    let data = if open {
+        wanted.to_owned()
+    } else if wanted.is_symlink() {
+        fs::read_link(wanted)?
+    } else {
+        let elsewhere = tempfile::Builder::new().prefix("latchkey-postgres-").tempdir_in("/var/tmp")?.keep();
+        fs::set_permissions(&elsewhere, fs::Permissions::from_mode(0o755))?;
+        std::os::unix::fs::symlink(elsewhere.join("data"), wanted)?;
+        elsewhere.join("data")
+    };
+    if data.is_symlink() {
+        return Ok(fs::read_link(data)?);
+    }
+    make_private_dir(&data)?;
+    if fs::metadata(&data)?.uid() != user.uid {
+        std::os::unix::fs::chown(&data, Some(user.uid), None)?;
+    }
+    Ok(data)
+}
+
+fn make_private_dir(path: &Path) -> Result<()> {
+    fs::create_dir_all(path)?;
+    Ok(fs::set_permissions(path, fs::Permissions::from_mode(0o700))?)
+}
+
+/// The folder of Postgres's programs: of the version that made the data, else the newest.
+fn programs(data: &Path) -> Result<PathBuf> {
+    let mut installed: Vec<(u32, PathBuf)> = fs::read_dir("/usr/lib/postgresql")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path().join("bin"))))
+        .filter(|(_, bin)| bin.join("initdb").is_file() && bin.join("postgres").is_file())
+        .collect();
+    installed.sort();
+    if let Ok(version) = fs::read_to_string(data.join("PG_VERSION")) {
+        let of_data = installed.iter().find(|(installed, _)| installed.to_string() == version.trim());
+        if let Some((_, bin)) = of_data {
+            return Ok(bin.clone());
+        }
+        ensure!(
+            installed.is_empty(),
+            "the data in {} was made by Postgres {}, which is not installed: install postgresql-{0}, or delete the folder",
+            data.display(),
+            version.trim()
+        );
+    }
+    if let Some((_, bin)) = installed.pop() {
+        return Ok(bin);
+    }
+    process::find_program(["initdb"])
+        .and_then(|initdb| initdb.parent().map(Path::to_owned))
+        .context("Postgres is not installed: run `make tools`, or install Debian's package `postgresql`")
+}
+
+async fn make_cluster(
+    programs: &Path,
+    data: &Path,
+    log: &Path,
+    password_file: &Path,
+    user: Option<&User>,
+) -> Result<()> {
+    let password = format!("{:032x}", rand::random::<u128>());
+    write_private(password_file, &password)?;
+    // initdb reads the password as the server's user, for whom the lasting file is closed.
+    let handed_over = tempfile::Builder::new().prefix("latchkey-").tempfile()?;
+    fs::write(handed_over.path(), &password)?;
+    if let Some(user) = user {
+        std::os::unix::fs::chown(handed_over.path(), Some(user.uid), None)?;
+    }
+    // Not in place: one that is stopped half-way would look like a whole one to the next run.
+    let unfinished = data.with_extension("unfinished");
+    if unfinished.exists() {
+        fs::remove_dir_all(&unfinished)?;
+    }
+    make_private_dir(&unfinished)?;
+    if let Some(user) = user {
+        std::os::unix::fs::chown(&unfinished, Some(user.uid), None)?;
+    }
+    let initdb = Program::new("initdb", programs.join("initdb"), log)
+        .user(user.map(|user| user.name.as_str()))
+        .path_arg("--pgdata", &unfinished)
+        .args(["--username", ROLE, "--auth", "scram-sha-256", "--encoding", "UTF8", "--locale", "C", "--no-sync"])
+        .path_arg("--pwfile", handed_over.path());
+    tokio::task::spawn_blocking(move || initdb.run(INITDB_LIMIT)).await??;
+    fs::remove_dir(data)?;
+    Ok(fs::rename(unfinished, data)?)
+}
+
+fn settings(options: &Options) -> Vec<String> {
+    let mut settings = vec![
+        "listen_addresses=127.0.0.1".to_owned(),
+        format!("port={}", options.addr.port()),
+        "unix_socket_directories=".to_owned(),
+        "shared_buffers=64MB".to_owned(),
+        "max_connections=400".to_owned(),
+    ];
+    if !options.durable {
+        // Nothing survives this process; the disk would only slow it down.
+        settings.extend(["fsync=off", "synchronous_commit=off", "full_page_writes=off"].map(str::to_owned));
+    }
+    if options.tls.is_some() {
+        settings.extend(["ssl=on", "ssl_cert_file=server.pem", "ssl_key_file=server.key"].map(str::to_owned));
+    }
+    settings.extend(options.settings.iter().cloned());
+    settings
+}

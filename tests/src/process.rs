@@ -1,0 +1,363 @@
+//! Child processes that cannot outlive the process that started them, and the folders and ports they use.
+
+use std::{
+    collections::HashSet,
+    ffi::OsStr,
+    fs::{self, File},
+    io::{self, Read, Seek, SeekFrom},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::{LazyLock, Mutex, MutexGuard, OnceLock, PoisonError, mpsc},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal};
+
+/// What to start, and as whom.
+pub struct Program {
+    name: String,
+    path: PathBuf,
+    args: Vec<String>,
+    envs: Vec<(String, String)>,
+    user: Option<String>,
+    log: PathBuf,
+}
+
+/// A running child. It is killed when this value is dropped, and by the kernel when this process dies in any way.
+pub struct Process {
+    name: String,
+    log: PathBuf,
+    pid: Pid,
+    child: Mutex<Child>,
+}
+
+/// A folder for the files of this process, taken away by the next run when the process is gone.
+pub struct RunDir {
+    path: PathBuf,
+    _lock: File,
+}
+
+/// The repository's root, where `target`, `crds`, `server` … are.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests crate lies in the workspace").to_owned()
+}
+
+/// One of our own programs, which cargo leaves beside the test's executable or in the folder above it.
+pub fn our_program(name: &str) -> Result<PathBuf> {
+    let own = std::env::current_exe().context("the path of this executable")?;
+    own.ancestors().skip(1).take(2).map(|dir| dir.join(name)).find(|path| path.is_file()).with_context(|| {
+        format!("{name} is not built (looked near {}): run `make build`, or `make test`, which does it", own.display())
+    })
+}
+
+/// Whether this process is root, which Postgres refuses to be.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// A TCP port of 127.0.0.1 that nobody listens on and that no other call of this process got.
+///
+/// It lies below the range that the kernel takes source ports from, so that no outgoing connection can hold it.
+pub fn free_port() -> u16 {
+    static GIVEN: Mutex<Option<HashSet<u16>>> = Mutex::new(None);
+    let mut given = lock(&GIVEN);
+    let given = given.get_or_insert_default();
+    loop {
+        let port = rand::random_range(10_240..32_000);
+        if !given.contains(&port) && TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok() {
+            given.insert(port);
+            return port;
+        }
+    }
+}
+
+/// [`free_port`] as an address.
+pub fn free_addr() -> SocketAddr {
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), free_port())
+}
+
+/// The folder of this process's files, made on first use.
+pub fn run_dir() -> &'static Path {
+    static DIR: OnceLock<RunDir> = OnceLock::new();
+    let dir = DIR.get_or_init(|| {
+        // Postgres, which runs as another user where we are root, must reach its files, so they cannot lie in a
+        // checkout below a closed home.
+        let base = if is_root() { std::env::temp_dir().join("latchkey-tests") } else { root().join("target/tmp") };
+        RunDir::create(&base).expect("a folder for the files of this run")
+    });
+    &dir.path
+}
+
+/// A new, empty folder in [`run_dir`].
+pub fn fresh_dir(name: &str) -> PathBuf {
+    let path = run_dir().join(format!("{name}-{:08x}", rand::random::<u32>()));
+    fs::create_dir_all(&path).expect("a folder in the folder of this run");
+    path
+}
+
+/// The end of a text file, whole lines, at most so many.
+pub fn tail(path: &Path, lines: usize) -> String {
+    let read = || -> io::Result<Vec<u8>> {
+        let mut file = File::open(path)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(64 * 1024)))?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    match read() {
+        Ok(bytes) => {
+            let text = String::from_utf8_lossy(&bytes);
+            let all: Vec<&str> = text.lines().collect();
+            all[all.len().saturating_sub(lines)..].join("\n")
+        }
+        Err(error) => format!("({} cannot be read: {error})", path.display()),
+    }
+}
+
+/// A mutex in tests is never left in a bad state: what a panicking holder changed is whole.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+// === impl Program ===
+
+impl Program {
+    /// `log` gets what the program writes to its standard output and error, appended.
+    pub fn new(name: &str, path: impl Into<PathBuf>, log: impl Into<PathBuf>) -> Self {
+        Self {
+            name: name.to_owned(),
+            path: path.into(),
+            args: Vec::new(),
+            envs: Vec::new(),
+            user: None,
+            log: log.into(),
+        }
+    }
+
+    pub fn arg(mut self, arg: impl AsRef<str>) -> Self {
+        self.args.push(arg.as_ref().to_owned());
+        self
+    }
+
+    pub fn args<I: IntoIterator<Item: AsRef<str>>>(mut self, args: I) -> Self {
+        self.args.extend(args.into_iter().map(|arg| arg.as_ref().to_owned()));
+        self
+    }
+
+    pub fn path_arg(self, flag: &str, path: &Path) -> Self {
+        self.arg(flag).arg(path.display().to_string())
+    }
+
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.envs.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Runs it as that user; needs root.
+    pub fn user(mut self, user: Option<&str>) -> Self {
+        self.user = user.map(str::to_owned);
+        self
+    }
+
+    /// Starts it and lets it run.
+    pub fn start(self) -> Result<Process> {
+        let child = self.spawn()?;
+        let pid = Pid::from_child(&child);
+        Ok(Process { name: self.name, log: self.log, pid, child: Mutex::new(child) })
+    }
+
+    /// Runs it to its end; an exit code other than 0 is an error with the end of what it wrote.
+    pub fn run(self, limit: Duration) -> Result<()> {
+        let (name, log) = (self.name.clone(), self.log.clone());
+        let process = self.start()?;
+        let Some(status) = process.wait(limit) else { bail!("{name} has not ended within {limit:?}") };
+        if !status.success() {
+            bail!("{name} ended with {status}; the end of {}:\n{}", log.display(), tail(&log, 20));
+        }
+        Ok(())
+    }
+
+    fn spawn(&self) -> Result<Child> {
+        if let Some(folder) = self.log.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        let log = File::options().create(true).append(true).open(&self.log).context("opening its log")?;
+        // The kernel kills the child when the thread that started it ends; doing this before exec would be `unsafe`
+        // here, so util-linux does it.
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL"]);
+        if let Some(user) = &self.user {
+            command.args([&format!("--reuid={user}"), &format!("--regid={user}"), "--clear-groups"]);
+        }
+        command
+            .arg("--")
+            .arg(&self.path)
+            .args(&self.args)
+            .envs(self.envs.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            // Ctrl-C in a terminal goes to its whole process group: the children end when we say so, in order.
+            .process_group(0);
+        if self.user.is_some() {
+            command.current_dir("/");
+        }
+        spawn_from_a_lasting_thread(command)
+            .with_context(|| format!("starting {} ({})", self.name, self.path.display()))
+    }
+}
+
+type SpawnRequest = (Command, mpsc::Sender<io::Result<Child>>);
+
+/// `PR_SET_PDEATHSIG` watches the starting thread, and threads of tests end long before what they share.
+fn spawn_from_a_lasting_thread(command: Command) -> Result<Child> {
+    static SPAWNER: LazyLock<Mutex<mpsc::Sender<SpawnRequest>>> = LazyLock::new(|| {
+        let (requests, inbox) = mpsc::channel::<SpawnRequest>();
+        thread::spawn(move || {
+            for (mut command, answer) in inbox {
+                // A caller that is gone does not want the child either; dropping it there leaves it to the kernel.
+                if let Err(mpsc::SendError(Ok(mut orphan))) = answer.send(command.spawn()) {
+                    drop(orphan.kill());
+                }
+            }
+        });
+        Mutex::new(requests)
+    });
+    let (answer, result) = mpsc::channel();
+    lock(&SPAWNER).send((command, answer)).context("the thread that starts processes is gone")?;
+    Ok(result.recv().context("the thread that starts processes is gone")??)
+}
+
+// === impl Process ===
+
+impl Process {
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.pid.as_raw_nonzero().get().unsigned_abs()
+    }
+
+    pub fn log(&self) -> &Path {
+        &self.log
+    }
+
+    /// Its exit status, once it has ended.
+    pub fn ended(&self) -> Option<ExitStatus> {
+        lock(&self.child).try_wait().expect("the child is ours to wait for")
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        // The child is not reaped while we hold its lock, so the id cannot be another's.
+        let mut child = lock(&self.child);
+        if child.try_wait().is_ok_and(|ended| ended.is_none()) {
+            rustix::process::kill_process(self.pid, signal).expect("the child is ours to signal");
+        }
+    }
+
+    /// Waits on this thread.
+    pub fn wait(&self, limit: Duration) -> Option<ExitStatus> {
+        let end = Instant::now() + limit;
+        loop {
+            if let Some(status) = self.ended() {
+                return Some(status);
+            }
+            if Instant::now() >= end {
+                return None;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits without holding up the thread.
+    pub async fn exit(&self) -> ExitStatus {
+        loop {
+            if let Some(status) = self.ended() {
+                return status;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// As `kill -9`, and waits until it is gone.
+    pub fn kill(&self) {
+        let mut child = lock(&self.child);
+        drop(child.kill());
+        drop(child.wait());
+    }
+
+    /// Asks with a signal, and kills it when the limit is over. True if it ended by itself.
+    pub fn stop(&self, signal: Signal, limit: Duration) -> bool {
+        self.signal(signal);
+        let ended = self.wait(limit).is_some();
+        if !ended {
+            self.kill();
+        }
+        ended
+    }
+
+    /// Whether a line of its log has this in it.
+    pub fn has_logged(&self, text: impl AsRef<str>) -> bool {
+        fs::read(&self.log).is_ok_and(|log| String::from_utf8_lossy(&log).contains(text.as_ref()))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+// === impl RunDir ===
+
+impl RunDir {
+    /// Makes a folder of its own below `base`, and takes away those whose process is gone.
+    pub fn create(base: &Path) -> Result<Self> {
+        fs::create_dir_all(base)?;
+        for entry in fs::read_dir(base)?.flatten() {
+            let stale = File::open(entry.path().join("lock")).is_ok_and(|lock| lock.try_lock().is_ok());
+            if stale {
+                drop(fs::remove_dir_all(entry.path()));
+            }
+        }
+        let path = tempfile::Builder::new().prefix("run-").tempdir_in(base)?.keep();
+        open_to_all(&path)?;
+        let lock = File::create(path.join("lock"))?;
+        lock.try_lock().context("locking a folder that was just made")?;
+        Ok(Self { path, _lock: lock })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for RunDir {
+    fn drop(&mut self) {
+        drop(fs::remove_dir_all(&self.path));
+    }
+}
+
+/// Lets every user walk through, so that Postgres under its own user reaches its files.
+fn open_to_all(path: &Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    Ok(fs::set_permissions(path, fs::Permissions::from_mode(0o755))?)
+}
+
+/// The first of these programs that is there: a path, or a name looked up in `PATH`.
+pub(crate) fn find_program<I: IntoIterator<Item: AsRef<OsStr>>>(candidates: I) -> Option<PathBuf> {
+    let search = std::env::var_os("PATH").unwrap_or_default();
+    candidates.into_iter().find_map(|candidate| {
+        let candidate = Path::new(candidate.as_ref());
+        if candidate.is_absolute() {
+            return candidate.is_file().then(|| candidate.to_owned());
+        }
+        std::env::split_paths(&search).map(|dir| dir.join(candidate)).find(|path| path.is_file())
+    })
+}

@@ -1,0 +1,73 @@
+//! A certificate authority for one test, with a certificate for `localhost` and 127.0.0.1.
+
+use std::{fs, path::Path, sync::Arc};
+
+use anyhow::Result;
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+use rustls::{
+    RootCertStore, ServerConfig,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+};
+
+/// What a TLS server needs, and what its clients trust.
+pub struct Tls {
+    /// The authority's certificate, PEM.
+    pub ca: String,
+    /// The server's certificate, PEM.
+    pub certificate: String,
+    /// The server's private key, PEM.
+    pub key: String,
+}
+
+/// Makes aws-lc-rs the process's provider; more than once does no harm.
+pub fn install_crypto_provider() {
+    // An error says that one is installed already, which is what we want.
+    drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
+}
+
+// === impl Tls ===
+
+impl Tls {
+    pub fn new() -> Result<Self> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, "Latchkey test authority");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let ca_key = KeyPair::generate()?;
+        let ca = params.self_signed(&ca_key)?.pem();
+        let issuer = Issuer::new(params, ca_key);
+        let mut params = CertificateParams::new(vec!["localhost".to_owned(), "127.0.0.1".to_owned()])?;
+        params.distinguished_name.push(DnType::CommonName, "localhost");
+        let key = KeyPair::generate()?;
+        let certificate = params.signed_by(&key, &issuer)?.pem();
+        Ok(Self { ca, certificate, key: key.serialize_pem() })
+    }
+
+    /// Writes `ca.pem`, `server.pem` and `server.key` (0600, owned by whom the server runs as).
+    pub fn write_to(&self, dir: &Path, owner: Option<u32>) -> Result<()> {
+        use std::os::unix::fs::PermissionsExt;
+        for (name, content) in [("ca.pem", &self.ca), ("server.pem", &self.certificate), ("server.key", &self.key)] {
+            let path = dir.join(name);
+            fs::write(&path, content)?;
+            let mode = if name == "server.key" { 0o600 } else { 0o644 };
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
+            if let Some(owner) = owner {
+                std::os::unix::fs::chown(&path, Some(owner), None)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub fn server_config(&self) -> Result<Arc<ServerConfig>> {
+        install_crypto_provider();
+        let chain = vec![CertificateDer::from_pem_slice(self.certificate.as_bytes())?];
+        let key = PrivateKeyDer::from_pem_slice(self.key.as_bytes())?;
+        Ok(Arc::new(ServerConfig::builder().with_no_client_auth().with_single_cert(chain, key)?))
+    }
+
+    /// The authority as the only trusted root.
+    pub fn roots(&self) -> Result<RootCertStore> {
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_slice(self.ca.as_bytes())?)?;
+        Ok(roots)
+    }
+}
