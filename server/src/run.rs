@@ -3,7 +3,10 @@
 use std::{fs, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, bail};
-use latchkey_crds::types::IssuerUrl;
+use latchkey_crds::{
+    rendered::SmtpRelay,
+    types::{IssuerUrl, Mailbox},
+};
 use latchkey_server::{
     args::{Arguments, Command, Database, Outbox, Serve},
     config::{Apps, Ceilings, directory},
@@ -15,11 +18,12 @@ use latchkey_server::{
     state::State,
     store::{
         Stores, UrlSource,
-        postgres::{self, Postgres},
+        postgres::{self, DeadLetter, Postgres},
         redis::{self, Redis},
     },
 };
 use prometheus_client::registry::Registry;
+use time::format_description::well_known::Rfc3339;
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -27,8 +31,18 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{info, warn};
 
+/// The install's own relay, as its file has it.
+#[derive(serde::Deserialize)]
+struct SmtpFile {
+    #[serde(flatten)]
+    relay: SmtpRelay,
+    from: Mailbox,
+}
+
 /// How long what runs may still take, after the drain's delay.
 const FINISH: Duration = Duration::from_secs(35);
+/// Dead letters that one listing shows, the oldest first.
+const MOST_LISTED: u32 = 10_000;
 /// How often an old schema is looked at again.
 const SCHEMA_AGAIN: Duration = Duration::from_secs(1);
 
@@ -40,8 +54,11 @@ pub(crate) fn run(arguments: Arguments) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     match arguments.command {
         Some(Command::Openapi) => {
-            let base_url = arguments.serve.base_url;
-            println!("{:#}", http::openapi::document(base_url.as_ref()));
+            let base_url = match arguments.serve.base_url {
+                Some(base_url) => base_url,
+                None => "https://auth.example.com".parse()?,
+            };
+            println!("{:#}", http::openapi::document(&base_url));
             Ok(())
         }
         Some(Command::Migrate) => runtime.block_on(migrate(&arguments.database)),
@@ -51,7 +68,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<()> {
 }
 
 async fn migrate(database: &Database) -> Result<()> {
-    postgres::migrate::migrate(&database_url(database)?).await.context("the schema was not brought up to date")
+    postgres::migrate(&database_url(database)?).await.context("the schema was not brought up to date")
 }
 
 async fn outbox(database: &Database, command: Outbox) -> Result<()> {
@@ -59,8 +76,8 @@ async fn outbox(database: &Database, command: Outbox) -> Result<()> {
         Postgres::connect(postgres::Options { listen: false, ..postgres::Options::new(database_url(database)?) })?;
     match command {
         Outbox::List => {
-            for letter in postgres.dead_letters().await? {
-                println!("{letter}");
+            for letter in postgres.dead_letters(None, MOST_LISTED).await? {
+                println!("{}", line(&letter));
             }
         }
         Outbox::Retry { id } => {
@@ -71,6 +88,14 @@ async fn outbox(database: &Database, command: Outbox) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// A dead letter in one line: when, which App, what, whose, how often tried, why; tab-separated, so that scripts can read it.
+fn line(letter: &DeadLetter) -> String {
+    let dead_at = letter.dead_at.format(&Rfc3339).unwrap_or_default();
+    let user = letter.user.map_or_else(|| "-".to_owned(), |user| user.to_string());
+    let error = letter.error.as_deref().unwrap_or("-");
+    format!("{}\t{dead_at}\t{}\t{}\t{user}\t{} attempts\t{error}", letter.id, letter.app, letter.kind, letter.attempts)
 }
 
 async fn serve(serve: Serve, database: &Database) -> Result<()> {
@@ -84,9 +109,9 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     readiness.configuration_loaded();
 
     let postgres = Postgres::connect(postgres::Options::new(database_url(database)?))?;
-    postgres.register(registry.sub_registry_with_prefix("postgres"));
+    postgres.register(&mut registry);
     let redis = Redis::connect(redis::Options::new(redis_url(&serve)?))?;
-    redis.register(registry.sub_registry_with_prefix("redis"));
+    redis.register(&mut registry);
     let hashing = Hashing::start(HashingOptions::default(), &mut registry);
     let stores = Stores { postgres: postgres.clone(), redis, hashing };
 
@@ -95,9 +120,9 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
         private_cidrs: serve.private_cidrs.clone(),
         allow_insecure: serve.allow_insecure,
     };
-    let mail_metrics = MailMetrics::register(registry.sub_registry_with_prefix("mail"));
-    let worker = Worker::new(Arc::clone(&apps), stores.clone(), Env::system(), mail_settings, mail_metrics);
-    let http_metrics = HttpMetrics::register(registry.sub_registry_with_prefix("http"));
+    let mail_metrics = MailMetrics::register(&mut registry);
+    let worker = Worker::new(stores.clone(), Arc::clone(&apps), Arc::new(Env::system()), mail_settings, mail_metrics);
+    let http_metrics = HttpMetrics::register(&mut registry);
 
     let state = Arc::new(State { apps, stores, env: Env::system(), settings });
     let registry = Arc::new(registry);
@@ -151,7 +176,7 @@ async fn asked_to_stop() -> Result<()> {
 
 /// Ready needs a schema that is new enough, seen once; Postgres being away later makes nobody unready.
 async fn watch_schema(postgres: Postgres, readiness: Arc<Readiness>) {
-    let required = postgres::migrate::REQUIRED_SCHEMA;
+    let required = postgres::REQUIRED_SCHEMA;
     let mut told = false;
     loop {
         match postgres.schema_version().await {
@@ -216,7 +241,7 @@ fn install_relay(file: Option<&Path>) -> Result<Option<InstallRelay>> {
     let Some(file) = file else { return Ok(None) };
     let text = fs::read_to_string(file).with_context(|| format!("cannot read {} (--smtp-file)", file.display()))?;
     // Serde's text could quote the password.
-    let relay = serde_json::from_str(&text).map_err(|error| {
+    let relay: SmtpFile = serde_json::from_str(&text).map_err(|error| {
         anyhow::anyhow!(
             "{} (--smtp-file) is not an object with host, port, tls and from: line {}, column {}",
             file.display(),
@@ -224,7 +249,7 @@ fn install_relay(file: Option<&Path>) -> Result<Option<InstallRelay>> {
             error.column()
         )
     })?;
-    Ok(Some(relay))
+    Ok(Some(InstallRelay { relay: relay.relay, from: relay.from }))
 }
 
 fn ceilings(file: Option<&Path>) -> Result<Ceilings> {

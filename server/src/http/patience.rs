@@ -22,16 +22,23 @@ use tokio::{
 
 use super::door::Service;
 
-/// A request's headers must be whole in this time (contract, 1).
-pub const HEAD_TIME: Duration = Duration::from_secs(10);
-/// Longer than proxies keep idle connections to their upstreams (NGINX: 60 s), so that they close first and no request
-/// meets a closed connection.
-pub const IDLE_TIME: Duration = Duration::from_secs(75);
-/// A client that takes nothing of its answer for so long is gone.
-const WRITE_TIME: Duration = Duration::from_secs(30);
-/// After an answer to a request that was not read whole the client may still be sending; a closed socket would answer
-/// that with a reset, which can destroy the answer on its way (RFC 9112, 9.6).
-const LINGER_TIME: Duration = Duration::from_secs(1);
+/// How long clients are waited for.
+#[derive(Clone, Copy, Debug)]
+pub struct Times {
+    /// A request's headers must be whole in this time.
+    pub head: Duration,
+    /// And its body in this.
+    pub body: Duration,
+    /// How long a connection may stay without a request.
+    pub idle: Duration,
+    /// A client that takes nothing of its answer for so long is gone.
+    pub write: Duration,
+    /// After an answer to a request that was not read whole the client may still be sending; a closed socket would
+    /// answer that with a reset, which can destroy the answer on its way (RFC 9112, 9.6).
+    pub linger: Duration,
+}
+
+/// What is taken of a client that is still sending after its answer.
 const LINGER_OCTETS: usize = 256 * 1024;
 
 /// What an HTTP/2 connection begins with (RFC 9113, 3.4).
@@ -53,6 +60,7 @@ pub struct Patient<T> {
     io: T,
     shared: Arc<Shared>,
     service: Service,
+    times: Times,
     version: Reading,
     waiting: Waiting,
     /// Requests that had come when `waiting` began.
@@ -90,6 +98,20 @@ struct Linger {
     left: usize,
 }
 
+// === impl Times ===
+
+impl Times {
+    /// Headers and body by contract 1. The idle time is longer than proxies keep connections to their upstreams
+    /// (NGINX: 60 s), so that they close first and no request meets a closed connection.
+    pub const DEFAULT: Self = Self {
+        head: Duration::from_secs(10),
+        body: Duration::from_secs(30),
+        idle: Duration::from_secs(75),
+        write: Duration::from_secs(30),
+        linger: Duration::from_secs(1),
+    };
+}
+
 // === impl Shared ===
 
 impl Shared {
@@ -118,11 +140,13 @@ impl Drop for Answering {
 
 impl<T> Patient<T> {
     pub fn new(io: T, shared: Arc<Shared>, service: Service) -> Self {
-        let deadline = Instant::now() + HEAD_TIME;
+        let times = service.times();
+        let deadline = Instant::now() + times.head;
         Self {
             io,
             shared,
             service,
+            times,
             version: Reading::Preface(0),
             waiting: Waiting::First(deadline),
             requests: 0,
@@ -139,7 +163,7 @@ impl<T> Patient<T> {
         if self.shared.busy.load(Ordering::Relaxed) > 0 || matches!(self.version, Reading::Http2) {
             self.waiting = Waiting::Nothing;
         } else if requests != self.requests || matches!(self.waiting, Waiting::Nothing) {
-            self.waiting = Waiting::Next(Instant::now() + IDLE_TIME);
+            self.waiting = Waiting::Next(Instant::now() + self.times.idle);
         }
         self.requests = requests;
     }
@@ -160,7 +184,7 @@ impl<T> Patient<T> {
         self.waiting = match self.waiting {
             // From the connection's beginning on.
             Waiting::First(deadline) | Waiting::Head(deadline) => Waiting::Head(deadline),
-            Waiting::Next(_) => Waiting::Head(Instant::now() + HEAD_TIME),
+            Waiting::Next(_) => Waiting::Head(Instant::now() + self.times.head),
             Waiting::Nothing => Waiting::Nothing,
         };
     }
@@ -183,7 +207,8 @@ impl<T> Patient<T> {
             self.stalled = None;
             return wrote;
         }
-        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep_until(Instant::now() + WRITE_TIME)));
+        let limit = self.times.write;
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep_until(Instant::now() + limit)));
         ready!(stalled.as_mut().poll(cx));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
@@ -256,7 +281,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Patient<T> {
         let this = self.get_mut();
         if this.linger.is_none() {
             ready!(Pin::new(&mut this.io).poll_shutdown(cx))?;
-            let until = Box::pin(sleep_until(Instant::now() + LINGER_TIME));
+            let until = Box::pin(sleep_until(Instant::now() + this.times.linger));
             this.linger = Some(Linger { until, left: LINGER_OCTETS });
         }
         let Some(linger) = &mut this.linger else { return Poll::Ready(Ok(())) };

@@ -215,6 +215,26 @@ impl Users for Stores {
         Ok(())
     }
 
+    async fn renew_hash(
+        &self,
+        app: &AppId,
+        user: UserId,
+        old: &PasswordHash,
+        new: PasswordHash,
+    ) -> Result<(), StoreError> {
+        let mut held = self.postgres.hold().await?;
+        let (connection, until) = held.parts();
+        let query = sqlx::query!(
+            "UPDATE users SET password_hash = $4 WHERE app_id = $1 AND id = $2 AND password_hash = $3",
+            app.as_str(),
+            user.0,
+            old.expose(),
+            new.expose(),
+        );
+        let answer = timeout_at(until, query.execute(connection)).await;
+        held.done(answer).map(|_| ())
+    }
+
     async fn confirm_address(&self, app: &AppId, change: Confirmation) -> Result<Option<Changed>, StoreError> {
         let mut held = self.postgres.hold().await?;
         let (connection, until) = held.parts();
