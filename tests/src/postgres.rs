@@ -312,28 +312,24 @@ async fn await_predecessor(data: &Path) -> Result<()> {
     loop {
         let Ok(text) = fs::read_to_string(&lock) else { return Ok(()) };
         let (pid, rest) = text.split_once('\n').unwrap_or((&text, ""));
-        let status = fs::read_to_string(format!("/proc/{}/status", pid.trim())).unwrap_or_default();
-        let state = status.lines().find_map(|line| line.strip_prefix("State:")).map(str::trim_start);
-        match state {
+        let process = Path::new("/proc").join(pid.trim());
+        let status = fs::read_to_string(process.join("status")).unwrap_or_default();
+        let Some(state) = status.lines().find_map(|line| line.strip_prefix("State:")) else {
             // Gone, which Postgres sees by itself.
-            None => return Ok(()),
-            Some(state) if state.starts_with(['Z', 'X']) => {
-                // The rest of the file stays: by it Postgres makes sure that nobody uses the old shared memory.
-                fs::write(&lock, format!("{NO_PID}\n{rest}"))?;
-                return Ok(());
-            }
-            // Its number was given to somebody new.
-            Some(_) if fs::read_link(format!("/proc/{}/cwd", pid.trim())).is_ok_and(|cwd| cwd != data) => {
-                fs::write(&lock, format!("{NO_PID}\n{rest}"))?;
-                return Ok(());
-            }
-            Some(_) => ensure!(
-                tokio::time::Instant::now() < end,
-                "another Postgres (process {}) uses the data in {}",
-                pid.trim(),
-                data.display()
-            ),
+            return Ok(());
+        };
+        let dead = state.trim_start().starts_with(['Z', 'X']);
+        // A server works in its data's folder; else the number was given to somebody new.
+        if dead || fs::read_link(process.join("cwd")).ok() != data.canonicalize().ok() {
+            // The rest of the file stays: by it Postgres makes sure that nobody uses the old shared memory.
+            return Ok(fs::write(&lock, format!("{NO_PID}\n{rest}"))?);
         }
+        ensure!(
+            tokio::time::Instant::now() < end,
+            "another Postgres (process {}) uses the data in {}",
+            pid.trim(),
+            data.display()
+        );
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
