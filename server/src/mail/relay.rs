@@ -304,7 +304,7 @@ fn message(route: &Route, letter: Letter) -> Result<Message, SendError> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use latchkey_crds::rendered::{SecretString, SmtpTls};
     use time::macros::datetime;
     use tokio::{
@@ -345,7 +345,9 @@ mod tests {
     }
 
     /// A relay for one connection.
-    async fn relay(script: &'static [(&'static str, &'static str)]) -> (u16, JoinHandle<Vec<String>>) {
+    pub(in crate::mail) async fn relay(
+        script: &'static [(&'static str, &'static str)],
+    ) -> (u16, JoinHandle<Vec<String>>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let said = tokio::spawn(async move {
