@@ -118,7 +118,7 @@ async fn with_enumeration_protection_off_a_verified_address_is_taken() {
     shop.register(EMAIL).await;
     let unverified = shop.client().register(shop.id(), NAME, EMAIL, PASSWORD).await;
     unverified.expect(StatusCode::OK);
-    let code = shop.code(EMAIL, 1).await;
+    let code = shop.code(EMAIL, 2).await;
     shop.client().confirm(shop.id(), &code).await.expect(StatusCode::OK);
     let verified = shop.client().register(shop.id(), NAME, "ada@example.com", NEW_PASSWORD).await;
     verified.expect_error(StatusCode::CONFLICT, "email_taken");
@@ -330,8 +330,7 @@ async fn verify_too_soon_is_refused() {
     // The caller is known to the account by now, and such mails are counted apart.
     signed_in.verify().await.expect(StatusCode::OK);
     let soon = signed_in.verify().await.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
-    let wait: u64 = soon.header("retry-after").unwrap().parse().unwrap();
-    assert!((1..=60).contains(&wait));
+    assert!(soon.header("ratelimit-policy").unwrap().contains("mailsPerRecipient"), "{:?}", soon.headers);
     assert_eq!(shop.mails_in_the_end(EMAIL).await, 2);
 }
 
