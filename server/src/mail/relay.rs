@@ -419,7 +419,9 @@ pub(super) mod tests {
 
     #[tokio::test]
     async fn a_refusal_tells_its_place_and_code_and_nothing_that_the_peer_wrote() {
-        let cases: [(&[(&str, &str)], SendError, &str); 6] = [
+        /// What the relay answers at a stage.
+        type Script = &'static [(&'static str, &'static str)];
+        let cases: [(Script, SendError, &str); 6] = [
             (
                 &[("greeting", "554 go away\r\n")],
                 SendError::Refused { stage: Stage::Greeting, code: 554 },
