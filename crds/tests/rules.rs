@@ -287,7 +287,8 @@ fn senders() {
 
 #[test]
 fn a_session_outlives_its_idleness() {
-    let of = |idle: i32, life: i32| app(json!({ "tokens": { "refreshIdleSeconds": idle, "sessionLifetimeSeconds": life } }));
+    let of =
+        |idle: i32, life: i32| app(json!({ "tokens": { "refreshIdleSeconds": idle, "sessionLifetimeSeconds": life } }));
     accepted(&APP, of(600, 600));
     refused(&APP, of(601, 600), "spec.tokens", "shorten it");
     accepted(&APP, app(json!({ "tokens": { "sessionLifetimeSeconds": 600 } })));
@@ -370,7 +371,8 @@ fn null_is_as_if_not_there_and_a_status_is_not_looked_at() {
 
 #[test]
 fn a_provider_has_exactly_one_member() {
-    for member in ["google", "github", "facebook", "discord", "linkedin", "x", "slack", "bitbucket", "twitch", "spotify"]
+    for member in
+        ["google", "github", "facebook", "discord", "linkedin", "x", "slack", "bitbucket", "twitch", "spotify"]
     {
         accepted(&PROVIDER, provider(json!({ member: client() })));
     }
@@ -398,9 +400,7 @@ fn apple_ids() {
 fn addresses_of_providers_are_https() {
     let oidc = |issuer: &str| provider(json!({ "oidc": with(client(), json!({ "issuer": issuer })) }));
     let gitlab = |url: &str| provider(json!({ "gitlab": with(client(), json!({ "baseURL": url })) }));
-    for (of, field) in
-        [(&oidc as &dyn Fn(&str) -> Value, "spec.oidc.issuer"), (&gitlab, "spec.gitlab.baseURL")]
-    {
+    for (of, field) in [(&oidc as &dyn Fn(&str) -> Value, "spec.oidc.issuer"), (&gitlab, "spec.gitlab.baseURL")] {
         accepted(&PROVIDER, of("https://id.example.com/realms/a"));
         refused(&PROVIDER, of("http://id.example.com"), field, "use https");
         refused(&PROVIDER, of("https://user@id.example.com"), field, "has user info");

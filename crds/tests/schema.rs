@@ -44,17 +44,17 @@ fn the_kept_yaml_is_what_the_code_says() {
 fn every_list_and_string_is_bounded() {
     for (kind, schema) in schemas() {
         for part in ["spec", "status"] {
-            walk(&format!("{kind}.{part}"), &schema["properties"][part], &mut |path, schema| {
-                match schema["type"].as_str() {
-                    Some("string") => {
-                        let bounded = ["maxLength", "enum", "format"].iter().any(|bound| schema.get(bound).is_some());
-                        assert!(bounded, "{path} is an unbounded string");
-                    }
-                    Some("array") => assert!(schema.get("maxItems").is_some(), "{path} is an unbounded list"),
-                    Some("object") => assert!(schema.get("properties").is_some(), "{path} is an open map"),
-                    Some("integer" | "boolean") => {}
-                    other => panic!("{path} is of type {other:?}"),
+            walk(&format!("{kind}.{part}"), &schema["properties"][part], &mut |path, schema| match schema["type"]
+                .as_str()
+            {
+                Some("string") => {
+                    let bounded = ["maxLength", "enum", "format"].iter().any(|bound| schema.get(bound).is_some());
+                    assert!(bounded, "{path} is an unbounded string");
                 }
+                Some("array") => assert!(schema.get("maxItems").is_some(), "{path} is an unbounded list"),
+                Some("object") => assert!(schema.get("properties").is_some(), "{path} is an open map"),
+                Some("integer" | "boolean") => {}
+                other => panic!("{path} is of type {other:?}"),
             });
         }
     }

@@ -68,11 +68,7 @@ impl Collector for Connections {
         let size = self.0.size();
         for (name, help, value) in [
             ("connections", "Connections to Postgres", i64::from(size)),
-            (
-                "connections_idle",
-                "Connections to Postgres that wait for work",
-                i64::try_from(idle).unwrap_or(0),
-            ),
+            ("connections_idle", "Connections to Postgres that wait for work", i64::try_from(idle).unwrap_or(0)),
         ] {
             let gauge = ConstGauge::new(value);
             gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
