@@ -1,5 +1,7 @@
 //! The App: an application whose users log in here; spec, status and rules.
 
+#![expect(clippy::duplicated_attributes, reason = "each printer column names its type")]
+
 use k8s_openapi::{
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
     apimachinery::pkg::apis::meta::v1::Time,
@@ -424,17 +426,20 @@ fn root_rules() -> Vec<Rule> {
         Rule::fixed(
             "has(self.spec.appID) || self.metadata.name.matches('^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$')",
             "metadata.name is not an appID (up to 63 lower-case letters, digits and inner hyphens); set spec.appID",
-        ),
+        )
+        .on(".spec.appID"),
         Rule::new(
             format!("!((has(self.spec.appID) ? self.spec.appID : self.metadata.name) in [{reserved}])"),
             "this appID is a path that the service keeps for itself; set another spec.appID",
-        ),
+        )
+        .on(".spec.appID"),
         // On the root, since a rule on the field could be got round by unsetting it.
         Rule::fixed(
             "(has(self.spec.appID) ? self.spec.appID : self.metadata.name) == \
              (has(oldSelf.spec.appID) ? oldSelf.spec.appID : oldSelf.metadata.name)",
             "the appID cannot change, since users and tokens belong to it; make a new App instead",
-        ),
+        )
+        .on(".spec.appID"),
     ]
 }
 
@@ -447,6 +452,7 @@ fn provider_refs_rules() -> serde_json::Value {
 
 fn tokens_rules() -> serde_json::Value {
     json!([{
+        "fieldPath": ".refreshIdleSeconds",
         "rule": "!has(self.refreshIdleSeconds) || !has(self.sessionLifetimeSeconds) || \
                  self.refreshIdleSeconds <= self.sessionLifetimeSeconds",
         "message": "refreshIdleSeconds is longer than sessionLifetimeSeconds, after which the session ends anyway; shorten it",

@@ -290,6 +290,8 @@ fn compile_rules(schema: &Value) -> Result<(), BrokenDefinition> {
 struct RuleRef<'a> {
     expression: &'a str,
     message: &'a str,
+    /// Below the field that has the rule; empty: that one.
+    field: &'a str,
     policy: bool,
 }
 
@@ -299,6 +301,7 @@ fn own_rules(schema: &Value) -> impl Iterator<Item = RuleRef<'_>> {
         Some(RuleRef {
             expression: rule.get("rule")?.as_str()?,
             message: rule.get("message").and_then(Value::as_str).unwrap_or("breaks a rule"),
+            field: rule.get("fieldPath").and_then(Value::as_str).unwrap_or_default(),
             policy: rule.get("reason").and_then(Value::as_str) == Some(POLICY_REASON),
         })
     })
@@ -316,7 +319,8 @@ fn rules(schema: &Value, value: &Value, old: Option<&Value>, path: &str, found: 
             Some(false) => rule.message.to_owned(),
             None => format!("cannot be judged by the rule: {}", rule.message),
         };
-        found.push(Violation { field: path.into(), reason, policy: rule.policy && holds.is_some() });
+        let field = format!("{path}{}", rule.field).trim_start_matches('.').to_owned();
+        found.push(Violation { field, reason, policy: rule.policy && holds.is_some() });
     }
     match value {
         Value::Object(members) => {

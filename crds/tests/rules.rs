@@ -1,5 +1,7 @@
 //! Each rule of the resources: objects that it accepts, and one that it refuses, by message.
 
+#![expect(clippy::unwrap_used, reason = "a test ends where a value is not there")]
+
 use std::{collections::BTreeSet, sync::LazyLock};
 
 use latchkey_crds::validation::{Validator, Violation};
@@ -134,15 +136,15 @@ fn a_name_that_is_no_app_id_needs_the_field() {
     let label = format!("{}b", "a".repeat(62));
     accepted(&APP, named(&label, json!({})));
     accepted(&APP, named("shop.example", json!({ "appID": "shop" })));
-    refused(&APP, named("shop.example", json!({})), "", "set spec.appID");
-    refused(&APP, named(&format!("{label}c"), json!({})), "", "set spec.appID");
+    refused(&APP, named("shop.example", json!({})), "spec.appID", "set spec.appID");
+    refused(&APP, named(&format!("{label}c"), json!({})), "spec.appID", "set spec.appID");
 }
 
 #[test]
 fn an_app_id_is_not_a_path_of_the_service() {
     for reserved in ["v1", "healthz", "livez", "readyz", "metrics", "openapi", "docs", "assets", "well-known"] {
-        refused(&APP, named(reserved, json!({})), "", "keeps for itself");
-        refused(&APP, app(json!({ "appID": reserved })), "", "keeps for itself");
+        refused(&APP, named(reserved, json!({})), "spec.appID", "keeps for itself");
+        refused(&APP, app(json!({ "appID": reserved })), "spec.appID", "keeps for itself");
         accepted(&APP, named(reserved, json!({ "appID": "shop" })));
     }
 }
@@ -290,7 +292,7 @@ fn a_session_outlives_its_idleness() {
     let of =
         |idle: i32, life: i32| app(json!({ "tokens": { "refreshIdleSeconds": idle, "sessionLifetimeSeconds": life } }));
     accepted(&APP, of(600, 600));
-    refused(&APP, of(601, 600), "spec.tokens", "shorten it");
+    refused(&APP, of(601, 600), "spec.tokens.refreshIdleSeconds", "shorten it");
     accepted(&APP, app(json!({ "tokens": { "sessionLifetimeSeconds": 600 } })));
 }
 

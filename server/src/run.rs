@@ -3,7 +3,10 @@
 use std::{fs, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, bail};
-use latchkey_crds::types::IssuerUrl;
+use latchkey_crds::{
+    rendered::SmtpRelay,
+    types::{IssuerUrl, Mailbox},
+};
 use latchkey_server::{
     args::{Arguments, Command, Database, Outbox, Serve},
     config::{Apps, Ceilings, directory},
@@ -27,6 +30,14 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{info, warn};
 
+/// The install's own relay, as its file has it.
+#[derive(serde::Deserialize)]
+struct SmtpFile {
+    #[serde(flatten)]
+    relay: SmtpRelay,
+    from: Mailbox,
+}
+
 /// How long what runs may still take, after the drain's delay.
 const FINISH: Duration = Duration::from_secs(35);
 /// How often an old schema is looked at again.
@@ -40,8 +51,11 @@ pub(crate) fn run(arguments: Arguments) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     match arguments.command {
         Some(Command::Openapi) => {
-            let base_url = arguments.serve.base_url;
-            println!("{:#}", http::openapi::document(base_url.as_ref()));
+            let base_url = match arguments.serve.base_url {
+                Some(base_url) => base_url,
+                None => "https://auth.example.com".parse()?,
+            };
+            println!("{:#}", http::openapi::document(&base_url));
             Ok(())
         }
         Some(Command::Migrate) => runtime.block_on(migrate(&arguments.database)),
@@ -84,9 +98,9 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     readiness.configuration_loaded();
 
     let postgres = Postgres::connect(postgres::Options::new(database_url(database)?))?;
-    postgres.register(registry.sub_registry_with_prefix("postgres"));
+    postgres.register(&mut registry);
     let redis = Redis::connect(redis::Options::new(redis_url(&serve)?))?;
-    redis.register(registry.sub_registry_with_prefix("redis"));
+    redis.register(&mut registry);
     let hashing = Hashing::start(HashingOptions::default(), &mut registry);
     let stores = Stores { postgres: postgres.clone(), redis, hashing };
 
@@ -95,9 +109,9 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
         private_cidrs: serve.private_cidrs.clone(),
         allow_insecure: serve.allow_insecure,
     };
-    let mail_metrics = MailMetrics::register(registry.sub_registry_with_prefix("mail"));
-    let worker = Worker::new(Arc::clone(&apps), stores.clone(), Env::system(), mail_settings, mail_metrics);
-    let http_metrics = HttpMetrics::register(registry.sub_registry_with_prefix("http"));
+    let mail_metrics = MailMetrics::register(&mut registry);
+    let worker = Worker::new(stores.clone(), Arc::clone(&apps), Arc::new(Env::system()), mail_settings, mail_metrics);
+    let http_metrics = HttpMetrics::register(&mut registry);
 
     let state = Arc::new(State { apps, stores, env: Env::system(), settings });
     let registry = Arc::new(registry);
@@ -216,7 +230,7 @@ fn install_relay(file: Option<&Path>) -> Result<Option<InstallRelay>> {
     let Some(file) = file else { return Ok(None) };
     let text = fs::read_to_string(file).with_context(|| format!("cannot read {} (--smtp-file)", file.display()))?;
     // Serde's text could quote the password.
-    let relay = serde_json::from_str(&text).map_err(|error| {
+    let relay: SmtpFile = serde_json::from_str(&text).map_err(|error| {
         anyhow::anyhow!(
             "{} (--smtp-file) is not an object with host, port, tls and from: line {}, column {}",
             file.display(),
@@ -224,7 +238,7 @@ fn install_relay(file: Option<&Path>) -> Result<Option<InstallRelay>> {
             error.column()
         )
     })?;
-    Ok(Some(relay))
+    Ok(Some(InstallRelay { relay: relay.relay, from: relay.from }))
 }
 
 fn ceilings(file: Option<&Path>) -> Result<Ceilings> {
