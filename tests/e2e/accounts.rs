@@ -1,11 +1,13 @@
 //! Registering, logging in and asking for the code again (contract 3): who gets what answer, and what mail.
 
+use argon2::{Algorithm, Argon2, Params, Version};
+use base64::{Engine, prelude::BASE64_STANDARD_NO_PAD as STANDARD_NO_PAD};
 use http::StatusCode;
-use latchkey_tests::{builders::App, client::Answer};
+use latchkey_tests::{builders::App, client::Answer, eventually};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::support::{NAME, NEW_PASSWORD, PASSWORD, Shop, WRONG_PASSWORD, app, shape};
+use crate::support::{MAIL_LIMIT, NAME, NEW_PASSWORD, PASSWORD, Shop, WRONG_PASSWORD, app, shape};
 
 const EMAIL: &str = "Ada@Example.com";
 
@@ -271,6 +273,54 @@ async fn only_the_right_password_tells_that_a_user_is_disabled() {
     let wrong = shop.client().login(shop.id(), EMAIL, WRONG_PASSWORD).await;
     wrong.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
     signed_in.verify().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+}
+
+#[tokio::test]
+async fn a_hash_with_old_parameters_or_of_an_imported_kind_is_replaced_on_success() {
+    let shop = Shop::open().await;
+    let client = shop.confirmed(EMAIL).await;
+    for (algorithm, version, m_cost, phc) in [
+        (Algorithm::Argon2id, Version::V0x13, 8192, "$argon2id$v=19$m=8192,t=1,p=1$"),
+        (Algorithm::Argon2i, Version::V0x10, 1024, "$argon2i$v=16$m=1024,t=1,p=1$"),
+    ] {
+        let mut hash = [0; 32];
+        let params = Params::new(m_cost, 1, 1, None).unwrap();
+        let argon2 = Argon2::new(algorithm, version, params);
+        argon2.hash_password_into(PASSWORD.as_bytes(), b"sixteen octets !", &mut hash).unwrap();
+        let encoded = format!("{}${}", STANDARD_NO_PAD.encode(b"sixteen octets !"), STANDARD_NO_PAD.encode(hash));
+        shop.sql(&format!("UPDATE users SET password_hash = '{phc}{encoded}'")).await;
+        let epoch = shop.user(EMAIL).await;
+
+        let wrong = client.login(shop.id(), EMAIL, WRONG_PASSWORD).await;
+        wrong.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
+        let kept = async || {
+            let mut connection = shop.stack.database.connect().await.unwrap();
+            let hash = sqlx::query_scalar("SELECT password_hash FROM users").fetch_one(&mut connection);
+            hash.await.map(|hash: String| hash).unwrap()
+        };
+        assert!(kept().await.starts_with(phc), "a wrong password replaces nothing");
+        client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+        eventually("a hash of today", MAIL_LIMIT, || async {
+            kept().await.starts_with("$argon2id$v=19$m=19456,t=2,p=1$").then_some(())
+        })
+        .await;
+        client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+        assert_eq!(shop.user(EMAIL).await, epoch, "nobody is logged out by it");
+    }
+}
+
+#[tokio::test]
+async fn an_access_token_past_its_end_is_no_longer_taken() {
+    let shop = Shop::open().await;
+    shop.edit_rendered(|document| document["tokens"]["accessLifetimeSeconds"] = json!(1)).await;
+    shop.register(EMAIL).await;
+    let client = shop.client();
+    let login = client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    shop.past(u64::try_from(login.integer("expires_at")).unwrap()).await;
+    let late = client.signed_in(shop.id(), login.string("token")).verify().await;
+    let late = late.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+    assert!(late.header("www-authenticate").unwrap().contains("error=\"invalid_token\""), "RFC 6750, 3.1");
+    assert_eq!(shop.mails_in_the_end(EMAIL).await, 1);
 }
 
 // === verify ===

@@ -5,7 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bytes::Bytes;
 use http::{Method, StatusCode};
+use http_body_util::Full;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use latchkey_tests::client::Answer;
 use serde_json::{Value, json};
 use tokio::{io::AsyncWriteExt, net::TcpStream};
@@ -469,4 +472,36 @@ async fn many_headers_of_one_name_and_odd_octets_do_no_harm() {
     let request = client.request(Method::POST, &shop.path("login")).header("user-agent", long);
     let request = request.json(&json!({ "email": EMAIL, "password": PASSWORD }));
     client.send(request).await.expect(StatusCode::OK);
+}
+
+#[tokio::test]
+async fn http_2_has_the_same_bounds() {
+    let shop = Shop::open().await;
+    let stream = TcpStream::connect(shop.stack.server().public).await.unwrap();
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake::<_, _, Full<Bytes>>(TokioExecutor::new(), TokioIo::new(stream))
+            .await
+            .unwrap();
+    tokio::spawn(connection);
+    let url = format!("http://{}/{}", shop.stack.server().public, shop.path("login"));
+    let request = |padding: usize, body: Vec<u8>| {
+        let request = hyper::Request::post(&url).header("content-type", "application/json");
+        request.header("x-padding", "x".repeat(padding)).body(Full::new(Bytes::from(body))).unwrap()
+    };
+    let body = login_body().into_bytes();
+    let padded = |size: usize| [body.clone(), vec![b' '; size - body.len()]].concat();
+    for (padding, body, status) in [
+        (10, body.clone(), StatusCode::UNAUTHORIZED),
+        (MAX_HEAD - 1024, body.clone(), StatusCode::UNAUTHORIZED),
+        (10, padded(MAX_BODY), StatusCode::UNAUTHORIZED),
+        (10, padded(MAX_BODY + 1), StatusCode::PAYLOAD_TOO_LARGE),
+        (MAX_HEAD, body.clone(), StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE),
+        (10, b"[]".to_vec(), StatusCode::BAD_REQUEST),
+    ] {
+        let answer = sender.send_request(request(padding, body)).await.expect("the connection goes on");
+        assert_eq!(answer.status(), status, "{padding} octets of padding");
+        if status != StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE {
+            assert!(answer.headers().contains_key("x-request-id"));
+        }
+    }
 }

@@ -28,4 +28,6 @@ mod reset;
 #[cfg(test)]
 mod secrecy;
 #[cfg(test)]
+mod stores;
+#[cfg(test)]
 mod support;

@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use http::Method;
 use latchkey_crds::{
     rendered::{LimitName, RenderedApp, SignUp, Window},
     types::AppId,
@@ -16,14 +17,20 @@ use prometheus_client::{encoding::text, registry::Registry};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex},
+    sync::Notify,
     time::timeout,
 };
 use uuid::Uuid;
 
 use super::{
-    Drain, HttpMetrics, Readiness, Service, admin_service, ops_service,
+    Drain, HttpMetrics, Readiness, Service, admin_service,
+    door::{Endpoints, Lookup},
+    error::Problem,
+    ops_service,
     patience::Times,
     public_service,
+    request::Inbound,
+    response::{self, Response},
     serve::{builder, connection},
 };
 use crate::{
@@ -225,7 +232,7 @@ impl House {
             registry,
             metrics,
             drain: Drain::new(Duration::ZERO, Duration::from_secs(5)),
-            times: Times { linger: Duration::from_millis(20), ..Times::DEFAULT },
+            times: Times { linger: Duration::from_millis(200), ..Times::DEFAULT },
         }
     }
 
@@ -846,4 +853,116 @@ async fn the_log_names_the_request_and_nothing_that_was_sent() {
     assert_eq!(causes.len(), 4, "{causes:?}");
     assert_eq!(causes[0]["cause"], "postgres answered something unexpected: secret-host:5432 refused");
     assert_eq!(causes[0]["span"]["request_id"], "the-request");
+}
+
+/// A listener whose one endpoint waits until it may go on.
+#[derive(Clone, Default)]
+struct Slow {
+    began: Arc<Notify>,
+    may_end: Arc<Notify>,
+    ended: Arc<Notify>,
+}
+
+impl Endpoints for Slow {
+    type Route = ();
+
+    const LISTENER: &'static str = "slow";
+
+    fn find(&self, _: &Method, _: &str) -> Lookup<()> {
+        Lookup::Route { route: (), app: None }
+    }
+
+    fn name(_: ()) -> &'static str {
+        "slow"
+    }
+
+    fn is_noise(_: ()) -> bool {
+        false
+    }
+
+    async fn call(&self, _: (), _: Option<Arc<App>>, _: Inbound) -> Result<Response, Problem> {
+        self.began.notify_one();
+        self.may_end.notified().await;
+        self.ended.notify_one();
+        response::json(&json!({}))
+    }
+}
+
+async fn soon(what: &Notify) {
+    timeout(Duration::from_secs(20), what.notified()).await.expect("it happens in time");
+}
+
+#[tokio::test]
+async fn a_request_that_began_is_finished_though_its_client_hangs_up() {
+    let house = House::new(Failing::Panicking);
+    let slow = Slow::default();
+    let mut client = house.connect(Service::new(slow.clone(), Arc::clone(&house.state), house.metrics.clone()));
+    client.write_all(get("/", "").as_bytes()).await.unwrap();
+    soon(&slow.began).await;
+    drop(client);
+    slow.may_end.notify_one();
+    soon(&slow.ended).await;
+}
+
+#[tokio::test]
+async fn a_client_that_closed_its_half_gets_its_answer() {
+    let house = House::new(Failing::Panicking);
+    let slow = Slow::default();
+    let mut client = house.connect(Service::new(slow.clone(), Arc::clone(&house.state), house.metrics.clone()));
+    client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    client.shutdown().await.unwrap();
+    soon(&slow.began).await;
+    slow.may_end.notify_one();
+    let mut reply = Vec::new();
+    timeout(Duration::from_secs(20), client.read_to_end(&mut reply)).await.expect("an end in time").unwrap();
+    assert_eq!(Reply::parse(&reply).status, 200);
+}
+
+#[tokio::test]
+async fn a_drain_waits_for_what_runs_but_not_for_ever() {
+    let house = House::new(Failing::Panicking);
+    for answers in [true, false] {
+        let slow = Slow::default();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let limit = if answers { Duration::from_secs(20) } else { Duration::from_millis(50) };
+        let drain = Drain::new(Duration::ZERO, limit);
+        let service = Service::new(slow.clone(), Arc::clone(&house.state), house.metrics.clone());
+        let serving = tokio::spawn(super::serve(listener, service, drain.clone()));
+        let mut client = tokio::net::TcpStream::connect(address).await.unwrap();
+        client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+        soon(&slow.began).await;
+        drain.begin();
+        drain.closing().cancelled().await;
+        assert!(!serving.is_finished());
+        if answers {
+            slow.may_end.notify_one();
+        }
+        let mut reply = Vec::new();
+        timeout(Duration::from_secs(20), client.read_to_end(&mut reply)).await.expect("an end in time").unwrap();
+        assert_eq!(!reply.is_empty(), answers);
+        if answers {
+            assert_eq!(Reply::parse(&reply).header("connection"), Some("close"));
+        }
+        timeout(Duration::from_secs(20), serving).await.expect("an end in time").unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_arrives_though_the_body_is_still_being_sent() {
+    let house = House::new(Failing::Panicking);
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(super::serve(listener, house.public(), house.drain.clone()));
+    let body = "x".repeat(200 * 1024);
+    let request = format!(
+        "POST /v1/shop/email/login HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let mut client = tokio::net::TcpStream::connect(address).await.unwrap();
+    client.write_all(request.as_bytes()).await.unwrap();
+    let mut reply = Vec::new();
+    timeout(Duration::from_secs(20), client.read_to_end(&mut reply)).await.expect("an end in time").unwrap();
+    Reply::parse(&reply).refused(413, "payload_too_large");
 }

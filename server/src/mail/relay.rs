@@ -315,6 +315,9 @@ pub(super) mod tests {
 
     use super::*;
 
+    /// By the first word of what is said.
+    type Answers = &'static [(&'static str, &'static str)];
+
     /// Answers by the first word of each line; what is not listed is taken.
     async fn talk(stream: TcpStream, script: &[(&str, &str)]) -> Vec<String> {
         let (mut said, mut stream) = (Vec::new(), BufReader::new(stream));
@@ -345,9 +348,7 @@ pub(super) mod tests {
     }
 
     /// A relay for one connection.
-    pub(in crate::mail) async fn relay(
-        script: &'static [(&'static str, &'static str)],
-    ) -> (u16, JoinHandle<Vec<String>>) {
+    pub(in crate::mail) async fn relay(script: Answers) -> (u16, JoinHandle<Vec<String>>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let said = tokio::spawn(async move {
@@ -419,7 +420,7 @@ pub(super) mod tests {
 
     #[tokio::test]
     async fn a_refusal_tells_its_place_and_code_and_nothing_that_the_peer_wrote() {
-        let cases: [(&[(&str, &str)], SendError, &str); 6] = [
+        let cases: [(Answers, SendError, &str); 6] = [
             (
                 &[("greeting", "554 go away\r\n")],
                 SendError::Refused { stage: Stage::Greeting, code: 554 },
@@ -452,7 +453,7 @@ pub(super) mod tests {
             ),
         ];
         for (script, expected, text) in cases {
-            let (port, said) = relay(Box::leak(script.to_vec().into_boxed_slice())).await;
+            let (port, said) = relay(script).await;
             let error = relays().send(&route(port, SmtpTls::None), letter()).await.unwrap_err();
             assert_eq!((error, error.to_string().as_str()), (expected, text));
             said.await.unwrap();
