@@ -19,10 +19,11 @@ use latchkey_server::{
 };
 use latchkey_tests::{
     eventually_ok,
-    postgres::write_private,
+    postgres::{Options as PostgresOptions, Postgres as PostgresServer, write_private},
     process,
     proxy::Proxy,
     redis::{self, Redis as RedisServer},
+    tls::Tls,
 };
 
 use super::{Fixture, LIMIT, a_mail, a_user_id, an_app, assert_unavailable, stores};
@@ -130,6 +131,22 @@ async fn a_wrong_password_of_postgres_is_unavailable_until_the_file_has_the_righ
     fs::remove_file(&file).unwrap();
     write_private(&file, &right).unwrap();
     stores.backlog().await.unwrap();
+}
+
+#[tokio::test]
+async fn postgres_is_reached_over_tls_by_the_authority_of_its_url_only() {
+    let options = PostgresOptions { tls: Some(Tls::new().unwrap()), ..PostgresOptions::for_tests() };
+    let server = PostgresServer::start(options).await.unwrap();
+    let database = server.empty_database().await.unwrap();
+    let version = async |url: &str| {
+        let options = postgres::Options { listen: false, ..postgres::Options::new(UrlSource::given(url)) };
+        Postgres::connect(options).unwrap().schema_version().await
+    };
+    assert!(database.url.contains("sslmode=verify-full"), "the fixture asks for TLS");
+    assert_eq!(version(&database.url).await.unwrap(), None);
+    let (plain, _) = database.url.split_once('?').unwrap();
+    assert_unavailable(version(&format!("{plain}?sslmode=disable")).await);
+    assert_unavailable(version(&format!("{plain}?sslmode=verify-full")).await);
 }
 
 #[tokio::test]
