@@ -18,13 +18,14 @@ use latchkey_server::{
     },
 };
 use latchkey_tests::{
-    eventually_ok,
+    eventually, eventually_ok,
     postgres::{Options as PostgresOptions, Postgres as PostgresServer, write_private},
     process,
     proxy::Proxy,
     redis::{self, Redis as RedisServer},
     tls::Tls,
 };
+use prometheus_client::{encoding::text::encode, registry::Registry};
 
 use super::{Fixture, LIMIT, a_mail, a_user_id, an_app, assert_unavailable, stores};
 
@@ -215,4 +216,19 @@ async fn a_wrong_password_of_redis_is_unavailable_until_the_file_has_the_right_o
     fs::remove_file(&file).unwrap();
     write_private(&file, &server.url()).unwrap();
     redis_is_back(&stores).await;
+}
+
+#[tokio::test]
+async fn a_redis_that_evicts_is_told_in_a_metric() {
+    let settings = vec![("maxmemory-policy".to_owned(), "allkeys-lru".to_owned())];
+    let server = RedisServer::start(redis::Options { settings, ..redis::Options::for_tests() }).await.unwrap();
+    let stores = stores("postgres://nobody@127.0.0.1:1/none", &server.url());
+    let mut registry = Registry::default();
+    stores.redis.register(registry.sub_registry_with_prefix("redis"));
+    eventually("the policy is looked at", LIMIT, async || {
+        let mut text = String::new();
+        encode(&mut text, &registry).unwrap();
+        text.lines().any(|line| line == "redis_evicts 1").then_some(())
+    })
+    .await;
 }
