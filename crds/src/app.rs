@@ -1,5 +1,7 @@
 //! The App: an application whose users log in here; spec, status and rules.
 
+#![expect(clippy::duplicated_attributes, reason = "each printer column names its type")]
+
 use k8s_openapi::{
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
     apimachinery::pkg::apis::meta::v1::Time,
@@ -34,16 +36,11 @@ use crate::{
     doc = "An application whose users log in here.",
     status = "AppStatus",
     derive = "PartialEq",
-    printcolumn(name = "Ready", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].status"#),
-    printcolumn(name = "Reason", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].reason"#),
-    printcolumn(name = "AppID", type_ = "string", json_path = ".status.appID"),
-    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
-    printcolumn(
-        name = "Message",
-        type_ = "string",
-        priority = 1,
-        json_path = r#".status.conditions[?(@.type=="Ready")].message"#
-    )
+    printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
+    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason"}"#,
+    printcolumn = r#"{"name":"AppID","type":"string","jsonPath":".status.appID"}"#,
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#,
+    printcolumn = r#"{"name":"Message","type":"string","priority":1,"jsonPath":".status.conditions[?(@.type==\"Ready\")].message"}"#
 )]
 #[serde(rename_all = "camelCase")]
 pub struct AppSpec {

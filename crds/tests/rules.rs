@@ -1,13 +1,16 @@
 //! Each rule of the resources: objects that it accepts, and one that it refuses, by message.
 
+#![expect(clippy::unwrap_used, reason = "a test ends where a value is not there")]
+
 use std::{collections::BTreeSet, sync::LazyLock};
 
 use latchkey_crds::validation::{Validator, Violation};
 use serde_json::{Value, json};
 
-static APP: LazyLock<Validator> = LazyLock::new(|| Validator::new(&latchkey_crds::app::definition()).unwrap());
+static APP: LazyLock<Validator> =
+    LazyLock::new(|| Validator::new(&latchkey_crds::app::definition()).expect("it can be used"));
 static PROVIDER: LazyLock<Validator> =
-    LazyLock::new(|| Validator::new(&latchkey_crds::provider::definition()).unwrap());
+    LazyLock::new(|| Validator::new(&latchkey_crds::provider::definition()).expect("it can be used"));
 
 fn app(spec: Value) -> Value {
     json!({
@@ -38,7 +41,9 @@ fn client() -> Value {
 }
 
 fn with(mut client: Value, more: Value) -> Value {
-    client.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    for (name, value) in more.as_object().into_iter().flatten() {
+        client[name] = value.clone();
+    }
     client
 }
 
@@ -458,7 +463,7 @@ fn collect(value: &Value, messages: &mut BTreeSet<String>) {
     match value {
         Value::Object(members) => {
             for rule in members.get("x-kubernetes-validations").and_then(Value::as_array).into_iter().flatten() {
-                messages.insert(rule["message"].as_str().unwrap().to_owned());
+                messages.insert(rule["message"].as_str().unwrap_or_default().to_owned());
             }
             members.values().for_each(|member| collect(member, messages));
         }

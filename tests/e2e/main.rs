@@ -7,3 +7,5 @@ mod harness;
 mod login_password;
 #[cfg(test)]
 mod make_run;
+#[cfg(test)]
+mod stores;

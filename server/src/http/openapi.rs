@@ -8,7 +8,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
 
 use super::{
-    error::{ErrorBody, ErrorCode},
+    error::{ErrorBody, ErrorCode, FieldCode, FieldProblem},
     handlers::{
         discovery,
         email::{confirm, confirm_password, forgot_password, login, register, verify},
@@ -123,6 +123,16 @@ fn common_errors(route: Route) -> &'static [ErrorCode] {
         TemporarilyUnavailable, UnsupportedMediaType,
     };
     match (route.verb(), route) {
+        // A limit drops its mail, not its answer.
+        (Verb::Post, Route::ForgotPassword) => &[
+            InvalidRequest,
+            AppNotFound,
+            MethodNotAllowed,
+            PayloadTooLarge,
+            UnsupportedMediaType,
+            ServerError,
+            TemporarilyUnavailable,
+        ],
         (Verb::Post, _) => &[
             InvalidRequest,
             AppNotFound,
@@ -332,6 +342,7 @@ impl Operation {
         for (status, codes) in by_status {
             responses.insert(status.to_string(), refusal(status, &codes, error));
         }
+        responses.insert("431".to_owned(), json!({ "description": "The headers are over 32 KiB. Without a body." }));
         let mut operation = json!({
             "operationId": route.name(),
             "summary": self.summary,
@@ -362,20 +373,34 @@ fn refusal(status: u16, codes: &[ErrorCode], error: &Schema) -> Value {
     let names: Vec<_> = codes.iter().map(|code| format!("`{}`", code.as_str())).collect();
     let examples: Map<_, _> = codes
         .iter()
-        .map(|code| {
-            let value = json!({
-                "error": code.as_str(),
-                "error_description": "…",
-                "request_id": "019a8452-a0b1-7c2d-8e3f-405162738495",
-            });
-            (code.as_str().to_owned(), json!({ "summary": code.meaning(), "value": value }))
-        })
+        .map(|code| (code.as_str().to_owned(), json!({ "summary": code.meaning(), "value": example(*code) })))
         .collect();
     json!({
         "description": names.join(", "),
         "headers": named(headers),
         "content": { "application/json": { "schema": error, "examples": examples } },
     })
+}
+
+fn example(code: ErrorCode) -> Value {
+    let field = |description: &str, field: &'static str, code: FieldCode, message: &'static str| {
+        (description.to_owned(), vec![FieldProblem { field, code, message: message.into() }])
+    };
+    let (description, fields) = if code == ErrorCode::InvalidRequest {
+        field("email is not an email address", "email", FieldCode::Invalid, "is not an email address")
+    } else if code == ErrorCode::WeakPassword {
+        let message = "is too easy to guess; use a longer or less common one";
+        field(&format!("password {message}"), "password", FieldCode::Guessable, message)
+    } else {
+        ("…".to_owned(), Vec::new())
+    };
+    let body = ErrorBody {
+        error: code,
+        error_description: &description,
+        fields: &fields,
+        request_id: "019a8452-a0b1-7c2d-8e3f-405162738495",
+    };
+    json!(body)
 }
 
 fn named(headers: &[&str]) -> Map<String, Value> {

@@ -15,6 +15,7 @@ use std::{
     time::Duration,
 };
 
+use futures::task::AtomicWaker;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     time::{Instant, Sleep, sleep_until},
@@ -50,6 +51,8 @@ pub struct Shared {
     busy: AtomicUsize,
     requests: AtomicU64,
     http2: AtomicBool,
+    /// The connection, which must look again when the last answer is out: hyper itself waits for octets alone.
+    below: AtomicWaker,
 }
 
 /// Says, while it lives, that a request is being answered.
@@ -133,6 +136,7 @@ impl Shared {
 impl Drop for Answering {
     fn drop(&mut self) {
         self.0.busy.fetch_sub(1, Ordering::Relaxed);
+        self.0.below.wake();
     }
 }
 
@@ -234,6 +238,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Patient<T> {
             }
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             Poll::Pending => {
+                if matches!(this.waiting, Waiting::Nothing) {
+                    this.shared.below.register(cx.waker());
+                }
                 ready!(if this.late(cx) { Poll::Ready(()) } else { Poll::Pending });
                 // Nothing was asked: closing quietly is all there is to say.
                 if !matches!(this.waiting, Waiting::Head(_)) {

@@ -1,29 +1,36 @@
 //! The listeners over connections in memory: what the door does with good and bad HTTP. The stores behind it only fail,
 //! each in its own way; what they do when they work is tested with real ones.
 
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
-
-use aws_lc_rs::{
-    rand::SystemRandom,
-    signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair},
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    sync::{Arc, Mutex},
+    time::Duration,
 };
-use base64::{Engine, engine::general_purpose::STANDARD};
+
+use http::Method;
 use latchkey_crds::{
-    rendered::{LimitName, Window},
+    rendered::{LimitName, RenderedApp, SignUp, Window},
     types::AppId,
 };
 use prometheus_client::{encoding::text, registry::Registry};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex},
+    sync::Notify,
     time::timeout,
 };
 use uuid::Uuid;
 
 use super::{
-    Drain, HttpMetrics, Readiness, Service, admin_service, ops_service,
+    Drain, HttpMetrics, Readiness, Service, admin_service,
+    door::{Endpoints, Lookup},
+    error::Problem,
+    ops_service,
     patience::Times,
     public_service,
+    request::Inbound,
+    response::{self, Response},
     serve::{builder, connection},
 };
 use crate::{
@@ -44,6 +51,7 @@ use crate::{
         session::{NewSession, Opening, Session, SessionId},
         user::{Epoch, User, UserId},
     },
+    fixtures,
     settings::Settings,
     state::State,
 };
@@ -92,6 +100,9 @@ impl Users for Failing {
         _: bool,
         _: Option<Mail>,
     ) -> Result<(), StoreError> {
+        self.answer()
+    }
+    async fn renew_hash(&self, _: &AppId, _: UserId, _: &PasswordHash, _: PasswordHash) -> Result<(), StoreError> {
         self.answer()
     }
     async fn confirm_address(&self, _: &AppId, _: Confirmation) -> Result<Option<Changed>, StoreError> {
@@ -174,59 +185,12 @@ impl Hasher for Failing {
     async fn verify(&self, _: &AppId, _: ClientAddress, _: &Password, _: Option<&PasswordHash>) -> Result<bool, Busy> {
         Err(BUSY)
     }
+    fn is_outdated(&self, _: &PasswordHash) -> bool {
+        false
+    }
     async fn strong_enough(&self, _: &App, _: ClientAddress, _: &Password, _: Vec<String>) -> Result<bool, Busy> {
         Err(BUSY)
     }
-}
-
-/// A rendered App with keys of its own.
-fn shop(edit: impl FnOnce(&mut Value)) -> Vec<u8> {
-    let pkcs8 = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &SystemRandom::new()).unwrap();
-    let pem = format!("-----BEGIN PRIVATE KEY-----\n{}\n-----END PRIVATE KEY-----\n", STANDARD.encode(pkcs8.as_ref()));
-    let mut document = json!({
-        "format": 1,
-        "appID": "shop",
-        "namespace": "shop",
-        "name": "shop",
-        "state": "Serving",
-        "issuer": "https://auth.example.com/shop",
-        "displayName": "The Shop",
-        "redirectURLs": [],
-        "allowedOrigins": ["https://shop.example.com"],
-        "signUp": "Open",
-        "allowedEmailDomains": [],
-        "requireVerifiedEmail": false,
-        "enumerationProtection": "Strict",
-        "allowUsersWithoutEmail": false,
-        "browserBinding": "Auto",
-        "callbackMode": "Query",
-        "password": { "minimumLength": 8, "minimumStrength": 2 },
-        "mail": {
-            "confirmCodeLifetimeSeconds": 86_400,
-            "resetCodeLifetimeSeconds": 1800,
-            "templates": {},
-            "smtp": { "relay": "Install" },
-        },
-        "tokens": {
-            "signingAlgorithm": "ES256",
-            "accessLifetimeSeconds": 900,
-            "refreshIdleSeconds": 2_592_000,
-            "sessionLifetimeSeconds": 7_776_000,
-            "refreshGraceSeconds": 30,
-            "audiences": ["shop"],
-        },
-        "limits": {},
-        "administrators": [],
-        "unverifiedRetentionDays": 30,
-        "auditRetentionDays": 365,
-        "providers": [],
-        "keys": {
-            "signing": [{ "id": "s1", "state": "Active", "algorithm": "ES256", "privateKey": pem }],
-            "hmac": [{ "id": "h1", "state": "Active", "secret": STANDARD.encode([7; 32]) }],
-        },
-    });
-    edit(&mut document);
-    serde_json::to_vec(&document).unwrap()
 }
 
 /// Everything behind the listeners.
@@ -249,10 +213,13 @@ impl House {
         Self::with(stores, |_| {})
     }
 
-    fn with(stores: Failing, edit: impl FnOnce(&mut Value)) -> Self {
-        let apps = Apps::new();
-        apps.put(&"shop".parse().unwrap(), &shop(edit));
-        assert_eq!(apps.len(), 1);
+    fn with(stores: Failing, edit: impl FnOnce(&mut RenderedApp)) -> Self {
+        let mut document = fixtures::rendered("shop");
+        edit(&mut document);
+        let apps = Apps::default();
+        let (_, mut changes) = apps.subscribe(String::new());
+        apps.put(&"shop".parse().unwrap(), &document.to_bytes());
+        assert_eq!(changes.try_recv().unwrap().refused, None);
         let settings = Settings {
             base_url: "https://auth.example.com".parse().unwrap(),
             trusted_proxies: Vec::new(),
@@ -265,7 +232,7 @@ impl House {
             registry,
             metrics,
             drain: Drain::new(Duration::ZERO, Duration::from_secs(5)),
-            times: Times { linger: Duration::from_millis(20), ..Times::DEFAULT },
+            times: Times { linger: Duration::from_millis(200), ..Times::DEFAULT },
         }
     }
 
@@ -533,6 +500,40 @@ async fn headers_are_bounded() {
     assert_eq!(house.ask("nonsense\r\n\r\n").await.status, 400);
 }
 
+/// A frame of HTTP/2 (RFC 9113, 4.1): its type, its flags and what it carries.
+async fn frame(client: &mut DuplexStream) -> (u8, u8, Vec<u8>) {
+    let mut head = [0; 9];
+    timeout(Duration::from_secs(20), client.read_exact(&mut head)).await.expect("a frame in time").unwrap();
+    let mut payload = vec![0; usize::from(head[1]) << 8 | usize::from(head[2])];
+    client.read_exact(&mut payload).await.unwrap();
+    (head[3], head[4], payload)
+}
+
+#[tokio::test]
+async fn http_2_is_answered_and_told_of_the_drain() {
+    const HEADERS: u8 = 1;
+    const GOAWAY: u8 = 7;
+    let house = House::new(Failing::Panicking);
+    let mut client = house.connect(house.public());
+    client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    // GET, http, /openapi.json, authority `a` (RFC 7541, 6.1 and 6.2.2); END_STREAM and END_HEADERS on stream 1.
+    let mut block = vec![0x82, 0x86, 0x04, 13];
+    block.extend_from_slice(b"/openapi.json");
+    block.extend_from_slice(&[0x01, 1, b'a']);
+    client.write_all(&[0, 0, block.len() as u8, HEADERS, 0x05, 0, 0, 0, 1]).await.unwrap();
+    client.write_all(&block).await.unwrap();
+    let answer = loop {
+        let (kind, _, payload) = frame(&mut client).await;
+        if kind == HEADERS {
+            break payload;
+        }
+    };
+    // An index into the static table: `:status: 200`.
+    assert!(answer.contains(&0x88), "{answer:?}");
+    house.drain.begin();
+    while frame(&mut client).await.0 != GOAWAY {}
+}
+
 #[tokio::test]
 async fn http_2_is_spoken_in_clear() {
     let house = House::new(Failing::Panicking);
@@ -627,10 +628,11 @@ async fn verify_takes_no_data_and_wants_a_token() {
 
 #[tokio::test]
 async fn what_the_app_forbids_is_told() {
-    let closed = House::with(Failing::Panicking, |app| app["signUp"] = json!("Closed"));
+    let closed = House::with(Failing::Panicking, |app| app.sign_up = SignUp::Closed);
     let (_, body) = EMAIL_ENDPOINTS[1];
     closed.post("/v1/shop/email/register", "", body).await.refused(403, "registration_disabled");
-    let narrow = House::with(Failing::Panicking, |app| app["allowedEmailDomains"] = json!(["example.org"]));
+    let narrow =
+        House::with(Failing::Panicking, |app| app.allowed_email_domains = vec!["example.org".parse().unwrap()]);
     let refused = narrow.post("/v1/shop/email/register", "", body).await.refused(400, "invalid_request");
     assert_eq!(refused["fields"][0]["field"], "email");
     assert_eq!(refused["fields"][0]["code"], "domain_not_allowed");
@@ -788,4 +790,179 @@ async fn a_drain_finishes_what_runs_and_closes_the_rest() {
     }
     timeout(Duration::from_secs(20), serving).await.expect("an end in time").unwrap();
     assert!(tokio::net::TcpStream::connect(address).await.is_err());
+}
+
+/// What is logged while it lives, on this thread.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Lines {
+    fn write(&mut self, octets: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(octets);
+        Ok(octets.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn the_log_names_the_request_and_nothing_that_was_sent() {
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .json()
+        .flatten_event(true)
+        .with_max_level(tracing::Level::TRACE)
+        .with_writer(move || writer.clone())
+        .finish();
+    let _log = tracing::subscriber::set_default(subscriber);
+    let house = House::new(Failing::Broken);
+    let headers = "Authorization: Bearer tell-tale\r\nCookie: tell-tale\r\nX-Request-Id: the-request\r\n";
+    let body = r#"{"email": "tell-tale@example.com", "password": "tell-tale", "code": "tell-tale", "x": "tell-tale"}"#;
+    for operation in ["login", "confirm", "confirm-password", "forgot-password", "verify", "register"] {
+        house.post(&format!("/v1/shop/email/{operation}?code=tell-tale"), headers, body).await;
+    }
+    house.post("/v1/shop/email/login", headers, r#"{"tell-tale": tell-tale"#).await;
+    house.post("/tell-tale", headers, "tell-tale").await;
+
+    let log = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    let ours: Vec<Value> = log
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap())
+        .filter(|line| line["target"].as_str().is_some_and(|t| t == "access" || t.starts_with("latchkey")))
+        .collect();
+    assert!(!ours.is_empty());
+    for line in &ours {
+        assert!(!line.to_string().contains("tell-tale"), "{line}");
+    }
+    let access: Vec<_> = ours.iter().filter(|line| line["target"] == "access").collect();
+    assert_eq!(access.len(), 8);
+    let first = access[0];
+    assert_eq!(first["request_id"], "the-request");
+    assert_eq!(first["route"], "login");
+    assert_eq!(first["method"], "POST");
+    assert_eq!(first["status"], 500);
+    assert_eq!(first["app"], "shop");
+    assert_eq!(first["client"], "192.0.2.1");
+    assert!(first["duration_ms"].is_u64());
+    assert_eq!(access[7]["route"], "none");
+    // The cause of a 500 stands in the log once, with the id of its request.
+    let causes: Vec<_> = ours.iter().filter(|line| line["level"] == "ERROR" && line["cause"].is_string()).collect();
+    assert_eq!(causes.len(), 4, "{causes:?}");
+    assert_eq!(causes[0]["cause"], "postgres answered something unexpected: secret-host:5432 refused");
+    assert_eq!(causes[0]["span"]["request_id"], "the-request");
+}
+
+/// A listener whose one endpoint waits until it may go on.
+#[derive(Clone, Default)]
+struct Slow {
+    began: Arc<Notify>,
+    may_end: Arc<Notify>,
+    ended: Arc<Notify>,
+}
+
+impl Endpoints for Slow {
+    type Route = ();
+
+    const LISTENER: &'static str = "slow";
+
+    fn find(&self, _: &Method, _: &str) -> Lookup<()> {
+        Lookup::Route { route: (), app: None }
+    }
+
+    fn name(_: ()) -> &'static str {
+        "slow"
+    }
+
+    fn is_noise(_: ()) -> bool {
+        false
+    }
+
+    async fn call(&self, _: (), _: Option<Arc<App>>, _: Inbound) -> Result<Response, Problem> {
+        self.began.notify_one();
+        self.may_end.notified().await;
+        self.ended.notify_one();
+        response::json(&json!({}))
+    }
+}
+
+async fn soon(what: &Notify) {
+    timeout(Duration::from_secs(20), what.notified()).await.expect("it happens in time");
+}
+
+#[tokio::test]
+async fn a_request_that_began_is_finished_though_its_client_hangs_up() {
+    let house = House::new(Failing::Panicking);
+    let slow = Slow::default();
+    let mut client = house.connect(Service::new(slow.clone(), Arc::clone(&house.state), house.metrics.clone()));
+    client.write_all(get("/", "").as_bytes()).await.unwrap();
+    soon(&slow.began).await;
+    drop(client);
+    slow.may_end.notify_one();
+    soon(&slow.ended).await;
+}
+
+#[tokio::test]
+async fn a_client_that_closed_its_half_gets_its_answer() {
+    let house = House::new(Failing::Panicking);
+    let slow = Slow::default();
+    let mut client = house.connect(Service::new(slow.clone(), Arc::clone(&house.state), house.metrics.clone()));
+    client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    client.shutdown().await.unwrap();
+    soon(&slow.began).await;
+    slow.may_end.notify_one();
+    let mut reply = Vec::new();
+    timeout(Duration::from_secs(20), client.read_to_end(&mut reply)).await.expect("an end in time").unwrap();
+    assert_eq!(Reply::parse(&reply).status, 200);
+}
+
+#[tokio::test]
+async fn a_drain_waits_for_what_runs_but_not_for_ever() {
+    let house = House::new(Failing::Panicking);
+    for answers in [true, false] {
+        let slow = Slow::default();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let limit = if answers { Duration::from_secs(20) } else { Duration::from_millis(50) };
+        let drain = Drain::new(Duration::ZERO, limit);
+        let service = Service::new(slow.clone(), Arc::clone(&house.state), house.metrics.clone());
+        let serving = tokio::spawn(super::serve(listener, service, drain.clone()));
+        let mut client = tokio::net::TcpStream::connect(address).await.unwrap();
+        client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+        soon(&slow.began).await;
+        drain.begin();
+        drain.closing().cancelled().await;
+        assert!(!serving.is_finished());
+        if answers {
+            slow.may_end.notify_one();
+        }
+        let mut reply = Vec::new();
+        timeout(Duration::from_secs(20), client.read_to_end(&mut reply)).await.expect("an end in time").unwrap();
+        assert_eq!(!reply.is_empty(), answers);
+        if answers {
+            assert_eq!(Reply::parse(&reply).header("connection"), Some("close"));
+        }
+        timeout(Duration::from_secs(20), serving).await.expect("an end in time").unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_arrives_though_the_body_is_still_being_sent() {
+    let house = House::new(Failing::Panicking);
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(super::serve(listener, house.public(), house.drain.clone()));
+    let body = "x".repeat(200 * 1024);
+    let request = format!(
+        "POST /v1/shop/email/login HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let mut client = tokio::net::TcpStream::connect(address).await.unwrap();
+    client.write_all(request.as_bytes()).await.unwrap();
+    let mut reply = Vec::new();
+    timeout(Duration::from_secs(20), client.read_to_end(&mut reply)).await.expect("an end in time").unwrap();
+    Reply::parse(&reply).refused(413, "payload_too_large");
 }
