@@ -1,7 +1,5 @@
 //! The App: an application whose users log in here; spec, status and rules.
 
-#![expect(clippy::duplicated_attributes, reason = "each printer column names its type")]
-
 use k8s_openapi::{
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
     apimachinery::pkg::apis::meta::v1::Time,

@@ -1,7 +1,5 @@
 //! The Provider: a social login with its client at the provider; spec, status and rules.
 
-#![expect(clippy::duplicated_attributes, reason = "each printer column names its type")]
-
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{CustomResource, CustomResourceExt};
 use schemars::JsonSchema;

@@ -1,7 +1,5 @@
 //! Each rule of the resources: objects that it accepts, and one that it refuses, by message.
 
-#![expect(clippy::unwrap_used, reason = "a test ends where a value is not there")]
-
 use std::{collections::BTreeSet, sync::LazyLock};
 
 use latchkey_crds::validation::{Validator, Violation};

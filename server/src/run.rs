@@ -97,10 +97,11 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     let readiness = Arc::new(Readiness::default());
     readiness.configuration_loaded();
 
-    let postgres = Postgres::connect(postgres::Options::new(database_url(database)?))?;
-    postgres.register(&mut registry);
+    let listen = !serve.without_listen;
+    let postgres = Postgres::connect(postgres::Options { listen, ..postgres::Options::new(database_url(database)?) })?;
+    postgres.register(registry.sub_registry_with_prefix("postgres"));
     let redis = Redis::connect(redis::Options::new(redis_url(&serve)?))?;
-    redis.register(&mut registry);
+    redis.register(registry.sub_registry_with_prefix("redis"));
     let hashing = Hashing::start(HashingOptions::default(), &mut registry);
     let stores = Stores { postgres: postgres.clone(), redis, hashing };
 

@@ -191,7 +191,10 @@ async fn start_stores(settings: &Settings, started: &mut Started, terminal: Term
         durable: true,
         // On a machine that others use too, the sessions are not for them.
         password: Some(format!("{:032x}", rand::random::<u128>())),
-        ..redis::Options::for_tests()
+        tls: None,
+        replica_of: None,
+        cluster: false,
+        settings: Vec::new(),
     };
     let redis = started.redis.insert(Redis::start(options).await?);
     postgres::write_private(&settings.data.join("redis-url"), &redis.url())?;

@@ -18,12 +18,14 @@ use latchkey_server::{
     },
 };
 use latchkey_tests::{
-    eventually_ok,
-    postgres::write_private,
+    eventually, eventually_ok,
+    postgres::{Options as PostgresOptions, Postgres as PostgresServer, write_private},
     process,
     proxy::Proxy,
     redis::{self, Redis as RedisServer},
+    tls::Tls,
 };
+use prometheus_client::{encoding::text::encode, registry::Registry};
 
 use super::{Fixture, LIMIT, a_mail, a_user_id, an_app, assert_unavailable, stores};
 
@@ -133,6 +135,22 @@ async fn a_wrong_password_of_postgres_is_unavailable_until_the_file_has_the_righ
 }
 
 #[tokio::test]
+async fn postgres_is_reached_over_tls_by_the_authority_of_its_url_only() {
+    let options = PostgresOptions { tls: Some(Tls::new().unwrap()), ..PostgresOptions::for_tests() };
+    let server = PostgresServer::start(options).await.unwrap();
+    let database = server.empty_database().await.unwrap();
+    let version = async |url: &str| {
+        let options = postgres::Options { listen: false, ..postgres::Options::new(UrlSource::given(url)) };
+        Postgres::connect(options).unwrap().schema_version().await
+    };
+    assert!(database.url.contains("sslmode=verify-full"), "the fixture asks for TLS");
+    assert_eq!(version(&database.url).await.unwrap(), None);
+    let (plain, _) = database.url.split_once('?').unwrap();
+    assert_unavailable(version(&format!("{plain}?sslmode=disable")).await);
+    assert_unavailable(version(&format!("{plain}?sslmode=verify-full")).await);
+}
+
+#[tokio::test]
 async fn errors_of_postgres_hold_no_values() {
     let fixture = Fixture::new().await;
     fixture.execute("ALTER TABLE outbox ADD CONSTRAINT never CHECK (kind <> 'confirm')").await;
@@ -198,4 +216,19 @@ async fn a_wrong_password_of_redis_is_unavailable_until_the_file_has_the_right_o
     fs::remove_file(&file).unwrap();
     write_private(&file, &server.url()).unwrap();
     redis_is_back(&stores).await;
+}
+
+#[tokio::test]
+async fn a_redis_that_evicts_is_told_in_a_metric() {
+    let settings = vec![("maxmemory-policy".to_owned(), "allkeys-lru".to_owned())];
+    let server = RedisServer::start(redis::Options { settings, ..redis::Options::for_tests() }).await.unwrap();
+    let stores = stores("postgres://nobody@127.0.0.1:1/none", &server.url());
+    let mut registry = Registry::default();
+    stores.redis.register(registry.sub_registry_with_prefix("redis"));
+    eventually("the policy is looked at", LIMIT, async || {
+        let mut text = String::new();
+        encode(&mut text, &registry).unwrap();
+        text.lines().any(|line| line == "redis_evicts 1").then_some(())
+    })
+    .await;
 }

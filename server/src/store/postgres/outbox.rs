@@ -190,15 +190,15 @@ async fn claim(
         Row,
         r#"
         WITH RECURSIVE waiting AS (
-            (SELECT app_id FROM outbox WHERE dead_at IS NULL ORDER BY app_id LIMIT 1)
+            (SELECT app_id FROM outbox WHERE dead_at IS NULL ORDER BY app_id, due_at LIMIT 1)
             UNION ALL
             SELECT (
                 SELECT outbox.app_id FROM outbox
                 WHERE outbox.dead_at IS NULL AND outbox.app_id > waiting.app_id
-                ORDER BY outbox.app_id LIMIT 1
+                ORDER BY outbox.app_id, outbox.due_at LIMIT 1
             )
             FROM waiting WHERE waiting.app_id IS NOT NULL
-        ), room AS (
+        ), room AS MATERIALIZED (
             SELECT waiting.app_id, (
                 SELECT count(*) FROM outbox
                 WHERE outbox.app_id = waiting.app_id AND outbox.lease_until > statement_timestamp()
