@@ -373,6 +373,22 @@ async fn verify_of_a_verified_address_sends_no_mail() {
 }
 
 #[tokio::test]
+async fn a_pending_address_gets_its_code_again_and_is_what_verify_answers() {
+    let shop = Shop::open().await;
+    let signed_in = shop.confirmed(EMAIL).await.sign_in(shop.id(), EMAIL, PASSWORD).await;
+    shop.sql("UPDATE users SET pending_email = 'Ada@new.test', pending_email_canonical = 'ada@new.test'").await;
+    let answer = signed_in.verify().await.expect(StatusCode::OK);
+    assert_eq!(answer.body, json!({ "email": "Ada@new.test" }));
+    let mail = shop.mail("Ada@new.test", 1).await;
+    assert!(mail.code.is_some());
+    assert!(!mail.raw.contains(NAME), "the address is not shown to be the user's");
+    // That code is the account's own: without its Bearer it counts for nothing.
+    let stranger = shop.client().confirm(shop.id(), &mail.code()).await;
+    stranger.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
+    assert_eq!(shop.mails_in_the_end(EMAIL).await, 1);
+}
+
+#[tokio::test]
 async fn verify_too_soon_is_refused() {
     let shop = Shop::with(App::new("shop")).await;
     shop.register(EMAIL).await;

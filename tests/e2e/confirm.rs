@@ -151,6 +151,22 @@ async fn a_code_counts_only_for_its_purpose_and_its_app_and_is_not_used_up_elsew
 }
 
 #[tokio::test]
+async fn a_code_of_an_earlier_epoch_is_dead() {
+    let shop = Shop::open().await;
+    shop.register(EMAIL).await;
+    let confirm = shop.code(EMAIL, 1).await;
+    let reset = shop.reset_code(EMAIL, 2).await;
+    shop.sql("UPDATE users SET epoch = epoch + 1").await;
+    let before = shop.user(EMAIL).await;
+    let refused = shop.client().confirm(shop.id(), &confirm).await;
+    refused.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
+    let refused = shop.client().confirm_password(shop.id(), EMAIL, &reset, NEW_PASSWORD).await;
+    refused.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
+    assert_eq!(shop.user(EMAIL).await, before);
+    shop.client().login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+}
+
+#[tokio::test]
 async fn a_contested_account_loses_its_password_at_confirm() {
     // Either code, that of the first registration and that of the second, and both orders of owner and stranger.
     for used in [1, 2] {

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use base64::{Engine, prelude::BASE64_STANDARD};
 use http::{Method, StatusCode};
 use jsonwebtoken::{DecodingKey, Validation, jwk::Jwk};
 use latchkey_crds::rendered::Revision;
@@ -99,6 +100,61 @@ async fn a_token_names_the_address_once_it_is_verified_and_the_apps_audiences() 
     assert!((570..=600).contains(&confirmed.integer("expires_in")));
     assert_eq!(claims["exp"], confirmed.body["expires_at"]);
     client.signed_in(shop.id(), confirmed.string("access_token")).verify().await.expect(StatusCode::OK);
+}
+
+#[tokio::test]
+async fn codes_and_tokens_outlive_a_rotation_until_their_key_is_dropped() {
+    let shop = Shop::open().await;
+    shop.register(EMAIL).await;
+    shop.register("grace@example.com").await;
+    let codes = [shop.code(EMAIL, 1).await, shop.code("grace@example.com", 1).await];
+    let client = shop.client();
+    let login = client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    let old = client.signed_in(shop.id(), login.string("token"));
+    let kids = async || -> Vec<String> {
+        let jwks = client.get(&format!("{}/.well-known/jwks.json", shop.id())).await.body;
+        jwks["keys"].as_array().unwrap().iter().map(|key| key["kid"].as_str().unwrap().to_owned()).collect()
+    };
+    let before = kids().await;
+
+    shop.edit_rendered(|document| {
+        for sort in ["signing", "hmac"] {
+            document["keys"][sort][0]["state"] = json!("Retired");
+        }
+        let pem = rcgen::KeyPair::generate().unwrap().serialize_pem();
+        for (id, state) in [("s8", "Active"), ("s9", "Published")] {
+            let key = json!({ "id": id, "state": state, "algorithm": "ES256", "privateKey": pem });
+            document["keys"]["signing"].as_array_mut().unwrap().push(key);
+        }
+        let key = json!({ "id": "h8", "state": "Active", "secret": BASE64_STANDARD.encode([7; 32]) });
+        document["keys"]["hmac"].as_array_mut().unwrap().push(key);
+    })
+    .await;
+    let all = kids().await;
+    assert!(all.contains(&before[0]) && all.contains(&"s8".to_owned()) && all.contains(&"s9".to_owned()), "{all:?}");
+    let later = client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    assert_eq!(jsonwebtoken::decode_header(later.string("token")).unwrap().kid.as_deref(), Some("s8"));
+    old.verify().await.expect(StatusCode::OK);
+    client.confirm(shop.id(), &codes[0]).await.expect(StatusCode::OK);
+
+    let newer = shop.reset_code(EMAIL, 3).await;
+    let after = client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    let revoked = client.login(shop.id(), "grace@example.com", PASSWORD).await.expect(StatusCode::OK);
+    shop.edit_rendered(|document| {
+        for sort in ["signing", "hmac"] {
+            document["keys"][sort].as_array_mut().unwrap().remove(0);
+        }
+        document["keys"]["signing"][0]["privateKey"] = json!(rcgen::KeyPair::generate().unwrap().serialize_pem());
+    })
+    .await;
+    assert_eq!(kids().await, ["s8", "s9"]);
+    for token in [after.string("token"), revoked.string("token")] {
+        let gone = client.signed_in(shop.id(), token).verify().await;
+        gone.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+    }
+    let gone = client.confirm(shop.id(), &codes[1]).await;
+    gone.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
+    client.confirm_password(shop.id(), EMAIL, &newer, NEW_PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]

@@ -276,6 +276,12 @@ async fn a_body_needs_the_content_type_of_json() {
         let answer = send(bad).await;
         answer.expect_error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type");
     }
+    for (name, value) in [("content-encoding", "gzip"), ("content-type", "application/json; charset=utf-16")] {
+        let request = client.request(Method::POST, &shop.path("login")).header(name, value);
+        let request = if name == "content-type" { request } else { request.header("content-type", "application/json") };
+        let answer = client.send(request.body(login_body())).await;
+        answer.expect_error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type");
+    }
 }
 
 // === sizes ===

@@ -18,6 +18,7 @@ async fn forgot_password_answers_alike_for_every_address_and_mails_only_known_on
     let forgot = async |email: &str| {
         let answer = shop.client().forgot_password(shop.id(), email).await.expect(StatusCode::OK);
         assert_eq!(answer.body, json!({ "email": email }), "the address as sent");
+        assert_eq!(answer.header("cache-control"), Some("no-store"));
         let mut shape = shape(&answer);
         shape["body"] = json!(null);
         shape
