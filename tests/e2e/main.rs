@@ -1,1 +1,12 @@
-fn main() {}
+//! The service as its users meet it: real programs over real stores. `make test` builds what these tests start.
+
+// Always so here; it says to clippy that the helpers are test code too, where a failed step is a failed test.
+#[cfg(test)]
+mod concurrency;
+#[cfg(test)]
+mod storm;
+#[cfg(test)]
+mod support;
+#[cfg(test)]
+mod trouble;
+
