@@ -22,7 +22,7 @@ help: ## Show this list
 
 .PHONY: run
 run: ## Start the whole service here, with Postgres, Redis and an inbox page (MANIFESTS=dir, PUBLIC_ADDR=…)
-	@scripts/need postgres redis curl
+	@scripts/need cc postgres redis curl
 	@echo "Building …"
 	@$(BUILD) --bins
 	@exec setpriv --pdeathsig TERM -- $(BIN)/latchkey-dev
@@ -33,14 +33,14 @@ build: ## Build the programs
 
 .PHONY: test
 test: ## Run every test, against real Postgres, Redis and SMTP (ARGS=… goes to the test programs)
-	@scripts/need postgres redis
+	@scripts/need cc postgres redis
 	$(BUILD) --bins
 	@scripts/test $(if $(ARGS),-- $(ARGS))
 
 .PHONY: check
 check: ## Check format, lints, dependencies, generated files, and run the tests that need no process
 	$(CARGO) fmt --all --check
-	@scripts/need cargo-deny=$(DENY_VERSION)
+	@scripts/need cc cargo-deny=$(DENY_VERSION)
 	$(DENY) --config .deny.toml check bans licenses sources
 	@$(MAKE) --no-print-directory generate
 	@scripts/unchanged $(GENERATED)
@@ -49,12 +49,12 @@ check: ## Check format, lints, dependencies, generated files, and run the tests 
 
 .PHONY: advisories
 advisories: ## Ask whether a dependency has a known weakness (needs the network)
-	@scripts/need cargo-deny=$(DENY_VERSION)
+	@scripts/need cc cargo-deny=$(DENY_VERSION)
 	$(DENY) --config .deny.toml check advisories
 
 .PHONY: generate
 generate: ## Write the CRD YAML, the metadata of the SQL queries and the OpenAPI document
-	@scripts/need postgres
+	@scripts/need cc postgres
 	$(BUILD) --bin crdgen --bin latchkey-dev
 	@mkdir -p crds/yaml docs
 	$(BIN)/crdgen crds/yaml
@@ -64,10 +64,10 @@ generate: ## Write the CRD YAML, the metadata of the SQL queries and the OpenAPI
 
 .PHONY: bench
 bench: ## Measure password logins against the bare argon2 rate of the same cores
-	@scripts/need postgres redis
+	@scripts/need cc postgres redis
 	$(BUILD) --release --bins
 	@exec setpriv --pdeathsig TERM -- $(or $(CARGO_TARGET_DIR),target)/release/latchkey-bench $(ARGS)
 
 .PHONY: tools
 tools: ## Install what the other targets need
-	@scripts/need postgres redis curl cargo-deny=$(DENY_VERSION)
+	@scripts/need cc postgres redis curl cargo-deny=$(DENY_VERSION)

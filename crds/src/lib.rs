@@ -1,9 +1,23 @@
 //! The resources of Latchkey (`latchkey.dev/v1alpha1`), and the document that its operator hands to its servers.
 
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+
+pub mod app;
+pub mod conditions;
+pub mod provider;
+pub mod refs;
 pub mod rendered;
+pub mod schema;
 pub mod types;
+#[cfg(feature = "validation")]
+pub mod validation;
 
 /// The API group of the resources.
 pub const GROUP: &str = "latchkey.dev";
 /// The version of the resources.
 pub const VERSION: &str = "v1alpha1";
+
+/// Every resource definition, as it is installed.
+pub fn all() -> Vec<CustomResourceDefinition> {
+    vec![app::definition(), provider::definition()]
+}

@@ -7,14 +7,17 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use url::{Host, Url};
 
+use crate::schema::Rule;
+
 /// Why a string is not a value of the type it should be. The text says what the type wants and never quotes the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Invalid(pub &'static str);
 
-/// Declares a string type with `parse` as its only way in.
+/// Declares a string type with `parse` as its only way in. `pattern` and `rules` tell the API server as much of it as it
+/// can check, so that most mistakes are refused at `kubectl apply`; `parse` is the whole of it.
 macro_rules! string_type {
-    ($(#[$doc:meta])* $name:ident, max: $max:expr, $(pattern: $pattern:expr,)? parse: $parse:path) => {
+    ($(#[$doc:meta])* $name:ident, max: $max:expr, $(pattern: $pattern:expr,)? $(rules: $rules:expr,)? parse: $parse:path) => {
         $(#[$doc])*
         #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name(Box<str>);
@@ -89,7 +92,13 @@ macro_rules! string_type {
             }
 
             fn json_schema(_: &mut SchemaGenerator) -> Schema {
-                json_schema!({ "type": "string", "minLength": 1, "maxLength": $max, $("pattern": $pattern)? })
+                json_schema!({
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": $max,
+                    $("pattern": $pattern,)?
+                    $("x-kubernetes-validations": $rules,)?
+                })
             }
         }
     };
@@ -101,6 +110,79 @@ pub const LABEL_PATTERN: &str = "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$";
 /// First path segments that belong to the service itself, so no App can have them (contract, 2).
 pub const RESERVED_APP_IDS: [&str; 9] =
     ["v1", "healthz", "livez", "readyz", "metrics", "openapi", "docs", "assets", "well-known"];
+
+/// No control character, no white space, nothing outside ASCII: what a URL is made of (RFC 3986, 2).
+const URL_PATTERN: &str = "^[!-~]+$";
+
+/// `http` on this machine, up to where the host ends, as a part of a regular expression.
+const LOOPBACK: &str = r"http://(localhost|127\\.[0-9]{1,3}\\.[0-9]{1,3}\\.[0-9]{1,3}|\\[::1\\])(:[0-9]{1,5})?";
+
+const NO_FRAGMENT: Rule = Rule::fixed("!self.contains('#')", "has a fragment (#…); take it away");
+const NO_USER_INFO: Rule =
+    Rule::fixed("!self.matches('^[a-zA-Z][a-zA-Z0-9+.-]*://[^/?#]*@')", "has user info before the host; take it away");
+
+fn redirect_url_rules() -> [Rule; 3] {
+    [
+        NO_FRAGMENT,
+        NO_USER_INFO,
+        Rule::new(
+            format!(r"self.matches('^(https://[^/?#]|{LOOPBACK}([/?]|$)|[a-z][a-z0-9+-]*\\.[a-z0-9+.-]*:)')"),
+            "use https, or http on a loopback host (localhost, 127.0.0.1, [::1]), or a private-use scheme with a dot in it such as com.example.app:/done",
+        ),
+    ]
+}
+
+fn origin_rules() -> [Rule; 2] {
+    [
+        Rule::new(
+            format!(r"self.matches('^(https://([a-z0-9_.-]+|\\[[0-9a-f:.]+\\])(:[0-9]{{1,5}})?|{LOOPBACK})$')"),
+            "write an origin as browsers do: https (http only on loopback), a lower-case host, a port where it is not the usual one, nothing after, for example https://shop.example.com",
+        ),
+        Rule::fixed(
+            "!self.matches('^(https:.*:443|http:.*:80)$')",
+            "leave the usual port away: browsers do not send it",
+        ),
+    ]
+}
+
+fn issuer_rules() -> [Rule; 3] {
+    [
+        HTTPS,
+        NO_USER_INFO,
+        Rule::fixed("!self.contains('?') && !self.contains('#')", "has a query or a fragment; take it away"),
+    ]
+}
+
+fn endpoint_rules() -> [Rule; 3] {
+    [HTTPS, NO_USER_INFO, NO_FRAGMENT]
+}
+
+const HTTPS: Rule = Rule::policy("self.matches('^https://[^/?#]')", "use https");
+
+fn link_template_rules() -> [Rule; 4] {
+    [
+        Rule::fixed("self.contains('{code}')", "write {code} where the code is to be filled in"),
+        Rule::fixed(
+            r"self.matches('^([^{}]|\\{code\\}|\\{email\\})*$')",
+            "has braces other than {code} and {email}; take them away",
+        ),
+        Rule::fixed(
+            "!self.matches('^[a-zA-Z][a-zA-Z0-9+.-]*://[^/?#]*[{@]')",
+            "has a placeholder or user info in its host; put placeholders into the path or the query",
+        ),
+        Rule::new(
+            format!(r"self.matches('^(https://[^/?#]|{LOOPBACK}([/?#]|$)|[a-z][a-z0-9+-]*\\.[a-z0-9+.-]*:)')"),
+            "use https, or http on a loopback host, or a private-use scheme with a dot in it such as com.example.app:/confirm",
+        ),
+    ]
+}
+
+fn mailbox_rules() -> [Rule; 1] {
+    [Rule::fixed(
+        r"self.matches('^([^<>@]*<[^<>@ ]+@[^<>@ ]+>|[^<>@ ]+@[^<>@ ]+)$')",
+        "write an address, or Name <address>",
+    )]
+}
 
 string_type! {
     /// The tenant in every path: `{APPID}` of the interface.
@@ -115,22 +197,28 @@ string_type! {
 string_type! {
     /// An address that a browser may be sent to after social login: `https`, `http` for loopback only, or a
     /// private-use scheme with a dot in it (RFC 8252, 7.1); no user info, no fragment.
-    RedirectUrl, max: 2048, parse: redirect_url
+    RedirectUrl, max: 2048, pattern: URL_PATTERN, rules: redirect_url_rules(), parse: redirect_url
 }
 
 string_type! {
     /// A web origin (RFC 6454): scheme, host and port as a browser serializes them, nothing after.
-    Origin, max: 300, parse: origin
+    Origin, max: 300, rules: origin_rules(), parse: origin
 }
 
 string_type! {
     /// An issuer (RFC 8414, 2): `https` without query or fragment; `http` only where an install says so (development).
-    IssuerUrl, max: 2048, parse: issuer
+    IssuerUrl, max: 2048, pattern: URL_PATTERN, rules: issuer_rules(), parse: issuer
+}
+
+string_type! {
+    /// An endpoint of a provider: an `https` URL without user info or fragment; `http` only where an install says so
+    /// (development).
+    EndpointUrl, max: 2048, pattern: URL_PATTERN, rules: endpoint_rules(), parse: endpoint
 }
 
 string_type! {
     /// Where a mail's link leads: a URL in which `{code}` stands for the code and `{email}` for the address.
-    LinkTemplate, max: 2048, parse: link_template
+    LinkTemplate, max: 2048, pattern: URL_PATTERN, rules: link_template_rules(), parse: link_template
 }
 
 string_type! {
@@ -140,7 +228,7 @@ string_type! {
 
 string_type! {
     /// The sender of mails: an address, or `Name <address>`.
-    Mailbox, max: 320, parse: mailbox
+    Mailbox, max: 320, pattern: r"^[^\x00-\x1f\x7f]+$", rules: mailbox_rules(), parse: mailbox
 }
 
 fn label(input: &str) -> bool {
@@ -223,6 +311,17 @@ fn issuer(input: &str) -> Result<(), Invalid> {
     }
     if url.query().is_some() || url.fragment().is_some() || !url.username().is_empty() || url.password().is_some() {
         return Err(Invalid("has a query, a fragment or user info; take it away"));
+    }
+    Ok(())
+}
+
+fn endpoint(input: &str) -> Result<(), Invalid> {
+    let url = Url::parse(input).map_err(|_| Invalid("is not an absolute URL"))?;
+    if !matches!(url.scheme(), "https" | "http") || url.host().is_none() {
+        return Err(Invalid("is not an https URL"));
+    }
+    if url.fragment().is_some() || !url.username().is_empty() || url.password().is_some() {
+        return Err(Invalid("has a fragment or user info; take it away"));
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use latchkey_crds::{
-    rendered::{AppState, Change, FORMAT, Hello, RenderedApp, Revision},
+    rendered::{AppState, Change, FORMAT, Hello, LimitName, RenderedApp, Revision, Window},
     types::AppId,
 };
 use tokio::sync::broadcast;
@@ -20,8 +20,12 @@ pub mod directory;
 /// How many changes a slow listener may lag behind before it must start from the whole set again.
 const BACKLOG: usize = 1024;
 
+/// Windows that hold beside an App's own, so that no App is looser than the install allows (contract, 7).
+pub type Ceilings = BTreeMap<LimitName, Vec<Window>>;
+
 /// What is served, by appID. Readers never wait.
 pub struct Apps {
+    ceilings: Ceilings,
     serving: ArcSwap<HashMap<AppId, Arc<App>>>,
     /// Held while the set is changed, so that listeners see changes in order.
     writing: Mutex<()>,
@@ -48,13 +52,13 @@ pub enum Refused {
 
 impl Default for Apps {
     fn default() -> Self {
-        Self::new()
+        Self::new(Ceilings::new())
     }
 }
 
 impl Apps {
-    pub fn new() -> Self {
-        Self { serving: ArcSwap::default(), writing: Mutex::new(()), changes: broadcast::channel(BACKLOG).0 }
+    pub fn new(ceilings: Ceilings) -> Self {
+        Self { ceilings, serving: ArcSwap::default(), writing: Mutex::new(()), changes: broadcast::channel(BACKLOG).0 }
     }
 
     /// The App under this id, as of now.
@@ -90,7 +94,7 @@ impl Apps {
         if self.get(id.as_str()).is_some_and(|app| app.revision == revision) {
             return;
         }
-        match load(id, document, revision) {
+        match load(id, document, revision, &self.ceilings) {
             Ok(app) if app.doc.state == AppState::Deleted => self.remove(id),
             Ok(app) => {
                 info!(app = %id, revision = %app.revision, "serving");
@@ -135,7 +139,7 @@ impl Apps {
     }
 }
 
-fn load(id: &AppId, document: &[u8], revision: Revision) -> Result<App, Refused> {
+fn load(id: &AppId, document: &[u8], revision: Revision, ceilings: &Ceilings) -> Result<App, Refused> {
     let text = std::str::from_utf8(document).map_err(|_| Refused::NotText)?;
     let malformed = |error: serde_json::Error| Refused::Malformed { line: error.line(), column: error.column() };
     /// Only the format, so that a later one is named as what it is.
@@ -147,11 +151,24 @@ fn load(id: &AppId, document: &[u8], revision: Revision) -> Result<App, Refused>
     if format == 0 {
         return Err(Refused::Format(format));
     }
-    let doc: RenderedApp = text.parse().map_err(malformed)?;
+    let mut doc: RenderedApp = text.parse().map_err(malformed)?;
     if doc.app_id != *id {
         return Err(Refused::WrongApp);
     }
+    for (limit, windows) in ceilings {
+        lower(doc.limits.entry(*limit).or_insert_with(|| limit.default_windows()), windows);
+    }
     Ok(App::new(doc, revision)?)
+}
+
+/// Adds the ceiling's windows to those that must hold; of two of one length the lower count stays.
+fn lower(windows: &mut Vec<Window>, ceiling: &[Window]) {
+    for most in ceiling {
+        match windows.iter_mut().find(|window| window.window_seconds == most.window_seconds) {
+            Some(window) => window.count = window.count.min(most.count),
+            None => windows.push(*most),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -167,7 +184,7 @@ mod tests {
 
     #[test]
     fn a_document_that_does_not_parse_is_refused_whole_and_the_old_one_serves() {
-        let apps = Apps::new();
+        let apps = Apps::default();
         apps.put(&id(), &fixtures::rendered("shop").to_bytes());
         let serving = apps.get("shop").unwrap().revision.clone();
         let (_, mut changes) = apps.subscribe(String::new());
@@ -192,18 +209,31 @@ mod tests {
     }
 
     #[test]
+    fn no_app_is_looser_than_the_ceiling() {
+        let window = |count, window_seconds| Window { count, window_seconds };
+        let ceilings = Ceilings::from([(LimitName::LoginsPerClient, vec![window(30, 60), window(500, 3600)])]);
+        let apps = Apps::new(ceilings);
+        let mut loose = fixtures::rendered("shop");
+        loose.limits.insert(LimitName::LoginsPerClient, vec![window(1000, 60), window(10, 1)]);
+        apps.put(&id(), &loose.to_bytes());
+        let app = apps.get("shop").unwrap();
+        assert_eq!(app.windows(LimitName::LoginsPerClient), [window(30, 60), window(10, 1), window(500, 3600)]);
+        assert_eq!(app.windows(LimitName::CodesPerClient), LimitName::CodesPerClient.default_windows());
+    }
+
+    #[test]
     fn a_later_format_with_more_fields_is_read() {
         let mut later = serde_json::to_value(fixtures::rendered("shop")).unwrap();
         later["format"] = 99.into();
         later["somethingNew"] = true.into();
-        let apps = Apps::new();
+        let apps = Apps::default();
         apps.put(&id(), later.to_string().as_bytes());
         assert!(apps.get("shop").is_some());
     }
 
     #[test]
     fn listeners_hear_the_whole_set_and_then_each_change() {
-        let apps = Apps::new();
+        let apps = Apps::default();
         apps.put(&id(), &fixtures::rendered("shop").to_bytes());
         let (hello, mut changes) = apps.subscribe("pod".to_owned());
         assert_eq!(hello.revisions.keys().map(AppId::as_str).collect::<Vec<_>>(), ["shop"]);
@@ -224,7 +254,7 @@ mod tests {
         let path = folder.path().join("shop.json");
         std::fs::write(&path, fixtures::rendered("shop").to_bytes()).unwrap();
         std::fs::write(folder.path().join("README.txt"), "not an App").unwrap();
-        let apps = Arc::new(Apps::new());
+        let apps = Arc::new(Apps::default());
         let _watching = directory::watch(folder.path().to_owned(), Arc::clone(&apps)).unwrap();
         let first = apps.get("shop").unwrap().revision.clone();
 

@@ -297,6 +297,10 @@ impl Hasher for Stores {
         self.hashing.answer(app, client, Work::Verify(password.clone(), hash.cloned())).await
     }
 
+    fn is_outdated(&self, hash: &PasswordHash) -> bool {
+        engine::is_outdated(hash)
+    }
+
     async fn strong_enough(
         &self,
         app: &App,

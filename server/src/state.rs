@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use crate::{config::Apps, domain::clock::Env, settings::Settings, store::Stores};
 
-pub struct State {
+/// Generic over the stores, so that the door can be tested without any.
+pub struct State<S = Stores> {
     pub apps: Arc<Apps>,
-    pub stores: Stores,
+    pub stores: S,
     pub env: Env,
     pub settings: Settings,
 }

@@ -4,9 +4,14 @@
 #[cfg(test)]
 mod concurrency;
 #[cfg(test)]
+mod harness;
+#[cfg(test)]
+mod login_password;
+#[cfg(test)]
+mod make_run;
+#[cfg(test)]
 mod storm;
 #[cfg(test)]
 mod support;
 #[cfg(test)]
 mod trouble;
-

@@ -127,6 +127,36 @@ mod tests {
             tls: "none",
             login: Some(("ada".to_owned(), "secret".to_owned())),
         };
-        insta::assert_snapshot!(app.relay(relay).manifest(), @"");
+        insta::assert_snapshot!(app.relay(relay).manifest(), @r"
+        apiVersion: latchkey.dev/v1alpha1
+        kind: App
+        metadata:
+          name: shop
+          namespace: tests
+        spec:
+          displayName: The Shop
+          limits:
+            loginsPerClient:
+            - count: 9
+              windowSeconds: 60
+          mail:
+            from: The Shop <hello@shop.test>
+            smtpSecretRef:
+              name: shop-smtp
+          tokens:
+            accessLifetimeSeconds: 60
+        ---
+        apiVersion: v1
+        kind: Secret
+        metadata:
+          name: shop-smtp
+          namespace: tests
+        stringData:
+          host: 127.0.0.1
+          password: secret
+          port: '2525'
+          tls: none
+          username: ada
+        ");
     }
 }

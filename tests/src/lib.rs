@@ -3,9 +3,11 @@
 
 pub mod builders;
 pub mod client;
+pub mod dev;
 pub mod inbox;
 pub mod mail;
 pub mod postgres;
+pub mod prepare;
 pub mod process;
 pub mod proxy;
 pub mod redis;

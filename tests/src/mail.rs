@@ -24,6 +24,8 @@ const CODE_SYMBOLS: &str = "0123456789ABCDEFGHJKMNPQRSTVWXYZ";
 pub struct Mail {
     /// Counts up in the order in which mails were accepted.
     pub id: u64,
+    /// The first code in the text.
+    pub code: Option<String>,
     /// Unix seconds.
     pub received_at: u64,
     /// The envelope's sender and recipients.
@@ -36,8 +38,6 @@ pub struct Mail {
     pub html: String,
     /// In the mail's order, decoded.
     pub headers: Vec<(String, String)>,
-    /// The first code in the text.
-    pub code: Option<String>,
     /// As it came, without what is not UTF-8.
     pub raw: String,
 }

@@ -345,12 +345,23 @@ async fn make_cluster(
     if let Some(user) = user {
         std::os::unix::fs::chown(handed_over.path(), Some(user.uid), None)?;
     }
+    // Not in place: one that is stopped half-way would look like a whole one to the next run.
+    let unfinished = data.with_extension("unfinished");
+    if unfinished.exists() {
+        fs::remove_dir_all(&unfinished)?;
+    }
+    make_private_dir(&unfinished)?;
+    if let Some(user) = user {
+        std::os::unix::fs::chown(&unfinished, Some(user.uid), None)?;
+    }
     let initdb = Program::new("initdb", programs.join("initdb"), log)
         .user(user.map(|user| user.name.as_str()))
-        .path_arg("--pgdata", data)
+        .path_arg("--pgdata", &unfinished)
         .args(["--username", ROLE, "--auth", "scram-sha-256", "--encoding", "UTF8", "--locale", "C", "--no-sync"])
         .path_arg("--pwfile", handed_over.path());
-    tokio::task::spawn_blocking(move || initdb.run(INITDB_LIMIT)).await?
+    tokio::task::spawn_blocking(move || initdb.run(INITDB_LIMIT)).await??;
+    fs::remove_dir(data)?;
+    Ok(fs::rename(unfinished, data)?)
 }
 
 fn settings(options: &Options) -> Vec<String> {

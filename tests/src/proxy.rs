@@ -6,7 +6,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -170,13 +170,15 @@ impl Shared {
         server.set_nodelay(true)?;
         let (mut from_client, mut to_client) = client.into_split();
         let (mut from_server, mut to_server) = server.into_split();
+        // Raised when the trap has sprung: from then on the client hears nothing.
+        let cut = AtomicBool::new(false);
         tokio::select! {
-            ended = self.pump(&mut from_client, &mut to_server, true) => ended,
-            ended = self.pump(&mut from_server, &mut to_client, false) => ended,
+            ended = self.pump(&mut from_client, &mut to_server, true, &cut) => ended,
+            ended = self.pump(&mut from_server, &mut to_client, false, &cut) => ended,
         }
     }
 
-    async fn pump<R, W>(&self, from: &mut R, to: &mut W, of_client: bool) -> io::Result<()>
+    async fn pump<R, W>(&self, from: &mut R, to: &mut W, of_client: bool, cut: &AtomicBool) -> io::Result<()>
     where
         R: AsyncRead + Unpin,
         W: AsyncWrite + Unpin,
@@ -198,19 +200,20 @@ impl Shared {
                 Flow::Stall => drop(flow.wait_for(|flow| *flow != Flow::Stall).await),
             }
             if of_client {
-                match self.spring(&mut before, piece) {
-                    None => {}
-                    Some(passes) => {
-                        to.write_all(&piece[..passes]).await?;
-                        to.flush().await?;
-                        if passes == read {
-                            // The server is to have read it before it sees the end of the connection.
-                            tokio::time::sleep(Duration::from_millis(50)).await;
-                        }
-                        self.sprung.notify_one();
-                        return Ok(());
+                if let Some(passes) = self.spring(&mut before, piece) {
+                    cut.store(true, Ordering::Relaxed);
+                    to.write_all(&piece[..passes]).await?;
+                    to.flush().await?;
+                    if passes == read {
+                        // The server is to have read it before it sees the end of the connection.
+                        tokio::time::sleep(Duration::from_millis(50)).await;
                     }
+                    self.sprung.notify_one();
+                    return Ok(());
                 }
+            } else if cut.load(Ordering::Relaxed) {
+                // The other direction ends this connection.
+                continue;
             }
             to.write_all(piece).await?;
         }

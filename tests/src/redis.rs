@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use redis::{Client, aio::MultiplexedConnection};
+use redis::{AsyncConnectionConfig, Client, aio::MultiplexedConnection};
 use rustix::process::Signal;
 use tokio::sync::OnceCell;
 
@@ -20,6 +20,8 @@ use crate::{
 
 /// Starting one, with a long append-only file to read.
 const START_LIMIT: Duration = Duration::from_secs(30);
+/// For each command of a test's own.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 /// A cluster of three agrees within a few seconds.
 const CLUSTER_LIMIT: Duration = Duration::from_secs(30);
 /// Slots of a Redis Cluster.
@@ -159,7 +161,11 @@ impl Redis {
                 Client::build_with_tls(self.url(), certificates)?
             }
         };
-        Ok(client.get_multiplexed_async_connection().await?)
+        // The client's own limit of half a second is too short on a loaded machine.
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(ANSWER_LIMIT))
+            .set_response_timeout(Some(ANSWER_LIMIT));
+        Ok(client.get_multiplexed_async_connection_with_config(&config).await?)
     }
 
     /// Ends it as an administrator does: what is to be kept is written.

@@ -175,7 +175,7 @@ impl Builder {
         let redis_url = redis_proxy.as_ref().map_or_else(|| redis.url(), |proxy| redis.url_at(proxy.addr()));
         postgres::write_private(&dir.join("database-url"), &database_url)?;
         postgres::write_private(&dir.join("redis-url"), &redis_url)?;
-        write_smtp_file(&dir.join("smtp.yaml"), &smtp, "hello@latchkey.test")?;
+        write_smtp_file(&dir.join("smtp.json"), &smtp, "hello@latchkey.test")?;
 
         let mut envs = self.envs;
         let authorities = [smtp.ca().map(str::to_owned), read(postgres.ca())?, read(redis.ca())?];
@@ -234,7 +234,8 @@ impl Stack {
             servers: 1,
             watch: false,
             args: Vec::new(),
-            envs: Vec::new(),
+            // No load balancer has to catch up; a flag of a test wins over this.
+            envs: vec![("LATCHKEY_DRAIN_SECONDS".to_owned(), "0".to_owned())],
         }
     }
 
@@ -359,7 +360,7 @@ impl Server {
             ("--base-url", base_url),
             ("--database-url-file", path("database-url")),
             ("--redis-url-file", path("redis-url")),
-            ("--smtp-file", path("smtp.yaml")),
+            ("--smtp-file", path("smtp.json")),
         ]
         .into_iter()
         .flat_map(|(flag, value)| [flag.to_owned(), value])
@@ -465,7 +466,7 @@ impl Server {
     }
 }
 
-/// The install's relay, as the server's `--smtp-file` wants it. JSON is YAML.
+/// The install's relay, as the server's `--smtp-file` wants it.
 pub fn write_smtp_file(path: &Path, smtp: &Smtp, from: &str) -> Result<()> {
     let relay = Relay::to(smtp);
     let mut file = json!({ "host": relay.host, "port": relay.port, "tls": relay.tls, "from": from });

@@ -172,6 +172,7 @@ pub enum LogInError {
     /// Only after the right password.
     #[error("the user is disabled")]
     Disabled,
+    /// Only with enumeration protection `Off`, after the right password; else it is `InvalidCredentials`.
     #[error("the address is not verified")]
     EmailNotVerified,
     #[error(transparent)]
@@ -209,13 +210,20 @@ pub async fn log_in<S: Users + Limits + Hasher + Sessions>(
     let Some(user) = user else {
         return Err(LogInError::InvalidCredentials);
     };
+    let unverified = app.doc.require_verified_email && !user.email_verified;
+    if unverified && !user.disabled && app.doc.enumeration_protection == EnumerationProtection::Strict {
+        // Else register followed by login would tell whether the address was known; it counts as a failure for the
+        // same reason.
+        return Err(LogInError::InvalidCredentials);
+    }
     stores.give_back(app.id(), failure).await;
     if user.disabled {
         return Err(LogInError::Disabled);
     }
-    if app.doc.require_verified_email && !user.email_verified {
+    if unverified {
         return Err(LogInError::EmailNotVerified);
     }
+    renew_hash(stores, app, caller, &user, &request.password).await;
     let tokens = match open(stores, env, app, caller, &user, Amr::Password).await? {
         Some(tokens) => tokens,
         // The password that was right a moment ago was reset meanwhile.
@@ -236,6 +244,18 @@ async fn check_password<S: Users + Hasher>(
     let hash = user.as_ref().and_then(|user| user.password_hash.as_ref());
     let right = stores.verify(app.id(), caller.address(), &request.password, hash).await?;
     Ok(user.filter(|_| right))
+}
+
+/// A hash with old parameters is replaced while the password is at hand. What fails here is done at the next log-in.
+async fn renew_hash<S: Users + Hasher>(stores: &S, app: &App, caller: &Caller, user: &User, password: &Password) {
+    let Some(old) = user.password_hash.as_ref().filter(|hash| stores.is_outdated(hash)) else { return };
+    let renewed = match stores.hash(app.id(), caller.address(), password).await {
+        Ok(new) => stores.renew_hash(app.id(), user.id, old, new).await.map_err(Trouble::from),
+        Err(busy) => Err(busy.into()),
+    };
+    if let Err(trouble) = renewed {
+        warn!(app = %app.id(), error = &trouble as &dyn std::error::Error, "a password hash keeps its old parameters");
+    }
 }
 
 // === verify ===

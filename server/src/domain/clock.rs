@@ -44,6 +44,11 @@ impl Env {
         bytes
     }
 
+    /// A number from 0 to 1, both included, to spread waits with.
+    pub fn unit(&self) -> f64 {
+        f64::from(u16::from_ne_bytes(self.random())) / f64::from(u16::MAX)
+    }
+
     /// A new identifier: UUIDv7 (RFC 9562, 5.7), so that rows made one after the other lie side by side.
     pub fn uuid(&self) -> uuid::Uuid {
         let millis = self.now().unix_timestamp_nanos() / 1_000_000;

@@ -117,6 +117,15 @@ pub trait Users: Sync {
         mail: Option<Mail>,
     ) -> impl Future<Output = Answer<()>> + Send;
 
+    /// Replaces a hash by one of the same password; nothing happens where the hash is another by now.
+    fn renew_hash(
+        &self,
+        app: &AppId,
+        user: UserId,
+        old: &PasswordHash,
+        new: PasswordHash,
+    ) -> impl Future<Output = Answer<()>> + Send;
+
     /// None: the epoch or the address has moved, or the user is gone or disabled; nothing was written. Else, in one
     /// transaction: address verified, epoch raised, contested ended and its password gone, identities gone unless a
     /// session is kept, an outbox row that carries the epoch.
@@ -291,6 +300,9 @@ pub trait Hasher: Sync {
         password: &Password,
         hash: Option<&PasswordHash>,
     ) -> impl Future<Output = Result<bool, Busy>> + Send;
+
+    /// Whether a hash was made with other parameters than new ones are.
+    fn is_outdated(&self, hash: &PasswordHash) -> bool;
 
     /// Whether the App's minimum of strength (zxcvbn) is reached, with these words as what a guesser tries first.
     fn strong_enough(

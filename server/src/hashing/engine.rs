@@ -20,6 +20,20 @@ pub(super) struct Engine {
     memory: Vec<Block>,
 }
 
+/// Whether a new hash would be made otherwise: another function, version or other parameters.
+pub(super) fn is_outdated(hash: &PasswordHash) -> bool {
+    let current = || {
+        let phc = Phc::new(hash.expose()).ok()?;
+        let params = Params::try_from(&phc.params).ok()?;
+        let same = phc.algorithm.as_str() == "argon2id"
+            && phc.version == Some(Version::V0x13.into())
+            && (params.m_cost(), params.t_cost(), params.p_cost())
+                == (PARAMS.m_cost(), PARAMS.t_cost(), PARAMS.p_cost());
+        same.then_some(())
+    };
+    current().is_none()
+}
+
 // === impl Engine ===
 
 impl Engine {
@@ -97,6 +111,15 @@ mod tests {
         assert!(engine.verify(&Password::new("correct horse"), &hash));
         assert!(!engine.verify(&Password::new("Correct horse"), &hash));
         assert!(!engine.verify(&Password::new(""), &hash));
+    }
+
+    #[test]
+    fn a_hash_of_other_parameters_is_outdated() {
+        let hash = Engine::new().hash(&Password::new("x"), &[7; 16]);
+        assert!(!is_outdated(&hash));
+        for (from, to) in [("t=2", "t=1"), ("m=19456", "m=8192"), ("argon2id", "argon2i"), ("v=19", "v=16")] {
+            assert!(is_outdated(&PasswordHash::new(hash.expose().replace(from, to))), "{to}");
+        }
     }
 
     #[test]

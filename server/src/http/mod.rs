@@ -1,1 +1,58 @@
 //! The door: bytes in, bytes out; the only place that knows HTTP.
+
+use std::sync::Arc;
+
+use prometheus_client::registry::Registry;
+
+use crate::{
+    domain::ports::{Codes, Hasher, Limits, Outbox, Sessions, Users},
+    state::State,
+};
+
+mod admin;
+pub mod cors;
+pub mod door;
+pub mod error;
+pub mod guard;
+pub mod handlers;
+pub mod metrics;
+pub mod openapi;
+pub mod patience;
+mod public;
+pub mod request;
+pub mod response;
+pub mod routes;
+pub mod serve;
+
+pub use door::Service;
+pub use handlers::ops::Readiness;
+pub use metrics::HttpMetrics;
+pub use serve::{Drain, serve};
+
+/// All that the endpoints need from outside.
+pub trait Ports: Users + Limits + Hasher + Sessions + Codes + Outbox + Send + Sync + 'static {}
+
+impl<S: Users + Limits + Hasher + Sessions + Codes + Outbox + Send + Sync + 'static> Ports for S {}
+
+/// The login API.
+pub fn public_service<S: Ports>(state: Arc<State<S>>, metrics: HttpMetrics) -> Service {
+    Service::new(public::Public::new(Arc::clone(&state)), state, metrics)
+}
+
+/// Administration.
+pub fn admin_service<S: Ports>(state: Arc<State<S>>, metrics: HttpMetrics) -> Service {
+    Service::new(admin::Admin, state, metrics)
+}
+
+/// Operations; `drain` is that of its own listener, whose end ends the streams of revisions.
+pub fn ops_service<S: Ports>(
+    state: Arc<State<S>>,
+    metrics: HttpMetrics,
+    registry: Arc<Registry>,
+    readiness: Arc<Readiness>,
+    drain: &Drain,
+) -> Service {
+    let apps = Arc::clone(&state.apps);
+    let ops = handlers::ops::Ops::new(apps, state.settings.pod_uid.clone(), readiness, registry, drain.closing());
+    Service::new(ops, state, metrics)
+}

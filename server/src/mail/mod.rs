@@ -1,1 +1,37 @@
 //! Mail: the outbox worker, the templates and the relays.
+
+use ipnet::IpNet;
+use latchkey_crds::{rendered::SmtpRelay, types::Mailbox};
+
+mod backoff;
+mod delivery;
+mod guard;
+mod link;
+mod metrics;
+mod relay;
+mod sandbox;
+mod templates;
+mod wire;
+mod worker;
+
+pub use metrics::MailMetrics;
+pub use templates::{TemplateError, check};
+pub use worker::Worker;
+
+/// What the install sets for the mail of all Apps.
+#[derive(Clone, Debug, Default)]
+pub struct MailSettings {
+    /// The install's own relay; none: the mail of Apps without their own waits.
+    pub install: Option<InstallRelay>,
+    /// Private networks in which an App's own relay may stand.
+    pub private_cidrs: Vec<IpNet>,
+    /// Development: an App's own relay may stand on loopback, at any port.
+    pub allow_insecure: bool,
+}
+
+/// The relay of the install, and who sends through it.
+#[derive(Clone, Debug)]
+pub struct InstallRelay {
+    pub relay: SmtpRelay,
+    pub from: Mailbox,
+}

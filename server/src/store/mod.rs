@@ -4,6 +4,9 @@ use crate::hashing::Hashing;
 
 pub mod postgres;
 pub mod redis;
+mod source;
+
+pub use source::{Unreadable, UrlSource};
 
 /// Everything the use-cases need from outside, on one type.
 #[derive(Clone)]

@@ -1,4 +1,213 @@
-//! Codes, sessions and limits, in Redis.
+//! Codes, sessions and limits, in Redis: connections, scripts, and what errors mean.
 
+use std::{sync::Arc, time::Duration};
+
+use prometheus_client::registry::Registry;
+use redis::{Cmd, Pipeline, Script, Value};
+use tokio::{task::AbortHandle, time::Instant};
+use tracing::{error, info};
+
+use super::{Unreadable, UrlSource};
+use crate::domain::ports::StoreError;
+
+mod codes;
+mod errors;
+mod limits;
+mod link;
+mod metrics;
+mod sessions;
+
+pub use errors::{Fault, FaultKind};
+
+use link::{Link, Replicated};
+use metrics::{Metrics, Operation};
+
+/// What a call may take in all, connecting included.
+const CALL_LIMIT: Duration = Duration::from_secs(2);
+/// How often the policy for a full memory is looked at.
+const POLICY_INTERVAL: Duration = Duration::from_secs(60);
+const POLICY_RETRY: Duration = Duration::from_secs(5);
+
+/// How to reach Redis.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// `redis://user:password@host/database`, or `rediss://` for TLS, with the system's authorities or those of
+    /// `SSL_CERT_FILE`.
+    pub url: UrlSource,
+    /// Added to Redis's clock; zero outside tests.
+    pub clock_offset: time::Duration,
+}
+
+/// The URL is not there or not one of Redis. The text does not hold it.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    #[error(transparent)]
+    Unreadable(#[from] Unreadable),
+    #[error("the URL of Redis is not of the form redis://user:password@host:port/database")]
+    Malformed,
+}
+
+/// A handle to Redis.
 #[derive(Clone)]
-pub struct Redis {}
+pub struct Redis {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    link: Arc<Link>,
+    /// Connections whose calls wait for a replica: WAIT holds up what comes after it.
+    replicated: Replicated,
+    scripts: Arc<Scripts>,
+    metrics: Metrics,
+    clock_offset: time::Duration,
+    watch: AbortHandle,
+}
+
+/// Each touches the keys of one slot.
+struct Scripts {
+    open: Script,
+    get: Script,
+    raise: Script,
+    take: Script,
+    give_back: Script,
+}
+
+// === impl Options ===
+
+impl Options {
+    pub fn new(url: UrlSource) -> Self {
+        Self { url, clock_offset: time::Duration::ZERO }
+    }
+}
+
+// === impl Scripts ===
+
+impl Scripts {
+    fn new() -> Self {
+        Self {
+            open: Script::new(include_str!("open.lua")),
+            get: Script::new(include_str!("get.lua")),
+            raise: Script::new(include_str!("raise.lua")),
+            take: Script::new(include_str!("take.lua")),
+            give_back: Script::new(include_str!("give_back.lua")),
+        }
+    }
+
+    /// Loads all of them, so that calls need only name them.
+    fn load(&self) -> Pipeline {
+        let mut pipeline = Pipeline::new();
+        for code in [
+            include_str!("open.lua"),
+            include_str!("get.lua"),
+            include_str!("raise.lua"),
+            include_str!("take.lua"),
+            include_str!("give_back.lua"),
+        ] {
+            pipeline.cmd("SCRIPT").arg("LOAD").arg(code);
+        }
+        pipeline
+    }
+}
+
+/// A call of a loaded script.
+fn call(script: &Script, keys: &[String], arguments: &[String]) -> Cmd {
+    let mut command = redis::cmd("EVALSHA");
+    command.arg(script.get_hash()).arg(keys.len()).arg(keys).arg(arguments);
+    command
+}
+
+// === impl Redis ===
+
+impl Redis {
+    /// Reads the URL; connections are made when they are needed. Needs a running tokio.
+    pub fn connect(options: Options) -> Result<Self, ConnectError> {
+        link::client(&options.url)?;
+        let scripts = Arc::new(Scripts::new());
+        let link = Arc::new(Link::new(options.url.clone(), Arc::clone(&scripts)));
+        let replicated = Replicated::new(&options.url, &scripts);
+        let metrics = Metrics::new();
+        let watch = tokio::spawn(watch_policy(Arc::clone(&link), metrics.clone())).abort_handle();
+        let clock_offset = options.clock_offset;
+        Ok(Self { shared: Arc::new(Shared { link, replicated, scripts, metrics, clock_offset, watch }) })
+    }
+
+    pub fn register(&self, registry: &mut Registry) {
+        self.shared.metrics.register(registry);
+    }
+
+    fn scripts(&self) -> &Scripts {
+        &self.shared.scripts
+    }
+
+    fn offset_millis(&self) -> String {
+        self.shared.clock_offset.whole_milliseconds().to_string()
+    }
+
+    /// Sends commands in one go; an answer for each.
+    async fn send(&self, operation: Operation, commands: &Pipeline) -> Result<Vec<Value>, StoreError> {
+        let started = Instant::now();
+        let answer = self.shared.link.send(commands, started + CALL_LIMIT).await;
+        self.observed(operation, started, answer)
+    }
+
+    /// As `send`, for what must not be lost: whether a replica has it too, where there are any.
+    async fn send_replicated(
+        &self,
+        operation: Operation,
+        command: Cmd,
+    ) -> Result<(Value, crate::domain::ports::Carried), StoreError> {
+        let started = Instant::now();
+        let until = started + CALL_LIMIT;
+        let answer = self.shared.replicated.send(&self.shared.link, command, until).await;
+        self.observed(operation, started, answer)
+    }
+
+    fn observed<T>(&self, operation: Operation, started: Instant, answer: Result<T, Fault>) -> Result<T, StoreError> {
+        self.shared.metrics.took(operation, started.elapsed());
+        answer.map_err(|fault| self.failed(fault))
+    }
+
+    fn failed(&self, fault: Fault) -> StoreError {
+        self.shared.metrics.failed(fault.kind);
+        fault.into()
+    }
+
+    /// An answer of a form that no command of ours has.
+    fn unreadable(&self) -> StoreError {
+        self.failed(Fault::unreadable())
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.watch.abort();
+    }
+}
+
+/// A Redis that evicts keys when it is full ends sessions and forgets limits: whoever runs it must hear of that.
+async fn watch_policy(link: Arc<Link>, metrics: Metrics) {
+    let mut told = None;
+    loop {
+        let mut commands = Pipeline::new();
+        commands.cmd("INFO").arg("memory");
+        let answer = link.send(&commands, Instant::now() + CALL_LIMIT).await;
+        let info = answer.ok().and_then(|values| values.into_iter().next()).and_then(link::text);
+        let policy = info.as_deref().and_then(|info| link::field(info, "maxmemory_policy")).map(str::to_owned);
+        let Some(policy) = policy else {
+            tokio::time::sleep(POLICY_RETRY).await;
+            continue;
+        };
+        let evicts = policy != "noeviction";
+        metrics.evicts(evicts);
+        if told != Some(evicts) && evicts {
+            error!(
+                policy,
+                "Redis evicts keys when it is full: sessions and limits can vanish; set maxmemory-policy noeviction"
+            );
+        } else if told == Some(true) {
+            info!(policy, "Redis does not evict keys any more");
+        }
+        told = Some(evicts);
+        tokio::time::sleep(POLICY_INTERVAL).await;
+    }
+}

@@ -1,0 +1,372 @@
+//! Checks an object as an API server does: unknown fields, the structural schema, then the rules.
+
+use std::{collections::HashMap, fmt, sync::Arc};
+
+use cel::{Context, Program, objects::Key};
+use jsonschema::{
+    PatternOptions,
+    error::ValidationErrorKind,
+    paths::{Location, LocationSegment},
+};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use serde_json::{Map, Value};
+
+use crate::schema::POLICY_REASON;
+
+/// A kind of object that can be checked.
+pub struct Validator {
+    schema: Value,
+    structure: jsonschema::Validator,
+}
+
+/// What is wrong with an object, and where.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Violation {
+    /// The field as kubectl writes it: `spec.redirectURLs[1]`.
+    pub field: String,
+    /// What to do; never quotes the value.
+    pub reason: String,
+    /// Whether it is a matter of policy, which development mode passes over.
+    pub policy: bool,
+}
+
+/// A definition that cannot be used; that it can is tested for every one of ours.
+#[derive(Debug, thiserror::Error)]
+pub enum BrokenDefinition {
+    #[error("the definition has no schema")]
+    NoSchema,
+    #[error("the schema does not compile")]
+    Schema(#[source] Box<jsonschema::ValidationError<'static>>),
+    #[error("the rule does not compile: {rule}")]
+    Rule {
+        rule: String,
+        #[source]
+        source: cel::ParseErrors,
+    },
+}
+
+// === impl Violation ===
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.field.is_empty() {
+            f.write_str(&self.reason)
+        } else {
+            write!(f, "field {}: {}", self.field, self.reason)
+        }
+    }
+}
+
+// === impl Validator ===
+
+impl Validator {
+    pub fn new(definition: &CustomResourceDefinition) -> Result<Self, BrokenDefinition> {
+        let schema = definition
+            .spec
+            .versions
+            .first()
+            .and_then(|version| version.schema.as_ref()?.open_api_v3_schema.as_ref())
+            .and_then(|schema| serde_json::to_value(schema).ok())
+            .ok_or(BrokenDefinition::NoSchema)?;
+        let structure = jsonschema::options()
+            .with_pattern_options(PatternOptions::regex())
+            .build(&schema)
+            .map_err(|error| BrokenDefinition::Schema(Box::new(error)))?;
+        compile_rules(&schema)?;
+        Ok(Self { schema, structure })
+    }
+
+    /// Everything wrong with an object; `old` is what it was before, for the rules on changes.
+    pub fn check(&self, object: &Value, old: Option<&Value>) -> Vec<Violation> {
+        let object = self.stored(object);
+        let old = old.map(|old| self.stored(old));
+        let mut found = Vec::new();
+        for (name, value) in object.as_object().into_iter().flatten() {
+            // The server knows all of metadata.
+            if name != "metadata" {
+                match property(&self.schema, name) {
+                    Some(schema) => unknown_fields(schema, value, name, &mut found),
+                    None => found.push(Violation::new(name, "unknown field".into())),
+                }
+            }
+        }
+        let mut broken = false;
+        for error in self.structure.iter_errors(&object) {
+            broken = true;
+            let (field, reason) = explain(error.instance_path(), error.kind(), error.instance());
+            found.push(Violation::new(&field, reason));
+        }
+        repeated_entries(&self.schema, &object, "", &mut found);
+        // As in the API server: rules are asked only of what has the right structure.
+        if !broken {
+            rules(&self.schema, &object, old.as_ref(), "", &mut found);
+        }
+        found.sort();
+        found.dedup();
+        found
+    }
+
+    /// The object as it would be stored: without nulls, with defaults.
+    pub fn stored(&self, object: &Value) -> Value {
+        let mut object = object.clone();
+        prune_nulls(&mut object);
+        if let (Some(object), Some(properties)) = (object.as_object_mut(), properties(&self.schema)) {
+            // The status is the operator's.
+            object.remove("status");
+            for (name, schema) in properties {
+                if let Some(value) = object.get_mut(name) {
+                    defaults(schema, value);
+                }
+            }
+        }
+        object
+    }
+}
+
+impl Violation {
+    fn new(field: &str, reason: String) -> Self {
+        Self { field: field.into(), reason, policy: false }
+    }
+}
+
+fn properties(schema: &Value) -> Option<&Map<String, Value>> {
+    schema.get("properties")?.as_object()
+}
+
+fn property<'a>(schema: &'a Value, name: &str) -> Option<&'a Value> {
+    properties(schema)?.get(name)
+}
+
+fn join(path: &str, name: &str) -> String {
+    if path.is_empty() { name.into() } else { format!("{path}.{name}") }
+}
+
+fn prune_nulls(value: &mut Value) {
+    match value {
+        Value::Object(members) => {
+            members.retain(|_, member| !member.is_null());
+            members.values_mut().for_each(prune_nulls);
+        }
+        Value::Array(items) => items.iter_mut().for_each(prune_nulls),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+fn defaults(schema: &Value, value: &mut Value) {
+    match value {
+        Value::Object(members) => {
+            for (name, schema) in properties(schema).into_iter().flatten() {
+                if let (None, Some(default)) = (members.get(name), schema.get("default")) {
+                    members.insert(name.clone(), default.clone());
+                }
+                if let Some(member) = members.get_mut(name) {
+                    defaults(schema, member);
+                }
+            }
+        }
+        Value::Array(items) => {
+            if let Some(schema) = schema.get("items") {
+                items.iter_mut().for_each(|item| defaults(schema, item));
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+fn unknown_fields(schema: &Value, value: &Value, path: &str, found: &mut Vec<Violation>) {
+    match value {
+        Value::Object(members) => {
+            for (name, member) in members {
+                let path = join(path, name);
+                match property(schema, name) {
+                    Some(schema) => unknown_fields(schema, member, &path, found),
+                    None if properties(schema).is_some() => found.push(Violation::new(&path, "unknown field".into())),
+                    None => {}
+                }
+            }
+        }
+        Value::Array(items) => {
+            if let Some(schema) = schema.get("items") {
+                for (index, item) in items.iter().enumerate() {
+                    unknown_fields(schema, item, &format!("{path}[{index}]"), found);
+                }
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+fn repeated_entries(schema: &Value, value: &Value, path: &str, found: &mut Vec<Violation>) {
+    match value {
+        Value::Object(members) => {
+            for (name, member) in members {
+                if let Some(schema) = property(schema, name) {
+                    repeated_entries(schema, member, &join(path, name), found);
+                }
+            }
+        }
+        Value::Array(items) => {
+            let is_set = schema.get("x-kubernetes-list-type").and_then(Value::as_str) == Some("set");
+            for (index, item) in items.iter().enumerate() {
+                let path = format!("{path}[{index}]");
+                if is_set && items[..index].contains(item) {
+                    found.push(Violation::new(&path, "is there twice; take one away".into()));
+                }
+                if let Some(schema) = schema.get("items") {
+                    repeated_entries(schema, item, &path, found);
+                }
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+/// A schema error as a field and what to do.
+fn explain(path: &Location, kind: &ValidationErrorKind, value: &Value) -> (String, String) {
+    let mut field = String::new();
+    for segment in path.iter() {
+        field = match segment {
+            LocationSegment::Property(name) => join(&field, &name),
+            LocationSegment::Index(index) => format!("{field}[{index}]"),
+        };
+    }
+    let reason = match kind {
+        ValidationErrorKind::Required { property } => {
+            field = join(&field, property.as_str().unwrap_or_default());
+            "is required".into()
+        }
+        ValidationErrorKind::Type { kind: jsonschema::error::TypeKind::Single(wanted) } => {
+            format!("must be of type {wanted}, not {}", type_name(value))
+        }
+        ValidationErrorKind::Enum { options } => {
+            let options = options.as_array().into_iter().flatten().filter_map(Value::as_str).collect::<Vec<_>>();
+            format!("must be one of {}", options.join(", "))
+        }
+        ValidationErrorKind::Minimum { limit } => format!("must be {} or more", bound(limit)),
+        ValidationErrorKind::Maximum { limit } => format!("must be {} or less", bound(limit)),
+        ValidationErrorKind::MinLength { limit } => match limit {
+            1 => "must not be empty".into(),
+            _ => format!("must have {limit} characters or more"),
+        },
+        ValidationErrorKind::MaxLength { limit } => format!("must have {limit} characters or fewer"),
+        ValidationErrorKind::MinItems { limit } => format!("must have {limit} entries or more"),
+        ValidationErrorKind::MaxItems { limit } => format!("must have {limit} entries or fewer"),
+        ValidationErrorKind::Pattern { pattern } => format!("must match {pattern}"),
+        other => format!("breaks the schema's {}", other.keyword()),
+    };
+    (field, reason)
+}
+
+/// A bound as people write it: the definition keeps every number as a float.
+fn bound(limit: &Value) -> String {
+    let text = limit.to_string();
+    text.strip_suffix(".0").unwrap_or(&text).to_owned()
+}
+
+fn type_name(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(number) if number.is_f64() => "number",
+        Value::Number(_) => "integer",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
+}
+
+/// Every rule of a schema compiles, or the first that does not.
+fn compile_rules(schema: &Value) -> Result<(), BrokenDefinition> {
+    for rule in own_rules(schema) {
+        Program::compile(rule.expression)
+            .map_err(|source| BrokenDefinition::Rule { rule: rule.expression.into(), source })?;
+    }
+    for inner in properties(schema).into_iter().flat_map(Map::values).chain(schema.get("items")) {
+        compile_rules(inner)?;
+    }
+    Ok(())
+}
+
+struct RuleRef<'a> {
+    expression: &'a str,
+    message: &'a str,
+    policy: bool,
+}
+
+fn own_rules(schema: &Value) -> impl Iterator<Item = RuleRef<'_>> {
+    let rules = schema.get("x-kubernetes-validations").and_then(Value::as_array);
+    rules.into_iter().flatten().filter_map(|rule| {
+        Some(RuleRef {
+            expression: rule.get("rule")?.as_str()?,
+            message: rule.get("message").and_then(Value::as_str).unwrap_or("breaks a rule"),
+            policy: rule.get("reason").and_then(Value::as_str) == Some(POLICY_REASON),
+        })
+    })
+}
+
+fn rules(schema: &Value, value: &Value, old: Option<&Value>, path: &str, found: &mut Vec<Violation>) {
+    for rule in own_rules(schema) {
+        // A rule on a change is asked only where there was something before.
+        if rule.expression.contains("oldSelf") && old.is_none() {
+            continue;
+        }
+        let holds = evaluate(rule.expression, value, old);
+        let reason = match holds {
+            Some(true) => continue,
+            Some(false) => rule.message.to_owned(),
+            None => format!("cannot be judged by the rule: {}", rule.message),
+        };
+        found.push(Violation { field: path.into(), reason, policy: rule.policy && holds.is_some() });
+    }
+    match value {
+        Value::Object(members) => {
+            for (name, member) in members {
+                if let Some(schema) = property(schema, name) {
+                    rules(schema, member, old.and_then(|old| old.get(name)), &join(path, name), found);
+                }
+            }
+        }
+        Value::Array(items) => {
+            if let Some(schema) = schema.get("items") {
+                for (index, item) in items.iter().enumerate() {
+                    // Entries of sets and atomic lists have no past (Kubernetes' "correlatable").
+                    rules(schema, item, None, &format!("{path}[{index}]"), found);
+                }
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+/// Whether a rule holds; none where it cannot be told.
+fn evaluate(expression: &str, value: &Value, old: Option<&Value>) -> Option<bool> {
+    let program = Program::compile(expression).ok()?;
+    let mut context = Context::default();
+    context.add_variable_from_value("self", to_cel(value));
+    if let Some(old) = old {
+        context.add_variable_from_value("oldSelf", to_cel(old));
+    }
+    match program.execute(&context) {
+        Ok(cel::Value::Bool(holds)) => Some(holds),
+        Ok(_) | Err(_) => None,
+    }
+}
+
+/// Integers become `int` whatever their sign, as in Kubernetes.
+fn to_cel(value: &Value) -> cel::Value {
+    match value {
+        Value::Null => cel::Value::Null,
+        Value::Bool(value) => cel::Value::Bool(*value),
+        Value::Number(number) => match number.as_i64() {
+            Some(number) => cel::Value::Int(number),
+            None => cel::Value::Float(number.as_f64().unwrap_or(f64::MAX)),
+        },
+        Value::String(text) => cel::Value::String(Arc::new(text.clone())),
+        Value::Array(items) => cel::Value::List(Arc::new(items.iter().map(to_cel).collect())),
+        Value::Object(members) => {
+            let members: HashMap<Key, cel::Value> =
+                members.iter().map(|(name, member)| (Key::from(name.as_str()), to_cel(member))).collect();
+            cel::Value::Map(members.into())
+        }
+    }
+}

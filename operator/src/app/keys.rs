@@ -1,0 +1,220 @@
+//! The signing and HMAC keys of an App: what they are, and when one more is needed. Pure but for randomness.
+
+use aws_lc_rs::{
+    encoding::AsDer,
+    rand::{SecureRandom, SystemRandom},
+    rsa::{KeyPair as RsaKeyPair, KeySize},
+    signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, Ed25519KeyPair},
+};
+use base64::{Engine, engine::general_purpose::STANDARD};
+use latchkey_crds::{
+    rendered::{HmacKey, KeyState, RenderedApp, SecretString, SigningAlgorithm, SigningKey},
+    types::AppId,
+};
+use serde::{Deserialize, Serialize};
+use time::OffsetDateTime;
+
+/// All keys of an App, as they are kept.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct KeyDocument {
+    #[serde(rename = "appID")]
+    pub(crate) app_id: AppId,
+    pub(crate) signing: Vec<KeptSigningKey>,
+    pub(crate) hmac: Vec<KeptHmacKey>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct KeptSigningKey {
+    #[serde(flatten)]
+    pub(crate) key: SigningKey,
+    #[serde(with = "time::serde::rfc3339")]
+    pub(crate) created_at: OffsetDateTime,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct KeptHmacKey {
+    #[serde(flatten)]
+    pub(crate) key: HmacKey,
+    #[serde(with = "time::serde::rfc3339")]
+    pub(crate) created_at: OffsetDateTime,
+}
+
+/// Why keys that are there cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum InvalidKeys {
+    #[error("they are another App's")]
+    OtherApp,
+    #[error("an id is there twice or is not a letter and a number")]
+    Id,
+    #[error("there is not exactly one Active key of each sort")]
+    Active,
+    #[error("a signing key is not a private key of its algorithm in PEM")]
+    SigningKey,
+    #[error("an HMAC key is not 32 octets in base64")]
+    HmacKey,
+}
+
+/// The system gave no random octets, or no key could be made of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no key could be made")]
+pub(crate) struct KeyNotMade;
+
+impl From<aws_lc_rs::error::Unspecified> for KeyNotMade {
+    fn from(_: aws_lc_rs::error::Unspecified) -> Self {
+        Self
+    }
+}
+
+// === impl KeyDocument ===
+
+impl KeyDocument {
+    /// The first keys of an App. Active at once: nothing was made under others.
+    pub(crate) fn first(app_id: &AppId, algorithm: SigningAlgorithm, now: OffsetDateTime) -> Result<Self, KeyNotMade> {
+        let mut secret = [0; 32];
+        SystemRandom::new().fill(&mut secret)?;
+        let hmac =
+            HmacKey { id: "h1".into(), state: KeyState::Active, secret: SecretString::new(STANDARD.encode(secret)) };
+        Ok(Self {
+            app_id: app_id.clone(),
+            signing: vec![new_signing_key(1, algorithm, now)?],
+            hmac: vec![KeptHmacKey { key: hmac, created_at: now }],
+        })
+    }
+
+    /// The keys once tokens are to be signed with another algorithm; none where they are already. Where no server has
+    /// to acknowledge it first, the new key is Active at once.
+    pub(crate) fn with_algorithm(
+        &self,
+        algorithm: SigningAlgorithm,
+        now: OffsetDateTime,
+    ) -> Result<Option<Self>, KeyNotMade> {
+        let active = self.signing.iter().find(|kept| kept.key.state == KeyState::Active);
+        if active.is_some_and(|kept| kept.key.algorithm == algorithm) {
+            return Ok(None);
+        }
+        let mut changed = self.clone();
+        for kept in &mut changed.signing {
+            kept.key.state = KeyState::Retired;
+        }
+        let last = self.signing.iter().filter_map(|kept| number(&kept.key.id, 's')).max().unwrap_or(0);
+        changed.signing.push(new_signing_key(last + 1, algorithm, now)?);
+        Ok(Some(changed))
+    }
+
+    /// The keys of a document that is served, for where the keys themselves are lost.
+    pub(crate) fn of_document(document: RenderedApp, now: OffsetDateTime) -> Self {
+        Self {
+            app_id: document.app_id,
+            signing: document.keys.signing.into_iter().map(|key| KeptSigningKey { key, created_at: now }).collect(),
+            hmac: document.keys.hmac.into_iter().map(|key| KeptHmacKey { key, created_at: now }).collect(),
+        }
+    }
+
+    /// Whether these can be the keys of an App. Keys that cannot be used are never written over.
+    pub(crate) fn check(&self, app_id: &AppId) -> Result<(), InvalidKeys> {
+        if self.app_id != *app_id {
+            return Err(InvalidKeys::OtherApp);
+        }
+        let signing = self.signing.iter().map(|kept| (&kept.key.id, kept.key.state, 's'));
+        let hmac = self.hmac.iter().map(|kept| (&kept.key.id, kept.key.state, 'h'));
+        for keys in [signing.collect::<Vec<_>>(), hmac.collect()] {
+            let mut numbers = Vec::new();
+            for (id, _, letter) in &keys {
+                let number = number(id, *letter).ok_or(InvalidKeys::Id)?;
+                if numbers.contains(&number) {
+                    return Err(InvalidKeys::Id);
+                }
+                numbers.push(number);
+            }
+            if keys.iter().filter(|(_, state, _)| *state == KeyState::Active).count() != 1 {
+                return Err(InvalidKeys::Active);
+            }
+        }
+        if !self.signing.iter().all(|kept| is_signing_key(&kept.key)) {
+            return Err(InvalidKeys::SigningKey);
+        }
+        let is_hmac = |kept: &KeptHmacKey| STANDARD.decode(kept.key.secret.expose()).is_ok_and(|key| key.len() == 32);
+        if !self.hmac.iter().all(is_hmac) {
+            return Err(InvalidKeys::HmacKey);
+        }
+        Ok(())
+    }
+}
+
+impl KeptSigningKey {
+    pub(crate) fn rendered(&self) -> SigningKey {
+        self.key.clone()
+    }
+}
+
+impl KeptHmacKey {
+    pub(crate) fn rendered(&self) -> HmacKey {
+        self.key.clone()
+    }
+}
+
+/// The number in an id such as `s1`.
+fn number(id: &str, letter: char) -> Option<u32> {
+    let digits = id.strip_prefix(letter)?;
+    let number = digits.parse().ok()?;
+    // "s01" and "s+1" would be other names of the same key.
+    (number > 0 && digits == u32::to_string(&number)).then_some(number)
+}
+
+fn new_signing_key(
+    number: u32,
+    algorithm: SigningAlgorithm,
+    now: OffsetDateTime,
+) -> Result<KeptSigningKey, KeyNotMade> {
+    let random = SystemRandom::new();
+    let der = match algorithm {
+        SigningAlgorithm::ES256 => {
+            EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &random)?.as_ref().to_vec()
+        }
+        // Version 1 of PKCS#8, which every library reads.
+        SigningAlgorithm::EdDSA => Ed25519KeyPair::generate_pkcs8v1(&random)?.as_ref().to_vec(),
+        SigningAlgorithm::RS256 => RsaKeyPair::generate(KeySize::Rsa2048)?.as_der()?.as_ref().to_vec(),
+    };
+    let key = SigningKey {
+        id: format!("s{number}"),
+        state: KeyState::Active,
+        algorithm,
+        private_key: SecretString::new(pem(&der)),
+    };
+    Ok(KeptSigningKey { key, created_at: now })
+}
+
+const PEM_BEGIN: &str = "-----BEGIN PRIVATE KEY-----";
+const PEM_END: &str = "-----END PRIVATE KEY-----";
+
+/// PKCS#8 as PEM: base64 in lines of 64 (RFC 7468).
+fn pem(der: &[u8]) -> String {
+    let text = STANDARD.encode(der);
+    let mut pem = format!("{PEM_BEGIN}\n");
+    for (index, symbol) in text.chars().enumerate() {
+        if index > 0 && index % 64 == 0 {
+            pem.push('\n');
+        }
+        pem.push(symbol);
+    }
+    pem.push_str(&format!("\n{PEM_END}\n"));
+    pem
+}
+
+/// What is between the lines of a PEM text.
+pub(crate) fn from_pem(pem: &str) -> Option<Vec<u8>> {
+    let body = pem.trim().strip_prefix(PEM_BEGIN)?.strip_suffix(PEM_END)?;
+    STANDARD.decode(body.split_ascii_whitespace().collect::<String>()).ok()
+}
+
+fn is_signing_key(key: &SigningKey) -> bool {
+    let Some(der) = from_pem(key.private_key.expose()) else { return false };
+    match key.algorithm {
+        SigningAlgorithm::ES256 => EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &der).is_ok(),
+        SigningAlgorithm::EdDSA => Ed25519KeyPair::from_pkcs8(&der).is_ok(),
+        SigningAlgorithm::RS256 => RsaKeyPair::from_pkcs8(&der).is_ok(),
+    }
+}

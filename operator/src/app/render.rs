@@ -1,0 +1,60 @@
+//! A validated App and its keys → the document that servers read. Pure and infallible: same input, same octets.
+
+use latchkey_crds::rendered::{AppState, FORMAT, MAX_DOCUMENT, RenderedApp, RenderedKeys, Revision};
+
+use crate::app::{keys::KeyDocument, validate::ValidatedApp};
+
+/// A document that is ready to be published.
+pub(crate) struct Rendered {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) revision: Revision,
+}
+
+/// The document is larger than servers read: the App asks for too much.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the rendered document is over {} KiB; shorten the templates and lists", MAX_DOCUMENT / 1024)]
+pub(crate) struct TooLarge;
+
+pub(crate) fn render(app: &ValidatedApp, keys: &KeyDocument) -> Rendered {
+    let document = RenderedApp {
+        format: FORMAT,
+        app_id: app.app_id.clone(),
+        namespace: app.namespace.clone(),
+        name: app.name.clone(),
+        state: AppState::Serving,
+        issuer: app.issuer.clone(),
+        display_name: app.display_name.clone(),
+        redirect_urls: app.redirect_urls.clone(),
+        allowed_origins: app.allowed_origins.clone(),
+        sign_up: app.sign_up,
+        allowed_email_domains: app.allowed_email_domains.clone(),
+        require_verified_email: app.require_verified_email,
+        enumeration_protection: app.enumeration_protection,
+        allow_users_without_email: app.allow_users_without_email,
+        browser_binding: app.browser_binding,
+        callback_mode: app.callback_mode,
+        password: app.password.clone(),
+        mail: app.mail.clone(),
+        tokens: app.tokens.clone(),
+        limits: app.limits.clone(),
+        administrators: app.administrators.clone(),
+        unverified_retention_days: app.unverified_retention_days,
+        audit_retention_days: app.audit_retention_days,
+        providers: app.providers.clone(),
+        keys: RenderedKeys {
+            signing: keys.signing.iter().map(|key| key.rendered()).collect(),
+            hmac: keys.hmac.iter().map(|key| key.rendered()).collect(),
+        },
+    };
+    let bytes = document.to_bytes();
+    let revision = Revision::of(&bytes);
+    Rendered { bytes, revision }
+}
+
+// === impl Rendered ===
+
+impl Rendered {
+    pub(crate) fn within_limit(self) -> Result<Self, TooLarge> {
+        if self.bytes.len() > MAX_DOCUMENT { Err(TooLarge) } else { Ok(self) }
+    }
+}

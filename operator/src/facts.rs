@@ -1,0 +1,101 @@
+//! What the steps are told of the world, and the trait by which it is asked: nothing here judges.
+
+use std::collections::BTreeMap;
+
+use latchkey_crds::{conditions::Reason, provider::Provider, rendered::SecretString, types::IssuerUrl};
+
+/// What holds for a whole install.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    /// Without a slash at its end.
+    pub(crate) base_url: IssuerUrl,
+    /// Development mode: `http`, loopback addresses and any port for mail and providers.
+    pub(crate) allow_insecure: bool,
+}
+
+/// Where objects are looked up: in manifests, or in a cluster.
+pub(crate) trait Source {
+    /// A Provider, by namespace and name.
+    fn provider(&self, namespace: &str, name: &str) -> Lookup<Provider>;
+    /// The values of a Secret, decoded.
+    fn secret(&self, namespace: &str, name: &str) -> Lookup<SecretValues>;
+    /// The values of a ConfigMap.
+    fn config_map(&self, namespace: &str, name: &str) -> Lookup<ConfigMapValues>;
+}
+
+/// The answer to a look-up. That an object is not there, or cannot be read, is a fact as any other.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Lookup<T> {
+    Found(T),
+    Missing,
+    /// There, but not what such an object has to be.
+    Refused,
+}
+
+/// The values of a Secret by key. Never printed.
+pub(crate) type SecretValues = BTreeMap<String, SecretBytes>;
+
+/// A value of a Secret. `Debug` shows no value.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct SecretBytes(pub(crate) Vec<u8>);
+
+/// The values of a ConfigMap.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ConfigMapValues {
+    pub(crate) text: BTreeMap<String, String>,
+    /// The keys under `binaryData`, which no template can have.
+    pub(crate) binary: Vec<String>,
+}
+
+/// A key of a Secret that a resource refers to.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum SecretKeyFact {
+    NoSecret,
+    NoKey,
+    Value(SecretBytes),
+}
+
+/// Something that does not stop an object but is left out of what is served: a reference that does not resolve.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Problem {
+    pub(crate) reason: Reason,
+    /// The field that leads to it, as kubectl writes fields.
+    pub(crate) field: String,
+    /// What to do; names objects and keys, never values.
+    pub(crate) message: String,
+}
+
+// === impl SecretBytes ===
+
+impl std::fmt::Debug for SecretBytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SecretBytes(…)")
+    }
+}
+
+impl SecretBytes {
+    /// The value as text, without a line break at its end, which is there by accident (`echo … | base64`).
+    pub(crate) fn text(&self) -> Option<SecretString> {
+        let text = std::str::from_utf8(&self.0).ok()?;
+        Some(SecretString::new(text.trim_end_matches(['\r', '\n'])))
+    }
+}
+
+// === impl SecretKeyFact ===
+
+impl SecretKeyFact {
+    pub(crate) fn resolve(source: &impl Source, namespace: &str, name: &str, key: &str) -> Self {
+        match source.secret(namespace, name) {
+            Lookup::Found(values) => values.get(key).cloned().map_or(Self::NoKey, Self::Value),
+            Lookup::Missing | Lookup::Refused => Self::NoSecret,
+        }
+    }
+}
+
+// === impl Problem ===
+
+impl Problem {
+    pub(crate) fn new(reason: Reason, field: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { reason, field: field.into(), message: message.into() }
+    }
+}

@@ -1,0 +1,184 @@
+//! Facts of a Provider → what a server needs to talk to it, or why not. Pure.
+
+use std::collections::BTreeMap;
+
+use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair};
+use latchkey_crds::{
+    conditions::Reason,
+    provider::{OAuth2Client, OAuthClient, OidcClient, ProviderClient},
+    rendered::{ProviderSettings, SecretString},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    app::keys::from_pem,
+    facts::{Problem, SecretKeyFact, Settings},
+    provider::resolve::ProviderFacts,
+};
+
+/// A Provider that can be served; without its secret it answers 503.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ValidatedProvider {
+    pub(crate) settings: ProviderSettings,
+    /// See [`ProviderClient::links_by_email`].
+    pub(crate) links_by_email: bool,
+    /// Why the secret is not there.
+    pub(crate) problem: Option<Problem>,
+}
+
+/// The Provider, or the first thing that is wrong with it.
+pub(crate) fn validate(facts: &ProviderFacts, settings: &Settings) -> Result<ValidatedProvider, Problem> {
+    let client = &facts.provider.spec.client;
+    if !settings.allow_insecure {
+        https_only(client)?;
+    }
+    let (secret, problem) = match secret(facts) {
+        Ok(secret) => (Some(secret), None),
+        Err(problem) => (None, Some(problem)),
+    };
+    Ok(ValidatedProvider {
+        settings: provider_settings(client, secret),
+        links_by_email: client.links_by_email(),
+        problem,
+    })
+}
+
+fn https_only(client: &ProviderClient) -> Result<(), Problem> {
+    let urls: Vec<(&str, &str)> = match client {
+        ProviderClient::GitLab(client) => client.base_url.iter().map(|url| ("baseURL", url.as_str())).collect(),
+        ProviderClient::Oidc(client) => vec![("issuer", client.issuer.as_str())],
+        ProviderClient::OAuth2(client) => {
+            let introspection = client.introspection_url.as_ref().map(|url| ("introspectionURL", url.as_str()));
+            [
+                ("authorizationURL", client.authorization_url.as_str()),
+                ("tokenURL", client.token_url.as_str()),
+                ("userInfoURL", client.user_info_url.as_str()),
+            ]
+            .into_iter()
+            .chain(introspection)
+            .collect()
+        }
+        ProviderClient::Google(_)
+        | ProviderClient::Apple(_)
+        | ProviderClient::GitHub(_)
+        | ProviderClient::Microsoft(_)
+        | ProviderClient::Facebook(_)
+        | ProviderClient::Discord(_)
+        | ProviderClient::LinkedIn(_)
+        | ProviderClient::X(_)
+        | ProviderClient::Slack(_)
+        | ProviderClient::Bitbucket(_)
+        | ProviderClient::Twitch(_)
+        | ProviderClient::Spotify(_) => Vec::new(),
+    };
+    match urls.iter().find(|(_, url)| !url.starts_with("https://")) {
+        Some((field, _)) => {
+            Err(Problem::new(Reason::InvalidSpec, format!("spec.{}.{field}", client.member()), "use https"))
+        }
+        None => Ok(()),
+    }
+}
+
+fn secret(facts: &ProviderFacts) -> Result<SecretString, Problem> {
+    let client = &facts.provider.spec.client;
+    let reference = client.secret_ref();
+    let is_apple = matches!(client, ProviderClient::Apple(_));
+    let field = format!("spec.{}.{}", client.member(), if is_apple { "privateKeyRef" } else { "clientSecretRef" });
+    let (name, key) = (&reference.name, &reference.key);
+    let value = match &facts.secret {
+        SecretKeyFact::NoSecret => {
+            let message = format!("Secret {name} does not exist in this namespace; make it, with the key {key}");
+            return Err(Problem::new(Reason::SecretNotFound, field, message));
+        }
+        SecretKeyFact::NoKey => {
+            let message = format!("Secret {name} has no key {key}; add it");
+            return Err(Problem::new(Reason::SecretKeyNotFound, field, message));
+        }
+        SecretKeyFact::Value(value) => value,
+    };
+    let invalid =
+        |what: &str| Problem::new(Reason::SecretKeyInvalid, field.clone(), format!("Secret {name}, key {key}: {what}"));
+    let text = value.text().ok_or_else(|| invalid("is not text"))?;
+    if text.expose().is_empty() {
+        return Err(invalid("is empty"));
+    }
+    if is_apple && !is_p256_key(text.expose()) {
+        return Err(invalid("is not a private key as Apple gives it (the .p8 file, PKCS#8 in PEM)"));
+    }
+    Ok(text)
+}
+
+fn is_p256_key(pem: &str) -> bool {
+    from_pem(pem).is_some_and(|der| EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &der).is_ok())
+}
+
+fn provider_settings(client: &ProviderClient, secret: Option<SecretString>) -> ProviderSettings {
+    let with = |oauth: &OAuthClient, options: Vec<(&str, Value)>| ProviderSettings {
+        preset: client.member().into(),
+        client_id: oauth.client_id.clone(),
+        additional_client_ids: oauth.additional_client_ids.clone(),
+        scopes: oauth.scopes.clone(),
+        secret: secret.clone(),
+        options: options.into_iter().map(|(name, value)| (name.to_owned(), value)).collect::<BTreeMap<_, _>>(),
+    };
+    match client {
+        ProviderClient::Google(oauth)
+        | ProviderClient::GitHub(oauth)
+        | ProviderClient::Facebook(oauth)
+        | ProviderClient::Discord(oauth)
+        | ProviderClient::LinkedIn(oauth)
+        | ProviderClient::X(oauth)
+        | ProviderClient::Slack(oauth)
+        | ProviderClient::Bitbucket(oauth)
+        | ProviderClient::Twitch(oauth)
+        | ProviderClient::Spotify(oauth) => with(oauth, Vec::new()),
+        ProviderClient::Apple(apple) => ProviderSettings {
+            preset: client.member().into(),
+            client_id: apple.client_id.clone(),
+            additional_client_ids: apple.additional_client_ids.clone(),
+            scopes: apple.scopes.clone(),
+            secret,
+            options: [("teamID", &apple.team_id), ("keyID", &apple.key_id)]
+                .into_iter()
+                .map(|(name, value)| (name.to_owned(), json!(value)))
+                .collect(),
+        },
+        ProviderClient::GitLab(gitlab) => {
+            let base_url = gitlab.base_url.as_ref().map_or("https://gitlab.com", |url| url.as_str());
+            with(&gitlab.client, vec![("baseURL", json!(base_url))])
+        }
+        ProviderClient::Microsoft(microsoft) => {
+            let tenant = microsoft.tenant.as_deref().unwrap_or("common");
+            with(&microsoft.client, vec![("tenant", json!(tenant))])
+        }
+        ProviderClient::Oidc(OidcClient { client: oauth, issuer, claims }) => {
+            let claims = json!({
+                "email": claims.email.as_deref().unwrap_or("email"),
+                "emailVerified": claims.email_verified.as_deref().unwrap_or("email_verified"),
+                "name": claims.name.as_deref().unwrap_or("name"),
+            });
+            with(oauth, vec![("issuer", json!(issuer)), ("claims", claims)])
+        }
+        ProviderClient::OAuth2(OAuth2Client {
+            client: oauth,
+            authorization_url,
+            token_url,
+            user_info_url,
+            introspection_url,
+            client_authentication,
+            claims,
+        }) => {
+            let mut options = vec![
+                ("authorizationURL", json!(authorization_url)),
+                ("tokenURL", json!(token_url)),
+                ("userInfoURL", json!(user_info_url)),
+                ("clientAuthentication", json!(client_authentication)),
+                ("claims", json!(claims)),
+            ];
+            if let Some(url) = introspection_url {
+                options.push(("introspectionURL", json!(url)));
+            }
+            with(oauth, options)
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! CORS: the App's own list of origins, exact, and nothing else (Fetch standard, 3.2).
+
+use http::{
+    HeaderMap, HeaderValue, StatusCode,
+    header::{
+        ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS,
+        ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE,
+        ACCESS_CONTROL_REQUEST_METHOD, ALLOW, ORIGIN, VARY,
+    },
+};
+use latchkey_crds::types::Origin;
+
+use super::response::{self, Response};
+
+const ALLOWED_HEADERS: HeaderValue = HeaderValue::from_static("content-type, authorization, x-request-id");
+const EXPOSED_HEADERS: HeaderValue = HeaderValue::from_static("X-Request-Id, Retry-After, RateLimit, RateLimit-Policy");
+/// Ten minutes: how long an origin that left the list may go on asking without a new preflight.
+const MAX_AGE: HeaderValue = HeaderValue::from_static("600");
+const TRUE: HeaderValue = HeaderValue::from_static("true");
+const VARY_PREFLIGHT: HeaderValue =
+    HeaderValue::from_static("Origin, Access-Control-Request-Method, Access-Control-Request-Headers");
+
+/// Whether the call comes from an origin on the App's list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cors {
+    /// The path has no App, so no origin can be on its list.
+    NoApp,
+    /// No origin, or one that is not listed: answered as ever, without CORS headers.
+    Unlisted,
+    Listed(HeaderValue),
+}
+
+// === impl Cors ===
+
+impl Cors {
+    pub fn of(request: &HeaderMap, allowed: &[Origin]) -> Self {
+        let mut origins = request.get_all(ORIGIN).iter();
+        let (Some(origin), None) = (origins.next(), origins.next()) else { return Self::Unlisted };
+        if allowed.iter().any(|allowed| allowed.as_str().as_bytes() == origin.as_bytes()) {
+            Self::Listed(origin.clone())
+        } else {
+            Self::Unlisted
+        }
+    }
+
+    /// Adds what every answer of an App carries.
+    pub fn apply(&self, headers: &mut HeaderMap) {
+        match self {
+            Self::NoApp => return,
+            Self::Unlisted => {}
+            Self::Listed(origin) => {
+                headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
+                headers.insert(ACCESS_CONTROL_ALLOW_CREDENTIALS, TRUE);
+                headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED_HEADERS);
+            }
+        }
+        if !headers.contains_key(VARY) {
+            headers.insert(VARY, HeaderValue::from_static("Origin"));
+        }
+    }
+
+    /// The answer to OPTIONS.
+    pub fn options(&self, request: &HeaderMap, allow: &'static str) -> Response {
+        let mut response = response::empty(StatusCode::NO_CONTENT);
+        let headers = response.headers_mut();
+        headers.insert(ALLOW, HeaderValue::from_static(allow));
+        headers.insert(VARY, VARY_PREFLIGHT);
+        if matches!(self, Self::Listed(_)) && request.contains_key(ACCESS_CONTROL_REQUEST_METHOD) {
+            headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static(allow));
+            headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, ALLOWED_HEADERS);
+            headers.insert(ACCESS_CONTROL_MAX_AGE, MAX_AGE);
+        }
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listed() -> Vec<Origin> {
+        vec!["https://shop.example.com".parse().unwrap(), "http://localhost:3000".parse().unwrap()]
+    }
+
+    fn from(origins: &[&'static str]) -> HeaderMap {
+        origins.iter().map(|origin| (ORIGIN, HeaderValue::from_static(origin))).collect()
+    }
+
+    #[test]
+    fn an_origin_counts_only_exactly() {
+        let of = |origins: &[&'static str]| Cors::of(&from(origins), &listed());
+        assert_eq!(of(&["https://shop.example.com"]), Cors::Listed("https://shop.example.com".parse().unwrap()));
+        assert_eq!(of(&["http://localhost:3000"]), Cors::Listed("http://localhost:3000".parse().unwrap()));
+        for origins in [
+            &[][..],
+            &["null"],
+            &["*"],
+            &["https://shop.example.com:443"],
+            &["https://shop.example.com/"],
+            &["https://SHOP.example.com"],
+            &["http://shop.example.com"],
+            &["https://evil.shop.example.com"],
+            &["https://shop.example.com.evil.example"],
+            &["https://shop.example.com", "https://shop.example.com"],
+        ] {
+            assert_eq!(of(origins), Cors::Unlisted, "{origins:?}");
+        }
+    }
+
+    #[test]
+    fn a_listed_origin_gets_its_own_name_back_and_credentials() {
+        let mut headers = HeaderMap::new();
+        Cors::of(&from(&["https://shop.example.com"]), &listed()).apply(&mut headers);
+        assert_eq!(headers[ACCESS_CONTROL_ALLOW_ORIGIN], "https://shop.example.com");
+        assert_eq!(headers[ACCESS_CONTROL_ALLOW_CREDENTIALS], "true");
+        assert_eq!(headers[VARY], "Origin");
+        assert_eq!(headers[ACCESS_CONTROL_EXPOSE_HEADERS], "X-Request-Id, Retry-After, RateLimit, RateLimit-Policy");
+    }
+
+    #[test]
+    fn another_origin_gets_no_cors_headers_but_caches_are_told() {
+        let mut headers = HeaderMap::new();
+        Cors::of(&from(&["https://evil.example"]), &listed()).apply(&mut headers);
+        assert_eq!(headers.len(), 1);
+        assert_eq!(headers[VARY], "Origin");
+        let mut headers = HeaderMap::new();
+        Cors::NoApp.apply(&mut headers);
+        assert!(headers.is_empty());
+    }
+
+    #[test]
+    fn a_preflight_is_answered_for_listed_origins_only() {
+        let mut request = from(&["https://shop.example.com"]);
+        request.insert(ACCESS_CONTROL_REQUEST_METHOD, HeaderValue::from_static("POST"));
+        let answer = Cors::of(&request, &listed()).options(&request, "POST, OPTIONS");
+        assert_eq!(answer.status(), StatusCode::NO_CONTENT);
+        assert_eq!(answer.headers()[ACCESS_CONTROL_ALLOW_METHODS], "POST, OPTIONS");
+        assert_eq!(answer.headers()[ACCESS_CONTROL_ALLOW_HEADERS], "content-type, authorization, x-request-id");
+        assert_eq!(answer.headers()[ACCESS_CONTROL_MAX_AGE], "600");
+
+        request.insert(ORIGIN, HeaderValue::from_static("https://evil.example"));
+        let answer = Cors::of(&request, &listed()).options(&request, "POST, OPTIONS");
+        assert_eq!(answer.status(), StatusCode::NO_CONTENT);
+        assert!(!answer.headers().contains_key(ACCESS_CONTROL_ALLOW_METHODS));
+    }
+}

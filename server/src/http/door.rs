@@ -1,0 +1,306 @@
+//! What every request of every listener passes: its id, its route, its log line, its headers, and no panic.
+
+use std::{future::Future, net::IpAddr, panic::AssertUnwindSafe, pin::Pin, sync::Arc};
+
+use futures::FutureExt;
+use http::{
+    HeaderMap, HeaderValue, Method, Request, StatusCode, Version,
+    header::{CONNECTION, CONTENT_LENGTH, USER_AGENT, X_CONTENT_TYPE_OPTIONS},
+};
+use hyper::body::{Body as _, Incoming};
+use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
+use tracing::{Instrument, debug, error, info, info_span, warn};
+
+use super::{
+    cors::Cors,
+    error::{Chain, Problem},
+    metrics::{HttpMetrics, method_name},
+    request::Inbound,
+    response::{Body, Response, X_REQUEST_ID, full},
+};
+use crate::{
+    domain::{app::App, client::Caller},
+    state::State,
+};
+
+/// How much of `User-Agent` is kept.
+const USER_AGENT_CHARS: usize = 512;
+/// The longest request id that is kept (contract, 1).
+const REQUEST_ID_CHARS: usize = 128;
+
+/// What a listener serves.
+#[derive(Clone)]
+pub struct Service {
+    door: Arc<dyn Answer>,
+    /// Requests go on when their client hangs up: what they began, they finish.
+    running: TaskTracker,
+}
+
+/// Where a request leads.
+pub enum Lookup<R> {
+    Route {
+        route: R,
+        app: Option<Arc<App>>,
+    },
+    /// The route does not take the method.
+    WrongMethod {
+        route: R,
+        app: Option<Arc<App>>,
+        allow: &'static str,
+    },
+    /// OPTIONS on a route of the public listener.
+    Options {
+        route: R,
+        app: Option<Arc<App>>,
+        allow: &'static str,
+    },
+    /// The path is that of an endpoint, but there is no such App.
+    NoApp {
+        route: R,
+    },
+    Nothing,
+}
+
+/// The endpoints of one listener.
+pub trait Endpoints: Send + Sync + 'static {
+    type Route: Copy + Send + Sync + 'static;
+
+    /// The listener, in metrics and logs.
+    const LISTENER: &'static str;
+
+    fn find(&self, method: &Method, path: &str) -> Lookup<Self::Route>;
+
+    fn name(route: Self::Route) -> &'static str;
+
+    /// Asked for every few seconds by the platform: logged only for debugging.
+    fn is_noise(route: Self::Route) -> bool;
+
+    /// Answers; an App is given where the route has one.
+    fn call(
+        &self,
+        route: Self::Route,
+        app: Option<Arc<App>>,
+        request: Inbound,
+    ) -> impl Future<Output = Result<Response, Problem>> + Send;
+}
+
+/// A service as connections see it.
+trait Answer: Send + Sync {
+    fn answer(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+        peer: IpAddr,
+    ) -> Pin<Box<dyn Future<Output = Response> + Send>>;
+
+    /// What is written to a client whose headers did not come in time.
+    fn head_timed_out(&self) -> Vec<u8>;
+
+    fn metrics(&self) -> (&HttpMetrics, &'static str);
+}
+
+struct Door<E, S> {
+    endpoints: E,
+    state: Arc<State<S>>,
+    metrics: HttpMetrics,
+}
+
+// === impl Service ===
+
+impl Service {
+    pub(super) fn new<E: Endpoints, S: Send + Sync + 'static>(
+        endpoints: E,
+        state: Arc<State<S>>,
+        metrics: HttpMetrics,
+    ) -> Self {
+        Self { door: Arc::new(Door { endpoints, state, metrics }), running: TaskTracker::new() }
+    }
+
+    /// Answers one request, in a task of its own.
+    pub(super) async fn answer(&self, request: Request<Incoming>, peer: IpAddr) -> Response {
+        let answer = Arc::clone(&self.door).answer(request, peer);
+        // Panics are caught inside; a task ends without an answer only when the runtime goes down.
+        self.running.spawn(answer).await.unwrap_or_else(|_| Problem::server_error().respond(""))
+    }
+
+    pub(super) fn head_timed_out(&self) -> Vec<u8> {
+        self.door.head_timed_out()
+    }
+
+    pub(super) fn connection(&self) -> super::metrics::Held {
+        let (metrics, listener) = self.door.metrics();
+        metrics.connection(listener)
+    }
+
+    pub(super) fn listener(&self) -> &'static str {
+        self.door.metrics().1
+    }
+
+    /// Resolves when every request that began has ended.
+    pub(super) async fn finished(&self) {
+        self.running.close();
+        self.running.wait().await;
+    }
+}
+
+// === impl Door ===
+
+impl<E: Endpoints, S: Send + Sync + 'static> Answer for Door<E, S> {
+    fn answer(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+        peer: IpAddr,
+    ) -> Pin<Box<dyn Future<Output = Response> + Send>> {
+        Box::pin(async move { self.pass(request, peer).await })
+    }
+
+    fn head_timed_out(&self) -> Vec<u8> {
+        self.metrics.head_timed_out(E::LISTENER);
+        let id = self.state.env.uuid().to_string();
+        let problem = Problem::invalid_request("the headers did not come in time");
+        let body = problem.with_status(StatusCode::REQUEST_TIMEOUT).json(&id);
+        let head = format!(
+            "HTTP/1.1 408 Request Timeout\r\ncontent-type: application/json\r\ncache-control: no-store\r\n\
+             x-content-type-options: nosniff\r\nx-request-id: {id}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        [head.into_bytes(), body].concat()
+    }
+
+    fn metrics(&self) -> (&HttpMetrics, &'static str) {
+        (&self.metrics, E::LISTENER)
+    }
+}
+
+impl<E: Endpoints, S: Send + Sync + 'static> Door<E, S> {
+    async fn pass(&self, request: Request<Incoming>, peer: IpAddr) -> Response {
+        let began = Instant::now();
+        let _in_flight = self.metrics.request_in_flight(E::LISTENER);
+        let (parts, body) = request.into_parts();
+        let id = request_id(&parts.headers).unwrap_or_else(|| self.state.env.uuid().to_string());
+        let caller = self.caller(&parts.headers, peer);
+        let client = caller.ip;
+
+        let lookup = self.endpoints.find(&parts.method, parts.uri.path());
+        let (route, app) = match &lookup {
+            Lookup::Route { route, app }
+            | Lookup::WrongMethod { route, app, .. }
+            | Lookup::Options { route, app, .. } => (Some(*route), app.clone()),
+            Lookup::NoApp { route } => (Some(*route), None),
+            Lookup::Nothing => (None, None),
+        };
+        let name = route.map_or("none", E::name);
+        let app_id = app.as_ref().map(|app| app.id().clone());
+        let span = info_span!("request", request_id = %id, route = name);
+        let cors = app.as_ref().map_or(Cors::NoApp, |app| Cors::of(&parts.headers, &app.doc.allowed_origins));
+
+        let method = parts.method;
+        let version = parts.version;
+        let answered = match lookup {
+            Lookup::Route { route, app } => {
+                let inbound = Inbound { headers: parts.headers, body, caller };
+                let call = AssertUnwindSafe(self.endpoints.call(route, app, inbound)).catch_unwind();
+                call.instrument(span.clone()).await.unwrap_or_else(|_| Err(Problem::server_error()))
+            }
+            Lookup::WrongMethod { allow, .. } => Err(Problem::method_not_allowed(allow)),
+            Lookup::Options { allow, .. } => Ok(cors.options(&parts.headers, allow)),
+            Lookup::NoApp { .. } => Err(Problem::app_not_found()),
+            Lookup::Nothing => Err(Problem::not_found()),
+        };
+        let mut response = match answered {
+            Ok(response) => response,
+            Err(problem) => {
+                span.in_scope(|| tell(&problem));
+                problem.respond(&id)
+            }
+        };
+        cors.apply(response.headers_mut());
+        finish(&mut response, &method, version, &id);
+
+        let status = response.status();
+        let took = began.elapsed();
+        self.metrics.answered(E::LISTENER, name, &method, status, took);
+        let duration_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+        macro_rules! line {
+            ($level:ident) => {
+                $level!(
+                    target: "access",
+                    request_id = %id,
+                    listener = E::LISTENER,
+                    route = name,
+                    method = method_name(&method),
+                    status = status.as_u16(),
+                    duration_ms,
+                    app = app_id.as_ref().map(tracing::field::display),
+                    client = %client,
+                    "answered"
+                )
+            };
+        }
+        if route.is_some_and(E::is_noise) {
+            line!(debug)
+        } else {
+            line!(info)
+        }
+        response
+    }
+
+    fn caller(&self, headers: &HeaderMap, peer: IpAddr) -> Caller {
+        // A field that is not text ends the walk like any other that cannot be read.
+        let forwarded = headers.get_all("x-forwarded-for").iter().map(|field| field.to_str().unwrap_or(""));
+        let user_agent = headers
+            .get(USER_AGENT)
+            .map(|agent| String::from_utf8_lossy(agent.as_bytes()).chars().take(USER_AGENT_CHARS).collect::<String>());
+        Caller {
+            ip: self.state.settings.client_ip(peer, forwarded),
+            user_agent: user_agent.filter(|agent| !agent.is_empty()),
+        }
+    }
+}
+
+/// An incoming id that has the form of one (contract, 1).
+fn request_id(headers: &HeaderMap) -> Option<String> {
+    let mut ids = headers.get_all(&X_REQUEST_ID).iter();
+    let (Some(only), None) = (ids.next(), ids.next()) else { return None };
+    let well_formed = |id: &str| {
+        (1..=REQUEST_ID_CHARS).contains(&id.len())
+            && id.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'))
+    };
+    only.to_str().ok().filter(|id| well_formed(id)).map(str::to_owned)
+}
+
+/// Logs what led to an error, once, where the fault is ours or of what we depend on.
+fn tell(problem: &Problem) {
+    let cause = problem.cause.as_deref().map(|cause| Chain(cause).to_string());
+    let code = problem.code.as_str();
+    if problem.status == StatusCode::INTERNAL_SERVER_ERROR {
+        error!(code, cause, "a request failed");
+    } else if problem.status.is_server_error() {
+        warn!(code, cause, "a request could not be served now");
+    } else if cause.is_some() {
+        debug!(code, cause, "a request was refused");
+    }
+}
+
+/// The headers that every answer carries, and what the method and the protocol want.
+fn finish(response: &mut Response, method: &Method, version: Version, id: &str) {
+    let exact = response.body().size_hint().exact();
+    let closes = matches!(response.status(), StatusCode::REQUEST_TIMEOUT | StatusCode::PAYLOAD_TOO_LARGE);
+    let headers = response.headers_mut();
+    headers.insert(X_REQUEST_ID, HeaderValue::try_from(id).expect("a request id is ASCII"));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    // The rest of the body is not read (RFC 9112, 9.3). HTTP/2 has no such header.
+    if closes && version <= Version::HTTP_11 {
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    if method == Method::HEAD {
+        if let Some(length) = exact {
+            headers.insert(CONTENT_LENGTH, length.into());
+        }
+        *response.body_mut() = empty_body();
+    }
+}
+
+fn empty_body() -> Body {
+    full(bytes::Bytes::new())
+}

@@ -1,0 +1,6 @@
+//! One file for each endpoint: request, mapping, answer.
+
+pub mod discovery;
+pub mod email;
+pub mod jwks;
+pub mod ops;

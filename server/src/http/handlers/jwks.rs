@@ -1,0 +1,15 @@
+//! `GET /{APPID}/.well-known/jwks.json`: the public keys (RFC 7517).
+
+use crate::{
+    domain::app::App,
+    http::{
+        error::Problem,
+        request::Inbound,
+        response::{self, Response},
+    },
+};
+
+pub fn handle(app: &App, request: &Inbound) -> Result<Response, Problem> {
+    let keys = serde_json::to_vec(&app.keys.jwks()).map_err(|error| Problem::server_error().because(error))?;
+    Ok(response::document(keys, &request.headers))
+}

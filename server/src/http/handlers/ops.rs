@@ -1,0 +1,255 @@
+//! The operations listener: whether this process lives and is ready, its metrics, and the revisions it serves.
+
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures::stream;
+use http::{
+    HeaderValue, Method, StatusCode,
+    header::{CACHE_CONTROL, CONTENT_TYPE},
+};
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
+use latchkey_crds::rendered::{Change, RevisionsLine};
+use prometheus_client::{encoding::text, registry::Registry};
+use serde::Serialize;
+use tokio::{
+    sync::broadcast,
+    time::{Instant, Interval, MissedTickBehavior, interval_at},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    config::Apps,
+    domain::app::App,
+    http::{
+        door::{Endpoints, Lookup},
+        error::Problem,
+        request::Inbound,
+        response::{self, Response},
+    },
+};
+
+/// So that an operator knows a stream that is silent from one that is dead (design, Acknowledgement).
+const HEARTBEAT: Duration = Duration::from_secs(2);
+
+/// What `readyz` says. It never asks the stores: a blink of Redis must not empty the Service.
+#[derive(Debug, Default)]
+pub struct Readiness {
+    configuration: AtomicBool,
+    schema: AtomicBool,
+    draining: AtomicBool,
+    schema_refused: Mutex<Option<String>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpsRoute {
+    Live,
+    Ready,
+    Metrics,
+    Revisions,
+}
+
+/// What `readyz` answers.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Ready {
+    ready: bool,
+    /// What is missing; empty when ready.
+    missing: Vec<String>,
+}
+
+pub(in crate::http) struct Ops {
+    apps: Arc<Apps>,
+    pod_uid: String,
+    readiness: Arc<Readiness>,
+    registry: Arc<Registry>,
+    /// The stream of revisions has no end of its own.
+    closing: CancellationToken,
+}
+
+/// The stream of revisions between two lines.
+struct Telling {
+    apps: Arc<Apps>,
+    pod_uid: String,
+    changes: broadcast::Receiver<Change>,
+    heartbeat: Interval,
+    beats: u64,
+    closing: CancellationToken,
+}
+
+// === impl Readiness ===
+
+impl Readiness {
+    /// The Apps were read once.
+    pub fn configuration_loaded(&self) {
+        self.configuration.store(true, Ordering::Release);
+    }
+
+    /// The database's schema was seen, once, to be new enough.
+    pub fn schema_seen(&self) {
+        self.schema.store(true, Ordering::Release);
+    }
+
+    /// The schema was looked at and is too old; the text says what to do.
+    pub fn schema_refused(&self, reason: impl Into<String>) {
+        *self.schema_refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason.into());
+    }
+
+    /// The process was asked to end.
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    /// What keeps this process from being ready.
+    pub fn missing(&self) -> Vec<String> {
+        let mut missing = Vec::new();
+        if !self.configuration.load(Ordering::Acquire) {
+            missing.push("configuration: the Apps are not loaded yet".to_owned());
+        }
+        if !self.schema.load(Ordering::Acquire) {
+            let refused = self.schema_refused.lock().unwrap_or_else(PoisonError::into_inner);
+            let reason = refused.as_deref().unwrap_or("the database's schema was not seen yet");
+            missing.push(format!("schema: {reason}"));
+        }
+        if self.draining.load(Ordering::Acquire) {
+            missing.push("draining: the process is about to end".to_owned());
+        }
+        missing
+    }
+}
+
+// === impl Ops ===
+
+impl Ops {
+    pub(in crate::http) fn new(
+        apps: Arc<Apps>,
+        pod_uid: String,
+        readiness: Arc<Readiness>,
+        registry: Arc<Registry>,
+        closing: CancellationToken,
+    ) -> Self {
+        Self { apps, pod_uid, readiness, registry, closing }
+    }
+
+    fn ready(&self) -> Result<Response, Problem> {
+        let missing = self.readiness.missing();
+        let ready = missing.is_empty();
+        let mut response = response::json(&Ready { ready, missing })?;
+        if !ready {
+            *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+        }
+        Ok(response)
+    }
+
+    fn metrics(&self) -> Result<Response, Problem> {
+        let mut page = String::new();
+        text::encode(&mut page, &self.registry).map_err(|error| Problem::server_error().because(error))?;
+        let mut response = http::Response::new(response::full(page));
+        let kind = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+        response.headers_mut().insert(CONTENT_TYPE, kind);
+        Ok(response)
+    }
+
+    fn revisions(&self) -> Response {
+        let telling = Telling::begin(Arc::clone(&self.apps), self.pod_uid.clone(), self.closing.clone());
+        let lines = stream::unfold(telling, |state| async move {
+            let (line, telling) = match state {
+                (Some(first), telling) => (first, telling),
+                (None, mut telling) => (telling.next().await?, telling),
+            };
+            let mut bytes = serde_json::to_vec(&line).ok()?;
+            bytes.push(b'\n');
+            Some((Ok::<_, Infallible>(Frame::data(Bytes::from(bytes))), (None, telling)))
+        });
+        let mut response = http::Response::new(StreamBody::new(lines).boxed_unsync());
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
+        response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        response
+    }
+}
+
+impl Endpoints for Ops {
+    type Route = OpsRoute;
+
+    const LISTENER: &'static str = "ops";
+
+    fn find(&self, method: &Method, path: &str) -> Lookup<OpsRoute> {
+        let route = match path {
+            "/livez" => OpsRoute::Live,
+            "/readyz" => OpsRoute::Ready,
+            "/metrics" => OpsRoute::Metrics,
+            "/revisions" => OpsRoute::Revisions,
+            _ => return Lookup::Nothing,
+        };
+        if method == Method::GET || method == Method::HEAD {
+            Lookup::Route { route, app: None }
+        } else {
+            Lookup::WrongMethod { route, app: None, allow: "GET, HEAD" }
+        }
+    }
+
+    fn name(route: OpsRoute) -> &'static str {
+        match route {
+            OpsRoute::Live => "livez",
+            OpsRoute::Ready => "readyz",
+            OpsRoute::Metrics => "metrics",
+            OpsRoute::Revisions => "revisions",
+        }
+    }
+
+    fn is_noise(route: OpsRoute) -> bool {
+        match route {
+            OpsRoute::Live | OpsRoute::Ready | OpsRoute::Metrics => true,
+            OpsRoute::Revisions => false,
+        }
+    }
+
+    async fn call(&self, route: OpsRoute, _: Option<Arc<App>>, _: Inbound) -> Result<Response, Problem> {
+        match route {
+            OpsRoute::Live => response::json(&serde_json::json!({})),
+            OpsRoute::Ready => self.ready(),
+            OpsRoute::Metrics => self.metrics(),
+            OpsRoute::Revisions => Ok(self.revisions()),
+        }
+    }
+}
+
+// === impl Telling ===
+
+impl Telling {
+    /// The first line, and what comes after it.
+    fn begin(apps: Arc<Apps>, pod_uid: String, closing: CancellationToken) -> (Option<RevisionsLine>, Self) {
+        let (hello, changes) = apps.subscribe(pod_uid.clone());
+        let mut heartbeat = interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
+        heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        (Some(RevisionsLine::Hello { hello }), Self { apps, pod_uid, changes, heartbeat, beats: 0, closing })
+    }
+
+    async fn next(&mut self) -> Option<RevisionsLine> {
+        tokio::select! {
+            biased;
+            () = self.closing.cancelled() => None,
+            change = self.changes.recv() => match change {
+                Ok(change) => Some(RevisionsLine::Change(change)),
+                // Too slow to hear every change: the whole set again, and from there on.
+                Err(broadcast::error::RecvError::Lagged(_)) => {
+                    let (hello, changes) = self.apps.subscribe(self.pod_uid.clone());
+                    self.changes = changes;
+                    Some(RevisionsLine::Hello { hello })
+                }
+                Err(broadcast::error::RecvError::Closed) => None,
+            },
+            _ = self.heartbeat.tick() => {
+                self.beats += 1;
+                Some(RevisionsLine::Heartbeat { heartbeat: self.beats })
+            }
+        }
+    }
+}

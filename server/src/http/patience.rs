@@ -1,0 +1,276 @@
+//! How long a connection is waited for: for a request's headers, for the next request, for a reader of answers.
+//!
+//! hyper's own header timeout just closes, covers the time between requests too, and does not run while hyper-util
+//! reads which version of HTTP it is. So the time is kept here, below both.
+
+use std::{
+    future::Future,
+    io,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::{Instant, Sleep, sleep_until},
+};
+
+use super::door::Service;
+
+/// A request's headers must be whole in this time (contract, 1).
+pub const HEAD_TIME: Duration = Duration::from_secs(10);
+/// Longer than proxies keep idle connections to their upstreams (NGINX: 60 s), so that they close first and no request
+/// meets a closed connection.
+pub const IDLE_TIME: Duration = Duration::from_secs(75);
+/// A client that takes nothing of its answer for so long is gone.
+const WRITE_TIME: Duration = Duration::from_secs(30);
+/// After an answer to a request that was not read whole the client may still be sending; a closed socket would answer
+/// that with a reset, which can destroy the answer on its way (RFC 9112, 9.6).
+const LINGER_TIME: Duration = Duration::from_secs(1);
+const LINGER_OCTETS: usize = 256 * 1024;
+
+/// What an HTTP/2 connection begins with (RFC 9113, 3.4).
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// What a connection's two ends know of each other: the octets below, the requests above.
+#[derive(Default)]
+pub struct Shared {
+    busy: AtomicUsize,
+    requests: AtomicU64,
+    http2: AtomicBool,
+}
+
+/// Says, while it lives, that a request is being answered.
+pub struct Answering(Arc<Shared>);
+
+/// A stream that does not wait for ever.
+pub struct Patient<T> {
+    io: T,
+    shared: Arc<Shared>,
+    service: Service,
+    version: Reading,
+    waiting: Waiting,
+    /// Requests that had come when `waiting` began.
+    requests: u64,
+    timer: Pin<Box<Sleep>>,
+    stalled: Option<Pin<Box<Sleep>>>,
+    linger: Option<Linger>,
+    ended: bool,
+}
+
+/// Which HTTP it is.
+#[derive(Clone, Copy)]
+enum Reading {
+    /// So many octets of the preface have come, and nothing else.
+    Preface(usize),
+    Http1,
+    Http2,
+}
+
+/// What the next octets are waited for.
+#[derive(Clone, Copy)]
+enum Waiting {
+    /// A request is being answered, or it is HTTP/2, which keeps alive by pings.
+    Nothing,
+    /// The first request; nothing has come.
+    First(Instant),
+    /// A further request; nothing has come.
+    Next(Instant),
+    /// The rest of a request's headers.
+    Head(Instant),
+}
+
+struct Linger {
+    until: Pin<Box<Sleep>>,
+    left: usize,
+}
+
+// === impl Shared ===
+
+impl Shared {
+    pub fn begin(self: &Arc<Self>) -> Answering {
+        self.busy.fetch_add(1, Ordering::Relaxed);
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        Answering(Arc::clone(self))
+    }
+
+    pub fn is_http2(&self) -> bool {
+        self.http2.load(Ordering::Relaxed)
+    }
+
+    pub fn has_served(&self) -> bool {
+        self.requests.load(Ordering::Relaxed) > 0
+    }
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        self.0.busy.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+// === impl Patient ===
+
+impl<T> Patient<T> {
+    pub fn new(io: T, shared: Arc<Shared>, service: Service) -> Self {
+        let deadline = Instant::now() + HEAD_TIME;
+        Self {
+            io,
+            shared,
+            service,
+            version: Reading::Preface(0),
+            waiting: Waiting::First(deadline),
+            requests: 0,
+            timer: Box::pin(sleep_until(deadline)),
+            stalled: None,
+            linger: None,
+            ended: false,
+        }
+    }
+
+    /// Brings `waiting` up to what has happened above.
+    fn look(&mut self) {
+        let requests = self.shared.requests.load(Ordering::Relaxed);
+        if self.shared.busy.load(Ordering::Relaxed) > 0 || matches!(self.version, Reading::Http2) {
+            self.waiting = Waiting::Nothing;
+        } else if requests != self.requests || matches!(self.waiting, Waiting::Nothing) {
+            self.waiting = Waiting::Next(Instant::now() + IDLE_TIME);
+        }
+        self.requests = requests;
+    }
+
+    fn saw(&mut self, octets: &[u8]) {
+        if let Reading::Preface(matched) = self.version {
+            let expected = &PREFACE[matched..];
+            let common = expected.len().min(octets.len());
+            self.version = if octets[..common] != expected[..common] {
+                Reading::Http1
+            } else if common == expected.len() {
+                self.shared.http2.store(true, Ordering::Relaxed);
+                Reading::Http2
+            } else {
+                Reading::Preface(matched + common)
+            };
+        }
+        self.waiting = match self.waiting {
+            // From the connection's beginning on.
+            Waiting::First(deadline) | Waiting::Head(deadline) => Waiting::Head(deadline),
+            Waiting::Next(_) => Waiting::Head(Instant::now() + HEAD_TIME),
+            Waiting::Nothing => Waiting::Nothing,
+        };
+    }
+
+    /// Whether what is waited for did not come in time.
+    fn late(&mut self, cx: &mut Context<'_>) -> bool {
+        let deadline = match self.waiting {
+            Waiting::Nothing => return false,
+            Waiting::First(deadline) | Waiting::Next(deadline) | Waiting::Head(deadline) => deadline,
+        };
+        if self.timer.deadline() != deadline {
+            self.timer.as_mut().reset(deadline);
+        }
+        self.timer.as_mut().poll(cx).is_ready()
+    }
+
+    /// Turns a write that waits for too long into an error.
+    fn written<R>(&mut self, cx: &mut Context<'_>, wrote: Poll<io::Result<R>>) -> Poll<io::Result<R>> {
+        if wrote.is_ready() {
+            self.stalled = None;
+            return wrote;
+        }
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep_until(Instant::now() + WRITE_TIME)));
+        ready!(stalled.as_mut().poll(cx));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Patient<T> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.ended {
+            return Poll::Ready(Ok(()));
+        }
+        this.look();
+        let before = buf.filled().len();
+        match Pin::new(&mut this.io).poll_read(cx, buf) {
+            Poll::Ready(Ok(())) => {
+                let octets = &buf.filled()[before..];
+                if octets.is_empty() {
+                    this.ended = true;
+                } else {
+                    this.saw(octets);
+                }
+                Poll::Ready(Ok(()))
+            }
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Pending => {
+                ready!(if this.late(cx) { Poll::Ready(()) } else { Poll::Pending });
+                // Nothing was asked: closing quietly is all there is to say.
+                if !matches!(this.waiting, Waiting::Head(_)) {
+                    this.ended = true;
+                    return Poll::Ready(Ok(()));
+                }
+                // Not into the middle of an answer that is still being written.
+                if matches!(this.version, Reading::Http1) && this.stalled.is_none() {
+                    let answer = this.service.head_timed_out();
+                    let _ = Pin::new(&mut this.io).poll_write(cx, &answer);
+                }
+                Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+            }
+        }
+    }
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Patient<T> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, octets: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let wrote = Pin::new(&mut this.io).poll_write(cx, octets);
+        this.written(cx, wrote)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let wrote = Pin::new(&mut this.io).poll_write_vectored(cx, slices);
+        this.written(cx, wrote)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_flush(cx)
+    }
+
+    /// Says that nothing more comes, then takes what the client is still sending, for a while.
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.linger.is_none() {
+            ready!(Pin::new(&mut this.io).poll_shutdown(cx))?;
+            let until = Box::pin(sleep_until(Instant::now() + LINGER_TIME));
+            this.linger = Some(Linger { until, left: LINGER_OCTETS });
+        }
+        let Some(linger) = &mut this.linger else { return Poll::Ready(Ok(())) };
+        let mut scratch = [0; 4096];
+        while !this.ended && linger.left > 0 && linger.until.as_mut().poll(cx).is_pending() {
+            let mut buf = ReadBuf::new(&mut scratch);
+            match Pin::new(&mut this.io).poll_read(cx, &mut buf) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Ok(())) if !buf.filled().is_empty() => {
+                    linger.left = linger.left.saturating_sub(buf.filled().len());
+                }
+                Poll::Ready(Ok(()) | Err(_)) => this.ended = true,
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+}

@@ -1,0 +1,102 @@
+//! The public listener: the login API.
+
+use std::sync::Arc;
+
+use http::Method;
+
+use super::{
+    Ports,
+    door::{Endpoints, Lookup},
+    error::Problem,
+    handlers::{
+        discovery,
+        email::{confirm, confirm_password, forgot_password, login, register, verify},
+        jwks,
+    },
+    openapi,
+    request::Inbound,
+    response::{self, Response},
+    routes::{Matched, Route},
+};
+use crate::{domain::app::App, state::State};
+
+pub(super) struct Public<S> {
+    state: Arc<State<S>>,
+    /// The OpenAPI document, made once.
+    openapi: Vec<u8>,
+}
+
+// === impl Public ===
+
+impl<S> Public<S> {
+    pub(super) fn new(state: Arc<State<S>>) -> Self {
+        let openapi = openapi::document(&state.settings.base_url).to_string().into_bytes();
+        Self { state, openapi }
+    }
+}
+
+impl<S: Ports> Endpoints for Public<S> {
+    type Route = Route;
+
+    const LISTENER: &'static str = "public";
+
+    fn find(&self, method: &Method, path: &str) -> Lookup<Route> {
+        let Some(Matched { route, app }) = Route::of(path) else { return Lookup::Nothing };
+        let app = match app.map(|id| self.state.apps.get(id)) {
+            Some(None) => return Lookup::NoApp { route },
+            Some(Some(app)) => Some(app),
+            None => None,
+        };
+        let allow = route.verb().allow();
+        if route.verb().admits(method) {
+            Lookup::Route { route, app }
+        } else if method == Method::OPTIONS {
+            Lookup::Options { route, app, allow }
+        } else {
+            Lookup::WrongMethod { route, app, allow }
+        }
+    }
+
+    fn name(route: Route) -> &'static str {
+        route.name()
+    }
+
+    fn is_noise(_: Route) -> bool {
+        false
+    }
+
+    async fn call(&self, route: Route, app: Option<Arc<App>>, request: Inbound) -> Result<Response, Problem> {
+        let state = &*self.state;
+        let base = &state.settings.base_url;
+        let Some(app) = app else {
+            return match route {
+                Route::OpenApi => Ok(response::document(self.openapi.clone(), &request.headers)),
+                Route::Login
+                | Route::Register
+                | Route::Verify
+                | Route::Confirm
+                | Route::ForgotPassword
+                | Route::ConfirmPassword
+                | Route::Jwks
+                | Route::OpenIdConfiguration
+                | Route::AuthorizationServer
+                | Route::AuthorizationServerOfApp => Err(Problem::app_not_found()),
+            };
+        };
+        let app = &*app;
+        match route {
+            Route::Login => login::handle(state, app, request).await,
+            Route::Register => register::handle(state, app, request).await,
+            Route::Verify => verify::handle(state, app, request).await,
+            Route::Confirm => confirm::handle(state, app, request).await,
+            Route::ForgotPassword => forgot_password::handle(state, app, request).await,
+            Route::ConfirmPassword => confirm_password::handle(state, app, request).await,
+            Route::Jwks => jwks::handle(app, &request),
+            Route::OpenIdConfiguration => discovery::openid_configuration(base, app, &request),
+            Route::AuthorizationServer | Route::AuthorizationServerOfApp => {
+                discovery::authorization_server(base, app, &request)
+            }
+            Route::OpenApi => Ok(response::document(self.openapi.clone(), &request.headers)),
+        }
+    }
+}

@@ -1,0 +1,393 @@
+//! Requests: a bounded body, strict JSON, and fields that become values of the domain.
+
+use std::{borrow::Cow, cell::Cell, fmt, time::Duration};
+
+use bytes::{Bytes, BytesMut};
+use http::{
+    HeaderMap, StatusCode,
+    header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE},
+};
+use http_body_util::BodyExt;
+use hyper::body::{Body as _, Incoming};
+use schemars::{JsonSchema, Schema, json_schema};
+use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Value};
+
+use super::error::{ErrorCode, FieldCode, FieldProblem, Problem};
+use crate::domain::{
+    client::Caller,
+    email::{Email, MAX_ADDRESS},
+    password::Password,
+    user::{Name, NotAName},
+};
+
+/// The largest body (contract, 1).
+pub const MAX_BODY: usize = 64 * 1024;
+/// A body must be there in this time (contract, 1).
+pub const BODY_TIME: Duration = Duration::from_secs(30);
+/// How deep arrays and objects may nest; the outermost object is 1 (contract, 1).
+pub const MAX_DEPTH: usize = 16;
+
+/// A request that has found its route.
+pub struct Inbound {
+    pub headers: HeaderMap,
+    pub body: Incoming,
+    pub caller: Caller,
+}
+
+/// The body of an operation: an object with known fields.
+pub trait RequestBody: Sized + JsonSchema {
+    /// None where a field is bad; `fields` has then noted all that are.
+    fn read(fields: &mut Fields) -> Option<Self>;
+}
+
+/// A value of one field of a request.
+pub trait FromField: Sized {
+    /// Reads what was sent, which is not empty.
+    fn read(text: &str) -> Result<Self, BadField>;
+
+    fn schema() -> Schema;
+}
+
+/// Why a text is not a value of its field.
+pub struct BadField {
+    pub code: FieldCode,
+    pub message: Cow<'static, str>,
+}
+
+/// An object's fields, taken one by one; notes every bad one.
+pub struct Fields {
+    object: Map<String, Value>,
+    bad: Vec<FieldProblem>,
+}
+
+/// Declares the body of an operation: its fields, how they are read and their schema, from one place.
+macro_rules! request_body {
+    ($(#[$doc:meta])* $visibility:vis struct $name:ident as $schema:literal { $($(#[doc = $about:literal])+ $field:ident: $type:ty,)+ }) => {
+        $(#[$doc])*
+        $visibility struct $name {
+            $($(#[doc = $about])+ $visibility $field: $type,)+
+        }
+
+        impl $crate::http::request::RequestBody for $name {
+            fn read(fields: &mut $crate::http::request::Fields) -> Option<Self> {
+                // All are read before any is asked for, so that every bad one is noted.
+                $(let $field = fields.take::<$type>(stringify!($field));)+
+                Some(Self { $($field: $field?,)+ })
+            }
+        }
+
+        impl schemars::JsonSchema for $name {
+            fn schema_name() -> std::borrow::Cow<'static, str> {
+                $schema.into()
+            }
+
+            fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                $crate::http::request::object_schema([
+                    $((
+                        stringify!($field),
+                        concat!($($about),+).trim_ascii(),
+                        <$type as $crate::http::request::FromField>::schema(),
+                    )),+
+                ])
+            }
+        }
+    };
+}
+pub(crate) use request_body;
+
+/// The schema of an object whose fields must all be there.
+pub fn object_schema<const N: usize>(fields: [(&'static str, &'static str, Schema); N]) -> Schema {
+    let required: Vec<_> = fields.iter().map(|(name, _, _)| *name).collect();
+    let mut properties = Map::new();
+    for (name, about, mut schema) in fields {
+        schema.insert("description".to_owned(), about.into());
+        properties.insert(name.to_owned(), schema.into());
+    }
+    json_schema!({ "type": "object", "properties": properties, "required": required })
+}
+
+/// A code as it was typed. What has not the form of one is a wrong code like any other.
+pub struct CodeText(pub String);
+
+// === reading bodies ===
+
+impl Inbound {
+    /// The body's fields as the operation wants them.
+    pub async fn read<T: RequestBody>(&mut self) -> Result<T, Problem> {
+        let object = self.object().await?;
+        let mut fields = Fields { object, bad: Vec::new() };
+        match T::read(&mut fields) {
+            Some(value) if fields.bad.is_empty() => Ok(value),
+            _ => Err(Problem::invalid_fields(fields.bad)),
+        }
+    }
+
+    /// Makes sure that there is no data: no body, or `{}`.
+    pub async fn read_nothing(&mut self) -> Result<(), Problem> {
+        if self.body.is_end_stream() {
+            return Ok(());
+        }
+        if self.headers.contains_key(CONTENT_TYPE) {
+            content_type(&self.headers)?;
+        }
+        let bytes = self.bytes().await?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        content_type(&self.headers)?;
+        if parse(&bytes)?.is_empty() {
+            return Ok(());
+        }
+        Err(Problem::invalid_request("this call takes no data: send no body, or {}"))
+    }
+
+    async fn object(&mut self) -> Result<Map<String, Value>, Problem> {
+        if !self.body.is_end_stream() || self.headers.contains_key(CONTENT_TYPE) {
+            content_type(&self.headers)?;
+        }
+        parse(&self.bytes().await?)
+    }
+
+    async fn bytes(&mut self) -> Result<Bytes, Problem> {
+        let declared = self.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+        if declared.is_some_and(|length| length > MAX_BODY as u64) {
+            return Err(too_large());
+        }
+        let late =
+            || Problem::invalid_request("the body did not come in time").with_status(StatusCode::REQUEST_TIMEOUT);
+        tokio::time::timeout(BODY_TIME, collect(&mut self.body)).await.map_err(|_| late())?
+    }
+}
+
+async fn collect(body: &mut Incoming) -> Result<Bytes, Problem> {
+    let mut bytes = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| Problem::invalid_request("the body broke off").because(error))?;
+        // Trailers mean nothing here.
+        let Ok(data) = frame.into_data() else { continue };
+        if bytes.len() + data.len() > MAX_BODY {
+            return Err(too_large());
+        }
+        bytes.extend_from_slice(&data);
+    }
+    Ok(bytes.freeze())
+}
+
+fn too_large() -> Problem {
+    Problem::new(ErrorCode::PayloadTooLarge, "the body is over 64 KiB")
+}
+
+/// `application/json`, once, with any parameters; a `charset` must be UTF-8. No content coding.
+fn content_type(headers: &HeaderMap) -> Result<(), Problem> {
+    let refused = |why| Err(Problem::new(ErrorCode::UnsupportedMediaType, why));
+    let mut types = headers.get_all(CONTENT_TYPE).iter();
+    let (Some(only), None) = (types.next(), types.next()) else {
+        return refused("send one Content-Type: application/json");
+    };
+    let Ok(text) = only.to_str() else { return refused("send Content-Type: application/json") };
+    let mut parts = text.split(';');
+    if !parts.next().is_some_and(|essence| essence.trim().eq_ignore_ascii_case("application/json")) {
+        return refused("send Content-Type: application/json");
+    }
+    for parameter in parts {
+        let Some((name, value)) = parameter.split_once('=') else { continue };
+        let value = value.trim().trim_matches('"');
+        if name.trim().eq_ignore_ascii_case("charset") && !value.eq_ignore_ascii_case("utf-8") {
+            return refused("send JSON in UTF-8");
+        }
+    }
+    let coded =
+        headers.get_all(CONTENT_ENCODING).iter().any(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity"));
+    if coded { refused("send the body without Content-Encoding") } else { Ok(()) }
+}
+
+// === strict JSON ===
+
+/// What serde cannot say by its types.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Strictness {
+    TooDeep,
+    DuplicateKey,
+}
+
+/// Reads a value that stands `depth` levels deep, without duplicate keys.
+#[derive(Clone, Copy)]
+struct Strict<'a> {
+    depth: usize,
+    broken: &'a Cell<Option<Strictness>>,
+}
+
+/// An object in UTF-8, without duplicate keys at any depth, at most [`MAX_DEPTH`] deep. Never quotes the input.
+fn parse(bytes: &[u8]) -> Result<Map<String, Value>, Problem> {
+    if bytes.is_empty() {
+        return Err(Problem::invalid_request("the body is empty; send a JSON object"));
+    }
+    let text = std::str::from_utf8(bytes).map_err(|_| Problem::invalid_request("the body is not UTF-8"))?;
+    let broken = Cell::new(None);
+    let mut deserializer = serde_json::Deserializer::from_str(text);
+    let value = Strict { depth: 1, broken: &broken }
+        .deserialize(&mut deserializer)
+        .and_then(|value| deserializer.end().map(|()| value));
+    match value {
+        Ok(Value::Object(object)) => Ok(object),
+        Ok(_) => Err(Problem::invalid_request("the body is not a JSON object")),
+        Err(error) => Err(Problem::invalid_request(match broken.get() {
+            Some(Strictness::TooDeep) => format!("the body nests deeper than {MAX_DEPTH} levels"),
+            Some(Strictness::DuplicateKey) => format!("the body has a key twice, at line {}", error.line()),
+            None => format!("the body is not JSON, at line {}, column {}", error.line(), error.column()),
+        })),
+    }
+}
+
+impl Strict<'_> {
+    /// One level further in.
+    fn enter<E: serde::de::Error>(self) -> Result<Self, E> {
+        if self.depth > MAX_DEPTH {
+            self.broken.set(Some(Strictness::TooDeep));
+            return Err(E::custom("too deep"));
+        }
+        Ok(Self { depth: self.depth + 1, ..self })
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Strict<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Strict<'_> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_string<E>(self, value: String) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        let inner = self.enter()?;
+        let mut array = Vec::new();
+        while let Some(item) = items.next_element_seed(inner)? {
+            array.push(item);
+        }
+        Ok(Value::Array(array))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
+        let inner = self.enter()?;
+        let mut object = Map::new();
+        while let Some(key) = entries.next_key::<String>()? {
+            if object.contains_key(&key) {
+                self.broken.set(Some(Strictness::DuplicateKey));
+                return Err(A::Error::custom("duplicate key"));
+            }
+            let value = entries.next_value_seed(inner)?;
+            object.insert(key, value);
+        }
+        Ok(Value::Object(object))
+    }
+}
+
+// === impl Fields ===
+
+impl Fields {
+    /// The field's value; none, and noted, where it is missing, empty, ill-typed or not of its form.
+    pub fn take<T: FromField>(&mut self, field: &'static str) -> Option<T> {
+        let read = match self.object.get(field) {
+            None => Err(BadField::new(FieldCode::Missing, "is missing")),
+            Some(Value::String(text)) if text.is_empty() => Err(BadField::new(FieldCode::Empty, "is empty")),
+            Some(Value::String(text)) => T::read(text),
+            Some(_) => Err(BadField::new(FieldCode::Invalid, "is not a string")),
+        };
+        read.map_err(|BadField { code, message }| self.bad.push(FieldProblem { field, code, message })).ok()
+    }
+}
+
+impl BadField {
+    pub fn new(code: FieldCode, message: impl Into<Cow<'static, str>>) -> Self {
+        Self { code, message: message.into() }
+    }
+}
+
+// === the values ===
+
+impl FromField for Email {
+    fn read(text: &str) -> Result<Self, BadField> {
+        if text.len() > MAX_ADDRESS {
+            return Err(BadField::new(FieldCode::TooLong, format!("is longer than {MAX_ADDRESS} octets")));
+        }
+        Self::parse(text).map_err(|error| BadField::new(FieldCode::Invalid, error.to_string()))
+    }
+
+    fn schema() -> Schema {
+        json_schema!({ "type": "string", "format": "email", "minLength": 1, "maxLength": MAX_ADDRESS })
+    }
+}
+
+impl FromField for Name {
+    fn read(text: &str) -> Result<Self, BadField> {
+        Self::parse(text).map_err(|error| {
+            let code = match error {
+                NotAName::Empty => FieldCode::Empty,
+                NotAName::TooLong => FieldCode::TooLong,
+                NotAName::ControlCharacter => FieldCode::Invalid,
+            };
+            BadField::new(code, error.to_string())
+        })
+    }
+
+    fn schema() -> Schema {
+        json_schema!({ "type": "string", "minLength": 1, "maxLength": Name::MAX_CHARS })
+    }
+}
+
+/// Its length is judged by the rules, not here: a login takes any.
+impl FromField for Password {
+    fn read(text: &str) -> Result<Self, BadField> {
+        Ok(Self::new(text))
+    }
+
+    fn schema() -> Schema {
+        json_schema!({ "type": "string", "format": "password", "minLength": 1 })
+    }
+}
+
+impl FromField for CodeText {
+    fn read(text: &str) -> Result<Self, BadField> {
+        Ok(Self(text.to_owned()))
+    }
+
+    fn schema() -> Schema {
+        json_schema!({ "type": "string", "minLength": 1 })
+    }
+}

@@ -1,0 +1,260 @@
+//! Wires stores, hashing, mail and the three listeners, and runs until told to stop. Nothing else knows all of them.
+
+use std::{fs, path::Path, sync::Arc, time::Duration};
+
+use anyhow::{Context, Result, bail};
+use latchkey_crds::{
+    rendered::SmtpRelay,
+    types::{IssuerUrl, Mailbox},
+};
+use latchkey_server::{
+    args::{Arguments, Command, Database, Outbox, Serve},
+    config::{Apps, Ceilings, directory},
+    domain::clock::Env,
+    hashing::{Hashing, HashingOptions},
+    http::{self, Drain, HttpMetrics, Readiness},
+    mail::{InstallRelay, MailMetrics, MailSettings, Worker},
+    settings::Settings,
+    state::State,
+    store::{
+        Stores, UrlSource,
+        postgres::{self, DeadLetter, Postgres},
+        redis::{self, Redis},
+    },
+};
+use prometheus_client::registry::Registry;
+use time::format_description::well_known::Rfc3339;
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tracing::{info, warn};
+
+/// The install's own relay, as its file has it.
+#[derive(serde::Deserialize)]
+struct SmtpFile {
+    #[serde(flatten)]
+    relay: SmtpRelay,
+    from: Mailbox,
+}
+
+/// How long what runs may still take, after the drain's delay.
+const FINISH: Duration = Duration::from_secs(35);
+/// Dead letters that one listing shows, the oldest first.
+const MOST_LISTED: u32 = 10_000;
+/// How often an old schema is looked at again.
+const SCHEMA_AGAIN: Duration = Duration::from_secs(1);
+
+pub(crate) fn run(arguments: Arguments) -> Result<()> {
+    // Several dependencies would each choose one.
+    rustls::crypto::aws_lc_rs::default_provider()
+        .install_default()
+        .map_err(|_| anyhow::anyhow!("a TLS provider is installed already"))?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    match arguments.command {
+        Some(Command::Openapi) => {
+            let base_url = match arguments.serve.base_url {
+                Some(base_url) => base_url,
+                None => "https://auth.example.com".parse()?,
+            };
+            println!("{:#}", http::openapi::document(&base_url));
+            Ok(())
+        }
+        Some(Command::Migrate) => runtime.block_on(migrate(&arguments.database)),
+        Some(Command::Outbox { command }) => runtime.block_on(outbox(&arguments.database, command)),
+        None => runtime.block_on(serve(arguments.serve, &arguments.database)),
+    }
+}
+
+async fn migrate(database: &Database) -> Result<()> {
+    postgres::migrate(&database_url(database)?).await.context("the schema was not brought up to date")
+}
+
+async fn outbox(database: &Database, command: Outbox) -> Result<()> {
+    let postgres =
+        Postgres::connect(postgres::Options { listen: false, ..postgres::Options::new(database_url(database)?) })?;
+    match command {
+        Outbox::List => {
+            for letter in postgres.dead_letters(None, MOST_LISTED).await? {
+                println!("{}", line(&letter));
+            }
+        }
+        Outbox::Retry { id } => {
+            if !postgres.retry_dead_letter(id).await? {
+                bail!("there is no dead letter {id}; see `latchkey-server outbox list`");
+            }
+            println!("{id} will be sent again");
+        }
+    }
+    Ok(())
+}
+
+/// A dead letter in one line: when, which App, what, whose, how often tried, why; tab-separated, so that scripts can read it.
+fn line(letter: &DeadLetter) -> String {
+    let dead_at = letter.dead_at.format(&Rfc3339).unwrap_or_default();
+    let user = letter.user.map_or_else(|| "-".to_owned(), |user| user.to_string());
+    let error = letter.error.as_deref().unwrap_or("-");
+    format!("{}\t{dead_at}\t{}\t{}\t{user}\t{} attempts\t{error}", letter.id, letter.app, letter.kind, letter.attempts)
+}
+
+async fn serve(serve: Serve, database: &Database) -> Result<()> {
+    let config_dir = serve.config_dir.clone().context("say where the rendered Apps are: --config-dir DIR")?;
+    let settings = settings(&serve)?;
+    let mut registry = Registry::with_prefix("latchkey");
+
+    let apps = Arc::new(Apps::new(ceilings(serve.limit_ceilings.as_deref())?));
+    let _watching = directory::watch(config_dir, Arc::clone(&apps))?;
+    let readiness = Arc::new(Readiness::default());
+    readiness.configuration_loaded();
+
+    let postgres = Postgres::connect(postgres::Options::new(database_url(database)?))?;
+    postgres.register(registry.sub_registry_with_prefix("postgres"));
+    let redis = Redis::connect(redis::Options::new(redis_url(&serve)?))?;
+    redis.register(registry.sub_registry_with_prefix("redis"));
+    let hashing = Hashing::start(HashingOptions::default(), &mut registry);
+    let stores = Stores { postgres: postgres.clone(), redis, hashing };
+
+    let mail_settings = MailSettings {
+        install: install_relay(serve.smtp_file.as_deref())?,
+        private_cidrs: serve.private_cidrs.clone(),
+        allow_insecure: serve.allow_insecure,
+    };
+    let mail_metrics = MailMetrics::register(registry.sub_registry_with_prefix("mail"));
+    let worker = Worker::new(stores.clone(), Arc::clone(&apps), Arc::new(Env::system()), mail_settings, mail_metrics);
+    let http_metrics = HttpMetrics::register(registry.sub_registry_with_prefix("http"));
+
+    let state = Arc::new(State { apps, stores, env: Env::system(), settings });
+    let registry = Arc::new(registry);
+    let (public, admin, ops) = (
+        bind("--public-addr", serve.public_addr).await?,
+        bind("--admin-addr", serve.admin_addr).await?,
+        bind("--ops-addr", serve.ops_addr).await?,
+    );
+    let drain = Drain::new(serve.drain_seconds, FINISH);
+    // Operations are to be asked about the draining until it is over.
+    let ops_drain = Drain::new(Duration::ZERO, Duration::from_secs(1));
+    let ops_service =
+        http::ops_service(Arc::clone(&state), http_metrics.clone(), registry, Arc::clone(&readiness), &ops_drain);
+    let requests = TaskTracker::new();
+    requests.spawn(http::serve(public, http::public_service(Arc::clone(&state), http_metrics.clone()), drain.clone()));
+    requests.spawn(http::serve(admin, http::admin_service(Arc::clone(&state), http_metrics), drain.clone()));
+    requests.close();
+    let operations = tokio::spawn(http::serve(ops, ops_service, ops_drain.clone()));
+    let stop = CancellationToken::new();
+    let mails = tokio::spawn(worker.run(stop.clone()));
+    tokio::spawn(watch_schema(postgres.clone(), Arc::clone(&readiness)));
+    info!(public = %serve.public_addr, admin = %serve.admin_addr, ops = %serve.ops_addr, "listening");
+
+    asked_to_stop().await?;
+    info!("draining");
+    readiness.drain();
+    drain.begin();
+    stop.cancel();
+    requests.wait().await;
+    mails.await?;
+    ops_drain.begin();
+    operations.await?;
+    postgres.close().await;
+    info!("drained");
+    Ok(())
+}
+
+async fn bind(flag: &str, address: std::net::SocketAddr) -> Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address} ({flag})"))
+}
+
+async fn asked_to_stop() -> Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(())
+}
+
+/// Ready needs a schema that is new enough, seen once; Postgres being away later makes nobody unready.
+async fn watch_schema(postgres: Postgres, readiness: Arc<Readiness>) {
+    let required = postgres::REQUIRED_SCHEMA;
+    let mut told = false;
+    loop {
+        match postgres.schema_version().await {
+            Ok(Some(version)) if version >= required => {
+                readiness.schema_seen();
+                info!(version, "the schema is new enough");
+                return;
+            }
+            Ok(version) => {
+                let reason = match version {
+                    Some(version) => {
+                        format!("it is at {version}, this server needs {required}; run `latchkey-server migrate`")
+                    }
+                    None => "it is empty; run `latchkey-server migrate`".to_owned(),
+                };
+                if !told {
+                    warn!("not ready: the schema of the database is too old: {reason}");
+                    told = true;
+                }
+                readiness.schema_refused(reason);
+            }
+            Err(error) => {
+                warn!(error = &error as &dyn std::error::Error, "the schema of the database cannot be looked at");
+            }
+        }
+        tokio::time::sleep(SCHEMA_AGAIN).await;
+    }
+}
+
+fn settings(serve: &Serve) -> Result<Settings> {
+    let base_url: IssuerUrl =
+        serve.base_url.clone().context("say where the API is reached from outside: --base-url URL")?;
+    if base_url.as_str().starts_with("http://") && !serve.allow_insecure {
+        bail!("--base-url is http; use https, or --allow-insecure for development");
+    }
+    let pod_uid = serve.pod_uid.clone().unwrap_or_else(|| Env::system().uuid().to_string());
+    Ok(Settings { base_url, trusted_proxies: serve.trusted_proxies.clone(), pod_uid })
+}
+
+fn database_url(database: &Database) -> Result<UrlSource> {
+    url(
+        "--database-url-file",
+        "LATCHKEY_DATABASE_URL",
+        database.database_url_file.as_deref(),
+        database.database_url.as_deref(),
+    )
+}
+
+fn redis_url(serve: &Serve) -> Result<UrlSource> {
+    url("--redis-url-file", "LATCHKEY_REDIS_URL", serve.redis_url_file.as_deref(), serve.redis_url.as_deref())
+}
+
+fn url(flag: &str, variable: &str, file: Option<&Path>, value: Option<&str>) -> Result<UrlSource> {
+    match (file, value) {
+        (Some(file), _) => Ok(UrlSource::File(file.to_owned())),
+        (None, Some(value)) => Ok(UrlSource::given(value)),
+        (None, None) => bail!("say how the store is reached: {flag} FILE, or the variable {variable}"),
+    }
+}
+
+fn install_relay(file: Option<&Path>) -> Result<Option<InstallRelay>> {
+    let Some(file) = file else { return Ok(None) };
+    let text = fs::read_to_string(file).with_context(|| format!("cannot read {} (--smtp-file)", file.display()))?;
+    // Serde's text could quote the password.
+    let relay: SmtpFile = serde_json::from_str(&text).map_err(|error| {
+        anyhow::anyhow!(
+            "{} (--smtp-file) is not an object with host, port, tls and from: line {}, column {}",
+            file.display(),
+            error.line(),
+            error.column()
+        )
+    })?;
+    Ok(Some(InstallRelay { relay: relay.relay, from: relay.from }))
+}
+
+fn ceilings(file: Option<&Path>) -> Result<Ceilings> {
+    let Some(file) = file else { return Ok(Ceilings::new()) };
+    let text =
+        fs::read_to_string(file).with_context(|| format!("cannot read {} (--limit-ceilings)", file.display()))?;
+    serde_json::from_str(&text).with_context(|| format!("{} (--limit-ceilings) is not a map of limits", file.display()))
+}

@@ -1,0 +1,83 @@
+//! What the pool tells about itself.
+
+use std::time::Duration;
+
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
+    metrics::{
+        counter::Counter,
+        family::Family,
+        gauge::ConstGauge,
+        histogram::{Histogram, exponential_buckets},
+    },
+    registry::Registry,
+};
+use sqlx::PgPool;
+
+use super::errors::FaultKind;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Kind {
+    kind: &'static str,
+}
+
+#[derive(Clone)]
+pub(super) struct Metrics {
+    pool: PgPool,
+    waits: Histogram,
+    faults: Family<Kind, Counter>,
+}
+
+/// Asked when scraped.
+#[derive(Debug)]
+struct Connections(PgPool);
+
+// === impl Metrics ===
+
+impl Metrics {
+    pub(super) fn new(pool: &PgPool) -> Self {
+        let faults = Family::<Kind, Counter>::default();
+        for kind in FaultKind::ALL {
+            drop(faults.get_or_create(&Kind { kind: kind.as_str() }));
+        }
+        // 50 µs to 3.3 s.
+        Self { pool: pool.clone(), waits: Histogram::new(exponential_buckets(0.000_05, 4.0, 9)), faults }
+    }
+
+    pub(super) fn register(&self, registry: &mut Registry) {
+        registry.register_collector(Box::new(Connections(self.pool.clone())));
+        let registry = registry.sub_registry_with_prefix("postgres");
+        registry.register("acquire_seconds", "Waiting for a connection to Postgres", self.waits.clone());
+        registry.register("errors", "Calls to Postgres that failed, by kind", self.faults.clone());
+    }
+
+    pub(super) fn waited(&self, time: Duration) {
+        self.waits.observe(time.as_secs_f64());
+    }
+
+    pub(super) fn failed(&self, kind: FaultKind) {
+        self.faults.get_or_create(&Kind { kind: kind.as_str() }).inc();
+    }
+}
+
+// === impl Connections ===
+
+impl Collector for Connections {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let idle = self.0.num_idle();
+        let size = self.0.size();
+        for (name, help, value) in [
+            ("postgres_connections", "Connections to Postgres", i64::from(size)),
+            (
+                "postgres_connections_idle",
+                "Connections to Postgres that wait for work",
+                i64::try_from(idle).unwrap_or(0),
+            ),
+        ] {
+            let gauge = ConstGauge::new(value);
+            gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
+        }
+        Ok(())
+    }
+}

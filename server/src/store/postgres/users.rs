@@ -1,0 +1,340 @@
+//! Users: each change is one statement, so that it is one transaction in one round trip.
+
+use latchkey_crds::types::AppId;
+use time::OffsetDateTime;
+use tokio::time::timeout_at;
+use uuid::Uuid;
+
+use super::errors::Fault;
+use crate::{
+    domain::{
+        email::Email,
+        mail::{Mail, MailKind},
+        password::PasswordHash,
+        ports::{Changed, Confirmation, Creation, NewUser, PasswordReset, StoreError, Users},
+        user::{Epoch, User, UserId},
+    },
+    store::Stores,
+};
+
+struct Row {
+    id: Uuid,
+    email: Option<String>,
+    email_verified_at: Option<OffsetDateTime>,
+    pending_email: Option<String>,
+    name: String,
+    password_hash: Option<String>,
+    contested: bool,
+    epoch: i64,
+    disabled_at: Option<OffsetDateTime>,
+    created_at: OffsetDateTime,
+}
+
+/// A row as a change left it.
+struct ChangedRow {
+    id: Uuid,
+    email: Option<String>,
+    email_verified_at: Option<OffsetDateTime>,
+    pending_email: Option<String>,
+    name: String,
+    password_hash: Option<String>,
+    contested: bool,
+    epoch: i64,
+    disabled_at: Option<OffsetDateTime>,
+    created_at: OffsetDateTime,
+    was_contested: bool,
+}
+
+// === impl Row ===
+
+impl TryFrom<Row> for User {
+    type Error = StoreError;
+
+    fn try_from(row: Row) -> Result<Self, StoreError> {
+        let address = |text: Option<String>| {
+            text.map(|text| Email::parse(&text)).transpose().map_err(|_| StoreError::from(Fault::unreadable()))
+        };
+        Ok(Self {
+            id: UserId(row.id),
+            email: address(row.email)?,
+            email_verified: row.email_verified_at.is_some(),
+            pending_email: address(row.pending_email)?,
+            name: row.name,
+            password_hash: row.password_hash.map(PasswordHash::new),
+            contested: row.contested,
+            disabled: row.disabled_at.is_some(),
+            epoch: Epoch(row.epoch),
+            created_at: row.created_at,
+        })
+    }
+}
+
+impl TryFrom<ChangedRow> for Changed {
+    type Error = StoreError;
+
+    fn try_from(row: ChangedRow) -> Result<Self, StoreError> {
+        let was_contested = row.was_contested;
+        let row = Row {
+            id: row.id,
+            email: row.email,
+            email_verified_at: row.email_verified_at,
+            pending_email: row.pending_email,
+            name: row.name,
+            password_hash: row.password_hash,
+            contested: row.contested,
+            epoch: row.epoch,
+            disabled_at: row.disabled_at,
+            created_at: row.created_at,
+        };
+        Ok(Self { user: row.try_into()?, was_contested })
+    }
+}
+
+/// A mail's columns in the outbox; none of them where there is no mail.
+pub(super) fn columns(mail: Option<&Mail>) -> (Option<&'static str>, Option<Uuid>, Option<OffsetDateTime>) {
+    match mail {
+        None => (None, None, None),
+        Some(mail) => (Some(mail.kind.as_str()), mail.user.map(|user| user.0), Some(mail.requested_at)),
+    }
+}
+
+impl Users for Stores {
+    async fn user(&self, app: &AppId, id: UserId) -> Result<Option<User>, StoreError> {
+        let mut held = self.postgres.hold().await?;
+        let (connection, until) = held.parts();
+        let query = sqlx::query_as!(
+            Row,
+            "SELECT id, email, email_verified_at, pending_email, name, password_hash, contested, epoch, disabled_at, \
+             created_at
+             FROM users WHERE app_id = $1 AND id = $2",
+            app.as_str(),
+            id.0
+        );
+        let answer = timeout_at(until, query.fetch_optional(connection)).await;
+        held.done(answer)?.map(User::try_from).transpose()
+    }
+
+    async fn user_by_email(&self, app: &AppId, email: &Email) -> Result<Option<User>, StoreError> {
+        let mut held = self.postgres.hold().await?;
+        let (connection, until) = held.parts();
+        let query = sqlx::query_as!(
+            Row,
+            "SELECT id, email, email_verified_at, pending_email, name, password_hash, contested, epoch, disabled_at, \
+             created_at
+             FROM users WHERE app_id = $1 AND email_canonical = $2",
+            app.as_str(),
+            email.canonical()
+        );
+        let answer = timeout_at(until, query.fetch_optional(connection)).await;
+        held.done(answer)?.map(User::try_from).transpose()
+    }
+
+    async fn create_user(&self, app: &AppId, user: NewUser, mail: Option<Mail>) -> Result<Creation, StoreError> {
+        let (kind, to, requested_at) = columns(mail.as_ref());
+        let mut held = self.postgres.hold().await?;
+        let (connection, until) = held.parts();
+        let query = sqlx::query_scalar!(
+            r#"
+            WITH made AS (
+                INSERT INTO users
+                    (app_id, id, email, email_canonical, name, password_hash, created_at, updated_at)
+                VALUES ($1, $2, $3, $4, $5, $6, $7, $7)
+                ON CONFLICT DO NOTHING
+                RETURNING id
+            ), queued AS (
+                INSERT INTO outbox (app_id, kind, user_id, requested_at)
+                SELECT $1, $8, $9, $10 FROM made WHERE $8::text IS NOT NULL
+                RETURNING id
+            ), told AS (
+                SELECT pg_notify('latchkey_outbox', '') FROM queued WHERE $11
+            )
+            SELECT (SELECT count(*) FROM made) + 0 * (SELECT count(*) FROM told) AS "made!"
+            "#,
+            app.as_str(),
+            user.id.0,
+            user.email.as_str(),
+            user.email.canonical(),
+            user.name.as_str(),
+            user.password_hash.expose(),
+            user.created_at,
+            kind,
+            to,
+            requested_at,
+            self.postgres.tells(),
+        );
+        let answer = timeout_at(until, query.fetch_one(connection)).await;
+        let made = held.done(answer)? > 0;
+        if made && mail.is_some() {
+            self.postgres.wake();
+        }
+        Ok(if made { Creation::Created } else { Creation::AddressTaken })
+    }
+
+    async fn registered_again(
+        &self,
+        app: &AppId,
+        user: UserId,
+        epoch: Epoch,
+        contest: bool,
+        mail: Option<Mail>,
+    ) -> Result<(), StoreError> {
+        let (kind, to, requested_at) = columns(mail.as_ref());
+        let mut held = self.postgres.hold().await?;
+        let (connection, until) = held.parts();
+        // The row is written whatever comes of it, as `create_user` writes one.
+        let query = sqlx::query_scalar!(
+            r#"
+            WITH touched AS (
+                UPDATE users
+                SET contested = contested OR ($4 AND email_verified_at IS NULL AND epoch = $3)
+                WHERE app_id = $1 AND id = $2
+                RETURNING id
+            ), queued AS (
+                INSERT INTO outbox (app_id, kind, user_id, requested_at)
+                SELECT $1, $5, $6, $7 WHERE $5::text IS NOT NULL
+                RETURNING id
+            ), told AS (
+                SELECT pg_notify('latchkey_outbox', '') FROM queued WHERE $8
+            )
+            SELECT (SELECT count(*) FROM touched) + 0 * (SELECT count(*) FROM told) AS "touched!"
+            "#,
+            app.as_str(),
+            user.0,
+            epoch.0,
+            contest,
+            kind,
+            to,
+            requested_at,
+            self.postgres.tells(),
+        );
+        let answer = timeout_at(until, query.fetch_one(connection)).await;
+        held.done(answer)?;
+        if mail.is_some() {
+            self.postgres.wake();
+        }
+        Ok(())
+    }
+
+    async fn renew_hash(
+        &self,
+        app: &AppId,
+        user: UserId,
+        old: &PasswordHash,
+        new: PasswordHash,
+    ) -> Result<(), StoreError> {
+        let mut held = self.postgres.hold().await?;
+        let (connection, until) = held.parts();
+        let query = sqlx::query!(
+            "UPDATE users SET password_hash = $4 WHERE app_id = $1 AND id = $2 AND password_hash = $3",
+            app.as_str(),
+            user.0,
+            old.expose(),
+            new.expose(),
+        );
+        let answer = timeout_at(until, query.execute(connection)).await;
+        held.done(answer).map(|_| ())
+    }
+
+    async fn confirm_address(&self, app: &AppId, change: Confirmation) -> Result<Option<Changed>, StoreError> {
+        let mut held = self.postgres.hold().await?;
+        let (connection, until) = held.parts();
+        let query = sqlx::query_as!(
+            ChangedRow,
+            r#"
+            WITH before AS (
+                SELECT contested FROM users
+                WHERE app_id = $1 AND id = $2 AND epoch = $3 AND email_canonical = $4 AND disabled_at IS NULL
+                FOR UPDATE
+            ), changed AS (
+                UPDATE users
+                SET email_verified_at = coalesce(email_verified_at, $5),
+                    epoch = epoch + 1,
+                    password_hash = CASE WHEN users.contested THEN NULL ELSE password_hash END,
+                    contested = false,
+                    updated_at = $5
+                FROM before
+                WHERE app_id = $1 AND id = $2 AND epoch = $3 AND email_canonical = $4 AND disabled_at IS NULL
+                RETURNING users.*, before.contested AS was_contested
+            ), unlinked AS (
+                DELETE FROM identities USING changed
+                WHERE identities.app_id = $1 AND identities.user_id = changed.id AND $6::uuid IS NULL
+            ), carried AS (
+                INSERT INTO outbox (app_id, kind, user_id, epoch, keep_session, due_at)
+                SELECT $1, 'epoch', id, epoch, $6, statement_timestamp() + make_interval(secs => $7) FROM changed
+            )
+            SELECT id, email, email_verified_at, pending_email, name, password_hash, contested, epoch, disabled_at,
+                created_at, was_contested
+            FROM changed
+            "#,
+            app.as_str(),
+            change.user.0,
+            change.epoch.0,
+            change.address,
+            change.at,
+            change.keep.map(|session| session.0),
+            EPOCH_DELAY_SECONDS,
+        );
+        let answer = timeout_at(until, query.fetch_optional(connection)).await;
+        held.done(answer)?.map(Changed::try_from).transpose()
+    }
+
+    async fn reset_password(&self, app: &AppId, change: PasswordReset) -> Result<Option<Changed>, StoreError> {
+        let mut held = self.postgres.hold().await?;
+        let (connection, until) = held.parts();
+        let query = sqlx::query_as!(
+            ChangedRow,
+            r#"
+            WITH before AS (
+                SELECT contested, email_verified_at IS NULL AS was_unverified FROM users
+                WHERE app_id = $1 AND id = $2 AND epoch = $3 AND email_canonical = $4 AND disabled_at IS NULL
+                FOR UPDATE
+            ), changed AS (
+                UPDATE users
+                SET email_verified_at = coalesce(email_verified_at, $5),
+                    epoch = epoch + 1,
+                    password_hash = $6,
+                    contested = false,
+                    updated_at = $5
+                FROM before
+                WHERE app_id = $1 AND id = $2 AND epoch = $3 AND email_canonical = $4 AND disabled_at IS NULL
+                RETURNING users.*, before.contested AS was_contested, before.was_unverified
+            ), unlinked AS (
+                DELETE FROM identities USING changed
+                WHERE identities.app_id = $1 AND identities.user_id = changed.id AND changed.was_unverified
+            ), carried AS (
+                INSERT INTO outbox (app_id, kind, user_id, epoch, due_at)
+                SELECT $1, 'epoch', id, epoch, statement_timestamp() + make_interval(secs => $7) FROM changed
+            ), queued AS (
+                INSERT INTO outbox (app_id, kind, user_id, requested_at)
+                SELECT $1, $8, id, $5 FROM changed
+                RETURNING id
+            ), told AS (
+                SELECT count(pg_notify('latchkey_outbox', '')) AS times FROM queued WHERE $9
+            )
+            SELECT id AS "id!", email, email_verified_at, pending_email, name AS "name!", password_hash,
+                contested AS "contested!", epoch AS "epoch!", disabled_at, created_at AS "created_at!",
+                was_contested AS "was_contested!"
+            FROM changed, told
+            WHERE told.times >= 0
+            "#,
+            app.as_str(),
+            change.user.0,
+            change.epoch.0,
+            change.address,
+            change.at,
+            change.password_hash.expose(),
+            EPOCH_DELAY_SECONDS,
+            MailKind::PasswordChanged.as_str(),
+            self.postgres.tells(),
+        );
+        let answer = timeout_at(until, query.fetch_optional(connection)).await;
+        let changed = held.done(answer)?.map(Changed::try_from).transpose()?;
+        if changed.is_some() {
+            self.postgres.wake();
+        }
+        Ok(changed)
+    }
+}
+
+/// How long the request has to carry a raised epoch itself before a worker takes its row.
+const EPOCH_DELAY_SECONDS: f64 = 5.0;

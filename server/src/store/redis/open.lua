@@ -1,0 +1,44 @@
+-- Opens a session. KEYS: the user's epoch, the user's index of sessions, the session.
+-- ARGV: offset (ms), epoch, session id, ends_at (ms), idle (ms), epoch's life (ms), most sessions, the sessions' key
+-- without their id, then the session's fields and values.
+local now = redis.call('TIME')
+now = now[1] * 1000 + math.floor(now[2] / 1000) + ARGV[1]
+local epoch = tonumber(ARGV[2])
+local stored = tonumber(redis.call('GET', KEYS[1]) or '0')
+if stored > epoch then
+  return 0
+end
+redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[6])
+
+local ends = tonumber(ARGV[4])
+local life = math.max(ends - now, 1)
+redis.call('DEL', KEYS[3])
+redis.call('HSET', KEYS[3], 'epoch', ARGV[2], 'n', 1, 'taken', now, 'resent', 0, 'created', now, 'used', now,
+  'ends', ARGV[4], 'idle', ARGV[5], unpack(ARGV, 9))
+redis.call('PEXPIRE', KEYS[3], math.min(life, tonumber(ARGV[5])))
+
+-- The index: session ids by last use. What ran out by itself makes room first.
+local most = tonumber(ARGV[7])
+redis.call('ZADD', KEYS[2], now, ARGV[3])
+if redis.call('ZCARD', KEYS[2]) > most then
+  for _, id in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
+    if redis.call('EXISTS', ARGV[8] .. id) == 0 then
+      redis.call('ZREM', KEYS[2], id)
+    end
+  end
+  local over = redis.call('ZCARD', KEYS[2]) - most
+  if over > 0 then
+    -- The new one is the most recently used, whatever the clock did.
+    for _, id in ipairs(redis.call('ZRANGE', KEYS[2], 0, over)) do
+      if over > 0 and id ~= ARGV[3] then
+        redis.call('DEL', ARGV[8] .. id)
+        redis.call('ZREM', KEYS[2], id)
+        over = over - 1
+      end
+    end
+  end
+end
+if redis.call('PTTL', KEYS[2]) < life then
+  redis.call('PEXPIRE', KEYS[2], life)
+end
+return 1

@@ -1,0 +1,378 @@
+//! What the other tests stand on does what they believe it does.
+
+use std::time::{Duration, Instant};
+
+use http::StatusCode;
+use latchkey_tests::{
+    client::Anonymous,
+    eventually_ok,
+    inbox::Inbox,
+    mail::Mailbox,
+    postgres::{self, Database, Postgres},
+    process,
+    proxy::{Proxy, Trap},
+    redis::{self, Redis, RedisCluster},
+    smtp::{self, Behaviour, Security, Smtp, Step},
+};
+use lettre::{
+    AsyncSmtpTransport, AsyncTransport, Message, Tokio1Executor,
+    message::{MultiPart, SinglePart},
+    transport::smtp::{
+        authentication::{Credentials, Mechanism},
+        client::{Certificate, Tls, TlsParameters},
+    },
+};
+use sqlx::Connection;
+
+const LIMIT: Duration = Duration::from_secs(20);
+/// How long something that must not happen is waited for.
+const NOT_WITHIN: Duration = Duration::from_millis(300);
+
+// === Postgres ===
+
+#[tokio::test]
+async fn each_test_has_a_database_of_its_own() {
+    let postgres = Postgres::shared().await;
+    let (one, other) = (postgres.empty_database().await.unwrap(), postgres.empty_database().await.unwrap());
+    sqlx::raw_sql("CREATE TABLE t (n int)").execute(&mut one.connect().await.unwrap()).await.unwrap();
+    assert_eq!(tables(&one).await, ["t"]);
+    assert!(tables(&other).await.is_empty());
+}
+
+#[tokio::test]
+async fn postgres_with_tls_takes_nothing_else() {
+    let options =
+        postgres::Options { tls: Some(latchkey_tests::tls::Tls::new().unwrap()), ..postgres::Options::for_tests() };
+    let postgres = Postgres::start(options).await.unwrap();
+    let database = postgres.empty_database().await.unwrap();
+    let mut connection = database.connect().await.unwrap();
+    let (tls,): (bool,) = sqlx::query_as("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()")
+        .fetch_one(&mut connection)
+        .await
+        .unwrap();
+    assert!(tls);
+    let plain = Database { url: database.url.replace("sslmode=verify-full", "sslmode=disable"), ..database };
+    assert!(plain.connect().await.is_err());
+}
+
+#[tokio::test]
+async fn a_commit_can_be_cut_before_it_arrives_and_after() {
+    let postgres = Postgres::shared().await;
+    let database = postgres.empty_database().await.unwrap();
+    sqlx::raw_sql("CREATE TABLE t (n int)").execute(&mut database.connect().await.unwrap()).await.unwrap();
+    let proxy = Proxy::start(postgres.addr()).unwrap();
+    let through = Database { url: postgres.url(&database.name, proxy.addr()), ..database.clone() };
+
+    for (trap, row, arrives) in
+        [(Trap::Before(b"COMMIT".to_vec()), 1, false), (Trap::After(b"COMMIT".to_vec()), 2, true)]
+    {
+        let mut connection = through.connect().await.unwrap();
+        let mut transaction = connection.begin().await.unwrap();
+        sqlx::query("INSERT INTO t VALUES ($1)").bind(row).execute(&mut *transaction).await.unwrap();
+        proxy.set_trap(trap);
+        transaction.commit().await.unwrap_err();
+        proxy.sprung().await;
+        let there = eventually_ok("the server's end of that connection", LIMIT, || async {
+            // The row is decided when its transaction is over.
+            let mut direct = database.connect().await.map_err(|error| error.to_string())?;
+            let others: i64 = sqlx::query_scalar(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = $1 AND pid <> pg_backend_pid()",
+            )
+            .bind(&database.name)
+            .fetch_one(&mut direct)
+            .await
+            .map_err(|error| error.to_string())?;
+            if others > 0 {
+                return Err(format!("{others} connections are open"));
+            }
+            sqlx::query_scalar::<_, bool>("SELECT EXISTS (SELECT FROM t WHERE n = $1)")
+                .bind(row)
+                .fetch_one(&mut direct)
+                .await
+                .map_err(|error| error.to_string())
+        })
+        .await;
+        assert_eq!(there, arrives, "row {row}");
+    }
+}
+
+async fn tables(database: &Database) -> Vec<String> {
+    sqlx::query_scalar("SELECT tablename::text FROM pg_tables WHERE schemaname = 'public'")
+        .fetch_all(&mut database.connect().await.unwrap())
+        .await
+        .unwrap()
+}
+
+// === Redis ===
+
+#[tokio::test]
+async fn a_proxy_refuses_stalls_delays_and_recovers() {
+    let redis = Redis::shared().await;
+    let proxy = Proxy::start(redis.addr()).unwrap();
+    let client = ::redis::Client::open(redis.url_at(proxy.addr())).unwrap();
+    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+    ping(&mut connection).await.unwrap();
+
+    proxy.cut();
+    eventually_ok("the cut is seen", LIMIT, || {
+        let mut connection = connection.clone();
+        async move { if ping(&mut connection).await.is_err() { Ok(()) } else { Err("it answers") } }
+    })
+    .await;
+
+    proxy.refuse().await;
+    client.get_multiplexed_async_connection().await.unwrap_err();
+    proxy.restore().unwrap();
+    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+
+    proxy.stall();
+    tokio::time::timeout(NOT_WITHIN, ping(&mut connection.clone())).await.unwrap_err();
+    proxy.restore().unwrap();
+    ping(&mut connection).await.unwrap();
+
+    let delay = Duration::from_millis(60);
+    proxy.delay(delay);
+    let before = Instant::now();
+    ping(&mut connection).await.unwrap();
+    assert!(before.elapsed() >= 2 * delay, "there and back took {:?}", before.elapsed());
+
+    proxy.restore().unwrap();
+    proxy.set_trap(Trap::AfterBytes(3));
+    ping(&mut connection).await.unwrap_err();
+}
+
+#[tokio::test]
+async fn redis_runs_with_tls_and_a_password() {
+    let options = redis::Options {
+        tls: Some(latchkey_tests::tls::Tls::new().unwrap()),
+        password: Some("secret".to_owned()),
+        ..redis::Options::for_tests()
+    };
+    let redis = Redis::start(options).await.unwrap();
+    ping(&mut redis.connect().await.unwrap()).await.unwrap();
+    // Its certificate is nobody's that is generally trusted.
+    latchkey_tests::tls::install_crypto_provider();
+    ::redis::Client::open(redis.url()).unwrap().get_multiplexed_async_connection().await.unwrap_err();
+}
+
+#[tokio::test]
+async fn a_replica_acknowledges_writes() {
+    let master = Redis::start(redis::Options::for_tests()).await.unwrap();
+    let options = redis::Options { replica_of: Some(master.addr()), ..redis::Options::for_tests() };
+    let replica = Redis::start(options).await.unwrap();
+    let mut connection = master.connect().await.unwrap();
+    let acknowledged = eventually_ok("a replica that follows", LIMIT, || {
+        let mut connection = connection.clone();
+        async move {
+            let (): () = ::redis::cmd("SET").arg("k").arg("v").query_async(&mut connection).await.unwrap();
+            let n: u32 = ::redis::cmd("WAIT").arg(1).arg(500).query_async(&mut connection).await.unwrap();
+            if n > 0 { Ok(n) } else { Err(n) }
+        }
+    })
+    .await;
+    assert_eq!(acknowledged, 1);
+    replica.process().kill();
+    let (): () = ::redis::cmd("SET").arg("k").arg("w").query_async(&mut connection).await.unwrap();
+    let n: u32 = ::redis::cmd("WAIT").arg(1).arg(50).query_async(&mut connection).await.unwrap();
+    assert_eq!(n, 0);
+}
+
+#[tokio::test]
+async fn a_cluster_has_its_slots_on_three_masters() {
+    let cluster = RedisCluster::start().await.unwrap();
+    let mut refusals = 0;
+    for master in &cluster.masters {
+        let mut connection = master.connect().await.unwrap();
+        let set: Result<(), _> = ::redis::cmd("SET").arg("lk:{a}:x").arg("1").query_async(&mut connection).await;
+        if let Err(error) = set {
+            assert_eq!(error.kind(), ::redis::ErrorKind::Server(::redis::ServerErrorKind::Moved), "{error}");
+            refusals += 1;
+        }
+    }
+    assert_eq!(refusals, 2);
+}
+
+async fn ping(connection: &mut ::redis::aio::MultiplexedConnection) -> Result<(), ::redis::RedisError> {
+    ::redis::cmd("PING").query_async::<()>(connection).await
+}
+
+// === SMTP ===
+
+type Transport = AsyncSmtpTransport<Tokio1Executor>;
+
+fn transport(smtp: &Smtp) -> Transport {
+    transport_by(smtp, Mechanism::Plain)
+}
+
+fn transport_by(smtp: &Smtp, mechanism: Mechanism) -> Transport {
+    latchkey_tests::tls::install_crypto_provider();
+    let mut builder = Transport::builder_dangerous("localhost").port(smtp.addr().port()).timeout(Some(LIMIT));
+    if let Some(ca) = smtp.ca() {
+        let parameters = TlsParameters::builder("localhost".to_owned())
+            .add_root_certificate(Certificate::from_pem(ca.as_bytes()).unwrap())
+            .build_rustls()
+            .unwrap();
+        builder = builder.tls(match smtp.security() {
+            Security::Implicit => Tls::Wrapper(parameters),
+            Security::StartTls | Security::None => Tls::Required(parameters),
+        });
+    }
+    if let Some((name, password)) = smtp.login() {
+        builder = builder.credentials(Credentials::new(name.clone(), password.clone())).authentication(vec![mechanism]);
+    }
+    builder.build()
+}
+
+fn message(to: &str) -> Message {
+    Message::builder()
+        .from("The Shöp <hello@shop.test>".parse().unwrap())
+        .to(to.parse().unwrap())
+        .subject("Bestätigen")
+        .multipart(
+            MultiPart::alternative()
+                .singlepart(SinglePart::plain(".\r\nYour code: 7K3MQ-W0Z9X\r\n.hidden".to_owned()))
+                .singlepart(SinglePart::html("<p>7K3MQ-W0Z9X</p>".to_owned())),
+        )
+        .unwrap()
+}
+
+#[tokio::test]
+async fn mail_arrives_by_every_kind_of_relay() {
+    for security in [Security::None, Security::StartTls, Security::Implicit] {
+        for login in [None, Some(("ada".to_owned(), "s3cret ü".to_owned()))] {
+            for mechanism in [Mechanism::Plain, Mechanism::Login] {
+                let options = smtp::Options { security, login: login.clone(), ..smtp::Options::plain() };
+                let smtp = Smtp::start(options).await.unwrap();
+                transport_by(&smtp, mechanism).send(message("ada@example.com")).await.unwrap();
+                let mail = smtp.mails().wait_for(|mail| mail.is_to("ada@example.com"), LIMIT).await;
+                assert_eq!(mail.subject, "Bestätigen");
+                assert_eq!(mail.from, "The Shöp <hello@shop.test>");
+                assert_eq!(mail.envelope_from, "hello@shop.test");
+                assert_eq!(mail.text, ".\nYour code: 7K3MQ-W0Z9X\n.hidden");
+                assert_eq!(mail.code(), "7K3MQ-W0Z9X");
+                assert_eq!(mail.html.trim(), "<p>7K3MQ-W0Z9X</p>");
+                assert_eq!(smtp.sessions(), 1);
+                assert_eq!(smtp.logins(), usize::from(login.is_some()));
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_relay_with_a_login_takes_no_other() {
+    let login = Some(("ada".to_owned(), "right".to_owned()));
+    let options = smtp::Options { security: Security::StartTls, login, ..smtp::Options::plain() };
+    let smtp = Smtp::start(options).await.unwrap();
+    let addr = smtp.addr();
+    let wrong = transport_by(&smtp, Mechanism::Login);
+    smtp.behave(Behaviour::Refuse(Step::Auth, 454, "later".to_owned()));
+    assert!(wrong.send(message("ada@example.com")).await.unwrap_err().is_transient());
+    smtp.behave(Behaviour::Accept);
+    for builder in [
+        // Without TLS, and so without a login.
+        Transport::builder_dangerous("127.0.0.1"),
+        Transport::builder_dangerous("127.0.0.1")
+            .credentials(Credentials::new("ada".to_owned(), "wrong".to_owned()))
+            .authentication(vec![Mechanism::Plain]),
+    ] {
+        builder.port(addr.port()).build().send(message("ada@example.com")).await.unwrap_err();
+    }
+    assert!(smtp.mails().all().is_empty());
+    assert_eq!(smtp.logins(), 0);
+}
+
+#[tokio::test]
+async fn a_relay_refuses_hangs_cuts_and_comes_back() {
+    let smtp = Smtp::start(smtp::Options::plain()).await.unwrap();
+    let transport = || transport(&smtp);
+    for step in [Step::Connect, Step::MailFrom, Step::RcptTo, Step::Data, Step::EndOfData] {
+        smtp.behave(Behaviour::Refuse(step, 451, "later".to_owned()));
+        let refusal = transport().send(message("a@example.com")).await.unwrap_err();
+        assert!(refusal.is_transient(), "{step:?}: {refusal:?}");
+        smtp.behave(Behaviour::Refuse(step, 550, "never".to_owned()));
+        let refusal = transport().send(message("a@example.com")).await.unwrap_err();
+        assert!(refusal.is_permanent(), "{step:?}: {refusal:?}");
+        smtp.behave(Behaviour::Hang(step));
+        tokio::time::timeout(NOT_WITHIN, transport().send(message("a@example.com"))).await.unwrap_err();
+        assert!(smtp.mails().all().is_empty(), "{step:?}");
+    }
+    smtp.behave(Behaviour::Cut(Step::EndOfData));
+    transport().send(message("b@example.com")).await.unwrap_err();
+    assert_eq!(smtp.mails().to("b@example.com").len(), 1, "only the answer is lost");
+
+    smtp.behave(Behaviour::RefuseRecipient("c@example.com".to_owned(), 550));
+    assert!(transport().send(message("c@example.com")).await.unwrap_err().is_permanent());
+    transport().send(message("d@example.com")).await.unwrap();
+
+    smtp.behave(Behaviour::Accept);
+    smtp.down().await;
+    transport().send(message("e@example.com")).await.unwrap_err();
+    smtp.up().unwrap();
+    transport().send(message("e@example.com")).await.unwrap();
+    let order: Vec<String> = smtp.mails().all().iter().flat_map(|mail| mail.to.clone()).collect();
+    assert_eq!(order, ["b@example.com", "d@example.com", "e@example.com"]);
+}
+
+// === The inbox page ===
+
+#[tokio::test]
+async fn the_inbox_tells_of_mails_as_they_come() {
+    let mails = Mailbox::default();
+    let inbox = Inbox::start(process::free_addr(), mails.clone()).unwrap();
+    let client = Anonymous::new(inbox.addr());
+    let deliver = |to: &str| {
+        let raw = b"Subject: s\r\nContent-Type: text/html\r\n\r\n<script>alert(1)</script>\r\n";
+        mails.deliver("a@x.test", &[to.to_owned()], raw).unwrap();
+    };
+
+    let latest = "api/messages/latest?to=b%2B1@x.test&wait=20";
+    let (answer, ()) = tokio::join!(client.get(latest), async {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        deliver("other@x.test");
+        deliver("b+1@x.test");
+    });
+    let first = answer.expect(StatusCode::OK);
+    assert_eq!(first.integer("id"), 2);
+    let none = client.get("api/messages/latest?to=b%2B1@x.test&after=2").await;
+    none.expect(StatusCode::NOT_FOUND);
+
+    let list = client.get("api/messages").await.expect(StatusCode::OK);
+    let ids: Vec<i64> = list.body["messages"].as_array().unwrap().iter().map(|m| m["id"].as_i64().unwrap()).collect();
+    assert_eq!(ids, [2, 1]);
+    assert_eq!(client.get("api/messages/1").await.expect(StatusCode::OK).string("subject"), "s");
+
+    // A mail's HTML runs nothing and loads nothing.
+    let html = client.get("api/messages/2/html").await.expect(StatusCode::OK);
+    let policy = html.header("content-security-policy").unwrap();
+    assert!(policy.starts_with("default-src 'none';") && policy.contains("sandbox"), "{policy}");
+    assert!(!policy.contains("script") && !policy.contains("same-origin"), "{policy}");
+
+    let page = client.get("/").await.expect(StatusCode::OK);
+    assert!(page.text.contains("<title>Inbox") && !page.text.contains("{nonce}"));
+
+    let mut events = client.request(http::Method::GET, "api/events").send().await.unwrap();
+    for _ in 0..2 {
+        let event = events.chunk().await.unwrap().unwrap();
+        assert!(String::from_utf8_lossy(&event).contains("data: changed"), "{event:?}");
+        deliver("c@x.test");
+    }
+
+    client.send(client.request(http::Method::DELETE, "api/messages")).await.expect(StatusCode::OK);
+    assert!(mails.all().is_empty());
+}
+
+#[tokio::test]
+async fn the_inbox_answers_no_name_but_its_own() {
+    let inbox = Inbox::start(process::free_addr(), Mailbox::default()).unwrap();
+    let client = Anonymous::new(inbox.addr());
+    for (host, status) in [
+        ("localhost:8025", StatusCode::OK),
+        ("127.0.0.1", StatusCode::OK),
+        ("[::1]:8025", StatusCode::OK),
+        ("rebound.example.com", StatusCode::MISDIRECTED_REQUEST),
+        ("localhost.example.com:8025", StatusCode::MISDIRECTED_REQUEST),
+    ] {
+        let request = client.request(http::Method::GET, "api/messages").header("host", host);
+        client.send(request).await.expect(status);
+    }
+}

@@ -1,0 +1,215 @@
+//! `make run` as somebody at a terminal meets it: the printed session, live manifests, Ctrl-C, the next start.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use http::StatusCode;
+use latchkey_tests::{
+    builders::App,
+    client::Anonymous,
+    eventually,
+    process::{self, Process, Program},
+};
+use rustix::process::Signal;
+
+/// Its first start makes a database.
+const START_LIMIT: Duration = Duration::from_secs(180);
+/// Everything that was started is to be gone by then.
+const STOP_LIMIT: Duration = Duration::from_secs(15);
+/// Design, "How config reaches the servers": live within two seconds. Twice that, since this machine is loaded.
+const LIVE_LIMIT: Duration = Duration::from_secs(4);
+
+/// A `make run` of a test, in folders and on ports of its own.
+struct MakeRun {
+    dir: PathBuf,
+    addrs: BTreeMap<&'static str, SocketAddr>,
+    starts: usize,
+}
+
+impl MakeRun {
+    fn new() -> Self {
+        let dir = process::fresh_dir("make-run");
+        fs::create_dir(dir.join("manifests")).unwrap();
+        let variables = ["PUBLIC_ADDR", "ADMIN_ADDR", "OPS_ADDR", "INBOX_ADDR", "SMTP_ADDR"];
+        let addrs = variables.into_iter().map(|variable| (variable, process::free_addr())).collect();
+        Self { dir, addrs, starts: 0 }
+    }
+
+    fn manifest(&self, app: &App) {
+        fs::write(self.dir.join("manifests").join(format!("{}.yaml", app.id())), app.manifest()).unwrap();
+    }
+
+    fn start(&mut self) -> Process {
+        self.starts += 1;
+        let log = self.dir.join(format!("terminal-{}.log", self.starts));
+        let mut program = Program::new("make run", process::our_program("latchkey-dev").unwrap(), log)
+            .env("MANIFESTS", &self.dir.join("manifests").display().to_string())
+            .env("DEV_DATA", &self.data().display().to_string());
+        for (variable, addr) in &self.addrs {
+            program = program.env(variable, &addr.to_string());
+        }
+        program.start().unwrap()
+    }
+
+    async fn start_ready(&mut self) -> Process {
+        let process = self.start();
+        eventually("the printed session", START_LIMIT, || async {
+            if let Some(status) = process.ended() {
+                panic!("it ended with {status}:\n{}", process::tail(process.log(), 60));
+            }
+            process.has_logged("Ctrl-C stops everything").then_some(())
+        })
+        .await;
+        process
+    }
+
+    fn data(&self) -> PathBuf {
+        self.dir.join("data")
+    }
+
+    fn client(&self) -> Anonymous {
+        Anonymous::new(self.addrs["PUBLIC_ADDR"])
+    }
+}
+
+#[tokio::test]
+async fn the_printed_session_goes_the_whole_way_and_data_survives() {
+    let mut run = MakeRun::new();
+    let app = App::with_id("shop");
+    run.manifest(&app);
+    let process = run.start_ready().await;
+
+    // Pasted as it is, twice.
+    let session = fs::read_to_string(run.data().join("session.sh")).unwrap();
+    assert!(process::tail(process.log(), 200).contains(session.trim()), "the file is what is printed");
+    let mut email = String::new();
+    for _ in 0..2 {
+        let output = run_bash(&format!("{session}echo \"$EMAIL\"\n")).await;
+        let answers: Vec<serde_json::Value> = output.lines().filter_map(|l| serde_json::from_str(l).ok()).collect();
+        let [registered, confirmed, login, verified, forgot, changed, again] = &answers[..] else {
+            panic!("seven answers are expected:\n{output}");
+        };
+        email = registered["email"].as_str().unwrap().to_owned();
+        assert!(confirmed["access_token"].is_string(), "{output}");
+        assert!(login["token"].is_string() && again["token"].is_string(), "{output}");
+        for answer in [verified, forgot, changed] {
+            assert_eq!(answer["email"], email.as_str(), "{output}");
+        }
+        assert_eq!(output.lines().last(), Some(email.as_str()));
+    }
+
+    // A manifest that is new, edited or gone is so at once.
+    let blog = App::with_id("blog");
+    let status = async |expected: StatusCode| {
+        let client = run.client();
+        eventually(&format!("the blog's {expected}"), LIVE_LIMIT, || async {
+            let answer = client.get("blog/.well-known/jwks.json").await;
+            (answer.status == expected).then_some(())
+        })
+        .await;
+    };
+    status(StatusCode::NOT_FOUND).await;
+    run.manifest(&blog);
+    status(StatusCode::OK).await;
+    fs::remove_file(run.dir.join("manifests/blog.yaml")).unwrap();
+    status(StatusCode::NOT_FOUND).await;
+
+    let children = family(process.pid());
+    assert!(children.len() >= 4, "server, operator, Postgres and Redis: {children:?}");
+    process.signal(Signal::INT);
+    let status = tokio::time::timeout(STOP_LIMIT, process.exit()).await.expect("Ctrl-C ends it");
+    assert!(status.success(), "it ended with {status}:\n{}", process::tail(process.log(), 30));
+    gone(&children).await;
+
+    // The account is there, with the password that the session has set; so is the mail.
+    let process = run.start_ready().await;
+    run.client().login("shop", &email, "copper-Lantern-drift-58").await.expect(StatusCode::OK);
+    let inbox = Anonymous::new(run.addrs["INBOX_ADDR"]);
+    inbox.get(&format!("api/messages/latest?to={email}")).await.expect(StatusCode::OK);
+
+    // Not even `kill -9` leaves anything behind, and it starts again.
+    let children = family(process.pid());
+    process.kill();
+    gone(&children).await;
+    let process = run.start_ready().await;
+    run.client().login("shop", &email, "copper-Lantern-drift-58").await.expect(StatusCode::OK);
+
+    // A server that crashes is no secret.
+    let server = children_named(process.pid(), "latchkey-server");
+    rustix::process::kill_process(server, Signal::KILL).unwrap();
+    let status = tokio::time::timeout(STOP_LIMIT, process.exit()).await.expect("it ends with its server");
+    assert!(!status.success());
+    let told = process::tail(process.log(), 60);
+    assert!(told.contains("latchkey-server ended by itself"), "{told}");
+}
+
+#[tokio::test]
+async fn a_port_that_is_taken_is_named_with_its_variable() {
+    let mut run = MakeRun::new();
+    let _taken = std::net::TcpListener::bind(run.addrs["OPS_ADDR"]).unwrap();
+    let process = run.start();
+    let status = tokio::time::timeout(STOP_LIMIT, process.exit()).await.expect("it does not start");
+    assert!(!status.success());
+    let told = process::tail(process.log(), 10);
+    assert!(told.contains("is in use: set OPS_ADDR, as in `OPS_ADDR=127.0.0.1:"), "{told}");
+    assert!(!told.contains("PUBLIC_ADDR"), "{told}");
+}
+
+async fn run_bash(script: &str) -> String {
+    let output = tokio::process::Command::new("bash").args(["-c", script]).output();
+    let output = tokio::time::timeout(Duration::from_secs(120), output).await.expect("the session ends").unwrap();
+    let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8_lossy(&output.stderr).into_owned());
+    assert!(output.status.success() && err.is_empty(), "{out}\n{err}");
+    out
+}
+
+/// The ids of a process's descendants.
+fn family(of: u32) -> BTreeSet<u32> {
+    let parents: BTreeMap<u32, u32> = fs::read_dir("/proc")
+        .unwrap()
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter_map(|pid| Some((pid, status_line(pid, "PPid:")?.parse().ok()?)))
+        .collect();
+    let mut family = BTreeSet::new();
+    let mut next = vec![of];
+    while let Some(parent) = next.pop() {
+        let children = parents.iter().filter(|(_, its)| **its == parent).map(|(pid, _)| *pid);
+        for child in children {
+            family.insert(child);
+            next.push(child);
+        }
+    }
+    family
+}
+
+fn children_named(of: u32, name: &str) -> rustix::process::Pid {
+    let pid = family(of)
+        .into_iter()
+        // The kernel keeps 15 characters of a name.
+        .find(|pid| status_line(*pid, "Name:").as_deref() == Some(&name[..name.len().min(15)]))
+        .unwrap_or_else(|| panic!("no {name} runs"));
+    rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap()
+}
+
+/// A process that nobody has reaped yet is gone all the same.
+async fn gone(pids: &BTreeSet<u32>) {
+    eventually("the end of all that was started", STOP_LIMIT, || async {
+        let alive = |pid: &&u32| {
+            Path::new("/proc").join(pid.to_string()).exists()
+                && status_line(**pid, "State:").is_some_and(|state| !state.starts_with('Z'))
+        };
+        pids.iter().find(alive).is_none().then_some(())
+    })
+    .await;
+}
+
+fn status_line(pid: u32, name: &str) -> Option<String> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()))
+}

@@ -1,0 +1,131 @@
+//! The metadata of the server's SQL queries (`.sqlx`), by which they are checked where there is no database.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    fs::{self, File},
+    path::Path,
+    process::Command,
+};
+
+use anyhow::{Context, Result, ensure};
+use sqlx::Connection;
+
+use crate::{
+    postgres::{Options, Postgres},
+    process,
+};
+
+/// Describes every query against the schema of `server/migrations`, in a Postgres of its own.
+pub async fn write_query_metadata() -> Result<()> {
+    let root = process::root();
+    let postgres = Postgres::start(Options::for_tests()).await?;
+    let database = postgres.empty_database().await?;
+
+    // Not by `latchkey-server migrate`: with a new query the server does not build before this has run.
+    let mut connection = database.connect().await?;
+    for migration in migrations(&root.join("server/migrations"))? {
+        let sql = fs::read_to_string(&migration)?;
+        sqlx::raw_sql(sqlx::AssertSqlSafe(sql))
+            .execute(&mut connection)
+            .await
+            .with_context(|| format!("applying {}", migration.display()))?;
+    }
+    connection.close().await?;
+
+    // The macros write one file for each query that they expand, so the crate has to be compiled anew.
+    let fresh = process::fresh_dir("sqlx");
+    for file in ["server/src/lib.rs", "server/src/main.rs"] {
+        touch(&root.join(file))?;
+    }
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = Command::new(cargo)
+        .args(["check", "--quiet", "--workspace", "--lib", "--bin", "latchkey-server"])
+        .current_dir(&root)
+        .env("DATABASE_URL", &database.url)
+        .env("SQLX_OFFLINE", "false")
+        .env("SQLX_OFFLINE_DIR", &fresh)
+        .status()
+        .context("running cargo")?;
+    ensure!(status.success(), "the server does not compile against the schema");
+
+    let (written, removed) = replace(&fresh, &root.join(".sqlx"))?;
+    if written + removed > 0 {
+        println!(".sqlx: {written} written, {removed} removed");
+    }
+    Ok(())
+}
+
+/// In the order in which they are applied: by name.
+fn migrations(folder: &Path) -> Result<Vec<std::path::PathBuf>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))? {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        if name.ends_with(".sql") && !name.ends_with(".down.sql") {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Makes `to` hold the files of `from` and no others. What is the same is not touched, so nothing is built again for it.
+fn replace(from: &Path, to: &Path) -> Result<(usize, usize)> {
+    let new = files(from)?;
+    fs::create_dir_all(to)?;
+    let old = files(to)?;
+    let (mut written, mut removed) = (0, 0);
+    for (name, content) in &new {
+        if old.get(name) != Some(content) {
+            fs::write(to.join(name), content)?;
+            written += 1;
+        }
+    }
+    for name in old.keys().filter(|name| !new.contains_key(*name)) {
+        fs::remove_file(to.join(name))?;
+        removed += 1;
+    }
+    Ok((written, removed))
+}
+
+fn files(folder: &Path) -> Result<BTreeMap<OsString, Vec<u8>>> {
+    let mut files = BTreeMap::new();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        files.insert(entry.file_name(), fs::read(entry.path())?);
+    }
+    Ok(files)
+}
+
+#[expect(clippy::disallowed_methods, reason = "cargo compares the file's time with the machine's")]
+fn touch(file: &Path) -> Result<()> {
+    let opened = File::options().append(true).open(file).with_context(|| format!("touching {}", file.display()))?;
+    Ok(opened.set_modified(std::time::SystemTime::now())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_query_that_is_gone_leaves_no_file() {
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        fs::write(from.path().join("a"), "1").unwrap();
+        fs::write(from.path().join("b"), "2").unwrap();
+        fs::write(to.path().join("b"), "2").unwrap();
+        fs::write(to.path().join("c"), "3").unwrap();
+        assert_eq!(replace(from.path(), to.path()).unwrap(), (1, 1));
+        assert_eq!(files(from.path()).unwrap(), files(to.path()).unwrap());
+    }
+
+    #[test]
+    fn migrations_go_forward_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["0002_b.sql", "0001_a.sql", "0001_a.down.sql", "README.md"] {
+            fs::write(folder.path().join(name), "").unwrap();
+        }
+        let names: Vec<_> = migrations(folder.path()).unwrap();
+        assert_eq!(names, [folder.path().join("0001_a.sql"), folder.path().join("0002_b.sql")]);
+    }
+}
