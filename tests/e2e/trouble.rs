@@ -152,13 +152,19 @@ impl Shop {
         }
     }
 
-    /// Lets the waiting time of every row of the outbox pass, and the hold of a server that is gone.
+    /// Lets the waiting time of every row of the outbox pass.
     pub(crate) async fn hurry(&self) {
         self.sql(
-            "UPDATE outbox SET due_at = statement_timestamp(), lease_until = NULL WHERE dead_at IS NULL; \
+            "UPDATE outbox SET due_at = statement_timestamp() WHERE dead_at IS NULL AND lease_until IS NULL; \
              NOTIFY latchkey_outbox",
         )
         .await;
+    }
+
+    /// Lets the hold of a server that is gone pass too.
+    pub(crate) async fn outlast_leases(&self) {
+        self.sql("UPDATE outbox SET lease_until = NULL").await;
+        self.hurry().await;
     }
 
     /// Waits for a mail to an address, while the outbox's waits pass quickly.
