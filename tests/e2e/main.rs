@@ -4,9 +4,13 @@
 #[cfg(test)]
 mod concurrency;
 #[cfg(test)]
+mod faults;
+#[cfg(test)]
 mod harness;
 #[cfg(test)]
 mod login_password;
+#[cfg(test)]
+mod mail_faults;
 #[cfg(test)]
 mod make_run;
 #[cfg(test)]
