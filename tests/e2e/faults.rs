@@ -114,7 +114,7 @@ async fn without_postgres_all_that_needs_it_is_unavailable_and_comes_back_by_its
         }
         proxy.restore().expect("the proxy's port is free");
         logs_in(&shop, EMAIL).await;
-        // A statement that was held up in a silent connection must not be carried out long after its refusal.
+        // What was refused was not done.
         assert_eq!(shop.count("SELECT count(*) FROM users").await, users, "after {fault}");
         assert_eq!(shop.user(OTHER).await, (1, false), "after {fault}");
         assert_eq!(shop.user(EMAIL).await, (2, true), "after {fault}");
