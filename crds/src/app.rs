@@ -34,16 +34,11 @@ use crate::{
     doc = "An application whose users log in here.",
     status = "AppStatus",
     derive = "PartialEq",
-    printcolumn(name = "Ready", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].status"#),
-    printcolumn(name = "Reason", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].reason"#),
-    printcolumn(name = "AppID", type_ = "string", json_path = ".status.appID"),
-    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
-    printcolumn(
-        name = "Message",
-        type_ = "string",
-        priority = 1,
-        json_path = r#".status.conditions[?(@.type=="Ready")].message"#
-    )
+    printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
+    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason"}"#,
+    printcolumn = r#"{"name":"AppID","type":"string","jsonPath":".status.appID"}"#,
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#,
+    printcolumn = r#"{"name":"Message","type":"string","priority":1,"jsonPath":".status.conditions[?(@.type==\"Ready\")].message"}"#
 )]
 #[serde(rename_all = "camelCase")]
 pub struct AppSpec {
@@ -424,17 +419,20 @@ fn root_rules() -> Vec<Rule> {
         Rule::fixed(
             "has(self.spec.appID) || self.metadata.name.matches('^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$')",
             "metadata.name is not an appID (up to 63 lower-case letters, digits and inner hyphens); set spec.appID",
-        ),
+        )
+        .on(".spec.appID"),
         Rule::new(
             format!("!((has(self.spec.appID) ? self.spec.appID : self.metadata.name) in [{reserved}])"),
             "this appID is a path that the service keeps for itself; set another spec.appID",
-        ),
+        )
+        .on(".spec.appID"),
         // On the root, since a rule on the field could be got round by unsetting it.
         Rule::fixed(
             "(has(self.spec.appID) ? self.spec.appID : self.metadata.name) == \
              (has(oldSelf.spec.appID) ? oldSelf.spec.appID : oldSelf.metadata.name)",
             "the appID cannot change, since users and tokens belong to it; make a new App instead",
-        ),
+        )
+        .on(".spec.appID"),
     ]
 }
 
@@ -447,6 +445,7 @@ fn provider_refs_rules() -> serde_json::Value {
 
 fn tokens_rules() -> serde_json::Value {
     json!([{
+        "fieldPath": ".refreshIdleSeconds",
         "rule": "!has(self.refreshIdleSeconds) || !has(self.sessionLifetimeSeconds) || \
                  self.refreshIdleSeconds <= self.sessionLifetimeSeconds",
         "message": "refreshIdleSeconds is longer than sessionLifetimeSeconds, after which the session ends anyway; shorten it",

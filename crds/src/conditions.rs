@@ -310,3 +310,116 @@ pub(crate) fn first_status(types: &[ConditionType]) -> Value {
         .collect();
     json!({ "observedGeneration": -1, "conditions": conditions })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn at(second: i64) -> Time {
+        serde_json::from_value(json!(format!("2026-01-02T03:04:{second:02}Z"))).unwrap()
+    }
+
+    fn wanted(type_: ConditionType, status: ConditionStatus, reason: Reason) -> Wanted {
+        Wanted::new(type_, status, reason, format!("because {reason}"))
+    }
+
+    fn all_true() -> Vec<Wanted> {
+        vec![
+            wanted(ConditionType::Accepted, ConditionStatus::True, Reason::Accepted),
+            wanted(ConditionType::ResolvedRefs, ConditionStatus::True, Reason::Resolved),
+            wanted(ConditionType::Programmed, ConditionStatus::True, Reason::Programmed),
+        ]
+    }
+
+    #[test]
+    fn reasons_are_one_word_each_and_all_different() {
+        let names: BTreeSet<_> = Reason::ALL.iter().map(|reason| reason.as_str()).collect();
+        assert_eq!(names.len(), Reason::ALL.len());
+        assert!(
+            names.iter().all(|name| name.starts_with(char::is_uppercase)
+                && name.chars().all(|letter| letter.is_ascii_alphanumeric()))
+        );
+    }
+
+    #[test]
+    fn ready_is_true_only_where_all_others_are() {
+        let ready_of = |wanted: &[Wanted]| (ready(wanted).status, ready(wanted).reason);
+        assert_eq!(ready_of(&all_true()), (ConditionStatus::True, Reason::Ready));
+        let mut some = all_true();
+        some[1] = wanted(ConditionType::ResolvedRefs, ConditionStatus::Unknown, Reason::Pending);
+        assert_eq!(ready_of(&some), (ConditionStatus::Unknown, Reason::Pending));
+        some[2] = wanted(ConditionType::Programmed, ConditionStatus::False, Reason::WaitingForServers);
+        assert_eq!(ready_of(&some), (ConditionStatus::False, Reason::WaitingForServers));
+        some[0] = wanted(ConditionType::Accepted, ConditionStatus::False, Reason::InvalidSpec);
+        assert_eq!(ready_of(&some), (ConditionStatus::False, Reason::InvalidSpec));
+    }
+
+    #[test]
+    fn reachable_is_no_part_of_ready() {
+        let unreachable = wanted(ConditionType::Reachable, ConditionStatus::False, Reason::DiscoveryFailed);
+        assert_eq!(ready(&[unreachable]).status, ConditionStatus::True);
+    }
+
+    #[test]
+    fn the_transition_time_moves_only_with_the_status() {
+        let first = merge(&[], &all_true(), 1, &at(1));
+        assert_eq!(
+            first.iter().map(|one| one.type_.as_str()).collect::<Vec<_>>(),
+            ["Accepted", "ResolvedRefs", "Programmed", "Ready"]
+        );
+        let mut next = all_true();
+        next[2] = wanted(ConditionType::Programmed, ConditionStatus::False, Reason::WaitingForServers);
+        let second = merge(&first, &next, 2, &at(2));
+        let times: Vec<_> = second.iter().map(|one| one.last_transition_time.clone()).collect();
+        assert_eq!(times, [at(1), at(1), at(2), at(2)]);
+        assert!(second.iter().all(|one| one.observed_generation == Some(2)));
+        // Another reason is no transition.
+        next[2] = wanted(ConditionType::Programmed, ConditionStatus::False, Reason::RefusedByServer);
+        assert_eq!(merge(&second, &next, 2, &at(3))[2].last_transition_time, at(2));
+    }
+
+    #[test]
+    fn a_wanted_ready_is_computed_anew() {
+        let mut with_ready = all_true();
+        with_ready.push(wanted(ConditionType::Ready, ConditionStatus::False, Reason::Pending));
+        let merged = merge(&[], &with_ready, 1, &at(1));
+        assert_eq!((merged.len(), merged[3].status), (4, ConditionStatus::True));
+    }
+
+    #[test]
+    fn equality_is_blind_to_time_and_to_nothing_else() {
+        let one = merge(&[], &all_true(), 1, &at(1));
+        assert!(same_but_for_time(&one, &merge(&[], &all_true(), 1, &at(2))));
+        assert!(!same_but_for_time(&one, &merge(&[], &all_true(), 2, &at(1))));
+        assert!(!same_but_for_time(&one, &one[..3]));
+        type Change = fn(&mut Condition);
+        let changes: [Change; 4] = [
+            |one| one.status = ConditionStatus::Unknown,
+            |one| one.reason = "Other".into(),
+            |one| one.message.push('!'),
+            |one| one.type_ = "Other".into(),
+        ];
+        for change in changes {
+            let mut other = one.clone();
+            change(&mut other[0]);
+            assert!(!same_but_for_time(&one, &other));
+        }
+    }
+
+    #[test]
+    fn messages_fit_the_schema() {
+        let long =
+            Wanted::new(ConditionType::Accepted, ConditionStatus::False, Reason::InvalidSpec, "é".repeat(40_000));
+        assert_eq!(merge(&[], &[long], 1, &at(1))[0].message.chars().count(), MAX_MESSAGE);
+    }
+
+    #[test]
+    fn a_status_of_a_newer_operator_can_be_read() {
+        let condition = json!({
+            "type": "Novel", "status": "True", "reason": "Unheard", "message": "", "lastTransitionTime": "2026-01-02T03:04:05Z",
+        });
+        assert_eq!(serde_json::from_value::<Condition>(condition).unwrap().reason, "Unheard");
+    }
+}

@@ -27,20 +27,11 @@ use crate::{
     doc = "A social login with its client at the provider.",
     status = "ProviderStatus",
     derive = "PartialEq",
-    printcolumn(name = "Ready", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].status"#),
-    printcolumn(name = "Reason", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].reason"#),
-    printcolumn(
-        name = "Reachable",
-        type_ = "string",
-        json_path = r#".status.conditions[?(@.type=="Reachable")].status"#
-    ),
-    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
-    printcolumn(
-        name = "Message",
-        type_ = "string",
-        priority = 1,
-        json_path = r#".status.conditions[?(@.type=="Ready")].message"#
-    )
+    printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
+    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason"}"#,
+    printcolumn = r#"{"name":"Reachable","type":"string","jsonPath":".status.conditions[?(@.type==\"Reachable\")].status"}"#,
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#,
+    printcolumn = r#"{"name":"Message","type":"string","priority":1,"jsonPath":".status.conditions[?(@.type==\"Ready\")].message"}"#
 )]
 #[schemars(transform = strip_one_of, extend("x-kubernetes-validations" = spec_rules()))]
 pub struct ProviderSpec {

@@ -14,6 +14,9 @@ pub struct Rule {
     message: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<&'static str>,
+    /// The field that is to blame, below the one that has the rule.
+    #[serde(rename = "fieldPath", skip_serializing_if = "Option::is_none")]
+    field: Option<&'static str>,
 }
 
 /// The reason of a rule that is a matter of policy: `latchkey-operator render --allow-insecure` passes over it.
@@ -30,16 +33,22 @@ pub(crate) struct Root {
 
 impl Rule {
     pub const fn fixed(rule: &'static str, message: &'static str) -> Self {
-        Self { rule: std::borrow::Cow::Borrowed(rule), message, reason: None }
+        Self { rule: std::borrow::Cow::Borrowed(rule), message, reason: None, field: None }
     }
 
     pub fn new(rule: String, message: &'static str) -> Self {
-        Self { rule: rule.into(), message, reason: None }
+        Self { rule: rule.into(), message, reason: None, field: None }
     }
 
     /// A rule that development mode passes over.
     pub const fn policy(rule: &'static str, message: &'static str) -> Self {
-        Self { rule: std::borrow::Cow::Borrowed(rule), message, reason: Some(POLICY_REASON) }
+        Self { rule: std::borrow::Cow::Borrowed(rule), message, reason: Some(POLICY_REASON), field: None }
+    }
+
+    /// The same, blaming a field below.
+    pub const fn on(mut self, field: &'static str) -> Self {
+        self.field = Some(field);
+        self
     }
 }
 

@@ -270,16 +270,37 @@ pub fn is_loopback(host: &Host<&str>) -> bool {
     }
 }
 
-fn redirect_url(input: &str) -> Result<(), Invalid> {
-    if !input.bytes().all(|b| b.is_ascii_graphic()) {
+/// Parses what stands there and nothing that the WHATWG parser would make of it: that one forgives missing slashes,
+/// backslashes, white space and upper case, and what it accepts is not what is compared, byte for byte, later.
+fn strict_url(input: &str) -> Result<Url, Invalid> {
+    if !input.bytes().all(|b| b.is_ascii_graphic() && b != b'\\') {
         return Err(Invalid("has a character that a URL cannot have; percent-encode it"));
     }
     let url = Url::parse(input).map_err(|_| Invalid("is not an absolute URL"))?;
+    let rest = input.strip_prefix(url.scheme()).and_then(|rest| rest.strip_prefix(':'));
+    let rest = rest.ok_or(Invalid("has a scheme in upper case; write it in lower case"))?;
+    if matches!(url.scheme(), "https" | "http") {
+        let host = rest.strip_prefix("//").ok_or(Invalid("has no // after its scheme"))?;
+        if host.starts_with(['/', '?', '#']) || host.is_empty() {
+            return Err(Invalid("has no host"));
+        }
+    }
+    if authority(input).contains('@') {
+        return Err(Invalid("has user info before the host; take it away"));
+    }
+    Ok(url)
+}
+
+/// What stands between `//` and the path (RFC 3986, 3.2), empty where there is no such thing.
+fn authority(url: &str) -> &str {
+    let rest = url.split_once(':').and_then(|(_, rest)| rest.strip_prefix("//")).unwrap_or_default();
+    rest.split(['/', '?', '#']).next().unwrap_or_default()
+}
+
+fn redirect_url(input: &str) -> Result<(), Invalid> {
+    let url = strict_url(input)?;
     if url.fragment().is_some() {
         return Err(Invalid("has a fragment (#…); take it away"));
-    }
-    if !url.username().is_empty() || url.password().is_some() {
-        return Err(Invalid("has user info before the host; take it away"));
     }
     match url.scheme() {
         "https" => Ok(()),
@@ -297,6 +318,10 @@ fn origin(input: &str) -> Result<(), Invalid> {
             "is not an origin as browsers write it: scheme, lower-case host, port if not the usual one, no path",
         ));
     }
+    // The WHATWG parser lets a host be `*`, which would look as if it stood for every host.
+    if !input.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-._:/[]".contains(&b)) {
+        return Err(Invalid("has a host with other characters than letters, digits, hyphens and dots"));
+    }
     match url.scheme() {
         "https" => Ok(()),
         "http" if url.host().is_some_and(|host| is_loopback(&host)) => Ok(()),
@@ -305,23 +330,23 @@ fn origin(input: &str) -> Result<(), Invalid> {
 }
 
 fn issuer(input: &str) -> Result<(), Invalid> {
-    let url = Url::parse(input).map_err(|_| Invalid("is not an absolute URL"))?;
-    if !matches!(url.scheme(), "https" | "http") || url.host().is_none() {
+    let url = strict_url(input)?;
+    if !matches!(url.scheme(), "https" | "http") {
         return Err(Invalid("is not an https URL"));
     }
-    if url.query().is_some() || url.fragment().is_some() || !url.username().is_empty() || url.password().is_some() {
-        return Err(Invalid("has a query, a fragment or user info; take it away"));
+    if url.query().is_some() || url.fragment().is_some() {
+        return Err(Invalid("has a query or a fragment; take it away"));
     }
     Ok(())
 }
 
 fn endpoint(input: &str) -> Result<(), Invalid> {
-    let url = Url::parse(input).map_err(|_| Invalid("is not an absolute URL"))?;
-    if !matches!(url.scheme(), "https" | "http") || url.host().is_none() {
+    let url = strict_url(input)?;
+    if !matches!(url.scheme(), "https" | "http") {
         return Err(Invalid("is not an https URL"));
     }
-    if url.fragment().is_some() || !url.username().is_empty() || url.password().is_some() {
-        return Err(Invalid("has a fragment or user info; take it away"));
+    if url.fragment().is_some() {
+        return Err(Invalid("has a fragment; take it away"));
     }
     Ok(())
 }
@@ -334,11 +359,10 @@ fn link_template(input: &str) -> Result<(), Invalid> {
     if filled.contains(['{', '}']) {
         return Err(Invalid("has braces other than {code} and {email}"));
     }
-    let authority = input.split_once("//").map_or("", |(_, rest)| rest.split(['/', '?', '#']).next().unwrap_or(rest));
-    if authority.contains('{') {
+    if authority(input).contains('{') {
         return Err(Invalid("has a placeholder in its host; put it in the path or the query"));
     }
-    let url = Url::parse(&filled).map_err(|_| Invalid("is not an absolute URL"))?;
+    let url = strict_url(&filled)?;
     match url.scheme() {
         "https" => Ok(()),
         "http" if url.host().is_some_and(|host| is_loopback(&host)) => Ok(()),
@@ -361,19 +385,297 @@ fn mailbox(input: &str) -> Result<(), Invalid> {
     if input.chars().any(char::is_control) {
         return Err(Invalid("has a control character"));
     }
-    let address = match input.trim_end().strip_suffix('>') {
-        Some(rest) => rest.rsplit_once('<').map(|(_, address)| address),
-        None => Some(input),
-    };
-    let parts = address.and_then(|address| address.rsplit_once('@'));
-    match parts {
+    let (name, address) = split_mailbox(input);
+    match address.rsplit_once('@') {
         Some((local, domain))
-            if !local.is_empty()
-                && local.bytes().all(|b| b.is_ascii_graphic() && !b"<>()[]\\,;:\"@".contains(&b))
+            if !name.contains(['<', '>', '@'])
+                && is_dot_atom(local)
                 && (domain == "localhost" || email_domain(&domain.to_ascii_lowercase()).is_ok()) =>
         {
             Ok(())
         }
         _ => Err(Invalid("is neither an address nor of the form Name <address>")),
+    }
+}
+
+/// The name, empty where there is none, and the address.
+fn split_mailbox(mailbox: &str) -> (&str, &str) {
+    match mailbox.strip_suffix('>').and_then(|rest| rest.rsplit_once('<')) {
+        Some((name, address)) => (name.trim(), address),
+        None => ("", mailbox),
+    }
+}
+
+/// The local part of an address without quotes (RFC 5322, 3.2.3; its length: RFC 5321, 4.5.3.1.1).
+fn is_dot_atom(local: &str) -> bool {
+    let is_atom =
+        |atom: &str| !atom.is_empty() && atom.bytes().all(|b| b.is_ascii_graphic() && !b"<>()[]\\,;:\"@.".contains(&b));
+    local.len() <= 64 && local.split('.').all(is_atom)
+}
+
+// === impl Mailbox ===
+
+impl Mailbox {
+    /// The address alone.
+    pub fn address(&self) -> &str {
+        split_mailbox(&self.0).1
+    }
+
+    /// The name before the address, without quotes around it.
+    pub fn name(&self) -> Option<&str> {
+        let name = split_mailbox(&self.0).0;
+        let name = name.strip_prefix('"').and_then(|name| name.strip_suffix('"')).unwrap_or(name);
+        (!name.is_empty()).then_some(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn good<T: FromStr<Err = Invalid> + AsRef<str>>(inputs: &[&str]) {
+        for input in inputs {
+            match input.parse::<T>() {
+                Ok(value) => assert_eq!(value.as_ref(), *input),
+                Err(invalid) => panic!("{input:?} {invalid}"),
+            }
+        }
+    }
+
+    #[track_caller]
+    fn bad<T: FromStr<Err = Invalid> + fmt::Debug>(inputs: &[(&str, &str)]) {
+        for (input, reason) in inputs {
+            let invalid = input.parse::<T>().expect_err(input);
+            assert!(invalid.0.contains(reason), "{input:?} {invalid}, which does not say {reason:?}");
+        }
+    }
+
+    fn of_length(start: &str, length: usize, end: &str) -> String {
+        format!("{start}{}{end}", "a".repeat(length - start.len() - end.len()))
+    }
+
+    #[test]
+    fn app_ids() {
+        good::<AppId>(&["a", "0", "shop", "a-b", "a--b", "9lives", "v2", "healthz-a", &"a".repeat(63)]);
+        for bad_label in ["", "-", "a-", "-a", "Shop", "a.b", "a_b", "a b", "é", "a\n"] {
+            bad::<AppId>(&[(bad_label, "is not an appID")]);
+        }
+        bad::<AppId>(&[(&"a".repeat(64), "longer than 63")]);
+        for reserved in RESERVED_APP_IDS {
+            bad::<AppId>(&[(reserved, "keeps for itself")]);
+        }
+    }
+
+    #[test]
+    fn provider_names() {
+        good::<ProviderName>(&["github", "x", "e-mail", "emails", &"a".repeat(63)]);
+        bad::<ProviderName>(&[("email", "keeps for itself"), ("corp.example", "is not a provider's name")]);
+        bad::<ProviderName>(&[(&"a".repeat(64), "longer than 63"), ("", "is not a provider's name")]);
+    }
+
+    #[test]
+    fn redirect_urls() {
+        good::<RedirectUrl>(&[
+            "https://shop.example.com",
+            "https://shop.example.com/auth/done?a=b&c=%20",
+            "https://shop.example.com:8443/a@b",
+            "http://127.0.0.1/done",
+            "http://127.255.255.254:1/done",
+            "http://[::1]/done",
+            "http://localhost:3000/done",
+            "com.example.shop:/done",
+            "com.example.shop://done",
+            &of_length("https://a.example/", 2048, ""),
+        ]);
+        bad::<RedirectUrl>(&[
+            ("", "is not an absolute URL"),
+            ("/done", "is not an absolute URL"),
+            ("https://a.example/#", "has a fragment"),
+            ("com.example.shop:/done#x", "has a fragment"),
+            ("https://user@a.example/", "has user info"),
+            ("https://@a.example/", "has user info"),
+            ("https://a.example:443@b.example/", "has user info"),
+            ("com.example.shop://user@done", "has user info"),
+            ("http://a.example/", "use https"),
+            ("http://126.255.255.255/", "use https"),
+            ("http://128.0.0.1/", "use https"),
+            ("http://[::2]/", "use https"),
+            ("http://localhost.a.example/", "use https"),
+            ("javascript:alert(1)", "neither https nor"),
+            ("shop:/done", "neither https nor"),
+            ("https:a.example", "has no //"),
+            ("https:/a.example", "has no //"),
+            ("https:///a.example", "has no host"),
+            ("HTTPS://a.example/", "upper case"),
+            ("https://a.example\\@b.example/", "percent-encode"),
+            ("https://a.example/a b", "percent-encode"),
+            (" https://a.example/", "percent-encode"),
+            ("https://a.example/\n", "percent-encode"),
+            ("https://é.example/", "percent-encode"),
+            (&of_length("https://a.example/", 2049, ""), "longer than 2048"),
+        ]);
+    }
+
+    #[test]
+    fn origins() {
+        good::<Origin>(&[
+            "https://shop.example.com",
+            "https://shop.example.com:8443",
+            "https://xn--d-ega.example",
+            "http://localhost:3000",
+            "http://127.0.0.1",
+            "http://[::1]:3000",
+            &of_length("https://", 300, ".example"),
+        ]);
+        bad::<Origin>(&[
+            ("https://shop.example.com/", "as browsers write it"),
+            ("https://shop.example.com:443", "as browsers write it"),
+            ("https://Shop.example.com", "as browsers write it"),
+            ("https://user@shop.example.com", "as browsers write it"),
+            ("https://*", "other characters"),
+            ("https://*.example.com", "other characters"),
+            ("com.example.shop:", "as browsers write it"),
+            ("*", "is not an origin"),
+            ("null", "is not an origin"),
+            ("", "is not an origin"),
+            ("http://shop.example.com", "neither https nor http on loopback"),
+            ("ftp://shop.example.com", "neither https nor http on loopback"),
+            (&of_length("https://", 301, ".example"), "longer than 300"),
+        ]);
+    }
+
+    #[test]
+    fn issuers() {
+        good::<IssuerUrl>(&[
+            "https://auth.example.com",
+            "https://auth.example.com/shop",
+            "http://127.0.0.1:8080",
+            &of_length("https://a.example/", 2048, ""),
+        ]);
+        bad::<IssuerUrl>(&[
+            ("auth.example.com", "is not an absolute URL"),
+            ("ftp://auth.example.com", "is not an https URL"),
+            ("com.example:/x", "is not an https URL"),
+            ("https://auth.example.com?", "has a query"),
+            ("https://auth.example.com#", "has a query or a fragment"),
+            ("https://user@auth.example.com", "has user info"),
+            ("https://auth.example.com/\n", "percent-encode"),
+            ("https:///shop", "has no host"),
+            (&of_length("https://a.example/", 2049, ""), "longer than 2048"),
+        ]);
+    }
+
+    #[test]
+    fn endpoints() {
+        good::<EndpointUrl>(&["https://id.example.com/token?tenant=a", "http://127.0.0.1:5556/token"]);
+        good::<EndpointUrl>(&[&of_length("https://a.example/", 2048, "")]);
+        bad::<EndpointUrl>(&[
+            ("https://id.example.com/token#a", "has a fragment"),
+            ("https://user:pass@id.example.com/token", "has user info"),
+            ("id.example.com", "is not an absolute URL"),
+            ("com.example:/token", "is not an https URL"),
+            (&of_length("https://a.example/", 2049, ""), "longer than 2048"),
+        ]);
+    }
+
+    #[test]
+    fn link_templates() {
+        good::<LinkTemplate>(&[
+            "https://shop.example.com/confirm?code={code}",
+            "https://shop.example.com/#/confirm/{code}/{email}",
+            "http://localhost:3000/confirm?code={code}",
+            "com.example.shop:/confirm?code={code}&from=https://{email}",
+            &of_length("https://a.example/", 2048, "{code}"),
+        ]);
+        bad::<LinkTemplate>(&[
+            ("https://shop.example.com/confirm", "does not contain {code}"),
+            ("https://shop.example.com/{email}", "does not contain {code}"),
+            ("https://shop.example.com/{{code}}", "has braces other"),
+            ("https://shop.example.com/{code}?{name}", "has braces other"),
+            ("https://{code}.example.com/", "in its host"),
+            ("https://{email}@shop.example.com/{code}", "in its host"),
+            ("https://user@shop.example.com/{code}", "has user info"),
+            ("http://shop.example.com/{code}", "neither https"),
+            ("javascript:{code}", "neither https"),
+            ("/confirm?code={code}", "is not an absolute URL"),
+            ("https://shop.example.com/ {code}", "percent-encode"),
+            (&of_length("https://a.example/", 2049, "{code}"), "longer than 2048"),
+        ]);
+    }
+
+    #[test]
+    fn email_domains() {
+        let longest = format!("{0}.{0}.{0}.{1}", "a".repeat(63), "a".repeat(61));
+        good::<EmailDomain>(&["example.com", "a.b", "xn--d-ega.example", &longest]);
+        for input in ["", "example", "example.", ".example", "a..b", "Example.com", "a_b.example", "é.example"] {
+            bad::<EmailDomain>(&[(input, "is not a host name")]);
+        }
+        bad::<EmailDomain>(&[(&format!("{}.example", "a".repeat(64)), "is not a host name")]);
+        bad::<EmailDomain>(&[(&format!("{longest}a"), "longer than 253")]);
+    }
+
+    #[test]
+    fn mailboxes() {
+        good::<Mailbox>(&[
+            "hello@shop.example.com",
+            "The Shop <hello@shop.example.com>",
+            "Łódź <first.last+tag@shop.example.com>",
+            "\"Shop, Inc.\" <hello@shop.example.com>",
+            "<hello@shop.example.com>",
+            "root@localhost",
+            &of_length("", 78, "@shop.example.com")[1..],
+            &of_length("", 320, " <hello@shop.example.com>"),
+        ]);
+        for input in [
+            "",
+            "hello",
+            "hello@",
+            "@shop.example.com",
+            "hello@shop",
+            "a@b@shop.example.com",
+            ".hello@shop.example.com",
+            "hello.@shop.example.com",
+            "a..b@shop.example.com",
+            "a b@shop.example.com",
+            "hello@shop.example.com>",
+            "a <b <hello@shop.example.com>",
+            "a@b <hello@shop.example.com>",
+            "The Shop <hello@shop.example.com> ",
+            "The Shop <hello>",
+        ] {
+            bad::<Mailbox>(&[(input, "neither an address nor")]);
+        }
+        bad::<Mailbox>(&[("a@b.example\r\nBcc: c@d.example", "control character")]);
+        bad::<Mailbox>(&[(&of_length("", 82, "@shop.example.com"), "neither an address nor")]);
+        bad::<Mailbox>(&[(&of_length("", 321, " <hello@shop.example.com>"), "longer than 320")]);
+    }
+
+    #[test]
+    fn the_parts_of_a_mailbox() {
+        let parts = |input: &str| {
+            let mailbox: Mailbox = input.parse().unwrap();
+            (mailbox.name().map(str::to_owned), mailbox.address().to_owned())
+        };
+        let address = "hello@shop.example.com".to_owned();
+        assert_eq!(parts("hello@shop.example.com"), (None, address.clone()));
+        assert_eq!(parts("<hello@shop.example.com>"), (None, address.clone()));
+        assert_eq!(parts("The Shop <hello@shop.example.com>"), (Some("The Shop".into()), address.clone()));
+        assert_eq!(parts("\"Shop, Inc.\" <hello@shop.example.com>"), (Some("Shop, Inc.".into()), address));
+    }
+
+    #[test]
+    fn loopback_hosts() {
+        let is = |url: &str| is_loopback(&Url::parse(url).unwrap().host().unwrap());
+        assert!(["http://localhost", "http://127.0.0.1", "http://127.9.9.9", "http://[::1]"].into_iter().all(is));
+        assert!(!["http://a.example", "http://10.0.0.1", "http://[::2]", "http://0.0.0.0"].into_iter().any(is));
+    }
+
+    #[test]
+    fn serde_parses_too_and_a_fault_does_not_quote_the_value() {
+        assert_eq!(serde_json::from_str::<AppId>("\"shop\"").unwrap().as_str(), "shop");
+        assert_eq!(serde_json::to_string(&"shop".parse::<AppId>().unwrap()).unwrap(), "\"shop\"");
+        let error = serde_json::from_str::<AppId>("\"SECRET\"").unwrap_err().to_string();
+        assert!(error.contains("is not an appID") && !error.contains("SECRET"), "{error}");
     }
 }

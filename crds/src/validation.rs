@@ -17,6 +17,8 @@ use crate::schema::POLICY_REASON;
 pub struct Validator {
     schema: Value,
     structure: jsonschema::Validator,
+    /// Every rule, by its expression.
+    programs: HashMap<String, Program>,
 }
 
 /// What is wrong with an object, and where.
@@ -72,8 +74,9 @@ impl Validator {
             .with_pattern_options(PatternOptions::regex())
             .build(&schema)
             .map_err(|error| BrokenDefinition::Schema(Box::new(error)))?;
-        compile_rules(&schema)?;
-        Ok(Self { schema, structure })
+        let mut programs = HashMap::new();
+        compile_rules(&schema, &mut programs)?;
+        Ok(Self { schema, structure, programs })
     }
 
     /// Everything wrong with an object; `old` is what it was before, for the rules on changes.
@@ -99,11 +102,60 @@ impl Validator {
         repeated_entries(&self.schema, &object, "", &mut found);
         // As in the API server: rules are asked only of what has the right structure.
         if !broken {
-            rules(&self.schema, &object, old.as_ref(), "", &mut found);
+            self.rules(&self.schema, &object, old.as_ref(), "", &mut found);
         }
         found.sort();
         found.dedup();
         found
+    }
+
+    fn rules(&self, schema: &Value, value: &Value, old: Option<&Value>, path: &str, found: &mut Vec<Violation>) {
+        for rule in own_rules(schema) {
+            // A rule on a change is asked only where there was something before.
+            if rule.expression.contains("oldSelf") && old.is_none() {
+                continue;
+            }
+            let holds = self.evaluate(rule.expression, value, old);
+            let reason = match holds {
+                Some(true) => continue,
+                Some(false) => rule.message.to_owned(),
+                None => format!("cannot be judged by the rule: {}", rule.message),
+            };
+            let field = format!("{path}{}", rule.field).trim_start_matches('.').to_owned();
+            found.push(Violation { field, reason, policy: rule.policy && holds.is_some() });
+        }
+        match value {
+            Value::Object(members) => {
+                for (name, member) in members {
+                    if let Some(schema) = property(schema, name) {
+                        self.rules(schema, member, old.and_then(|old| old.get(name)), &join(path, name), found);
+                    }
+                }
+            }
+            Value::Array(items) => {
+                if let Some(schema) = schema.get("items") {
+                    for (index, item) in items.iter().enumerate() {
+                        // Entries of sets and atomic lists have no past (Kubernetes' "correlatable").
+                        self.rules(schema, item, None, &format!("{path}[{index}]"), found);
+                    }
+                }
+            }
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+        }
+    }
+
+    /// Whether a rule holds; none where it cannot be told.
+    fn evaluate(&self, expression: &str, value: &Value, old: Option<&Value>) -> Option<bool> {
+        let program = self.programs.get(expression)?;
+        let mut context = Context::default();
+        context.add_variable_from_value("self", to_cel(value));
+        if let Some(old) = old {
+            context.add_variable_from_value("oldSelf", to_cel(old));
+        }
+        match program.execute(&context) {
+            Ok(cel::Value::Bool(holds)) => Some(holds),
+            Ok(_) | Err(_) => None,
+        }
     }
 
     /// The object as it would be stored: without nulls, with defaults.
@@ -275,14 +327,15 @@ fn type_name(value: &Value) -> &'static str {
     }
 }
 
-/// Every rule of a schema compiles, or the first that does not.
-fn compile_rules(schema: &Value) -> Result<(), BrokenDefinition> {
+/// Compiles every rule of a schema, up to the first that does not compile.
+fn compile_rules(schema: &Value, programs: &mut HashMap<String, Program>) -> Result<(), BrokenDefinition> {
     for rule in own_rules(schema) {
-        Program::compile(rule.expression)
+        let program = Program::compile(rule.expression)
             .map_err(|source| BrokenDefinition::Rule { rule: rule.expression.into(), source })?;
+        programs.insert(rule.expression.into(), program);
     }
     for inner in properties(schema).into_iter().flat_map(Map::values).chain(schema.get("items")) {
-        compile_rules(inner)?;
+        compile_rules(inner, programs)?;
     }
     Ok(())
 }
@@ -290,6 +343,8 @@ fn compile_rules(schema: &Value) -> Result<(), BrokenDefinition> {
 struct RuleRef<'a> {
     expression: &'a str,
     message: &'a str,
+    /// Below the field that has the rule; empty: that one.
+    field: &'a str,
     policy: bool,
 }
 
@@ -299,57 +354,10 @@ fn own_rules(schema: &Value) -> impl Iterator<Item = RuleRef<'_>> {
         Some(RuleRef {
             expression: rule.get("rule")?.as_str()?,
             message: rule.get("message").and_then(Value::as_str).unwrap_or("breaks a rule"),
+            field: rule.get("fieldPath").and_then(Value::as_str).unwrap_or_default(),
             policy: rule.get("reason").and_then(Value::as_str) == Some(POLICY_REASON),
         })
     })
-}
-
-fn rules(schema: &Value, value: &Value, old: Option<&Value>, path: &str, found: &mut Vec<Violation>) {
-    for rule in own_rules(schema) {
-        // A rule on a change is asked only where there was something before.
-        if rule.expression.contains("oldSelf") && old.is_none() {
-            continue;
-        }
-        let holds = evaluate(rule.expression, value, old);
-        let reason = match holds {
-            Some(true) => continue,
-            Some(false) => rule.message.to_owned(),
-            None => format!("cannot be judged by the rule: {}", rule.message),
-        };
-        found.push(Violation { field: path.into(), reason, policy: rule.policy && holds.is_some() });
-    }
-    match value {
-        Value::Object(members) => {
-            for (name, member) in members {
-                if let Some(schema) = property(schema, name) {
-                    rules(schema, member, old.and_then(|old| old.get(name)), &join(path, name), found);
-                }
-            }
-        }
-        Value::Array(items) => {
-            if let Some(schema) = schema.get("items") {
-                for (index, item) in items.iter().enumerate() {
-                    // Entries of sets and atomic lists have no past (Kubernetes' "correlatable").
-                    rules(schema, item, None, &format!("{path}[{index}]"), found);
-                }
-            }
-        }
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
-    }
-}
-
-/// Whether a rule holds; none where it cannot be told.
-fn evaluate(expression: &str, value: &Value, old: Option<&Value>) -> Option<bool> {
-    let program = Program::compile(expression).ok()?;
-    let mut context = Context::default();
-    context.add_variable_from_value("self", to_cel(value));
-    if let Some(old) = old {
-        context.add_variable_from_value("oldSelf", to_cel(old));
-    }
-    match program.execute(&context) {
-        Ok(cel::Value::Bool(holds)) => Some(holds),
-        Ok(_) | Err(_) => None,
-    }
 }
 
 /// Integers become `int` whatever their sign, as in Kubernetes.

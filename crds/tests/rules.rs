@@ -5,9 +5,10 @@ use std::{collections::BTreeSet, sync::LazyLock};
 use latchkey_crds::validation::{Validator, Violation};
 use serde_json::{Value, json};
 
-static APP: LazyLock<Validator> = LazyLock::new(|| Validator::new(&latchkey_crds::app::definition()).unwrap());
+static APP: LazyLock<Validator> =
+    LazyLock::new(|| Validator::new(&latchkey_crds::app::definition()).expect("it can be used"));
 static PROVIDER: LazyLock<Validator> =
-    LazyLock::new(|| Validator::new(&latchkey_crds::provider::definition()).unwrap());
+    LazyLock::new(|| Validator::new(&latchkey_crds::provider::definition()).expect("it can be used"));
 
 fn app(spec: Value) -> Value {
     json!({
@@ -38,7 +39,9 @@ fn client() -> Value {
 }
 
 fn with(mut client: Value, more: Value) -> Value {
-    client.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    for (name, value) in more.as_object().into_iter().flatten() {
+        client[name] = value.clone();
+    }
     client
 }
 
@@ -134,15 +137,15 @@ fn a_name_that_is_no_app_id_needs_the_field() {
     let label = format!("{}b", "a".repeat(62));
     accepted(&APP, named(&label, json!({})));
     accepted(&APP, named("shop.example", json!({ "appID": "shop" })));
-    refused(&APP, named("shop.example", json!({})), "", "set spec.appID");
-    refused(&APP, named(&format!("{label}c"), json!({})), "", "set spec.appID");
+    refused(&APP, named("shop.example", json!({})), "spec.appID", "set spec.appID");
+    refused(&APP, named(&format!("{label}c"), json!({})), "spec.appID", "set spec.appID");
 }
 
 #[test]
 fn an_app_id_is_not_a_path_of_the_service() {
     for reserved in ["v1", "healthz", "livez", "readyz", "metrics", "openapi", "docs", "assets", "well-known"] {
-        refused(&APP, named(reserved, json!({})), "", "keeps for itself");
-        refused(&APP, app(json!({ "appID": reserved })), "", "keeps for itself");
+        refused(&APP, named(reserved, json!({})), "spec.appID", "keeps for itself");
+        refused(&APP, app(json!({ "appID": reserved })), "spec.appID", "keeps for itself");
         accepted(&APP, named(reserved, json!({ "appID": "shop" })));
     }
 }
@@ -290,7 +293,7 @@ fn a_session_outlives_its_idleness() {
     let of =
         |idle: i32, life: i32| app(json!({ "tokens": { "refreshIdleSeconds": idle, "sessionLifetimeSeconds": life } }));
     accepted(&APP, of(600, 600));
-    refused(&APP, of(601, 600), "spec.tokens", "shorten it");
+    refused(&APP, of(601, 600), "spec.tokens.refreshIdleSeconds", "shorten it");
     accepted(&APP, app(json!({ "tokens": { "sessionLifetimeSeconds": 600 } })));
 }
 
@@ -458,7 +461,7 @@ fn collect(value: &Value, messages: &mut BTreeSet<String>) {
     match value {
         Value::Object(members) => {
             for rule in members.get("x-kubernetes-validations").and_then(Value::as_array).into_iter().flatten() {
-                messages.insert(rule["message"].as_str().unwrap().to_owned());
+                messages.insert(rule["message"].as_str().unwrap_or_default().to_owned());
             }
             members.values().for_each(|member| collect(member, messages));
         }

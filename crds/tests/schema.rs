@@ -1,16 +1,18 @@
 //! The definitions as they are installed, so that every change of the API is seen in review.
 
+#![expect(clippy::unwrap_used, reason = "a test ends where a value is not there")]
+
 use std::{collections::BTreeSet, fs, path::Path};
 
-use latchkey_crds::{provider::ProviderClient, schema::to_yaml};
+use latchkey_crds::{conditions::Reason, provider::ProviderClient, schema::to_yaml};
 use serde_json::Value;
 
 fn schemas() -> Vec<(String, Value)> {
     let definitions = latchkey_crds::all().into_iter();
     definitions
         .map(|definition| {
-            let schema = definition.spec.versions[0].schema.clone().unwrap().open_api_v3_schema.unwrap();
-            (definition.spec.names.kind, serde_json::to_value(schema).unwrap())
+            let schema = definition.spec.versions[0].schema.clone().and_then(|schema| schema.open_api_v3_schema);
+            (definition.spec.names.kind, serde_json::to_value(schema).expect("a schema is JSON"))
         })
         .collect()
 }
@@ -38,6 +40,23 @@ fn the_kept_yaml_is_what_the_code_says() {
     }
     let there = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     assert_eq!(there.collect::<BTreeSet<_>>(), names, "files that no definition makes");
+}
+
+#[test]
+fn the_kept_reference_is_what_the_code_says() {
+    let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/resources.md");
+    let kept = fs::read_to_string(kept).unwrap_or_default();
+    let made = latchkey_crds::reference::to_markdown(&latchkey_crds::all());
+    assert_eq!(kept, made, "docs/resources.md is not what the code says: run `make generate`");
+}
+
+#[test]
+fn every_reason_is_in_the_docs() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/api-conventions.md");
+    let page = fs::read_to_string(page).unwrap();
+    for reason in Reason::ALL {
+        assert!(page.contains(&format!("| `{reason}` |")), "docs/api-conventions.md does not tell of {reason}");
+    }
 }
 
 #[test]

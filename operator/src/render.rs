@@ -23,6 +23,8 @@ use crate::{
 };
 
 mod files;
+#[cfg(test)]
+mod tests;
 mod watch;
 
 /// All that a run over the manifests needs; the runs of `--watch` share it.

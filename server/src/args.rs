@@ -88,6 +88,10 @@ pub struct Serve {
     /// Where the public API is reached from outside, without a slash at the end.
     #[arg(long, env = "LATCHKEY_BASE_URL")]
     pub base_url: Option<IssuerUrl>,
+    /// Do not LISTEN for new rows of the outbox: polling alone is enough, and poolers that give out connections by
+    /// transaction lose it. Behind such a pooler also put `statement-cache-capacity=0` into the database's URL.
+    #[arg(long, env = "LATCHKEY_WITHOUT_LISTEN")]
+    pub without_listen: bool,
     /// File with the URL of Redis, `redis://` or `rediss://`.
     #[arg(long, env = "LATCHKEY_REDIS_URL_FILE")]
     pub redis_url_file: Option<PathBuf>,

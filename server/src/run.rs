@@ -18,12 +18,11 @@ use latchkey_server::{
     state::State,
     store::{
         Stores, UrlSource,
-        postgres::{self, DeadLetter, Postgres},
+        postgres::{self, Postgres},
         redis::{self, Redis},
     },
 };
 use prometheus_client::registry::Registry;
-use time::format_description::well_known::Rfc3339;
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -41,8 +40,6 @@ struct SmtpFile {
 
 /// How long what runs may still take, after the drain's delay.
 const FINISH: Duration = Duration::from_secs(35);
-/// Dead letters that one listing shows, the oldest first.
-const MOST_LISTED: u32 = 10_000;
 /// How often an old schema is looked at again.
 const SCHEMA_AGAIN: Duration = Duration::from_secs(1);
 
@@ -68,7 +65,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<()> {
 }
 
 async fn migrate(database: &Database) -> Result<()> {
-    postgres::migrate(&database_url(database)?).await.context("the schema was not brought up to date")
+    postgres::migrate::migrate(&database_url(database)?).await.context("the schema was not brought up to date")
 }
 
 async fn outbox(database: &Database, command: Outbox) -> Result<()> {
@@ -76,8 +73,8 @@ async fn outbox(database: &Database, command: Outbox) -> Result<()> {
         Postgres::connect(postgres::Options { listen: false, ..postgres::Options::new(database_url(database)?) })?;
     match command {
         Outbox::List => {
-            for letter in postgres.dead_letters(None, MOST_LISTED).await? {
-                println!("{}", line(&letter));
+            for letter in postgres.dead_letters().await? {
+                println!("{letter}");
             }
         }
         Outbox::Retry { id } => {
@@ -90,14 +87,6 @@ async fn outbox(database: &Database, command: Outbox) -> Result<()> {
     Ok(())
 }
 
-/// A dead letter in one line: when, which App, what, whose, how often tried, why; tab-separated, so that scripts can read it.
-fn line(letter: &DeadLetter) -> String {
-    let dead_at = letter.dead_at.format(&Rfc3339).unwrap_or_default();
-    let user = letter.user.map_or_else(|| "-".to_owned(), |user| user.to_string());
-    let error = letter.error.as_deref().unwrap_or("-");
-    format!("{}\t{dead_at}\t{}\t{}\t{user}\t{} attempts\t{error}", letter.id, letter.app, letter.kind, letter.attempts)
-}
-
 async fn serve(serve: Serve, database: &Database) -> Result<()> {
     let config_dir = serve.config_dir.clone().context("say where the rendered Apps are: --config-dir DIR")?;
     let settings = settings(&serve)?;
@@ -108,7 +97,8 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     let readiness = Arc::new(Readiness::default());
     readiness.configuration_loaded();
 
-    let postgres = Postgres::connect(postgres::Options::new(database_url(database)?))?;
+    let listen = !serve.without_listen;
+    let postgres = Postgres::connect(postgres::Options { listen, ..postgres::Options::new(database_url(database)?) })?;
     postgres.register(registry.sub_registry_with_prefix("postgres"));
     let redis = Redis::connect(redis::Options::new(redis_url(&serve)?))?;
     redis.register(registry.sub_registry_with_prefix("redis"));
@@ -120,9 +110,9 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
         private_cidrs: serve.private_cidrs.clone(),
         allow_insecure: serve.allow_insecure,
     };
-    let mail_metrics = MailMetrics::register(registry.sub_registry_with_prefix("mail"));
+    let mail_metrics = MailMetrics::register(&mut registry);
     let worker = Worker::new(stores.clone(), Arc::clone(&apps), Arc::new(Env::system()), mail_settings, mail_metrics);
-    let http_metrics = HttpMetrics::register(registry.sub_registry_with_prefix("http"));
+    let http_metrics = HttpMetrics::register(&mut registry);
 
     let state = Arc::new(State { apps, stores, env: Env::system(), settings });
     let registry = Arc::new(registry);
@@ -176,7 +166,7 @@ async fn asked_to_stop() -> Result<()> {
 
 /// Ready needs a schema that is new enough, seen once; Postgres being away later makes nobody unready.
 async fn watch_schema(postgres: Postgres, readiness: Arc<Readiness>) {
-    let required = postgres::REQUIRED_SCHEMA;
+    let required = postgres::migrate::REQUIRED_SCHEMA;
     let mut told = false;
     loop {
         match postgres.schema_version().await {

@@ -14,6 +14,8 @@ mod mail_faults;
 #[cfg(test)]
 mod make_run;
 #[cfg(test)]
+mod stores;
+#[cfg(test)]
 mod storm;
 #[cfg(test)]
 mod support;

@@ -191,7 +191,10 @@ async fn start_stores(settings: &Settings, started: &mut Started, terminal: Term
         durable: true,
         // On a machine that others use too, the sessions are not for them.
         password: Some(format!("{:032x}", rand::random::<u128>())),
-        ..redis::Options::for_tests()
+        tls: None,
+        replica_of: None,
+        cluster: false,
+        settings: Vec::new(),
     };
     let redis = started.redis.insert(Redis::start(options).await?);
     postgres::write_private(&settings.data.join("redis-url"), &redis.url())?;
@@ -323,24 +326,24 @@ fn welcome(settings: &Settings, apps: &[String], terminal: Terminal) -> Result<S
 
 /// The whole way of an account, for curl. It makes a new address each time, so it can be pasted again.
 fn session(settings: &Settings, app: &str) -> String {
-    let quiet_json = "-sS -H 'Content-Type: application/json'";
     let (api, inbox) = (settings.base_url(), settings.inbox);
     format!(
         r#"# Where it is, and who comes.
 APP={api}/v1/{app}/email INBOX=http://{inbox}/api/messages
 EMAIL="ada.$(date +%s).$RANDOM@example.com" PASSWORD=violet-Anchor-mills-27
+JSON='Content-Type: application/json'
 
 # Register: the answer is the same whether or not the address was known.
-curl {quiet_json} $APP/register -d '{{"name": "Ada Lovelace", "email": "'$EMAIL'", "password": "'$PASSWORD'"}}'; echo
+curl -sS -H "$JSON" $APP/register -d '{{"name": "Ada Lovelace", "email": "'$EMAIL'", "password": "'$PASSWORD'"}}'; echo
 
 # The mail with the code; it is on the inbox page too.
 MAIL=$(curl -sS "$INBOX/latest?to=$EMAIL&wait=30"); CODE=$(sed 's/.*"code":"\([^"]*\)".*/\1/' <<< "$MAIL"); echo "The code is $CODE"
 
 # Confirm the address with it.
-curl {quiet_json} $APP/confirm -d '{{"code": "'$CODE'"}}'; echo
+curl -sS -H "$JSON" $APP/confirm -d '{{"code": "'$CODE'"}}'; echo
 
 # Log in.
-LOGIN=$(curl {quiet_json} $APP/login -d '{{"email": "'$EMAIL'", "password": "'$PASSWORD'"}}'); echo "$LOGIN"
+LOGIN=$(curl -sS -H "$JSON" $APP/login -d '{{"email": "'$EMAIL'", "password": "'$PASSWORD'"}}'); echo "$LOGIN"
 TOKEN=$(sed 's/.*"token":"\([^"]*\)".*/\1/' <<< "$LOGIN")
 
 # Ask for the confirmation again: verified already, so no mail.
@@ -348,13 +351,13 @@ curl -sS -X POST $APP/verify -H "Authorization: Bearer $TOKEN"; echo
 
 # The password is forgotten: the next mail brings another code.
 SEEN=$(sed 's/^{{"id":\([0-9]*\).*/\1/' <<< "$MAIL")
-curl {quiet_json} $APP/forgot-password -d '{{"email": "'$EMAIL'"}}'; echo
+curl -sS -H "$JSON" $APP/forgot-password -d '{{"email": "'$EMAIL'"}}'; echo
 MAIL=$(curl -sS "$INBOX/latest?to=$EMAIL&after=$SEEN&wait=30"); CODE=$(sed 's/.*"code":"\([^"]*\)".*/\1/' <<< "$MAIL"); echo "The code is $CODE"
 
 # Set a new one, and log in with it.
 PASSWORD=copper-Lantern-drift-58
-curl {quiet_json} $APP/confirm-password -d '{{"email": "'$EMAIL'", "code": "'$CODE'", "password": "'$PASSWORD'"}}'; echo
-curl {quiet_json} $APP/login -d '{{"email": "'$EMAIL'", "password": "'$PASSWORD'"}}'; echo
+curl -sS -H "$JSON" $APP/confirm-password -d '{{"email": "'$EMAIL'", "code": "'$CODE'", "password": "'$PASSWORD'"}}'; echo
+curl -sS -H "$JSON" $APP/login -d '{{"email": "'$EMAIL'", "password": "'$PASSWORD'"}}'; echo
 "#
     )
 }

@@ -24,6 +24,10 @@ const ROLE: &str = "latchkey";
 const TEMPLATE: &str = "latchkey_template";
 /// Making a cluster on a loaded machine.
 const INITDB_LIMIT: Duration = Duration::from_secs(120);
+/// A Postgres that lost its parent ends within a second or two.
+const PREDECESSOR_LIMIT: Duration = Duration::from_secs(15);
+/// A process id that Linux never gives (its most is 2^22).
+const NO_PID: u32 = 2_147_483_646;
 /// Starting one, with recovery after a kill.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
@@ -96,6 +100,7 @@ impl Postgres {
         }
         let password = fs::read_to_string(&password_file)
             .with_context(|| format!("the password of the database in {}", data.display()))?;
+        await_predecessor(&data).await?;
         let ca = match &options.tls {
             Some(tls) => {
                 tls.write_to(&data, user.as_ref().map(|user| user.uid))?;
@@ -298,6 +303,35 @@ fn reachable_data_dir(wanted: &Path, user: Option<&User>) -> Result<PathBuf> {
 fn make_private_dir(path: &Path) -> Result<()> {
     fs::create_dir_all(path)?;
     Ok(fs::set_permissions(path, fs::Permissions::from_mode(0o700))?)
+}
+
+/// One that was killed a moment ago may not be gone yet, or be dead and not reaped: then its lock looks taken to Postgres.
+async fn await_predecessor(data: &Path) -> Result<()> {
+    let lock = data.join("postmaster.pid");
+    let end = tokio::time::Instant::now() + PREDECESSOR_LIMIT;
+    loop {
+        let Ok(text) = fs::read_to_string(&lock) else { return Ok(()) };
+        let (pid, rest) = text.split_once('\n').unwrap_or((&text, ""));
+        let process = Path::new("/proc").join(pid.trim());
+        let status = fs::read_to_string(process.join("status")).unwrap_or_default();
+        let Some(state) = status.lines().find_map(|line| line.strip_prefix("State:")) else {
+            // Gone, which Postgres sees by itself.
+            return Ok(());
+        };
+        let dead = state.trim_start().starts_with(['Z', 'X']);
+        // A server works in its data's folder; else the number was given to somebody new.
+        if dead || fs::read_link(process.join("cwd")).ok() != data.canonicalize().ok() {
+            // The rest of the file stays: by it Postgres makes sure that nobody uses the old shared memory.
+            return Ok(fs::write(&lock, format!("{NO_PID}\n{rest}"))?);
+        }
+        ensure!(
+            tokio::time::Instant::now() < end,
+            "another Postgres (process {}) uses the data in {}",
+            pid.trim(),
+            data.display()
+        );
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
 }
 
 /// The folder of Postgres's programs: of the version that made the data, else the newest.

@@ -14,6 +14,7 @@ use rustix::process::Signal;
 use tokio::sync::OnceCell;
 
 use crate::{
+    postgres::write_private,
     process::{self, Process, Program},
     tls::{self, Tls},
 };
@@ -91,7 +92,13 @@ impl Redis {
             .context("Redis is not installed: run `make tools`, or install Debian's package `redis-server`")?;
         fs::create_dir_all(&options.data)?;
         let port = options.addr.port().to_string();
+        // In a file, since command lines are seen by all.
+        let secrets = options.data.join("redis-secrets.conf");
+        let password = options.password.as_ref();
+        let lines = password.map(|password| format!("requirepass {password}\nmasterauth {password}\n"));
+        write_private(&secrets, &lines.unwrap_or_default())?;
         let mut command = Program::new("redis-server", program, &options.log)
+            .arg(secrets.display().to_string())
             .args(["--bind", &options.addr.ip().to_string(), "--daemonize", "no", "--save", ""])
             .args(["--appendonly", if options.durable { "yes" } else { "no" }])
             .path_arg("--dir", &options.data);
@@ -108,9 +115,6 @@ impl Redis {
                     .path_arg("--tls-ca-cert-file", &file("ca.pem"));
                 ca = Some(file("ca.pem"));
             }
-        }
-        if let Some(password) = &options.password {
-            command = command.args(["--requirepass", password, "--masterauth", password]);
         }
         if let Some(master) = options.replica_of {
             command = command.args(["--replicaof", &format!("{} {}", master.ip(), master.port())]);

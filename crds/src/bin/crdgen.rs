@@ -1,18 +1,27 @@
-//! Prints the resource definitions as YAML, or writes each into a folder.
+//! Prints the resource definitions as YAML; or, given a folder and a file, writes each definition into the folder and the
+//! reference of their fields into the file.
 
-use std::{error::Error, path::PathBuf};
+use std::{error::Error, fs, path::Path};
+
+use latchkey_crds::{reference::to_markdown, schema::to_yaml};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let folder = std::env::args_os().nth(1).map(PathBuf::from);
-    for definition in latchkey_crds::all() {
-        let yaml = latchkey_crds::schema::to_yaml(&definition)?;
-        match &folder {
-            Some(folder) => {
-                let name = definition.metadata.name.as_deref().unwrap_or_default();
-                std::fs::write(folder.join(format!("{name}.yaml")), yaml)?;
+    let definitions = latchkey_crds::all();
+    let arguments: Vec<_> = std::env::args_os().skip(1).collect();
+    match arguments.as_slice() {
+        [] => {
+            for definition in &definitions {
+                print!("---\n{}", to_yaml(definition)?);
             }
-            None => print!("---\n{yaml}"),
         }
+        [folder, reference] => {
+            for definition in &definitions {
+                let name = definition.metadata.name.as_deref().unwrap_or_default();
+                fs::write(Path::new(folder).join(format!("{name}.yaml")), to_yaml(definition)?)?;
+            }
+            fs::write(reference, to_markdown(&definitions))?;
+        }
+        _ => return Err("usage: crdgen [FOLDER-FOR-YAML FILE-FOR-THE-REFERENCE]".into()),
     }
     Ok(())
 }

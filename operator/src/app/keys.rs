@@ -218,3 +218,82 @@ fn is_signing_key(key: &SigningKey) -> bool {
         SigningAlgorithm::RS256 => RsaKeyPair::from_pkcs8(&der).is_ok(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: OffsetDateTime = OffsetDateTime::UNIX_EPOCH;
+
+    fn shop() -> AppId {
+        "shop".parse().unwrap()
+    }
+
+    fn first(algorithm: SigningAlgorithm) -> KeyDocument {
+        KeyDocument::first(&shop(), algorithm, NOW).unwrap()
+    }
+
+    #[test]
+    fn first_keys_are_active_and_usable_with_every_algorithm() {
+        for algorithm in [SigningAlgorithm::ES256, SigningAlgorithm::EdDSA, SigningAlgorithm::RS256] {
+            let keys = first(algorithm);
+            assert_eq!(keys.check(&shop()), Ok(()));
+            let key = &keys.signing[0].key;
+            assert_eq!((key.id.as_str(), key.state, key.algorithm), ("s1", KeyState::Active, algorithm));
+            assert!(key.private_key.expose().lines().all(|line| line.len() <= 64));
+            assert_eq!((keys.hmac[0].key.id.as_str(), keys.hmac[0].key.state), ("h1", KeyState::Active));
+        }
+    }
+
+    #[test]
+    fn keys_differ_each_time() {
+        let (one, other) = (first(SigningAlgorithm::ES256), first(SigningAlgorithm::ES256));
+        assert_ne!(one.signing[0].key.private_key, other.signing[0].key.private_key);
+        assert_ne!(one.hmac[0].key.secret, other.hmac[0].key.secret);
+    }
+
+    #[test]
+    fn another_algorithm_brings_another_key_and_retires_the_old() {
+        let keys = first(SigningAlgorithm::ES256);
+        assert_eq!(keys.with_algorithm(SigningAlgorithm::ES256, NOW), Ok(None));
+        let changed = keys.with_algorithm(SigningAlgorithm::EdDSA, NOW).unwrap().unwrap();
+        assert_eq!(changed.check(&shop()), Ok(()));
+        let states = changed.signing.iter().map(|kept| (kept.key.id.as_str(), kept.key.state)).collect::<Vec<_>>();
+        assert_eq!(states, [("s1", KeyState::Retired), ("s2", KeyState::Active)]);
+        assert_eq!(changed.hmac, keys.hmac);
+        // Ids are never used again, also on the way back.
+        let back = changed.with_algorithm(SigningAlgorithm::ES256, NOW).unwrap().unwrap();
+        assert_eq!(back.signing.last().unwrap().key.id, "s3");
+        assert_eq!(back.check(&shop()), Ok(()));
+    }
+
+    #[test]
+    fn keys_that_cannot_be_used_are_told_apart() {
+        let refused = |change: fn(&mut KeyDocument)| {
+            let mut keys = first(SigningAlgorithm::ES256);
+            change(&mut keys);
+            keys.check(&shop()).unwrap_err()
+        };
+        assert_eq!(refused(|keys| keys.app_id = "other".parse().unwrap()), InvalidKeys::OtherApp);
+        for id in ["s0", "s01", "s+1", "h1", "s", "1"] {
+            let mut keys = first(SigningAlgorithm::ES256);
+            keys.signing[0].key.id = id.into();
+            assert_eq!(keys.check(&shop()), Err(InvalidKeys::Id), "{id}");
+        }
+        assert_eq!(refused(|keys| keys.hmac.push(keys.hmac[0].clone())), InvalidKeys::Id);
+        assert_eq!(refused(|keys| keys.hmac[0].key.state = KeyState::Retired), InvalidKeys::Active);
+        assert_eq!(refused(|keys| keys.signing.clear()), InvalidKeys::Active);
+        assert_eq!(refused(|keys| keys.signing[0].key.algorithm = SigningAlgorithm::RS256), InvalidKeys::SigningKey);
+        assert_eq!(refused(|keys| keys.signing[0].key.private_key = SecretString::new("x")), InvalidKeys::SigningKey);
+        assert_eq!(refused(|keys| keys.hmac[0].key.secret = SecretString::new("aaaa")), InvalidKeys::HmacKey);
+    }
+
+    #[test]
+    fn keys_survive_being_written_and_are_not_printed() {
+        let keys = first(SigningAlgorithm::ES256);
+        let text = serde_json::to_string(&keys).unwrap();
+        assert_eq!(serde_json::from_str::<KeyDocument>(&text).unwrap(), keys);
+        let printed = format!("{keys:?}");
+        assert!(!printed.contains("PRIVATE KEY") && !printed.contains(keys.hmac[0].key.secret.expose()));
+    }
+}

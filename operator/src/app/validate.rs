@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::IpAddr, str::FromStr};
 
 use latchkey_crds::{
     app::{AppSpec, MailSpec, TokensSpec, WindowSpec},
-    conditions::{ConditionStatus, ConditionType, Reason, Wanted},
+    conditions::Reason,
     rendered::{
         Administrator, BrowserBinding, CallbackMode, EnumerationProtection, LimitName, PasswordPolicy, RenderedMail,
         RenderedProvider, RenderedSmtp, RenderedTokens, SecretString, SignUp, SigningAlgorithm, SmtpRelay, SmtpTls,
@@ -116,18 +116,6 @@ impl ValidatedApp {
     /// With what tokens are signed from now on.
     pub(crate) fn signing_algorithm(&self) -> SigningAlgorithm {
         self.tokens.signing_algorithm
-    }
-
-    /// The condition that follows from what was left out.
-    pub(crate) fn resolved_refs(&self) -> Wanted {
-        match self.problems.first() {
-            None => Wanted::new(ConditionType::ResolvedRefs, ConditionStatus::True, Reason::Resolved, ""),
-            Some(first) => {
-                let message = self.problems.iter().map(|problem| format!("{}: {}", problem.field, problem.message));
-                let message = message.collect::<Vec<_>>().join("; ");
-                Wanted::new(ConditionType::ResolvedRefs, ConditionStatus::False, first.reason, message)
-            }
-        }
     }
 }
 
@@ -404,4 +392,317 @@ fn limits(spec: &AppSpec) -> BTreeMap<LimitName, Vec<Window>> {
 /// A number of the spec, which the schema keeps from being negative, or the default.
 fn number(value: Option<i32>, default: u32) -> u32 {
     value.and_then(|value| u32::try_from(value).ok()).unwrap_or(default)
+}
+
+#[cfg(test)]
+mod tests {
+    use latchkey_crds::app::App;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::{
+        app::resolve,
+        facts::{SecretBytes, SecretKeyFact},
+        manifests::{Manifests, Schemas},
+    };
+
+    fn settings() -> Settings {
+        Settings { base_url: "https://auth.example.com".parse().unwrap(), allow_insecure: false }
+    }
+
+    fn development() -> Settings {
+        Settings { base_url: "http://127.0.0.1:8080".parse().unwrap(), allow_insecure: true }
+    }
+
+    /// What a shop with everything has: its Provider, relay and templates are there.
+    fn facts(spec: Value) -> AppFacts {
+        let app: App = serde_json::from_value(json!({
+            "apiVersion": "latchkey.dev/v1alpha1",
+            "kind": "App",
+            "metadata": { "name": "shop", "namespace": "shop" },
+            "spec": spec,
+        }))
+        .unwrap();
+        let mut manifests = Manifests::default();
+        manifests.add_file("a.yaml", AROUND, &Schemas::new(true).unwrap());
+        assert_eq!(manifests.refused, []);
+        resolve::resolve(app, Holder::Us, &manifests)
+    }
+
+    const AROUND: &str = r#"
+apiVersion: latchkey.dev/v1alpha1
+kind: Provider
+metadata: { name: github, namespace: shop }
+spec: { github: { clientID: abc, clientSecretRef: { name: github, key: secret }, scopes: [repo] } }
+---
+apiVersion: latchkey.dev/v1alpha1
+kind: Provider
+metadata: { name: corp, namespace: shop }
+spec: { oidc: { issuer: "https://id.example.com", clientID: abc, clientSecretRef: { name: corp, key: secret } } }
+---
+apiVersion: latchkey.dev/v1alpha1
+kind: Provider
+metadata: { name: local, namespace: shop }
+spec: { oidc: { issuer: "http://127.0.0.1:5556", clientID: abc, clientSecretRef: { name: github, key: secret } } }
+---
+apiVersion: v1
+kind: Secret
+metadata: { name: github, namespace: shop }
+stringData: { secret: "hush\n" }
+---
+apiVersion: v1
+kind: Secret
+metadata: { name: relay, namespace: shop }
+stringData: { host: smtp.example.com, port: "587", tls: starttls, username: shop, password: hush }
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: { name: mail, namespace: shop }
+data: { confirm.subject: "Your code", confirm.txt: "{{ code }}", reset.txt: "{{ broken }}" }
+"#;
+
+    fn valid(spec: Value) -> ValidatedApp {
+        validate(&facts(spec), &settings()).unwrap()
+    }
+
+    /// The one thing that is left out, and the rest of the App.
+    #[track_caller]
+    fn problem(facts: &AppFacts) -> (ValidatedApp, Problem) {
+        let mut app = validate(facts, &settings()).unwrap();
+        assert_eq!(app.problems.len(), 1, "{:?}", app.problems);
+        let problem = app.problems.remove(0);
+        (app, problem)
+    }
+
+    #[test]
+    fn an_app_that_says_nothing_gets_the_defaults() {
+        let app = valid(json!({}));
+        assert_eq!(app.problems, []);
+        assert_eq!((app.app_id.as_str(), app.display_name.as_str()), ("shop", "shop"));
+        assert_eq!(app.issuer.as_str(), "https://auth.example.com/shop");
+        assert_eq!(app.password, PasswordPolicy { minimum_length: 8, minimum_strength: 2 });
+        assert_eq!(app.mail.smtp, RenderedSmtp::Install);
+        assert_eq!((app.mail.confirm_code_lifetime_seconds, app.mail.reset_code_lifetime_seconds), (86_400, 1800));
+        assert_eq!(
+            app.tokens,
+            RenderedTokens {
+                signing_algorithm: SigningAlgorithm::ES256,
+                access_lifetime_seconds: 900,
+                refresh_idle_seconds: 2_592_000,
+                session_lifetime_seconds: 7_776_000,
+                refresh_grace_seconds: 30,
+                audiences: vec!["shop".into()],
+            }
+        );
+        assert!(!app.require_verified_email && !app.allow_users_without_email);
+        assert_eq!((app.unverified_retention_days, app.audit_retention_days), (30, 365));
+        for name in LimitName::ALL {
+            assert_eq!(app.limits[&name], name.default_windows());
+        }
+    }
+
+    #[test]
+    fn what_an_app_says_is_what_is_served() {
+        let app = valid(json!({
+            "displayName": "The Shop",
+            "tokens": { "audiences": ["api"], "signingAlgorithm": "RS256", "accessLifetimeSeconds": 60 },
+            "password": { "minimumLength": 12, "minimumStrength": 4 },
+            "limits": { "codesPerClient": [{ "count": 2, "windowSeconds": 30 }] },
+            "administrators": [{ "serviceAccount": { "namespace": "ops", "name": "bot" }, "role": "Reader" }],
+            "unverifiedRetentionDays": 7,
+        }));
+        assert_eq!(app.display_name, "The Shop");
+        assert_eq!((app.tokens.audiences, app.tokens.access_lifetime_seconds), (vec!["api".to_owned()], 60));
+        assert_eq!(app.tokens.signing_algorithm, SigningAlgorithm::RS256);
+        assert_eq!(app.password, PasswordPolicy { minimum_length: 12, minimum_strength: 4 });
+        assert_eq!(app.limits.len(), 9);
+        assert_eq!(app.limits[&LimitName::CodesPerClient], [Window { count: 2, window_seconds: 30 }]);
+        assert_eq!(
+            (app.administrators[0].namespace.as_str(), app.administrators[0].service_account.as_str()),
+            ("ops", "bot")
+        );
+        assert_eq!(app.unverified_retention_days, 7);
+    }
+
+    #[test]
+    fn a_domain_implies_a_verified_address() {
+        assert!(valid(json!({ "allowedEmailDomains": ["example.com"] })).require_verified_email);
+        assert!(valid(json!({ "requireVerifiedEmail": true })).require_verified_email);
+    }
+
+    #[test]
+    fn a_default_idleness_is_no_longer_than_the_session() {
+        let app = valid(json!({ "tokens": { "sessionLifetimeSeconds": 600 } }));
+        assert_eq!(app.tokens.refresh_idle_seconds, 600);
+    }
+
+    #[test]
+    fn an_app_id_that_another_holds_is_refused_without_naming_the_other() {
+        let refusal = validate(&AppFacts { holder: Holder::Another, ..facts(json!({})) }, &settings()).unwrap_err();
+        assert_eq!((refusal.reason, refusal.field.as_str()), (Reason::AppIDConflict, "metadata.name"));
+        assert_eq!(refusal.message, "another App holds the appID shop; set another spec.appID");
+        let facts = AppFacts { holder: Holder::Another, ..facts(json!({ "appID": "store" })) };
+        assert_eq!(validate(&facts, &settings()).unwrap_err().field, "spec.appID");
+    }
+
+    #[test]
+    fn specs_that_the_rules_let_through_are_judged_again() {
+        let refusal = |change: fn(&mut AppFacts)| {
+            let mut facts = facts(json!({ "providerRefs": [{ "name": "github" }, { "name": "corp" }] }));
+            change(&mut facts);
+            let refusal = validate(&facts, &settings()).unwrap_err();
+            assert_eq!(refusal.reason, Reason::InvalidSpec);
+            refusal.field
+        };
+        assert_eq!(refusal(|facts| facts.app.metadata.name = Some("a.b".into())), "metadata.name");
+        assert_eq!(refusal(|facts| facts.app.metadata.name = Some("v1".into())), "metadata.name");
+        assert_eq!(refusal(|facts| facts.app.spec.provider_refs[1].name = "a.b".into()), "spec.providerRefs[1].name");
+        assert_eq!(
+            refusal(|facts| facts.app.spec.provider_refs[1].alias = Some("github".parse().unwrap())),
+            "spec.providerRefs[1]"
+        );
+        assert_eq!(
+            refusal(|facts| {
+                facts.app.spec.tokens.refresh_idle_seconds = Some(601);
+                facts.app.spec.tokens.session_lifetime_seconds = Some(600);
+            }),
+            "spec.tokens.refreshIdleSeconds"
+        );
+    }
+
+    #[test]
+    fn providers_are_served_with_what_their_references_lead_to() {
+        let app = valid(json!({ "providerRefs": [{ "name": "github", "alias": "code" }] }));
+        let provider = &app.providers[0];
+        assert_eq!(
+            (provider.name.as_str(), provider.resource.as_str(), provider.link_by_email),
+            ("code", "github", true)
+        );
+        assert_eq!(provider.settings.secret.as_ref().unwrap().expose(), "hush", "without the line break at its end");
+        assert_eq!(
+            (provider.settings.preset.as_str(), &provider.settings.scopes[..]),
+            ("github", &["repo".to_owned()][..])
+        );
+    }
+
+    #[test]
+    fn a_provider_that_is_gone_is_left_out() {
+        let refs = json!({ "providerRefs": [{ "name": "gone" }, { "name": "github" }] });
+        let (app, problem) = problem(&facts(refs));
+        assert_eq!((problem.reason, problem.field.as_str()), (Reason::ProviderNotFound, "spec.providerRefs[0]"));
+        assert!(problem.message.contains("Provider gone does not exist"));
+        assert_eq!(app.providers.len(), 1);
+    }
+
+    #[test]
+    fn a_provider_that_is_refused_is_left_out() {
+        let mut facts = facts(json!({ "providerRefs": [{ "name": "github" }] }));
+        facts.providers[0] = Lookup::Refused;
+        let (app, problem) = problem(&facts);
+        assert_eq!((problem.reason, app.providers.len()), (Reason::ProviderInvalid, 0));
+    }
+
+    #[test]
+    fn a_provider_without_its_secret_is_served_without_it() {
+        let (app, problem) = problem(&facts(json!({ "providerRefs": [{ "name": "corp" }] })));
+        assert_eq!(problem.reason, Reason::SecretNotFound);
+        assert!(problem.message.contains("Secret corp does not exist"), "{}", problem.message);
+        assert_eq!(app.providers[0].settings.secret, None);
+        assert!(!app.providers[0].link_by_email, "off for oidc unless the App says so");
+        let linked =
+            validate(&facts(json!({ "providerRefs": [{ "name": "corp", "linkByEmail": true }] })), &settings());
+        assert!(linked.unwrap().providers[0].link_by_email);
+
+        let mut facts = facts(json!({ "providerRefs": [{ "name": "corp" }] }));
+        let Lookup::Found(provider) = &mut facts.providers[0] else { panic!("it is there") };
+        provider.secret = SecretKeyFact::NoKey;
+        assert_eq!(validate(&facts, &settings()).unwrap().problems[0].reason, Reason::SecretKeyNotFound);
+        for octets in [&b""[..], b"\n", b"\xff"] {
+            let Lookup::Found(provider) = &mut facts.providers[0] else { panic!("it is there") };
+            provider.secret = SecretKeyFact::Value(SecretBytes(octets.to_vec()));
+            assert_eq!(validate(&facts, &settings()).unwrap().problems[0].reason, Reason::SecretKeyInvalid);
+        }
+    }
+
+    #[test]
+    fn http_providers_are_for_development() {
+        let refs = json!({ "providerRefs": [{ "name": "local" }] });
+        let (app, problem) = problem(&facts(refs.clone()));
+        assert_eq!((problem.reason, app.providers.len()), (Reason::ProviderInvalid, 0));
+        assert!(problem.message.contains("spec.oidc.issuer: use https"), "{}", problem.message);
+        assert_eq!(validate(&facts(refs), &development()).unwrap().problems, []);
+    }
+
+    #[test]
+    fn a_relay_of_the_apps_own() {
+        let app = valid(json!({ "mail": { "smtpSecretRef": { "name": "relay" } } }));
+        let RenderedSmtp::Own(relay) = app.mail.smtp else { panic!("{:?}", app.mail.smtp) };
+        assert_eq!((relay.host.as_str(), relay.port, relay.tls), ("smtp.example.com", 587, SmtpTls::Starttls));
+        assert_eq!(relay.username.unwrap().expose(), "shop");
+    }
+
+    #[test]
+    fn mail_waits_where_the_relays_secret_is_gone() {
+        let (app, problem) = problem(&facts(json!({ "mail": { "smtpSecretRef": { "name": "gone" } } })));
+        assert_eq!((problem.reason, problem.field.as_str()), (Reason::SecretNotFound, "spec.mail.smtpSecretRef"));
+        assert_eq!(app.mail.smtp, RenderedSmtp::Unresolved);
+    }
+
+    #[test]
+    fn each_key_of_a_relays_secret_is_judged_and_no_value_is_told() {
+        let relay = json!({ "mail": { "smtpSecretRef": { "name": "relay" } } });
+        let with = |key: &str, value: Option<&str>| {
+            let mut facts = facts(relay.clone());
+            let Some(Lookup::Found(values)) = &mut facts.smtp else { panic!("it is there") };
+            match value {
+                Some(value) => drop(values.insert(key.into(), SecretBytes(value.as_bytes().to_vec()))),
+                None => drop(values.remove(key)),
+            }
+            facts
+        };
+        for (key, value, says) in [
+            ("host", "", "must be a host name"),
+            ("host", "smtp.example.com:587", "must be a host name"),
+            ("host", "smtp example com", "must be a host name"),
+            ("port", "0", "must be a number from 1 to 65535"),
+            ("port", "65536", "must be a number from 1 to 65535"),
+            ("port", "smtp", "must be a number from 1 to 65535"),
+            ("port", "6379", "must be 25, 465, 587 or 2525"),
+            ("tls", "STARTTLS", "must be starttls, implicit or none"),
+            ("tls", "none", "where there is a password"),
+            ("username", "", "is empty"),
+            ("password", "hu\tsh", "no control character"),
+        ] {
+            let (app, problem) = problem(&with(key, Some(value)));
+            assert_eq!(problem.reason, Reason::SecretKeyInvalid, "{key} {value:?}");
+            assert!(problem.message.starts_with(&format!("Secret relay, key {key}: ")), "{}", problem.message);
+            assert!(problem.message.contains(says), "{}", problem.message);
+            assert_eq!(app.mail.smtp, RenderedSmtp::Unresolved);
+        }
+        for key in ["host", "port", "tls", "username", "password"] {
+            let (_, problem) = problem(&with(key, None));
+            assert_eq!(problem.reason, Reason::SecretKeyNotFound);
+            assert!(problem.message.contains(&format!("has no key {key}")), "{}", problem.message);
+        }
+        for (key, value) in [("host", "192.0.2.1\n"), ("host", "2001:db8::1"), ("port", " 465 "), ("tls", "implicit")] {
+            assert_eq!(validate(&with(key, Some(value)), &settings()).unwrap().problems, [], "{key} {value:?}");
+        }
+        assert_eq!(validate(&with("port", Some("1025")), &development()).unwrap().problems, []);
+        assert_eq!(validate(&with("tls", Some("none")), &development()).unwrap().problems, []);
+    }
+
+    #[test]
+    fn templates_that_are_broken_are_left_out_and_the_good_stay() {
+        let (app, problem) = problem(&facts(json!({ "mail": { "templatesRef": { "name": "mail" } } })));
+        assert_eq!((problem.reason, problem.field.as_str()), (Reason::TemplatesInvalid, "spec.mail.templatesRef"));
+        assert!(problem.message.starts_with("mail/reset.txt:1: "), "{}", problem.message);
+        assert_eq!(app.mail.templates.keys().collect::<Vec<_>>(), ["confirm.subject", "confirm.txt"]);
+    }
+
+    #[test]
+    fn templates_that_are_gone_leave_the_defaults() {
+        let (app, problem) = problem(&facts(json!({ "mail": { "templatesRef": { "name": "gone" } } })));
+        assert_eq!(problem.reason, Reason::ConfigMapNotFound);
+        assert!(app.mail.templates.is_empty());
+    }
 }

@@ -182,3 +182,104 @@ fn provider_settings(client: &ProviderClient, secret: Option<SecretString>) -> P
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use latchkey_crds::provider::Provider;
+
+    use super::*;
+    use crate::{app::keys, facts::SecretBytes};
+
+    fn facts(spec: Value, secret: &str) -> ProviderFacts {
+        let provider: Provider = serde_json::from_value(json!({
+            "apiVersion": "latchkey.dev/v1alpha1",
+            "kind": "Provider",
+            "metadata": { "name": "corp", "namespace": "shop" },
+            "spec": spec,
+        }))
+        .unwrap();
+        ProviderFacts { provider, secret: SecretKeyFact::Value(SecretBytes(secret.as_bytes().to_vec())) }
+    }
+
+    fn validated(spec: Value, secret: &str) -> ValidatedProvider {
+        let settings = Settings { base_url: "https://auth.example.com".parse().unwrap(), allow_insecure: false };
+        validate(&facts(spec, secret), &settings).unwrap()
+    }
+
+    fn client(more: Value) -> Value {
+        let mut client = json!({ "clientID": "abc", "clientSecretRef": { "name": "corp", "key": "secret" } });
+        client.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        client
+    }
+
+    fn options(spec: Value) -> Value {
+        json!(validated(spec, "hush").settings.options)
+    }
+
+    #[test]
+    fn every_member_has_its_options_with_defaults_filled_in() {
+        assert_eq!(options(json!({ "google": client(json!({})) })), json!({}));
+        assert_eq!(options(json!({ "gitlab": client(json!({})) })), json!({ "baseURL": "https://gitlab.com" }));
+        assert_eq!(
+            options(json!({ "gitlab": client(json!({ "baseURL": "https://git.example.com" })) })),
+            json!({ "baseURL": "https://git.example.com" })
+        );
+        assert_eq!(options(json!({ "microsoft": client(json!({})) })), json!({ "tenant": "common" }));
+        assert_eq!(
+            options(
+                json!({ "oidc": client(json!({ "issuer": "https://id.example.com", "claims": { "name": "nick" } })) })
+            ),
+            json!({
+                "issuer": "https://id.example.com",
+                "claims": { "email": "email", "emailVerified": "email_verified", "name": "nick" },
+            })
+        );
+        let endpoints = json!({
+            "authorizationURL": "https://id.example.com/a",
+            "tokenURL": "https://id.example.com/t",
+            "userInfoURL": "https://id.example.com/u",
+            "claims": { "subject": "id" },
+        });
+        let mut expected = endpoints.clone();
+        expected["clientAuthentication"] = json!("Basic");
+        assert_eq!(options(json!({ "oauth2": client(endpoints) })), expected);
+    }
+
+    #[test]
+    fn apples_key_must_be_one() {
+        let apple = json!({ "apple": {
+            "clientID": "dev.example", "teamID": "ABCDE12345", "keyID": "12345ABCDE",
+            "privateKeyRef": { "name": "corp", "key": "key.p8" },
+        }});
+        let keys = keys::KeyDocument::first(
+            &"shop".parse().unwrap(),
+            latchkey_crds::rendered::SigningAlgorithm::ES256,
+            time::OffsetDateTime::UNIX_EPOCH,
+        );
+        let pem = keys.unwrap().signing[0].key.private_key.clone();
+        let good = validated(apple.clone(), pem.expose());
+        assert_eq!(good.problem, None);
+        assert_eq!(json!(good.settings.options), json!({ "teamID": "ABCDE12345", "keyID": "12345ABCDE" }));
+        let bad = validated(apple, "-----BEGIN PRIVATE KEY-----\nhush\n-----END PRIVATE KEY-----");
+        let problem = bad.problem.unwrap();
+        assert_eq!((problem.reason, problem.field.as_str()), (Reason::SecretKeyInvalid, "spec.apple.privateKeyRef"));
+        assert!(!problem.message.contains("hush"));
+        assert_eq!(bad.settings.secret, None);
+    }
+
+    #[test]
+    fn presets_link_by_address_and_others_do_not() {
+        let links = |spec| validated(spec, "hush").links_by_email;
+        assert!(links(json!({ "google": client(json!({})) })));
+        assert!(links(json!({ "gitlab": client(json!({})) })));
+        assert!(!links(json!({ "gitlab": client(json!({ "baseURL": "https://git.example.com" })) })));
+        assert!(!links(json!({ "oidc": client(json!({ "issuer": "https://id.example.com" })) })));
+    }
+
+    #[test]
+    fn secrets_are_not_printed() {
+        let facts = facts(json!({ "google": client(json!({})) }), "hush");
+        let settings = Settings { base_url: "https://auth.example.com".parse().unwrap(), allow_insecure: false };
+        assert!(!format!("{facts:?} {:?}", validate(&facts, &settings)).contains("hush"));
+    }
+}

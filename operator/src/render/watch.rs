@@ -107,3 +107,85 @@ fn marks(folder: &Path) -> io::Result<Marks> {
     }
     Ok(marks)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, future::Future};
+
+    use clap::Parser;
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::args::{Args, Command};
+
+    const SHOP: &str =
+        "apiVersion: latchkey.dev/v1alpha1\nkind: App\nmetadata: { name: shop }\nspec: { displayName: One }\n";
+
+    /// Runs the command over a folder with a shop in it, and beside it what is to be done and seen meanwhile.
+    async fn beside<F: Future<Output = ()>>(scene: impl FnOnce(PathBuf) -> F) {
+        let folder = TempDir::new().unwrap();
+        let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+        fs::create_dir(path("from")).unwrap();
+        fs::write(path("from/shop.yaml"), SHOP).unwrap();
+        let (from, to, keys) = (path("from"), path("to"), path("keys"));
+        let words = ["latchkey-operator", "render", "--watch", "--from", &from, "--to", &to, "--keys", &keys];
+        let Command::Render(args) =
+            Args::parse_from(words.into_iter().chain(["--base-url", "https://auth.example.com"])).command;
+        let renderer = Renderer::new(args).unwrap();
+        tokio::select! {
+            ended = watch(&renderer) => panic!("it ended: {ended:?}"),
+            () = scene(folder.path().to_owned()) => {}
+        }
+    }
+
+    /// Waits as long as a change may take to be live.
+    async fn soon(mut holds: impl FnMut() -> bool) {
+        let wait = async {
+            while !holds() {
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(Duration::from_secs(2), wait).await.expect("live within two seconds");
+    }
+
+    fn says(folder: &Path, text: &str) -> bool {
+        fs::read_to_string(folder.join("to/shop.json")).is_ok_and(|document| document.contains(text))
+    }
+
+    #[tokio::test]
+    async fn a_changed_manifest_is_live_within_two_seconds() {
+        beside(|folder| async move {
+            soon(|| says(&folder, "\"One\"")).await;
+            fs::write(folder.join("from/shop.yaml"), SHOP.replace("One", "Another")).unwrap();
+            soon(|| says(&folder, "\"Another\"")).await;
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn an_app_that_comes_or_goes_is_live_within_two_seconds() {
+        beside(|folder| async move {
+            fs::create_dir(folder.join("from/more")).unwrap();
+            fs::write(folder.join("from/more/b.yaml"), SHOP.replace("shop", "store")).unwrap();
+            soon(|| folder.join("to/store.json").exists()).await;
+            fs::remove_file(folder.join("from/more/b.yaml")).unwrap();
+            soon(|| !folder.join("to/store.json").exists()).await;
+            assert!(says(&folder, "\"One\""));
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn it_goes_on_after_the_folder_was_away() {
+        beside(|folder| async move {
+            soon(|| says(&folder, "\"One\"")).await;
+            fs::rename(folder.join("from"), folder.join("away")).unwrap();
+            sleep(POLL * 2).await;
+            assert!(says(&folder, "\"One\""), "nothing is removed");
+            fs::write(folder.join("away/shop.yaml"), SHOP.replace("One", "Another")).unwrap();
+            fs::rename(folder.join("away"), folder.join("from")).unwrap();
+            soon(|| says(&folder, "\"Another\"")).await;
+        })
+        .await;
+    }
+}

@@ -1,6 +1,6 @@
 //! What every request of every listener passes: its id, its route, its log line, its headers, and no panic.
 
-use std::{future::Future, net::IpAddr, panic::AssertUnwindSafe, pin::Pin, sync::Arc};
+use std::{future::Future, net::IpAddr, panic::AssertUnwindSafe, pin::Pin, sync::Arc, time::Duration};
 
 use futures::FutureExt;
 use http::{
@@ -16,6 +16,7 @@ use super::{
     cors::Cors,
     error::{Chain, Problem},
     metrics::{HttpMetrics, method_name},
+    patience::Times,
     request::Inbound,
     response::{Body, Response, X_REQUEST_ID, full},
 };
@@ -35,6 +36,7 @@ pub struct Service {
     door: Arc<dyn Answer>,
     /// Requests go on when their client hangs up: what they began, they finish.
     running: TaskTracker,
+    times: Times,
 }
 
 /// Where a request leads.
@@ -91,6 +93,7 @@ trait Answer: Send + Sync {
         self: Arc<Self>,
         request: Request<Incoming>,
         peer: IpAddr,
+        body_time: Duration,
     ) -> Pin<Box<dyn Future<Output = Response> + Send>>;
 
     /// What is written to a client whose headers did not come in time.
@@ -98,6 +101,11 @@ trait Answer: Send + Sync {
 
     fn metrics(&self) -> (&HttpMetrics, &'static str);
 }
+
+/// A handler broke; the panic hook has told where.
+#[derive(Debug, thiserror::Error)]
+#[error("the handler panicked")]
+struct Panicked;
 
 struct Door<E, S> {
     endpoints: E,
@@ -113,12 +121,12 @@ impl Service {
         state: Arc<State<S>>,
         metrics: HttpMetrics,
     ) -> Self {
-        Self { door: Arc::new(Door { endpoints, state, metrics }), running: TaskTracker::new() }
+        Self { door: Arc::new(Door { endpoints, state, metrics }), running: TaskTracker::new(), times: Times::DEFAULT }
     }
 
     /// Answers one request, in a task of its own.
     pub(super) async fn answer(&self, request: Request<Incoming>, peer: IpAddr) -> Response {
-        let answer = Arc::clone(&self.door).answer(request, peer);
+        let answer = Arc::clone(&self.door).answer(request, peer, self.times.body);
         // Panics are caught inside; a task ends without an answer only when the runtime goes down.
         self.running.spawn(answer).await.unwrap_or_else(|_| Problem::server_error().respond(""))
     }
@@ -130,6 +138,16 @@ impl Service {
     pub(super) fn connection(&self) -> super::metrics::Held {
         let (metrics, listener) = self.door.metrics();
         metrics.connection(listener)
+    }
+
+    /// With other times than the contract's, for tests that wait for them.
+    #[cfg(test)]
+    pub(super) fn with_times(self, times: Times) -> Self {
+        Self { times, ..self }
+    }
+
+    pub(super) fn times(&self) -> Times {
+        self.times
     }
 
     pub(super) fn listener(&self) -> &'static str {
@@ -150,8 +168,9 @@ impl<E: Endpoints, S: Send + Sync + 'static> Answer for Door<E, S> {
         self: Arc<Self>,
         request: Request<Incoming>,
         peer: IpAddr,
+        body_time: Duration,
     ) -> Pin<Box<dyn Future<Output = Response> + Send>> {
-        Box::pin(async move { self.pass(request, peer).await })
+        Box::pin(async move { self.pass(request, peer, body_time).await })
     }
 
     fn head_timed_out(&self) -> Vec<u8> {
@@ -173,7 +192,7 @@ impl<E: Endpoints, S: Send + Sync + 'static> Answer for Door<E, S> {
 }
 
 impl<E: Endpoints, S: Send + Sync + 'static> Door<E, S> {
-    async fn pass(&self, request: Request<Incoming>, peer: IpAddr) -> Response {
+    async fn pass(&self, request: Request<Incoming>, peer: IpAddr, body_time: Duration) -> Response {
         let began = Instant::now();
         let _in_flight = self.metrics.request_in_flight(E::LISTENER);
         let (parts, body) = request.into_parts();
@@ -198,9 +217,9 @@ impl<E: Endpoints, S: Send + Sync + 'static> Door<E, S> {
         let version = parts.version;
         let answered = match lookup {
             Lookup::Route { route, app } => {
-                let inbound = Inbound { headers: parts.headers, body, caller };
+                let inbound = Inbound { headers: parts.headers, body, body_time, caller };
                 let call = AssertUnwindSafe(self.endpoints.call(route, app, inbound)).catch_unwind();
-                call.instrument(span.clone()).await.unwrap_or_else(|_| Err(Problem::server_error()))
+                call.instrument(span.clone()).await.unwrap_or_else(|_| Err(Problem::server_error().because(Panicked)))
             }
             Lookup::WrongMethod { allow, .. } => Err(Problem::method_not_allowed(allow)),
             Lookup::Options { allow, .. } => Ok(cors.options(&parts.headers, allow)),

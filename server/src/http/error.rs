@@ -282,3 +282,72 @@ impl fmt::Display for Chain<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write;
+
+    use latchkey_crds::rendered::{LimitName, Window};
+
+    use super::*;
+
+    #[test]
+    fn codes_are_named_as_they_are_written() {
+        for code in ErrorCode::ALL {
+            assert_eq!(serde_json::to_value(code).unwrap(), code.as_str());
+            assert!(code.status().is_client_error() || code.status().is_server_error());
+        }
+    }
+
+    #[test]
+    fn the_table_in_the_docs_is_the_code() {
+        let mut page = String::from(
+            "# Errors\n\n\
+             Every error has one body: `error` and `error_description`, `fields` where fields of the request are what is\n\
+             wrong, and `request_id`. `error` is one of these; more may be added, none is renamed.\n\n\
+             | status | error | when |\n|---|---|---|\n",
+        );
+        for code in ErrorCode::ALL {
+            writeln!(page, "| {} | `{}` | {} |", code.status().as_u16(), code.as_str(), code.meaning()).unwrap();
+        }
+        page.push_str(
+            "\nEach of `fields` is `{\"field\", \"code\", \"message\"}`; `code` is one of `missing`, `empty`, `invalid`,\n\
+             `too_short`, `too_long`, `guessable`, `domain_not_allowed`.\n\n\
+             What the HTTP library answers before there is a request (malformed HTTP: 400, headers over 32 KiB or more than\n\
+             100: 431) has no body and no `X-Request-Id`.\n",
+        );
+        crate::http::docs::assert_kept("errors.md", &page);
+    }
+
+    #[test]
+    fn a_limit_says_which_it_is_and_when_to_come_again() {
+        let problem = Problem::limited(Limited {
+            limit: LimitName::LoginsPerClient,
+            window: Window { count: 60, window_seconds: 60 },
+            retry_after: Duration::from_millis(12_001),
+        });
+        assert_eq!(problem.status, StatusCode::TOO_MANY_REQUESTS);
+        let headers: Vec<_> =
+            problem.headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
+        assert_eq!(
+            headers,
+            [
+                ("retry-after", "13"),
+                ("ratelimit-policy", "\"loginsPerClient\";q=60;w=60"),
+                ("ratelimit", "\"loginsPerClient\";r=0;t=13"),
+            ]
+        );
+        assert_eq!(whole_seconds(Duration::ZERO), 1);
+        assert_eq!(whole_seconds(Duration::from_secs(7)), 7);
+    }
+
+    #[test]
+    fn what_led_to_an_error_is_not_in_its_body() {
+        let source = std::io::Error::other("connection to 10.0.0.7 refused");
+        let problem = Problem::from(StoreError::Unexpected { store: "postgres", source: Box::new(source) });
+        let body = String::from_utf8(problem.json("id")).unwrap();
+        assert!(!body.contains("postgres") && !body.contains("10.0.0.7"), "{body}");
+        let chain = Chain(problem.cause.as_deref().unwrap()).to_string();
+        assert_eq!(chain, "postgres answered something unexpected: connection to 10.0.0.7 refused");
+    }
+}

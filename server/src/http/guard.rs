@@ -88,26 +88,19 @@ pub fn challenge(app: &App, error: Option<ErrorCode>) -> HeaderValue {
 mod tests {
     use super::*;
 
-    fn of(fields: &[&'static str]) -> Option<&'static str> {
+    fn of(fields: &[&'static str]) -> String {
         let headers: HeaderMap = fields.iter().map(|field| (AUTHORIZATION, HeaderValue::from_static(field))).collect();
-        // The test compares texts, which outlive the map when leaked into the static ones they came from.
-        match Bearer::of(&headers) {
-            Bearer::None => Some("none"),
-            Bearer::Unreadable => None,
-            Bearer::Token(token) => {
-                fields.iter().find_map(|field| field.find(token).map(|at| &field[at..at + token.len()]))
-            }
-        }
+        format!("{:?}", Bearer::of(&headers))
     }
 
     #[test]
     fn a_token_comes_in_one_field_whatever_the_case_of_the_scheme() {
-        assert_eq!(of(&["Bearer abc"]), Some("abc"));
-        assert_eq!(of(&["bearer abc"]), Some("abc"));
-        assert_eq!(of(&["BEARER  abc "]), Some("abc"));
-        assert_eq!(of(&[]), Some("none"));
-        assert_eq!(of(&["Basic YTpi"]), Some("none"));
-        assert_eq!(of(&["Bearer"]), None);
-        assert_eq!(of(&["Bearer abc", "Bearer abc"]), None);
+        assert_eq!(of(&["Bearer abc"]), "Token(\"abc\")");
+        assert_eq!(of(&["bearer abc"]), "Token(\"abc\")");
+        assert_eq!(of(&["BEARER  abc "]), "Token(\"abc\")");
+        assert_eq!(of(&[]), "None");
+        assert_eq!(of(&["Basic YTpi"]), "None");
+        assert_eq!(of(&["Bearer"]), "Unreadable");
+        assert_eq!(of(&["Bearer abc", "Bearer abc"]), "Unreadable");
     }
 }

@@ -11,6 +11,8 @@ use crate::{
 
 mod admin;
 pub mod cors;
+#[cfg(test)]
+mod docs;
 pub mod door;
 pub mod error;
 pub mod guard;
@@ -23,6 +25,8 @@ pub mod request;
 pub mod response;
 pub mod routes;
 pub mod serve;
+#[cfg(test)]
+mod tests;
 
 pub use door::Service;
 pub use handlers::ops::Readiness;

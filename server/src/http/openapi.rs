@@ -1,9 +1,479 @@
 //! The OpenAPI 3.1 document, made from the code's own types.
 
-use latchkey_crds::types::IssuerUrl;
-use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+use http::StatusCode;
+use latchkey_crds::types::{AppId, IssuerUrl};
+use schemars::{JsonSchema, Schema, SchemaGenerator, generate::SchemaSettings};
+use serde_json::{Map, Value, json};
+
+use super::{
+    error::{ErrorBody, ErrorCode, FieldCode, FieldProblem},
+    handlers::{
+        discovery,
+        email::{confirm, confirm_password, forgot_password, login, register, verify},
+    },
+    routes::{Route, Verb},
+};
+
+/// What an operation says of itself.
+struct Operation {
+    summary: &'static str,
+    description: &'static str,
+    bearer: NeedsBearer,
+    request: Option<Content>,
+    answer: Content,
+    /// Those of its own; see [`common_errors`] for the others.
+    errors: &'static [ErrorCode],
+}
+
+enum NeedsBearer {
+    No,
+    Optional,
+    Yes,
+}
+
+struct Content {
+    schema: Schema,
+    example: Value,
+    required: bool,
+}
 
 /// The document for a service that is reached at `base_url`.
 pub fn document(base_url: &IssuerUrl) -> Value {
-    json!({ "openapi": "3.1.0", "servers": [{ "url": base_url.as_str() }] })
+    let settings =
+        SchemaSettings::draft2020_12().with(|settings| settings.definitions_path = "/components/schemas".into());
+    let mut schemas = settings.for_serialize().into_generator();
+    let error = schemas.subschema_for::<ErrorBody<'static>>();
+    let app = schemas.subschema_for::<AppId>();
+
+    let mut paths = Map::new();
+    for route in Route::ALL {
+        let operation = Operation::of(route, &mut schemas).render(route, &error);
+        let method = match route.verb() {
+            Verb::Get => "get",
+            Verb::Post => "post",
+        };
+        let mut item = json!({ method: operation });
+        if route.template().contains("{APPID}") {
+            item["parameters"] = json!([{ "$ref": "#/components/parameters/AppID" }]);
+        }
+        paths.insert(route.template().to_owned(), item);
+    }
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Latchkey",
+            "summary": "Email accounts for the applications of a cluster",
+            "description": "Every answer carries `X-Request-Id` and `X-Content-Type-Options: nosniff`. Times are Unix \
+                seconds. Bodies are JSON in UTF-8, at most 64 KiB; unknown fields are ignored, a duplicate key or \
+                nesting deeper than 16 is refused.",
+            "version": "1",
+            "license": { "name": "Apache-2.0", "identifier": "Apache-2.0" },
+        },
+        "servers": [{ "url": base_url.as_str() }],
+        "paths": paths,
+        "components": {
+            "schemas": schemas.take_definitions(true),
+            "parameters": {
+                "AppID": {
+                    "name": "APPID",
+                    "in": "path",
+                    "required": true,
+                    "description": "Which App it is for.",
+                    "schema": app,
+                    "example": "shop",
+                },
+            },
+            "headers": headers(),
+            "securitySchemes": {
+                "bearer": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "bearerFormat": "JWT",
+                    "description": "The `token` of *login* or the `access_token` of *confirm*.",
+                },
+            },
+        },
+    })
+}
+
+fn headers() -> Value {
+    let header = |description: &str, schema: Value| json!({ "description": description, "schema": schema });
+    let text = || json!({ "type": "string" });
+    json!({
+        "X-Request-Id": header(
+            "Names the request in the service's log. An incoming one that matches the pattern is kept.",
+            json!({ "type": "string", "pattern": "^[A-Za-z0-9._-]{1,128}$" }),
+        ),
+        "Retry-After": header("Seconds after which to come again.", json!({ "type": "integer", "minimum": 1 })),
+        "RateLimit-Policy": header("The limit that is reached: its name, quota `q` and window `w` in seconds.", text()),
+        "RateLimit": header("What is left of the limit `r`, and the seconds until there is more `t`.", text()),
+        "WWW-Authenticate": header("How to authenticate (RFC 6750).", text()),
+        "Allow": header("The methods that the path takes.", text()),
+        "Cache-Control": header("Whether the answer may be kept.", text()),
+        "ETag": header("Names this version of the document, for `If-None-Match`.", text()),
+    })
+}
+
+/// What any operation may answer.
+fn common_errors(route: Route) -> &'static [ErrorCode] {
+    use ErrorCode::{
+        AppNotFound, InvalidRequest, MethodNotAllowed, PayloadTooLarge, RateLimited, ServerError,
+        TemporarilyUnavailable, UnsupportedMediaType,
+    };
+    match (route.verb(), route) {
+        // A limit drops its mail, not its answer.
+        (Verb::Post, Route::ForgotPassword) => &[
+            InvalidRequest,
+            AppNotFound,
+            MethodNotAllowed,
+            PayloadTooLarge,
+            UnsupportedMediaType,
+            ServerError,
+            TemporarilyUnavailable,
+        ],
+        (Verb::Post, _) => &[
+            InvalidRequest,
+            AppNotFound,
+            MethodNotAllowed,
+            PayloadTooLarge,
+            UnsupportedMediaType,
+            RateLimited,
+            ServerError,
+            TemporarilyUnavailable,
+        ],
+        (Verb::Get, Route::OpenApi) => &[MethodNotAllowed, ServerError],
+        (Verb::Get, _) => &[AppNotFound, MethodNotAllowed, ServerError],
+    }
+}
+
+// === impl Operation ===
+
+impl Operation {
+    fn of(route: Route, schemas: &mut SchemaGenerator) -> Self {
+        let token = "eyJhbGciOiJFUzI1NiIsImtpZCI6InMxIiwidHlwIjoiYXQrand0In0.…";
+        let refresh_token = "lkr_AAAAAQGahF…";
+        let local_id = "019a8452-7c3e-7d5a-9b51-0c2f6a1d4e88";
+        let session_id = "019a8452-9f10-7e44-8a3d-5b6c7d8e9f00";
+        match route {
+            Route::Login => Self {
+                summary: "Log in with address and password",
+                description: "An unverified user may log in, unless the App demands a verified address.",
+                bearer: NeedsBearer::No,
+                request: Some(Content::of::<login::Request>(
+                    schemas,
+                    json!({ "email": "ada@example.com", "password": "correct horse battery" }),
+                )),
+                answer: Content::of::<login::Answer>(
+                    schemas,
+                    json!({
+                        "token": token,
+                        "user": { "id": local_id, "email": "ada@example.com", "name": "Ada Lovelace" },
+                        "refresh_token": refresh_token,
+                        "session_id": session_id,
+                        "expires_in": 874,
+                        "expires_at": 1_762_340_474,
+                    }),
+                ),
+                errors: &[ErrorCode::InvalidCredentials, ErrorCode::EmailNotVerified, ErrorCode::UserDisabled],
+            },
+            Route::Register => Self {
+                summary: "Register with name, address and password",
+                description: "Makes the user and sends the confirmation mail. The answer is the same for an address \
+                    that has an account already.",
+                bearer: NeedsBearer::No,
+                request: Some(Content::of::<register::Request>(
+                    schemas,
+                    json!({ "name": "Ada Lovelace", "email": "ada@example.com", "password": "correct horse battery" }),
+                )),
+                answer: Content::of::<register::Answer>(
+                    schemas,
+                    json!({
+                        "email": "ada@example.com",
+                        "name": "Ada Lovelace",
+                        "local_id": local_id,
+                        "expires_in": 86_400,
+                        "expires_at": 1_762_426_000,
+                    }),
+                ),
+                errors: &[ErrorCode::WeakPassword, ErrorCode::RegistrationDisabled, ErrorCode::EmailTaken],
+            },
+            Route::Verify => Self {
+                summary: "Send the confirmation code again",
+                description: "For the user of the token. Where the address is verified already nothing is sent.",
+                bearer: NeedsBearer::Yes,
+                request: Some(Content {
+                    schema: schemars::json_schema!({ "type": "object", "maxProperties": 0 }),
+                    example: json!({}),
+                    required: false,
+                }),
+                answer: Content::of::<verify::Answer>(schemas, json!({ "email": "ada@example.com" })),
+                errors: &[ErrorCode::InvalidToken],
+            },
+            Route::Confirm => Self {
+                summary: "Confirm the address by the code from the mail",
+                description: "Ends every other session and code. With the token of the same account its session goes \
+                    on, else a new one is opened.",
+                bearer: NeedsBearer::Optional,
+                request: Some(Content::of::<confirm::Request>(schemas, json!({ "code": "7H2KM-Q4VXD" }))),
+                answer: Content::of::<confirm::Answer>(
+                    schemas,
+                    json!({
+                        "access_token": token,
+                        "refresh_token": refresh_token,
+                        "expires_in": 874,
+                        "expires_at": 1_762_340_474,
+                        "name": "Ada Lovelace",
+                        "local_id": local_id,
+                        "email": "ada@example.com",
+                        "session_id": session_id,
+                    }),
+                ),
+                errors: &[ErrorCode::InvalidCode],
+            },
+            Route::ForgotPassword => Self {
+                summary: "Ask for a password reset by mail",
+                description: "The answer is the same whether the address has an account or not.",
+                bearer: NeedsBearer::No,
+                request: Some(Content::of::<forgot_password::Request>(schemas, json!({ "email": "ada@example.com" }))),
+                answer: Content::of::<forgot_password::Answer>(schemas, json!({ "email": "ada@example.com" })),
+                errors: &[],
+            },
+            Route::ConfirmPassword => Self {
+                summary: "Set a new password by the code from the mail",
+                description: "Ends all sessions and other codes of the user, and marks the address as verified.",
+                bearer: NeedsBearer::No,
+                request: Some(Content::of::<confirm_password::Request>(
+                    schemas,
+                    json!({ "email": "ada@example.com", "code": "7H2KM-Q4VXD", "password": "a better horse battery" }),
+                )),
+                answer: Content::of::<confirm_password::Answer>(schemas, json!({ "email": "ada@example.com" })),
+                errors: &[ErrorCode::InvalidCode, ErrorCode::WeakPassword],
+            },
+            Route::Jwks => Self {
+                summary: "The keys that tokens of the App are signed with",
+                description: "A JWK Set (RFC 7517), with keys published ahead and keys retired.",
+                bearer: NeedsBearer::No,
+                request: None,
+                answer: Content {
+                    schema: schemars::json_schema!({
+                        "type": "object",
+                        "properties": { "keys": { "type": "array", "items": { "type": "object" } } },
+                        "required": ["keys"],
+                    }),
+                    example: json!({ "keys": [{
+                        "kty": "EC", "crv": "P-256", "use": "sig", "alg": "ES256", "kid": "s1",
+                        "x": "f83OJ3D2xF1Bg8vub9tLe1gHMzV76e8Tus9uPHvRVEU",
+                        "y": "x_FEzRu9m36HLN_tue659LNpXW6pCyStikYjKIWI5a0",
+                    }] }),
+                    required: true,
+                },
+                errors: &[],
+            },
+            Route::OpenIdConfiguration => Self {
+                summary: "What checks tokens of the App finds here (OpenID Connect Discovery)",
+                description: "Issuer and keys. No authorization endpoint: this is no OpenID provider.",
+                bearer: NeedsBearer::No,
+                request: None,
+                answer: Content::of::<discovery::OpenIdMetadata<'static>>(
+                    schemas,
+                    json!({
+                        "issuer": "https://auth.example.com/shop",
+                        "jwks_uri": "https://auth.example.com/shop/.well-known/jwks.json",
+                        "response_types_supported": ["none"],
+                        "subject_types_supported": ["public"],
+                        "id_token_signing_alg_values_supported": ["ES256"],
+                    }),
+                ),
+                errors: &[],
+            },
+            Route::AuthorizationServer | Route::AuthorizationServerOfApp => Self {
+                summary: "What checks tokens of the App finds here (RFC 8414)",
+                description: "Issuer and keys.",
+                bearer: NeedsBearer::No,
+                request: None,
+                answer: Content::of::<discovery::Metadata<'static>>(
+                    schemas,
+                    json!({
+                        "issuer": "https://auth.example.com/shop",
+                        "jwks_uri": "https://auth.example.com/shop/.well-known/jwks.json",
+                        "response_types_supported": ["none"],
+                    }),
+                ),
+                errors: &[],
+            },
+            Route::OpenApi => Self {
+                summary: "This document",
+                description: "OpenAPI 3.1.",
+                bearer: NeedsBearer::No,
+                request: None,
+                answer: Content {
+                    schema: schemars::json_schema!({ "type": "object" }),
+                    example: json!({ "openapi": "3.1.0" }),
+                    required: true,
+                },
+                errors: &[],
+            },
+        }
+    }
+
+    fn render(self, route: Route, error: &Schema) -> Value {
+        let success = match route.verb() {
+            Verb::Post => &["X-Request-Id", "Cache-Control"][..],
+            Verb::Get => &["X-Request-Id", "Cache-Control", "ETag"][..],
+        };
+        let mut responses = Map::new();
+        responses.insert(
+            "200".to_owned(),
+            json!({ "description": "Done.", "headers": named(success), "content": self.answer.render() }),
+        );
+        if route.verb() == Verb::Get {
+            let kept = json!({ "description": "The document is the one that `If-None-Match` names.", "headers": named(success) });
+            responses.insert("304".to_owned(), kept);
+        }
+        let mut by_status: BTreeMap<u16, Vec<ErrorCode>> = BTreeMap::new();
+        for code in self.errors.iter().chain(common_errors(route)) {
+            by_status.entry(code.status().as_u16()).or_default().push(*code);
+        }
+        if route.verb() == Verb::Post {
+            by_status.insert(StatusCode::REQUEST_TIMEOUT.as_u16(), vec![ErrorCode::InvalidRequest]);
+        }
+        for (status, codes) in by_status {
+            responses.insert(status.to_string(), refusal(status, &codes, error));
+        }
+        responses.insert("431".to_owned(), json!({ "description": "The headers are over 32 KiB. Without a body." }));
+        let mut operation = json!({
+            "operationId": route.name(),
+            "summary": self.summary,
+            "description": self.description,
+            "security": match self.bearer {
+                NeedsBearer::No => json!([]),
+                NeedsBearer::Optional => json!([{}, { "bearer": [] }]),
+                NeedsBearer::Yes => json!([{ "bearer": [] }]),
+            },
+            "responses": responses,
+        });
+        if let Some(request) = self.request {
+            operation["requestBody"] = json!({ "required": request.required, "content": request.render() });
+        }
+        operation
+    }
+}
+
+/// The answer for all codes of one status.
+fn refusal(status: u16, codes: &[ErrorCode], error: &Schema) -> Value {
+    let headers = match status {
+        401 => &["X-Request-Id", "Cache-Control", "WWW-Authenticate"][..],
+        405 => &["X-Request-Id", "Cache-Control", "Allow"][..],
+        429 => &["X-Request-Id", "Cache-Control", "Retry-After", "RateLimit", "RateLimit-Policy"][..],
+        503 => &["X-Request-Id", "Cache-Control", "Retry-After"][..],
+        _ => &["X-Request-Id", "Cache-Control"][..],
+    };
+    let names: Vec<_> = codes.iter().map(|code| format!("`{}`", code.as_str())).collect();
+    let examples: Map<_, _> = codes
+        .iter()
+        .map(|code| (code.as_str().to_owned(), json!({ "summary": code.meaning(), "value": example(*code) })))
+        .collect();
+    json!({
+        "description": names.join(", "),
+        "headers": named(headers),
+        "content": { "application/json": { "schema": error, "examples": examples } },
+    })
+}
+
+fn example(code: ErrorCode) -> Value {
+    let field = |description: &str, field: &'static str, code: FieldCode, message: &'static str| {
+        (description.to_owned(), vec![FieldProblem { field, code, message: message.into() }])
+    };
+    let (description, fields) = if code == ErrorCode::InvalidRequest {
+        field("email is not an email address", "email", FieldCode::Invalid, "is not an email address")
+    } else if code == ErrorCode::WeakPassword {
+        let message = "is too easy to guess; use a longer or less common one";
+        field(&format!("password {message}"), "password", FieldCode::Guessable, message)
+    } else {
+        ("…".to_owned(), Vec::new())
+    };
+    let body = ErrorBody {
+        error: code,
+        error_description: &description,
+        fields: &fields,
+        request_id: "019a8452-a0b1-7c2d-8e3f-405162738495",
+    };
+    json!(body)
+}
+
+fn named(headers: &[&str]) -> Map<String, Value> {
+    headers.iter().map(|name| ((*name).to_owned(), json!({ "$ref": format!("#/components/headers/{name}") }))).collect()
+}
+
+// === impl Content ===
+
+impl Content {
+    fn of<T: JsonSchema>(schemas: &mut SchemaGenerator, example: Value) -> Self {
+        Self { schema: schemas.subschema_for::<T>(), example, required: true }
+    }
+
+    fn render(&self) -> Value {
+        json!({ "application/json": { "schema": self.schema, "example": self.example } })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn made() -> Value {
+        document(&"https://auth.example.com".parse().unwrap())
+    }
+
+    #[test]
+    fn the_document_that_is_kept_is_the_one_the_code_makes() {
+        let text = serde_json::to_string_pretty(&made()).unwrap() + "\n";
+        crate::http::docs::assert_kept("openapi.json", &text);
+    }
+
+    /// Every `$ref` of a document.
+    fn references<'a>(value: &'a Value, found: &mut Vec<&'a str>) {
+        match value {
+            Value::Object(object) => {
+                if let Some(Value::String(reference)) = object.get("$ref") {
+                    found.push(reference);
+                }
+                object.values().for_each(|inner| references(inner, found));
+            }
+            Value::Array(items) => items.iter().for_each(|inner| references(inner, found)),
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+        }
+    }
+
+    #[test]
+    fn every_reference_leads_somewhere() {
+        let document = made();
+        let mut found = Vec::new();
+        references(&document, &mut found);
+        assert!(found.len() > 50);
+        for reference in found {
+            let pointer = reference.strip_prefix('#').unwrap();
+            assert!(document.pointer(pointer).is_some(), "{reference}");
+        }
+    }
+
+    #[test]
+    fn the_enum_of_errors_is_that_of_the_code() {
+        let document = made();
+        let listed = document.pointer("/components/schemas/ErrorCode").unwrap();
+        for code in ErrorCode::ALL {
+            assert!(listed.to_string().contains(&format!("\"{}\"", code.as_str())), "{}", code.as_str());
+        }
+    }
+
+    #[test]
+    fn every_route_is_described() {
+        let document = made();
+        for route in Route::ALL {
+            assert!(document["paths"].get(route.template()).is_some(), "{}", route.template());
+        }
+        assert_eq!(document["paths"].as_object().unwrap().len(), Route::ALL.len());
+    }
 }

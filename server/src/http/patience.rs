@@ -15,6 +15,7 @@ use std::{
     time::Duration,
 };
 
+use futures::task::AtomicWaker;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     time::{Instant, Sleep, sleep_until},
@@ -22,16 +23,23 @@ use tokio::{
 
 use super::door::Service;
 
-/// A request's headers must be whole in this time (contract, 1).
-pub const HEAD_TIME: Duration = Duration::from_secs(10);
-/// Longer than proxies keep idle connections to their upstreams (NGINX: 60 s), so that they close first and no request
-/// meets a closed connection.
-pub const IDLE_TIME: Duration = Duration::from_secs(75);
-/// A client that takes nothing of its answer for so long is gone.
-const WRITE_TIME: Duration = Duration::from_secs(30);
-/// After an answer to a request that was not read whole the client may still be sending; a closed socket would answer
-/// that with a reset, which can destroy the answer on its way (RFC 9112, 9.6).
-const LINGER_TIME: Duration = Duration::from_secs(1);
+/// How long clients are waited for.
+#[derive(Clone, Copy, Debug)]
+pub struct Times {
+    /// A request's headers must be whole in this time.
+    pub head: Duration,
+    /// And its body in this.
+    pub body: Duration,
+    /// How long a connection may stay without a request.
+    pub idle: Duration,
+    /// A client that takes nothing of its answer for so long is gone.
+    pub write: Duration,
+    /// After an answer to a request that was not read whole the client may still be sending; a closed socket would
+    /// answer that with a reset, which can destroy the answer on its way (RFC 9112, 9.6).
+    pub linger: Duration,
+}
+
+/// What is taken of a client that is still sending after its answer.
 const LINGER_OCTETS: usize = 256 * 1024;
 
 /// What an HTTP/2 connection begins with (RFC 9113, 3.4).
@@ -43,6 +51,8 @@ pub struct Shared {
     busy: AtomicUsize,
     requests: AtomicU64,
     http2: AtomicBool,
+    /// The connection, which must look again when the last answer is out: hyper itself waits for octets alone.
+    below: AtomicWaker,
 }
 
 /// Says, while it lives, that a request is being answered.
@@ -53,6 +63,7 @@ pub struct Patient<T> {
     io: T,
     shared: Arc<Shared>,
     service: Service,
+    times: Times,
     version: Reading,
     waiting: Waiting,
     /// Requests that had come when `waiting` began.
@@ -90,6 +101,20 @@ struct Linger {
     left: usize,
 }
 
+// === impl Times ===
+
+impl Times {
+    /// Headers and body by contract 1. The idle time is longer than proxies keep connections to their upstreams
+    /// (NGINX: 60 s), so that they close first and no request meets a closed connection.
+    pub const DEFAULT: Self = Self {
+        head: Duration::from_secs(10),
+        body: Duration::from_secs(30),
+        idle: Duration::from_secs(75),
+        write: Duration::from_secs(30),
+        linger: Duration::from_secs(1),
+    };
+}
+
 // === impl Shared ===
 
 impl Shared {
@@ -111,6 +136,7 @@ impl Shared {
 impl Drop for Answering {
     fn drop(&mut self) {
         self.0.busy.fetch_sub(1, Ordering::Relaxed);
+        self.0.below.wake();
     }
 }
 
@@ -118,11 +144,13 @@ impl Drop for Answering {
 
 impl<T> Patient<T> {
     pub fn new(io: T, shared: Arc<Shared>, service: Service) -> Self {
-        let deadline = Instant::now() + HEAD_TIME;
+        let times = service.times();
+        let deadline = Instant::now() + times.head;
         Self {
             io,
             shared,
             service,
+            times,
             version: Reading::Preface(0),
             waiting: Waiting::First(deadline),
             requests: 0,
@@ -139,7 +167,7 @@ impl<T> Patient<T> {
         if self.shared.busy.load(Ordering::Relaxed) > 0 || matches!(self.version, Reading::Http2) {
             self.waiting = Waiting::Nothing;
         } else if requests != self.requests || matches!(self.waiting, Waiting::Nothing) {
-            self.waiting = Waiting::Next(Instant::now() + IDLE_TIME);
+            self.waiting = Waiting::Next(Instant::now() + self.times.idle);
         }
         self.requests = requests;
     }
@@ -160,7 +188,7 @@ impl<T> Patient<T> {
         self.waiting = match self.waiting {
             // From the connection's beginning on.
             Waiting::First(deadline) | Waiting::Head(deadline) => Waiting::Head(deadline),
-            Waiting::Next(_) => Waiting::Head(Instant::now() + HEAD_TIME),
+            Waiting::Next(_) => Waiting::Head(Instant::now() + self.times.head),
             Waiting::Nothing => Waiting::Nothing,
         };
     }
@@ -183,7 +211,8 @@ impl<T> Patient<T> {
             self.stalled = None;
             return wrote;
         }
-        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep_until(Instant::now() + WRITE_TIME)));
+        let limit = self.times.write;
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep_until(Instant::now() + limit)));
         ready!(stalled.as_mut().poll(cx));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
@@ -209,6 +238,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Patient<T> {
             }
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             Poll::Pending => {
+                if matches!(this.waiting, Waiting::Nothing) {
+                    this.shared.below.register(cx.waker());
+                }
                 ready!(if this.late(cx) { Poll::Ready(()) } else { Poll::Pending });
                 // Nothing was asked: closing quietly is all there is to say.
                 if !matches!(this.waiting, Waiting::Head(_)) {
@@ -256,7 +288,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Patient<T> {
         let this = self.get_mut();
         if this.linger.is_none() {
             ready!(Pin::new(&mut this.io).poll_shutdown(cx))?;
-            let until = Box::pin(sleep_until(Instant::now() + LINGER_TIME));
+            let until = Box::pin(sleep_until(Instant::now() + this.times.linger));
             this.linger = Some(Linger { until, left: LINGER_OCTETS });
         }
         let Some(linger) = &mut this.linger else { return Poll::Ready(Ok(())) };

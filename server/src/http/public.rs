@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use http::Method;
 
 use super::{
@@ -23,14 +24,14 @@ use crate::{domain::app::App, state::State};
 pub(super) struct Public<S> {
     state: Arc<State<S>>,
     /// The OpenAPI document, made once.
-    openapi: Vec<u8>,
+    openapi: Bytes,
 }
 
 // === impl Public ===
 
 impl<S> Public<S> {
     pub(super) fn new(state: Arc<State<S>>) -> Self {
-        let openapi = openapi::document(&state.settings.base_url).to_string().into_bytes();
+        let openapi = openapi::document(&state.settings.base_url).to_string().into();
         Self { state, openapi }
     }
 }

@@ -23,8 +23,6 @@ use crate::domain::{
 
 /// The largest body (contract, 1).
 pub const MAX_BODY: usize = 64 * 1024;
-/// A body must be there in this time (contract, 1).
-pub const BODY_TIME: Duration = Duration::from_secs(30);
 /// How deep arrays and objects may nest; the outermost object is 1 (contract, 1).
 pub const MAX_DEPTH: usize = 16;
 
@@ -32,6 +30,8 @@ pub const MAX_DEPTH: usize = 16;
 pub struct Inbound {
     pub headers: HeaderMap,
     pub body: Incoming,
+    /// The body must be whole in this time.
+    pub body_time: Duration,
     pub caller: Caller,
 }
 
@@ -156,7 +156,7 @@ impl Inbound {
         }
         let late =
             || Problem::invalid_request("the body did not come in time").with_status(StatusCode::REQUEST_TIMEOUT);
-        tokio::time::timeout(BODY_TIME, collect(&mut self.body)).await.map_err(|_| late())?
+        tokio::time::timeout(self.body_time, collect(&mut self.body)).await.map_err(|_| late())?
     }
 }
 
@@ -389,5 +389,137 @@ impl FromField for CodeText {
 
     fn schema() -> Schema {
         json_schema!({ "type": "string", "minLength": 1 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn refusal(bytes: &[u8]) -> String {
+        let problem = parse(bytes).unwrap_err();
+        assert_eq!(problem.status, StatusCode::BAD_REQUEST);
+        problem.description.into_owned()
+    }
+
+    fn nested(depth: usize) -> String {
+        // The outermost object is 1.
+        format!("{{\"a\":{}{}}}", "[".repeat(depth - 1), "]".repeat(depth - 1))
+    }
+
+    #[test]
+    fn a_body_nests_sixteen_deep_and_no_deeper() {
+        assert!(parse(nested(16).as_bytes()).is_ok());
+        assert_eq!(refusal(nested(17).as_bytes()), "the body nests deeper than 16 levels");
+        // Far deeper than any stack.
+        assert_eq!(refusal(nested(30_000).as_bytes()), "the body nests deeper than 16 levels");
+    }
+
+    #[test]
+    fn a_key_stands_once_at_any_depth() {
+        assert_eq!(refusal(br#"{"email": "a", "email": "b"}"#), "the body has a key twice, at line 1");
+        assert_eq!(refusal(br#"{"x": [{"y": 1, "y": 1}]}"#), "the body has a key twice, at line 1");
+        // The same key, spelled otherwise.
+        assert_eq!(refusal(br#"{"email": 1, "\u0065mail": 2}"#), "the body has a key twice, at line 1");
+        assert!(parse(br#"{"x": {"y": 1}, "y": 2}"#).is_ok());
+    }
+
+    #[test]
+    fn a_body_is_an_object_in_utf_8() {
+        assert_eq!(refusal(b"{\"name\": \"\xff\"}"), "the body is not UTF-8");
+        assert_eq!(refusal(b"{\"name\": \"\xed\xa0\x80\"}"), "the body is not UTF-8");
+        assert_eq!(refusal(b""), "the body is empty; send a JSON object");
+        for not_an_object in ["[]", "\"x\"", "1", "null", "true"] {
+            assert_eq!(refusal(not_an_object.as_bytes()), "the body is not a JSON object");
+        }
+        for not_json in
+            ["{", "{}{}", "{} x", "{a: 1}", "{'a': 1}", "{\"a\": 1,}", "{\"a\": \"\\ud800\"}", "{\"a\": NaN}"]
+        {
+            assert!(refusal(not_json.as_bytes()).starts_with("the body is not JSON"), "{not_json}");
+        }
+        assert!(parse(b" {\"a\": [1, -2, 3.5, null, true]} \n").is_ok());
+    }
+
+    fn judged(headers: &[(http::HeaderName, &'static str)]) -> bool {
+        let headers =
+            headers.iter().map(|(name, value)| (name.clone(), HeaderValue::from_static(value))).collect::<HeaderMap>();
+        content_type(&headers).is_ok()
+    }
+
+    #[test]
+    fn a_body_is_declared_as_json() {
+        for good in ["application/json", "Application/JSON", "application/json; charset=utf-8", "application/json;x=y"]
+        {
+            assert!(judged(&[(CONTENT_TYPE, good)]), "{good}");
+        }
+        assert!(judged(&[(CONTENT_TYPE, "application/json; charset=\"UTF-8\""), (CONTENT_ENCODING, "identity")]));
+        for bad in [
+            "",
+            "text/plain",
+            "application/x-www-form-urlencoded",
+            "application/json+x",
+            "application/json; charset=latin1",
+        ] {
+            assert!(!judged(&[(CONTENT_TYPE, bad)]), "{bad}");
+        }
+        assert!(!judged(&[]));
+        assert!(!judged(&[(CONTENT_TYPE, "application/json"), (CONTENT_TYPE, "application/json")]));
+        assert!(!judged(&[(CONTENT_TYPE, "application/json"), (CONTENT_ENCODING, "gzip")]));
+    }
+
+    request_body! {
+        struct Sample as "Sample" {
+            /// A name.
+            name: Name,
+            /// An address.
+            email: Email,
+            /// A password.
+            password: Password,
+            /// A code.
+            code: CodeText,
+        }
+    }
+
+    fn bad(body: &str) -> Vec<(&'static str, FieldCode)> {
+        let mut fields = Fields { object: parse(body.as_bytes()).unwrap(), bad: Vec::new() };
+        let read = Sample::read(&mut fields);
+        assert_eq!(read.is_none(), !fields.bad.is_empty());
+        fields.bad.into_iter().map(|bad| (bad.field, bad.code)).collect()
+    }
+
+    #[test]
+    fn every_bad_field_is_named() {
+        use FieldCode::{Empty, Invalid, Missing, TooLong};
+        assert_eq!(bad("{}"), [("name", Missing), ("email", Missing), ("password", Missing), ("code", Missing)]);
+        assert_eq!(
+            bad(r#"{"name": "  ", "email": "", "password": 12345678, "code": null}"#),
+            [("name", Empty), ("email", Empty), ("password", Invalid), ("code", Invalid)]
+        );
+        assert_eq!(
+            bad(r#"{"name": "a\u0000b", "email": "nobody", "password": ["x"], "code": {"a": 1}}"#),
+            [("name", Invalid), ("email", Invalid), ("password", Invalid), ("code", Invalid)]
+        );
+        let email =
+            format!("{}@{}.example", "a".repeat(64), ["d".repeat(60), "e".repeat(60), "f".repeat(60)].join("."));
+        assert_eq!(email.len(), 255);
+        let body = |name: usize, email: &str| {
+            serde_json::json!({ "name": "é".repeat(name), "email": email, "password": "p", "code": "c", "other": 1 })
+                .to_string()
+        };
+        assert_eq!(bad(&body(201, &email)), [("name", TooLong), ("email", TooLong)]);
+        assert_eq!(bad(&body(200, &email[1..])), []);
+    }
+
+    #[test]
+    fn a_field_keeps_what_was_sent() {
+        let body = r#"{"name": " Ada ", "email": "Ada@Example.com", "password": " p ", "code": " c "}"#;
+        let mut fields = Fields { object: parse(body.as_bytes()).unwrap(), bad: Vec::new() };
+        let sample = Sample::read(&mut fields).unwrap();
+        assert_eq!(sample.name.as_str(), "Ada");
+        assert_eq!(sample.email.as_str(), "Ada@Example.com");
+        assert_eq!(sample.password.expose(), " p ");
+        assert_eq!(sample.code.0, " c ");
     }
 }

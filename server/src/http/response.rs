@@ -53,7 +53,8 @@ pub fn empty(status: StatusCode) -> Response {
 }
 
 /// A public document: kept for five minutes, then asked for again by its ETag (RFC 9110, 13.1.2).
-pub fn document(bytes: Vec<u8>, request: &HeaderMap) -> Response {
+pub fn document(bytes: impl Into<Bytes>, request: &HeaderMap) -> Response {
+    let bytes = bytes.into();
     let tag = entity_tag(&bytes);
     let mut response = if matches(request, &tag) {
         empty(StatusCode::NOT_MODIFIED)
@@ -100,5 +101,32 @@ impl Problem {
         let body =
             ErrorBody { error: self.code, error_description: &self.description, fields: &self.fields, request_id };
         serde_json::to_vec(&body).expect("an error's body is strings")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asking(tag: &str) -> HeaderMap {
+        HeaderMap::from_iter([(IF_NONE_MATCH, HeaderValue::try_from(tag).unwrap())])
+    }
+
+    #[test]
+    fn a_document_that_is_known_is_not_sent_again() {
+        let first = document("{}", &HeaderMap::new());
+        assert_eq!(first.status(), StatusCode::OK);
+        assert_eq!(first.headers()[CACHE_CONTROL], "public, max-age=300");
+        let tag = first.headers()[ETAG].to_str().unwrap().to_owned();
+        assert!(tag.starts_with('"') && tag.ends_with('"'), "a strong tag");
+        for known in [tag.clone(), format!("W/{tag}"), format!("\"other\", {tag}"), "*".to_owned()] {
+            let again = document("{}", &asking(&known));
+            assert_eq!(again.status(), StatusCode::NOT_MODIFIED, "{known}");
+            assert_eq!(again.headers()[ETAG], tag.as_str());
+            assert_eq!(again.headers()[CACHE_CONTROL], "public, max-age=300");
+            assert!(!again.headers().contains_key(CONTENT_TYPE));
+        }
+        assert_eq!(document("[]", &asking(&tag)).status(), StatusCode::OK);
+        assert_eq!(document("{}", &asking("\"other\"")).status(), StatusCode::OK);
     }
 }

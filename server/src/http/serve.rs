@@ -140,10 +140,11 @@ async fn accept(
     Ok((stream, peer.ip(), place))
 }
 
-fn builder() -> Builder<TokioExecutor> {
+pub(super) fn builder() -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new());
     // The time for headers is kept by `patience`. The buffer bounds the header block: what does not fit is 431.
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(MAX_HEAD);
+    // A client may close its half once it has sent all: a request that has begun is finished anyway.
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(MAX_HEAD).half_close(true);
     // Rapid resets (CVE-2023-44487) are bounded by h2's own defaults.
     builder
         .http2()
@@ -158,8 +159,13 @@ fn builder() -> Builder<TokioExecutor> {
 }
 
 /// Serves one connection to its end.
-async fn connection<T>(builder: Builder<TokioExecutor>, stream: T, peer: IpAddr, service: Service, drain: Drain)
-where
+pub(super) async fn connection<T>(
+    builder: Builder<TokioExecutor>,
+    stream: T,
+    peer: IpAddr,
+    service: Service,
+    drain: Drain,
+) where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let _open = service.connection();

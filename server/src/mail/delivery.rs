@@ -7,7 +7,7 @@ use std::{
 };
 
 use latchkey_crds::{
-    rendered::{RenderedSmtp, Revision},
+    rendered::{RenderedMail, RenderedSmtp, Revision},
     types::AppId,
 };
 use lettre::message::Mailbox;
@@ -91,7 +91,8 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> Delivery<S> {
         {
             return Ok(self.dead(claimed, mail, "the mail is older than its code would live".to_owned()));
         }
-        let Some(route) = route(&app, self.relays.settings()) else { return Ok(self.wait(mail)) };
+        let route = route(app.id(), &app.doc.display_name, &app.doc.mail, self.relays.settings());
+        let Some(route) = route else { return Ok(self.wait(mail)) };
         let user = self.stores.user(app.id(), user).await?;
         let Some(user) = user else { return Ok((Outcome::Done, Fate::Skipped)) };
         let Some(addressee) = addressee(&user, mail.kind) else { return Ok((Outcome::Done, Fate::Skipped)) };
@@ -279,20 +280,19 @@ fn addressee(user: &User, kind: MailKind) -> Option<Addressee> {
 }
 
 /// Through what the App's mail leaves now; none: through nothing, so it waits.
-fn route(app: &App, settings: &MailSettings) -> Option<Route> {
-    let mail = &app.doc.mail;
+fn route(app: &AppId, display_name: &str, mail: &RenderedMail, settings: &MailSettings) -> Option<Route> {
     let own_sender = mail.from.as_ref().and_then(|from| sender(from.as_str()));
     // The App's name where the mailbox has none.
     let named = |mailbox: &Mailbox| {
         let name = mailbox.name.as_deref().map(one_line).filter(|name| !name.is_empty());
-        name.unwrap_or_else(|| one_line(&app.doc.display_name))
+        name.unwrap_or_else(|| one_line(display_name))
     };
     match &mail.smtp {
         RenderedSmtp::Unresolved => None,
         RenderedSmtp::Install => {
             let install = settings.install.as_ref()?;
             let mut from = sender(install.from.as_str())?;
-            from.name = Some(own_sender.as_ref().map_or_else(|| one_line(&app.doc.display_name), named));
+            from.name = Some(own_sender.as_ref().map_or_else(|| one_line(display_name), named));
             Some(Route { relay: install.relay.clone(), owner: None, from, reply_to: own_sender })
         }
         RenderedSmtp::Own(relay) => {
@@ -300,10 +300,10 @@ fn route(app: &App, settings: &MailSettings) -> Option<Route> {
                 Some(from) => Mailbox::new(Some(named(&from)), from.email),
                 None => {
                     let install = sender(settings.install.as_ref()?.from.as_str())?;
-                    Mailbox::new(Some(one_line(&app.doc.display_name)), install.email)
+                    Mailbox::new(Some(one_line(display_name)), install.email)
                 }
             };
-            Some(Route { relay: relay.clone(), owner: Some(app.id().clone()), from, reply_to: None })
+            Some(Route { relay: relay.clone(), owner: Some(app.clone()), from, reply_to: None })
         }
     }
 }
@@ -324,4 +324,347 @@ fn sender(mailbox: &str) -> Option<Mailbox> {
 fn shown(time: OffsetDateTime) -> String {
     let format = format_description!("[day padding:none] [month repr:long] [year], [hour]:[minute] UTC");
     time.to_offset(time::UtcOffset::UTC).format(&format).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use latchkey_crds::rendered::{SmtpRelay, SmtpTls};
+    use prometheus_client::registry::Registry;
+    use time::macros::datetime;
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::{
+        domain::{
+            code::CodeKey,
+            password::PasswordHash,
+            ports::{Changed, Confirmation, Creation, NewUser, PasswordReset},
+            session::{NewSession, Opening, Session, SessionId},
+            user::{Epoch, UserId},
+        },
+        fixtures,
+        mail::{InstallRelay, relay::tests::relay as listener},
+    };
+
+    const NOTICES: [MailKind; 4] =
+        [MailKind::AccountExists, MailKind::PasswordChanged, MailKind::AddressChanged, MailKind::NewSignIn];
+
+    fn user() -> User {
+        User {
+            id: UserId(Uuid::nil()),
+            email: Some(Email::parse("Ada@Example.com").unwrap()),
+            email_verified: false,
+            pending_email: None,
+            name: "Ada <Click> here".to_owned(),
+            password_hash: None,
+            contested: false,
+            disabled: false,
+            epoch: Epoch(3),
+            created_at: datetime!(2026-02-01 09:30 UTC),
+        }
+    }
+
+    fn to(address: &str, name: &str, code: Option<Purpose>) -> Option<Addressee> {
+        Some(Addressee { address: Email::parse(address).unwrap(), name: name.to_owned(), code })
+    }
+
+    #[test]
+    fn a_mail_to_an_unverified_address_carries_no_name() {
+        let user = user();
+        assert_eq!(addressee(&user, MailKind::Confirm), to("Ada@Example.com", "", Some(Purpose::Confirm)));
+        assert_eq!(addressee(&user, MailKind::Reset), to("Ada@Example.com", "", Some(Purpose::Reset)));
+        for notice in NOTICES {
+            assert_eq!(addressee(&user, notice), None, "{notice:?}");
+        }
+    }
+
+    #[test]
+    fn a_verified_address_gets_notices_and_resets_but_nothing_to_confirm() {
+        let user = User { email_verified: true, ..user() };
+        assert_eq!(addressee(&user, MailKind::Confirm), None);
+        assert_eq!(addressee(&user, MailKind::Reset), to("Ada@Example.com", "Ada <Click> here", Some(Purpose::Reset)));
+        for notice in NOTICES {
+            assert_eq!(addressee(&user, notice), to("Ada@Example.com", "Ada <Click> here", None), "{notice:?}");
+        }
+    }
+
+    #[test]
+    fn a_pending_address_is_confirmed_there_and_everything_else_goes_to_the_old_one() {
+        let pending_email = Some(Email::parse("new@example.org").unwrap());
+        let user = User { email_verified: true, pending_email, ..user() };
+        assert_eq!(addressee(&user, MailKind::Confirm), to("new@example.org", "", Some(Purpose::Change)));
+        assert_eq!(addressee(&user, MailKind::Reset).unwrap().address.as_str(), "Ada@Example.com");
+        let user = User { email: None, email_verified: false, ..user };
+        assert_eq!(addressee(&user, MailKind::Reset), None);
+    }
+
+    #[test]
+    fn a_disabled_user_gets_nothing() {
+        for email_verified in [false, true] {
+            let user = User { disabled: true, email_verified, ..user() };
+            for kind in MailKind::ALL {
+                assert_eq!(addressee(&user, kind), None, "{kind:?}");
+            }
+        }
+    }
+
+    fn relay(host: &str) -> SmtpRelay {
+        SmtpRelay { host: host.to_owned(), port: 587, tls: SmtpTls::Starttls, username: None, password: None }
+    }
+
+    fn mail(from: Option<&str>, smtp: RenderedSmtp) -> RenderedMail {
+        RenderedMail {
+            from: from.map(|from| from.parse().unwrap()),
+            confirm_url: None,
+            reset_url: None,
+            confirm_code_lifetime_seconds: 86_400,
+            reset_code_lifetime_seconds: 1_800,
+            templates: BTreeMap::new(),
+            smtp,
+        }
+    }
+
+    fn routed(mail: &RenderedMail, install: bool) -> Option<(String, String, Option<String>, bool)> {
+        let from = "Install <noreply@auth.example.net>".parse().unwrap();
+        let install = install.then(|| InstallRelay { relay: relay("install"), from });
+        let settings = MailSettings { install, ..MailSettings::default() };
+        let route = route(&"shop".parse().unwrap(), "The\r\nShop", mail, &settings)?;
+        let reply_to = route.reply_to.map(|reply_to| reply_to.to_string());
+        Some((route.relay.host, route.from.to_string(), reply_to, route.owner.is_some()))
+    }
+
+    #[test]
+    fn over_the_install_the_sender_is_the_install_under_the_name_of_the_app() {
+        let route = |from| routed(&mail(from, RenderedSmtp::Install), true);
+        let expected = |name: &str, reply_to: Option<&str>| {
+            let from = format!("{name} <noreply@auth.example.net>");
+            Some(("install".to_owned(), from, reply_to.map(str::to_owned), false))
+        };
+        assert_eq!(route(None), expected("The Shop", None));
+        assert_eq!(
+            route(Some("Our Shop <hello@shop.example.com>")),
+            expected("Our Shop", Some("Our Shop <hello@shop.example.com>"))
+        );
+        assert_eq!(route(Some("hello@shop.example.com")), expected("The Shop", Some("hello@shop.example.com")));
+    }
+
+    #[test]
+    fn over_its_own_relay_the_sender_is_the_apps() {
+        let route = |from| routed(&mail(from, RenderedSmtp::Own(relay("own"))), true);
+        let expected = |from: &str| Some(("own".to_owned(), from.to_owned(), None, true));
+        assert_eq!(route(Some("hello@shop.example.com")), expected("The Shop <hello@shop.example.com>"));
+        assert_eq!(route(Some("\"Our Shop\" <hello@shop.example.com>")), expected("Our Shop <hello@shop.example.com>"));
+        assert_eq!(route(None), expected("The Shop <noreply@auth.example.net>"));
+    }
+
+    #[test]
+    fn without_a_relay_or_a_sender_there_is_no_route() {
+        assert!(routed(&mail(None, RenderedSmtp::Unresolved), true).is_none());
+        assert!(routed(&mail(Some("a@b.example"), RenderedSmtp::Install), false).is_none());
+        assert!(routed(&mail(None, RenderedSmtp::Own(relay("own"))), false).is_none());
+    }
+
+    #[test]
+    fn times_are_in_utc_and_say_so() {
+        assert_eq!(shown(datetime!(2026-11-02 00:05 +02:00)), "1 November 2026, 22:05 UTC");
+    }
+
+    /// Answers what a delivery may ask, and nothing else.
+    #[derive(Default)]
+    struct Script {
+        user: Option<User>,
+        /// None: Redis is away.
+        codes: Option<Mutex<Vec<(CodeKey, CodeRecord)>>>,
+        carried: Option<Carried>,
+    }
+
+    fn away<T>() -> Result<T, StoreError> {
+        Err(StoreError::Unavailable { store: "Redis", source: "gone".into() })
+    }
+
+    impl Users for Script {
+        async fn user(&self, _: &AppId, id: UserId) -> Result<Option<User>, StoreError> {
+            Ok(self.user.clone().filter(|user| user.id == id))
+        }
+
+        async fn user_by_email(&self, _: &AppId, _: &Email) -> Result<Option<User>, StoreError> {
+            unreachable!("a mail goes to a user")
+        }
+
+        async fn create_user(&self, _: &AppId, _: NewUser, _: Option<Mail>) -> Result<Creation, StoreError> {
+            unreachable!("a mail changes no user")
+        }
+
+        async fn registered_again(
+            &self,
+            _: &AppId,
+            _: UserId,
+            _: Epoch,
+            _: bool,
+            _: Option<Mail>,
+        ) -> Result<(), StoreError> {
+            unreachable!("a mail changes no user")
+        }
+
+        async fn renew_hash(&self, _: &AppId, _: UserId, _: &PasswordHash, _: PasswordHash) -> Result<(), StoreError> {
+            unreachable!("a mail changes no user")
+        }
+
+        async fn confirm_address(&self, _: &AppId, _: Confirmation) -> Result<Option<Changed>, StoreError> {
+            unreachable!("a mail changes no user")
+        }
+
+        async fn reset_password(&self, _: &AppId, _: PasswordReset) -> Result<Option<Changed>, StoreError> {
+            unreachable!("a mail changes no user")
+        }
+    }
+
+    impl Codes for Script {
+        async fn put_code(&self, _: &AppId, key: &CodeKey, record: &CodeRecord) -> Result<(), StoreError> {
+            let Some(codes) = &self.codes else { return away() };
+            codes.lock().unwrap().push((key.clone(), record.clone()));
+            Ok(())
+        }
+
+        async fn find_code(&self, _: &AppId, _: &[CodeKey]) -> Result<Option<(CodeKey, CodeRecord)>, StoreError> {
+            unreachable!("a mail redeems no code")
+        }
+
+        async fn take_code(&self, _: &AppId, _: &CodeKey) -> Result<Option<CodeRecord>, StoreError> {
+            unreachable!("a mail redeems no code")
+        }
+    }
+
+    impl Sessions for Script {
+        async fn open_session(&self, _: &AppId, _: &NewSession) -> Result<Opening, StoreError> {
+            unreachable!("a mail opens no session")
+        }
+
+        async fn session(&self, _: &AppId, _: UserId, _: SessionId) -> Result<Option<Session>, StoreError> {
+            unreachable!("a mail reads no session")
+        }
+
+        async fn raise_epoch(&self, _: &AppId, _: &EpochNews) -> Result<Carried, StoreError> {
+            self.carried.map_or_else(away, Ok)
+        }
+    }
+
+    /// An App `shop` with its own relay on this port of loopback.
+    fn delivery(script: Script, port: u16) -> Delivery<Script> {
+        let mut doc = fixtures::rendered("shop");
+        doc.mail.from = Some("hello@shop.example.com".parse().unwrap());
+        doc.mail.reset_url = Some("https://shop.example.com/reset?code={code}&email={email}".parse().unwrap());
+        let relay = SmtpRelay { port, tls: SmtpTls::None, ..relay("127.0.0.1") };
+        doc.mail.smtp = RenderedSmtp::Own(relay);
+        let apps = Apps::default();
+        apps.put(&doc.app_id.clone(), &doc.to_bytes());
+        let mut unresolved = fixtures::rendered("unresolved");
+        unresolved.mail.smtp = RenderedSmtp::Unresolved;
+        apps.put(&unresolved.app_id.clone(), &unresolved.to_bytes());
+        let settings = MailSettings { allow_insecure: true, ..MailSettings::default() };
+        let metrics = MailMetrics::register(&mut Registry::default());
+        Delivery::new(Arc::new(script), Arc::new(apps), Arc::new(Env::system()), settings, metrics)
+    }
+
+    fn row(app: &str, task: Task) -> Claimed {
+        let lease_until = datetime!(2026-02-01 09:30 UTC);
+        Claimed { id: Uuid::from_u128(1), app: app.parse().unwrap(), attempts: 0, task, lease_until }
+    }
+
+    fn reset(requested_at: OffsetDateTime) -> Task {
+        Task::Mail(Mail { kind: MailKind::Reset, user: Some(user().id), requested_at })
+    }
+
+    #[tokio::test]
+    async fn the_code_in_the_mail_is_the_one_that_was_kept() {
+        let (port, said) = listener(&[]).await;
+        let script = Script { user: Some(user()), codes: Some(Mutex::default()), carried: None };
+        let delivery = delivery(script, port);
+        let now = delivery.env.now();
+        assert!(matches!(delivery.deliver(&row("shop", reset(now))).await, Outcome::Done));
+        let stores = delivery.stores.clone();
+        let app = delivery.apps.get("shop").unwrap();
+        drop(delivery);
+        // Quoted-printable (RFC 2045, 6.7), as far as these texts have need of it.
+        let content = said.await.unwrap().pop().unwrap().replace("=\r\n", "").replace("=3D", "=");
+        let code = content.lines().find_map(|line| Code::parse(line).ok()).expect("the code stands on a line");
+        let kept = stores.codes.as_ref().unwrap().lock().unwrap();
+        let [(key, record)] = &kept[..] else { panic!("one code is kept") };
+        assert_eq!(*key, code.key_to_store(&app));
+        assert_eq!(
+            (record.purpose, record.epoch, record.address.as_str()),
+            (Purpose::Reset, Epoch(3), "ada@example.com")
+        );
+        assert!((1_799..1_830).contains(&(record.expires_at - now.unix_timestamp())));
+        let link = format!("https://shop.example.com/reset?code={}&email=Ada%40Example.com", code.shown());
+        assert!(content.contains(&link), "{content}");
+        assert!(!content.contains("Click"), "{content}");
+    }
+
+    #[tokio::test]
+    async fn a_refused_recipient_is_dead_and_one_refused_for_now_is_tried_again() {
+        let refused = async |answer: &'static [(&'static str, &'static str)]| {
+            let (port, _said) = listener(answer).await;
+            let script = Script { user: Some(user()), codes: Some(Mutex::default()), carried: None };
+            let delivery = delivery(script, port);
+            let now = delivery.env.now();
+            delivery.deliver(&row("shop", reset(now))).await
+        };
+        let outcome = refused(&[("RCPT", "550 Ada@Example.com is unknown\r\n")]).await;
+        assert!(
+            matches!(&outcome, Outcome::Dead { error } if error == "the relay refused the recipient (550)"),
+            "{outcome:?}"
+        );
+        let outcome = refused(&[("RCPT", "451 later\r\n")]).await;
+        assert!(
+            matches!(&outcome, Outcome::Retry { error, .. } if error == "the relay refused the recipient (451)"),
+            "{outcome:?}"
+        );
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_tried_waits_and_is_not_counted() {
+        // Port 9 takes no connection; nothing gets so far.
+        let delivery = delivery(Script { user: Some(user()), codes: None, carried: None }, 9);
+        let now = delivery.env.now();
+        for app in ["shop", "unresolved", "not-served"] {
+            let outcome = delivery.deliver(&row(app, reset(now))).await;
+            assert!(matches!(outcome, Outcome::Wait { at } if at > now), "{app}: {outcome:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_reset_older_than_its_code_would_live_is_dead() {
+        let delivery = delivery(Script::default(), 9);
+        let old = delivery.env.now() - Duration::from_secs(1_801);
+        let outcome = delivery.deliver(&row("shop", reset(old))).await;
+        assert!(matches!(&outcome, Outcome::Dead { error } if error.contains("older")), "{outcome:?}");
+    }
+
+    #[tokio::test]
+    async fn a_row_for_nobody_sends_nothing() {
+        let delivery = delivery(Script::default(), 9);
+        let now = delivery.env.now();
+        let mail = Mail { kind: MailKind::Reset, user: None, requested_at: now };
+        assert!(matches!(delivery.deliver(&row("shop", Task::Mail(mail))).await, Outcome::Done));
+        assert!(matches!(delivery.deliver(&row("shop", reset(now))).await, Outcome::Done), "the user is gone");
+    }
+
+    #[tokio::test]
+    async fn an_epoch_is_carried_until_it_is_safe() {
+        let news = EpochNews { user: user().id, epoch: Epoch(4), keep: None };
+        let carry = async |carried| {
+            let delivery = delivery(Script { carried, ..Script::default() }, 9);
+            let row = Claimed { attempts: 1_000, ..row("not-served", Task::CarryEpoch(news.clone())) };
+            let soon = delivery.env.now() + Duration::from_secs(60);
+            (delivery.deliver(&row).await, soon)
+        };
+        assert!(matches!(carry(Some(Carried::Safely)).await.0, Outcome::Done));
+        for carried in [Some(Carried::Unconfirmed), None] {
+            let (outcome, soon) = carry(carried).await;
+            assert!(matches!(outcome, Outcome::Retry { at, .. } if at < soon), "{carried:?}: {outcome:?}");
+        }
+    }
 }

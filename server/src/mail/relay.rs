@@ -302,3 +302,273 @@ fn message(route: &Route, letter: Letter) -> Result<Message, SendError> {
     }
     message.multipart(MultiPart::alternative_plain_html(content.text, content.html)).map_err(|_| SendError::NotAMessage)
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use latchkey_crds::rendered::{SecretString, SmtpTls};
+    use time::macros::datetime;
+    use tokio::{
+        io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
+        net::{TcpListener, TcpStream},
+        task::JoinHandle,
+    };
+
+    use super::*;
+
+    /// By the first word of what is said.
+    type Answers = &'static [(&'static str, &'static str)];
+
+    /// Answers by the first word of each line; what is not listed is taken.
+    async fn talk(stream: TcpStream, script: &[(&str, &str)]) -> Vec<String> {
+        let (mut said, mut stream) = (Vec::new(), BufReader::new(stream));
+        let answer = |word: &str, usual: &str| {
+            script.iter().find(|(of, _)| *of == word).map_or(usual, |(_, answer)| *answer).to_owned()
+        };
+        let greeting = answer("greeting", "220 relay.example\r\n");
+        stream.write_all(greeting.as_bytes()).await.unwrap();
+        let mut line = String::new();
+        while stream.read_line(&mut line).await.is_ok_and(|read| read > 0) {
+            let word = line.split([' ', '\r', ':']).next().unwrap_or_default().to_owned();
+            let usual = if word == "DATA" { "354 go on\r\n" } else { "250 fine\r\n" };
+            let answer = answer(&word, usual);
+            said.push(std::mem::take(&mut line).trim_end().to_owned());
+            if stream.write_all(answer.as_bytes()).await.is_err() {
+                break;
+            }
+            if word == "DATA" && answer.starts_with('3') {
+                let mut content = String::new();
+                while !content.ends_with("\r\n.\r\n") {
+                    assert_ne!(stream.read_line(&mut content).await.unwrap(), 0);
+                }
+                said.push(content);
+                stream.write_all(b"250 taken\r\n").await.unwrap();
+            }
+        }
+        said
+    }
+
+    /// A relay for one connection.
+    pub(in crate::mail) async fn relay(script: Answers) -> (u16, JoinHandle<Vec<String>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let said = tokio::spawn(async move {
+            let (stream, _) = listener.accept().await.unwrap();
+            drop(listener);
+            talk(stream, script).await
+        });
+        (port, said)
+    }
+
+    fn route(port: u16, tls: SmtpTls) -> Route {
+        Route {
+            relay: SmtpRelay { host: "127.0.0.1".to_owned(), port, tls, username: None, password: None },
+            owner: Some("shop".parse().unwrap()),
+            from: Mailbox::new(Some("The \"Shop\" <x>".to_owned()), "hello@shop.example.com".parse().unwrap()),
+            reply_to: None,
+        }
+    }
+
+    fn letter() -> Letter {
+        Letter {
+            id: Uuid::from_u128(7),
+            to: Mailbox::new(None, "Ada@Example.com".parse().unwrap()),
+            at: datetime!(2026-02-01 09:30 UTC),
+            content: Rendered {
+                subject: "Grüße".to_owned(),
+                text: "text\n.\nmore".to_owned(),
+                html: "<p>html</p>".to_owned(),
+            },
+        }
+    }
+
+    fn relays() -> Relays {
+        Relays::new(MailSettings { allow_insecure: true, ..MailSettings::default() })
+    }
+
+    #[tokio::test]
+    async fn a_mail_is_sent_and_the_connection_serves_the_next() {
+        let (port, said) = relay(&[]).await;
+        let (relays, route) = (relays(), route(port, SmtpTls::None));
+        relays.send(&route, letter()).await.unwrap();
+        relays.send(&route, letter()).await.unwrap();
+        drop(relays);
+        let said = said.await.unwrap();
+        let words: Vec<_> = said.iter().filter_map(|line| line.split([' ', ':']).next()).collect();
+        assert_eq!(words[..4], ["EHLO", "MAIL", "RCPT", "DATA"]);
+        assert_eq!(words[5..9], ["NOOP", "MAIL", "RCPT", "DATA"]);
+        assert_eq!(said[0], "EHLO shop.example.com");
+        assert_eq!(said[1], "MAIL FROM:<hello@shop.example.com>");
+        assert_eq!(said[2], "RCPT TO:<Ada@Example.com>");
+        let content = &said[4];
+        for header in [
+            "From: =?utf-8?b?VGhlICJTaG9wIiA8eD4=?= <hello@shop.example.com>\r\n",
+            "To: Ada@Example.com\r\n",
+            "Subject: =?utf-8?b?",
+            "Date: Sun, 01 Feb 2026 09:30:00 +0000\r\n",
+            "Message-ID: <00000000-0000-0000-0000-000000000007@shop.example.com>\r\n",
+            "Auto-Submitted: auto-generated\r\n",
+            "X-Auto-Response-Suppress: All\r\n",
+            "MIME-Version: 1.0\r\n",
+            "Content-Type: multipart/alternative;",
+            "Content-Type: text/plain; charset=utf-8\r\n",
+            "Content-Type: text/html; charset=utf-8\r\n",
+        ] {
+            assert!(content.contains(header), "{header} is not in\n{content}");
+        }
+        assert!(content.contains("text\r\n..\r\nmore"), "{content}");
+    }
+
+    #[tokio::test]
+    async fn a_refusal_tells_its_place_and_code_and_nothing_that_the_peer_wrote() {
+        let cases: [(Answers, SendError, &str); 6] = [
+            (
+                &[("greeting", "554 go away\r\n")],
+                SendError::Refused { stage: Stage::Greeting, code: 554 },
+                "the relay refused the greeting (554)",
+            ),
+            (
+                &[("MAIL", "550 not you\r\n")],
+                SendError::Refused { stage: Stage::Sender, code: 550 },
+                "the relay refused the sender (550)",
+            ),
+            (
+                &[("RCPT", "550 no such user Ada\r\n")],
+                SendError::Refused { stage: Stage::Recipient, code: 550 },
+                "the relay refused the recipient (550)",
+            ),
+            (
+                &[("RCPT", "451 later\r\n")],
+                SendError::Refused { stage: Stage::Recipient, code: 451 },
+                "the relay refused the recipient (451)",
+            ),
+            (
+                &[("DATA", "554 spam\r\n")],
+                SendError::Refused { stage: Stage::Content, code: 554 },
+                "the relay refused the message (554)",
+            ),
+            (
+                &[("MAIL", "hello?\r\n")],
+                SendError::NotSmtp(Stage::Sender),
+                "the relay's answer to the sender is not SMTP",
+            ),
+        ];
+        for (script, expected, text) in cases {
+            let (port, said) = relay(script).await;
+            let error = relays().send(&route(port, SmtpTls::None), letter()).await.unwrap_err();
+            assert_eq!((error, error.to_string().as_str()), (expected, text));
+            said.await.unwrap();
+        }
+    }
+
+    #[test]
+    fn only_refusals_of_recipient_or_message_are_final() {
+        let refused = |stage, code| SendError::Refused { stage, code }.is_final();
+        for stage in [Stage::Recipient, Stage::Content] {
+            assert!(refused(stage, 550) && refused(stage, 552) && refused(stage, 554), "{stage:?}");
+            assert!(!refused(stage, 421) && !refused(stage, 451), "{stage:?}");
+            assert!(!refused(stage, 530) && !refused(stage, 503), "{stage:?}");
+        }
+        for stage in [Stage::Greeting, Stage::Tls, Stage::Login, Stage::Sender] {
+            assert!(!refused(stage, 535) && !refused(stage, 554) && !refused(stage, 421), "{stage:?}");
+        }
+        for error in [SendError::TooSlow, SendError::Tls, SendError::Unreachable, SendError::AddressRefused] {
+            assert!(!error.is_final(), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn starttls_is_never_left_out() {
+        let (port, said) = relay(&[("EHLO", "250-relay.example\r\n250 SIZE\r\n")]).await;
+        let error = relays().send(&route(port, SmtpTls::Starttls), letter()).await.unwrap_err();
+        assert_eq!(error, SendError::NoStarttls);
+        assert_eq!(said.await.unwrap(), ["EHLO shop.example.com"]);
+    }
+
+    #[tokio::test]
+    async fn what_comes_in_clear_behind_starttls_is_not_believed() {
+        let (port, said) = relay(&[
+            ("EHLO", "250-relay.example\r\n250 starttls\r\n"),
+            ("STARTTLS", "220 go on\r\n250 AUTH PLAIN\r\n"),
+        ])
+        .await;
+        let error = relays().send(&route(port, SmtpTls::Starttls), letter()).await.unwrap_err();
+        assert_eq!(error, SendError::NotSmtp(Stage::Tls));
+        assert_eq!(said.await.unwrap(), ["EHLO shop.example.com", "STARTTLS"]);
+    }
+
+    #[tokio::test]
+    async fn without_a_valid_certificate_nothing_is_said() {
+        for tls in [SmtpTls::Implicit, SmtpTls::Starttls] {
+            let (port, said) = relay(&[("EHLO", "250 STARTTLS\r\n"), ("STARTTLS", "220 go on\r\n")]).await;
+            let error = relays().send(&route(port, tls), letter()).await.unwrap_err();
+            assert_eq!(error, SendError::Tls);
+            assert!(!said.await.unwrap().iter().any(|line| line.starts_with("MAIL")));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_never_ends_its_line_is_cut_off() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            while stream.write_all(&[b'2'; 65_536]).await.is_ok() {}
+        });
+        let error = relays().send(&route(port, SmtpTls::None), letter()).await.unwrap_err();
+        assert_eq!(error, SendError::Broken(Stage::Greeting));
+    }
+
+    #[tokio::test]
+    async fn a_login_without_a_known_way_is_told_as_such() {
+        let (port, said) = relay(&[("EHLO", "250-relay.example\r\n250 AUTH GSSAPI\r\n")]).await;
+        let mut route = route(port, SmtpTls::None);
+        route.relay.username = Some(SecretString::new("shop"));
+        route.relay.password = Some(SecretString::new("secret"));
+        assert_eq!(relays().send(&route, letter()).await.unwrap_err(), SendError::NoLogin);
+        said.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_refused_login_is_told_and_not_final() {
+        let (port, said) = relay(&[("EHLO", "250 AUTH PLAIN\r\n"), ("AUTH", "535 who?\r\n")]).await;
+        let mut route = route(port, SmtpTls::None);
+        route.relay.username = Some(SecretString::new("shop"));
+        route.relay.password = Some(SecretString::new("secret"));
+        let error = relays().send(&route, letter()).await.unwrap_err();
+        assert_eq!((error, error.is_final()), (SendError::Refused { stage: Stage::Login, code: 535 }, false));
+        assert!(!format!("{route:?}{error:?}").contains("secret"));
+        said.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn an_apps_own_relay_is_judged_by_its_address_and_port_and_the_installs_is_not() {
+        let (port, said) = relay(&[]).await;
+        let relays = Relays::new(MailSettings::default());
+        let error = |mut route: Route, host: &str, port| {
+            route.relay.host = host.to_owned();
+            route.relay.port = port;
+            route
+        };
+        let refused = relays.send(&error(route(port, SmtpTls::None), "127.0.0.1", port), letter()).await;
+        assert_eq!(refused, Err(SendError::PortRefused(port)));
+        for host in ["127.0.0.1", "localhost", "localhost.", "[::1]", "::ffff:127.0.0.1", "10.0.0.1", "169.254.169.254"]
+        {
+            let refused = relays.send(&error(route(port, SmtpTls::None), host, 25), letter()).await;
+            assert_eq!(refused, Err(SendError::AddressRefused), "{host}");
+        }
+        let install = Route { owner: None, ..route(port, SmtpTls::None) };
+        relays.send(&install, letter()).await.unwrap();
+        drop(relays);
+        assert!(said.await.unwrap().iter().any(|line| line.starts_with("RCPT")));
+    }
+
+    #[test]
+    fn another_app_or_another_login_has_its_own_connections() {
+        let one = route(25, SmtpTls::None);
+        let other_app = Route { owner: Some("blog".parse().unwrap()), ..route(25, SmtpTls::None) };
+        let mut other_login = route(25, SmtpTls::None);
+        other_login.relay.password = Some(SecretString::new("x"));
+        assert!(key(&one) == key(&route(25, SmtpTls::None)));
+        assert!(key(&one) != key(&other_app) && key(&one) != key(&other_login));
+    }
+}

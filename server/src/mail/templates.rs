@@ -1,8 +1,8 @@
 //! The texts of mails: a default for each, in which an App may put its own in place.
 
-use std::{collections::BTreeMap, io, sync::LazyLock};
+use std::{collections::BTreeMap, fmt::Write as _, io, sync::LazyLock};
 
-use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior, Value, context};
+use minijinja::{AutoEscape, Environment, ErrorKind, State, UndefinedBehavior, Value, context, escape_formatter};
 use tracing::warn;
 
 use super::sandbox;
@@ -112,10 +112,33 @@ fn environment() -> Environment<'static> {
     let mut env = Environment::empty();
     env.set_undefined_behavior(UndefinedBehavior::Strict);
     env.set_auto_escape_callback(|name| if name.ends_with(".html") { AutoEscape::Html } else { AutoEscape::None });
+    env.set_formatter(write_value);
     env.set_fuel(Some(FUEL));
     sandbox::add_filters(&mut env);
     env.add_template(LAYOUT, LAYOUT_SOURCE).expect("the layout is tested");
     env
+}
+
+/// Escapes as MiniJinja does but leaves `/` as it is: filters of spam look askance at links in character references.
+fn write_value(
+    out: &mut minijinja::Output<'_>,
+    state: &mut State<'_, '_>,
+    value: &Value,
+) -> Result<(), minijinja::Error> {
+    let Some(text) = value.as_str().filter(|_| *state.auto_escape() == AutoEscape::Html && !value.is_safe()) else {
+        return escape_formatter(out, state, value);
+    };
+    for c in text.chars() {
+        match c {
+            '&' => out.write_str("&amp;")?,
+            '<' => out.write_str("&lt;")?,
+            '>' => out.write_str("&gt;")?,
+            '"' => out.write_str("&quot;")?,
+            '\'' => out.write_str("&#39;")?,
+            other => out.write_char(other)?,
+        }
+    }
+    Ok(())
 }
 
 fn render(env: &Environment<'_>, name: &str, values: Values<'_>) -> Result<String, minijinja::Error> {
@@ -224,5 +247,160 @@ impl io::Write for Output {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOSTILE: &str = "<script>alert(\"1\")</script>\r\nBcc: victim@example.com\u{2028}'&";
+
+    const SAMPLE: Values<'static> = Values {
+        app: "The Shop",
+        name: "Ada",
+        code: "ABCDE-01XYZ",
+        url: "https://shop.example.com/c?code=ABCDE-01XYZ&email=a%40b.example",
+        registered_at: "1 February 2026, 09:30 UTC",
+        expires_at: "2 February 2026, 10:31 UTC",
+    };
+
+    fn with(own: &[(&str, &str)]) -> Templates {
+        let own = own.iter().map(|(name, source)| ((*name).to_owned(), (*source).to_owned())).collect();
+        Templates::new("shop", &own)
+    }
+
+    fn rendered(own: &[(&str, &str)], kind: MailKind, values: Values<'_>) -> Rendered {
+        with(own).render("shop", kind, values).unwrap()
+    }
+
+    fn has_code(kind: MailKind) -> bool {
+        match kind {
+            MailKind::Confirm | MailKind::Reset => true,
+            MailKind::AccountExists | MailKind::PasswordChanged | MailKind::AddressChanged | MailKind::NewSignIn => {
+                false
+            }
+        }
+    }
+
+    #[test]
+    fn every_default_renders_in_all_three_places() {
+        for kind in MailKind::ALL {
+            let mail = rendered(&[], kind, SAMPLE);
+            assert!(mail.subject.contains("The Shop"), "{kind:?}: {}", mail.subject);
+            for body in [&mail.text, &mail.html] {
+                assert!(body.contains("Hello Ada,"), "{kind:?}: {body}");
+                assert!(body.contains(SAMPLE.registered_at), "{kind:?}: {body}");
+                assert_eq!(body.contains(SAMPLE.code), has_code(kind), "{kind:?}: {body}");
+                assert_eq!(body.contains(SAMPLE.expires_at), has_code(kind), "{kind:?}: {body}");
+            }
+            assert_eq!(mail.text.contains(SAMPLE.url), has_code(kind), "{kind:?}: {}", mail.text);
+            let link = format!("href=\"{}\"", SAMPLE.url.replace('&', "&amp;"));
+            assert_eq!(mail.html.contains(&link), has_code(kind), "{kind:?}: {}", mail.html);
+            for external in ["src=", "http://", "url(", "<link", "<script"] {
+                assert!(!mail.html.contains(external), "{kind:?} loads from outside: {external}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_default_renders_for_an_unverified_address_without_a_page() {
+        for kind in MailKind::ALL {
+            let mail = rendered(&[], kind, Values { name: "", url: "", ..SAMPLE });
+            for body in [&mail.text, &mail.html] {
+                assert!(body.contains("Hello,"), "{kind:?}: {body}");
+                assert!(!body.contains("https://"), "{kind:?}: {body}");
+                assert_eq!(body.contains(SAMPLE.code), has_code(kind), "{kind:?}: {body}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_default_passes_the_check_that_an_apps_own_must_pass() {
+        for (name, source) in DEFAULTS {
+            assert_eq!(check(name, source), Ok(()), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_people_wrote_is_escaped_in_html_and_breaks_no_line() {
+        for kind in MailKind::ALL {
+            let mail = rendered(&[], kind, Values { app: HOSTILE, name: HOSTILE, ..SAMPLE });
+            assert!(!mail.html.contains("<script"), "{}", mail.html);
+            assert!(
+                mail.html
+                    .contains("&lt;script&gt;alert(&quot;1&quot;)&lt;/script&gt; Bcc: victim@example.com &#39;&amp;"),
+                "{}",
+                mail.html
+            );
+            assert!(mail.text.contains("<script>alert(\"1\")</script> Bcc: victim@example.com '&"), "{}", mail.text);
+            assert!(!mail.subject.contains(|c: char| c.is_control() || c == '\u{2028}'), "{:?}", mail.subject);
+            assert!(!mail.text.contains("\nBcc"), "{}", mail.text);
+        }
+    }
+
+    #[test]
+    fn a_subject_is_one_line_of_bounded_length_and_never_empty() {
+        let subject = |source: &str| rendered(&[("reset.subject", source)], MailKind::Reset, SAMPLE).subject;
+        assert_eq!(subject("a\r\nBcc: b@example.com\n\n c\t\u{85}d\u{0}"), "a Bcc: b@example.com c d");
+        assert_eq!(subject(&"ä".repeat(500)).chars().count(), 200);
+        assert_eq!(subject(" {% if not app %}x{% endif %}\n"), "Set a new password for The Shop");
+    }
+
+    #[test]
+    fn an_apps_own_template_stands_in_for_the_default() {
+        let own = [("confirm.txt", "Code: {{ code }} for {{ name|default('you', true) }}"), ("confirm.subject", "Hi")];
+        let mail = rendered(&own, MailKind::Confirm, Values { name: "", ..SAMPLE });
+        assert_eq!((mail.subject.as_str(), mail.text.as_str()), ("Hi", "Code: ABCDE-01XYZ for you"));
+        assert!(mail.html.contains("<h1"), "{}", mail.html);
+        assert!(rendered(&own, MailKind::Reset, SAMPLE).subject.starts_with("Set a new password"));
+    }
+
+    #[test]
+    fn an_apps_own_html_may_fill_the_layout_and_is_escaped() {
+        let own = [("reset.html", "{% extends \"layout.html\" %}{% block content %}<p>{{ name }}</p>{% endblock %}")];
+        let mail = rendered(&own, MailKind::Reset, Values { name: "<b>", ..SAMPLE });
+        assert!(mail.html.contains("<p>&lt;b&gt;</p>") && mail.html.contains("</html>"), "{}", mail.html);
+    }
+
+    #[test]
+    fn a_template_that_cannot_be_used_leaves_the_default() {
+        for bad in ["{{ code", "{{ nothing }}", "{{ app ~ app }}"] {
+            let mail = rendered(&[("confirm.txt", bad)], MailKind::Confirm, SAMPLE);
+            assert!(mail.text.contains("Hello Ada,"), "{bad}: {}", mail.text);
+        }
+    }
+
+    #[test]
+    fn a_template_that_fails_only_when_sent_falls_back_to_the_default() {
+        let own = "{{ name }}".repeat(2_000);
+        assert_eq!(check("reset.txt", &own), Ok(()));
+        let name = "n".repeat(200);
+        let mail = rendered(&[("reset.txt", &own)], MailKind::Reset, Values { name: &name, ..SAMPLE });
+        assert!(mail.text.starts_with("Hello nnn"), "{}", &mail.text[..40]);
+    }
+
+    #[test]
+    fn output_and_work_are_limited() {
+        let much = format!("a{}", "\n{{ app }}".repeat(5_000));
+        assert_eq!(check("reset.txt", &"x".repeat(MOST_OUTPUT)), Ok(()));
+        let refused = check("reset.txt", &"x".repeat(MOST_OUTPUT + 1)).unwrap_err();
+        assert_eq!(refused.reason, "renders to more than 64 KiB");
+        assert_eq!(check("reset.txt", &much), Ok(()));
+        let refused = check("reset.txt", &"{% if app %}{% endif %}".repeat(30_000)).unwrap_err();
+        assert_eq!(refused.reason, "takes too long to render");
+    }
+
+    #[test]
+    fn a_check_tells_line_and_reason() {
+        let refused = |name, source| check(name, source).unwrap_err().to_string();
+        assert_eq!(
+            refused("confirm.txt", "Hello\n{{ nmae }}"),
+            "line 2: there is no variable nmae; there are app, name, code, url, registered_at, expires_at"
+        );
+        assert!(refused("confirm.html", "{% if app %}").starts_with("line 1: syntax error"));
+        assert!(refused("welcome.txt", "x").starts_with("line 0: is not the name of a template"));
+        assert!(refused("layout.html", "x").starts_with("line 0: is not the name of a template"));
+        assert_eq!(refused("confirm.subject", " \n"), "line 0: renders to an empty subject");
     }
 }

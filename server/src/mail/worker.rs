@@ -171,3 +171,218 @@ async fn measure<O: Outbox>(outbox: &O, metrics: &MailMetrics, shutdown: &Cancel
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::VecDeque, sync::Mutex};
+
+    use latchkey_crds::types::AppId;
+    use prometheus_client::registry::Registry;
+    use time::OffsetDateTime;
+    use tokio::sync::{Notify, Semaphore, mpsc};
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::domain::{
+        mail::{EpochNews, Mail, MailKind},
+        ports::{Backlog, StoreError, Task},
+    };
+
+    /// Rows in a list, handed out as the port says: in turn over Apps, a bounded number of each.
+    #[derive(Default)]
+    struct Script {
+        due: Mutex<VecDeque<Claimed>>,
+        held: Mutex<Vec<Claimed>>,
+        claims: Mutex<Vec<usize>>,
+        settles_that_fail: Mutex<u32>,
+        away: Mutex<u32>,
+        woken: Notify,
+        settled: Mutex<Vec<(String, Outcome)>>,
+    }
+
+    fn away() -> StoreError {
+        StoreError::Unavailable { store: "Postgres", source: "gone".into() }
+    }
+
+    impl Script {
+        fn with(rows: &[(&str, usize)]) -> Arc<Self> {
+            let script = Self::default();
+            for (app, count) in rows {
+                script.add(app, *count);
+            }
+            Arc::new(script)
+        }
+
+        fn add(&self, app: &str, count: usize) {
+            let requested_at = OffsetDateTime::UNIX_EPOCH;
+            let mail = Mail { kind: MailKind::Reset, user: None, requested_at };
+            for _ in 0..count {
+                let mut due = self.due.lock().unwrap();
+                due.push_back(Claimed {
+                    id: Uuid::now_v7(),
+                    app: app.parse().unwrap(),
+                    attempts: 0,
+                    task: Task::Mail(mail.clone()),
+                    lease_until: requested_at,
+                });
+            }
+        }
+    }
+
+    impl Outbox for Script {
+        async fn enqueue(&self, _: &AppId, _: Mail) -> Result<(), StoreError> {
+            unreachable!("the worker queues nothing")
+        }
+
+        async fn claim(&self, most: usize, per_app: usize, lease: Duration) -> Result<Vec<Claimed>, StoreError> {
+            assert_eq!(lease, LEASE);
+            let mut left = self.away.lock().unwrap();
+            if *left > 0 {
+                *left -= 1;
+                return Err(away());
+            }
+            self.claims.lock().unwrap().push(most);
+            let (mut due, mut held) = (self.due.lock().unwrap(), self.held.lock().unwrap());
+            let mut taken = Vec::new();
+            for row in std::mem::take(&mut *due) {
+                let of_app = held.iter().filter(|other| other.app == row.app).count();
+                if taken.len() < most && of_app < per_app {
+                    held.push(row.clone());
+                    taken.push(row);
+                } else {
+                    due.push_back(row);
+                }
+            }
+            Ok(taken)
+        }
+
+        async fn settle(&self, claimed: &Claimed, outcome: Outcome) -> Result<(), StoreError> {
+            let mut left = self.settles_that_fail.lock().unwrap();
+            if *left > 0 {
+                *left -= 1;
+                return Err(away());
+            }
+            self.held.lock().unwrap().retain(|row| row.id != claimed.id);
+            self.settled.lock().unwrap().push((claimed.app.to_string(), outcome));
+            Ok(())
+        }
+
+        async fn epoch_carried(&self, _: &AppId, _: &EpochNews) -> Result<(), StoreError> {
+            unreachable!("requests do this")
+        }
+
+        async fn notified(&self) {
+            self.woken.notified().await;
+        }
+
+        async fn backlog(&self) -> Result<Backlog, StoreError> {
+            unreachable!("the scheduler does not ask")
+        }
+    }
+
+    /// Delivers at once what is not of the App `hangs`, and of that one whatever `released` lets go.
+    struct Hands {
+        released: Semaphore,
+        begun: mpsc::UnboundedSender<String>,
+    }
+
+    impl Courier for Hands {
+        async fn deliver(&self, claimed: &Claimed) -> Outcome {
+            self.begun.send(claimed.app.to_string()).unwrap();
+            if claimed.app.as_str() == "hangs" {
+                self.released.acquire().await.unwrap().forget();
+            }
+            Outcome::Done
+        }
+    }
+
+    struct Running {
+        script: Arc<Script>,
+        hands: Arc<Hands>,
+        begun: mpsc::UnboundedReceiver<String>,
+        shutdown: CancellationToken,
+        worker: tokio::task::JoinHandle<()>,
+    }
+
+    fn run(script: Arc<Script>) -> Running {
+        let (sender, begun) = mpsc::unbounded_channel();
+        let hands = Arc::new(Hands { released: Semaphore::new(0), begun: sender });
+        let shutdown = CancellationToken::new();
+        let (outbox, courier, stop) = (script.clone(), hands.clone(), shutdown.clone());
+        let worker = tokio::spawn(async move {
+            let metrics = MailMetrics::register(&mut Registry::default());
+            schedule(outbox, courier, &Env::system(), &metrics, &stop).await;
+        });
+        Running { script, hands, begun, shutdown, worker }
+    }
+
+    impl Running {
+        async fn begins(&mut self, count: usize) -> Vec<String> {
+            let mut apps = Vec::new();
+            while apps.len() < count {
+                let next = timeout(Duration::from_secs(20), self.begun.recv()).await;
+                apps.push(next.expect("nothing more was begun").unwrap());
+            }
+            apps
+        }
+
+        async fn stop(self) {
+            self.shutdown.cancel();
+            timeout(Duration::from_secs(20), self.worker).await.expect("the worker ends").unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn one_app_that_hangs_holds_up_nobody() {
+        let mut running = run(Script::with(&[("hangs", 100), ("shop", 40), ("blog", 40)]));
+        let begun = running.begins(84).await;
+        assert_eq!(begun.iter().filter(|app| *app == "hangs").count(), PER_APP);
+        // Later rows of others do not wait for it either.
+        running.script.add("shop", 5);
+        running.script.woken.notify_one();
+        assert_eq!(running.begins(5).await, ["shop"; 5]);
+        assert!(running.script.claims.lock().unwrap().iter().all(|most| (1..=IN_FLIGHT).contains(most)));
+        running.hands.released.add_permits(1_000);
+        assert_eq!(running.begins(96).await, ["hangs"; 96]);
+        running.stop().await;
+    }
+
+    #[tokio::test]
+    async fn rows_are_found_by_polling_alone() {
+        let mut running = run(Script::with(&[]));
+        running.script.add("shop", 1);
+        assert_eq!(running.begins(1).await, ["shop"]);
+        running.stop().await;
+    }
+
+    #[tokio::test]
+    async fn at_the_end_nothing_is_claimed_and_what_is_in_hand_is_finished() {
+        let mut running = run(Script::with(&[("hangs", 6)]));
+        running.begins(4).await;
+        running.shutdown.cancel();
+        running.hands.released.add_permits(1_000);
+        let script = running.script.clone();
+        running.stop().await;
+        assert_eq!(script.settled.lock().unwrap().len(), 4);
+        assert_eq!(script.due.lock().unwrap().len(), 2);
+    }
+
+    #[tokio::test]
+    async fn a_row_that_cannot_be_settled_at_first_is_settled_and_not_sent_twice() {
+        let script = Script::with(&[("shop", 1)]);
+        *script.settles_that_fail.lock().unwrap() = 2;
+        let mut running = run(script.clone());
+        running.begins(1).await;
+        running.stop().await;
+        assert!(matches!(script.settled.lock().unwrap()[..], [(_, Outcome::Done)]));
+    }
+
+    #[tokio::test]
+    async fn an_outbox_that_was_away_is_read_when_it_is_back() {
+        let script = Script::with(&[("shop", 1)]);
+        *script.away.lock().unwrap() = 1;
+        let mut running = run(script);
+        assert_eq!(running.begins(1).await, ["shop"]);
+        running.stop().await;
+    }
+}

@@ -47,7 +47,6 @@ impl Metrics {
 
     pub(super) fn register(&self, registry: &mut Registry) {
         registry.register_collector(Box::new(Connections(self.pool.clone())));
-        let registry = registry.sub_registry_with_prefix("postgres");
         registry.register("acquire_seconds", "Waiting for a connection to Postgres", self.waits.clone());
         registry.register("errors", "Calls to Postgres that failed, by kind", self.faults.clone());
     }
@@ -68,12 +67,8 @@ impl Collector for Connections {
         let idle = self.0.num_idle();
         let size = self.0.size();
         for (name, help, value) in [
-            ("postgres_connections", "Connections to Postgres", i64::from(size)),
-            (
-                "postgres_connections_idle",
-                "Connections to Postgres that wait for work",
-                i64::try_from(idle).unwrap_or(0),
-            ),
+            ("connections", "Connections to Postgres", i64::from(size)),
+            ("connections_idle", "Connections to Postgres that wait for work", i64::try_from(idle).unwrap_or(0)),
         ] {
             let gauge = ConstGauge::new(value);
             gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;

@@ -24,13 +24,12 @@ use crate::domain::ports::StoreError;
 mod apps;
 mod errors;
 mod metrics;
-mod migrate;
+pub mod migrate;
 mod outbox;
 mod users;
 
 pub use apps::AppClaim;
 pub use errors::{Fault, FaultKind};
-pub use migrate::{MigrateFailed, REQUIRED_SCHEMA, migrate};
 pub use outbox::DeadLetter;
 
 use metrics::Metrics;
@@ -145,6 +144,7 @@ impl Postgres {
         Ok(Self { shared: Arc::new(Shared { pool, source, metrics, news, listen: options.listen, listener, fault }) })
     }
 
+    /// Under names without a prefix: the registry is to be one of Postgres's own.
     pub fn register(&self, registry: &mut Registry) {
         self.shared.metrics.register(registry);
     }

@@ -1,13 +1,13 @@
 //! The outbox: rows are claimed under a lease, fairly to Apps, and settled by whoever still holds them.
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use latchkey_crds::types::AppId;
 use sqlx::{
     Connection, PgConnection, PgPool,
     postgres::{PgListener, PgPoolOptions},
 };
-use time::OffsetDateTime;
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tokio::{
     sync::Notify,
     time::{sleep, timeout, timeout_at},
@@ -32,6 +32,8 @@ const EPOCH: &str = "epoch";
 const MAX_ERROR_CHARS: usize = 500;
 /// Where counting stops: more than that is a number to worry about, not one to know.
 const MOST_COUNTED: i64 = 100_000;
+/// How many dead letters a list shows: those that matter are the newest.
+const MOST_LISTED: i64 = 10_000;
 /// How long a listener may hear nothing before it asks whether its connection still lives.
 const SILENCE: Duration = Duration::from_secs(30);
 const LISTENER_LIMIT: Duration = Duration::from_secs(3);
@@ -92,6 +94,23 @@ impl TryFrom<Row> for Claimed {
     }
 }
 
+// === impl DeadLetter ===
+
+impl fmt::Display for DeadLetter {
+    /// A line of a list, with tabs between its columns.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = |time: OffsetDateTime| time.format(&Rfc3339).map_err(|_| fmt::Error);
+        let user = self.user.map_or_else(|| "-".to_owned(), |user| user.to_string());
+        let (created, dead) = (text(self.created_at)?, text(self.dead_at)?);
+        let error = self.error.as_deref().unwrap_or("-");
+        write!(
+            f,
+            "{}\t{}\t{}\t{user}\tattempts={}\tcreated={created}\tdead={dead}\t{error}",
+            self.id, self.app, self.kind, self.attempts
+        )
+    }
+}
+
 fn shortened(error: &str) -> String {
     error.chars().take(MAX_ERROR_CHARS).collect()
 }
@@ -99,8 +118,8 @@ fn shortened(error: &str) -> String {
 // === impl Postgres ===
 
 impl Postgres {
-    /// The dead letters, the newest first; of one App or of all.
-    pub async fn dead_letters(&self, app: Option<&AppId>, most: u32) -> Result<Vec<DeadLetter>, StoreError> {
+    /// The dead letters, the newest first.
+    pub async fn dead_letters(&self) -> Result<Vec<DeadLetter>, StoreError> {
         let mut held = self.hold().await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_as!(
@@ -108,12 +127,11 @@ impl Postgres {
             r#"
             SELECT app_id AS app, id, kind, user_id AS user, attempts, created_at, dead_at AS "dead_at!", error
             FROM outbox
-            WHERE dead_at IS NOT NULL AND ($1::text IS NULL OR app_id = $1)
+            WHERE dead_at IS NOT NULL
             ORDER BY dead_at DESC, app_id, id
-            LIMIT $2
+            LIMIT $1
             "#,
-            app.map(AppId::as_str),
-            i64::from(most),
+            MOST_LISTED,
         );
         let answer = timeout_at(until, query.fetch_all(connection)).await;
         held.done(answer)
@@ -172,15 +190,15 @@ async fn claim(
         Row,
         r#"
         WITH RECURSIVE waiting AS (
-            (SELECT app_id FROM outbox WHERE dead_at IS NULL ORDER BY app_id LIMIT 1)
+            (SELECT app_id FROM outbox WHERE dead_at IS NULL ORDER BY app_id, due_at LIMIT 1)
             UNION ALL
             SELECT (
                 SELECT outbox.app_id FROM outbox
                 WHERE outbox.dead_at IS NULL AND outbox.app_id > waiting.app_id
-                ORDER BY outbox.app_id LIMIT 1
+                ORDER BY outbox.app_id, outbox.due_at LIMIT 1
             )
             FROM waiting WHERE waiting.app_id IS NOT NULL
-        ), room AS (
+        ), room AS MATERIALIZED (
             SELECT waiting.app_id, (
                 SELECT count(*) FROM outbox
                 WHERE outbox.app_id = waiting.app_id AND outbox.lease_until > statement_timestamp()

@@ -229,10 +229,10 @@ impl Users for Stores {
             app.as_str(),
             user.0,
             old.expose(),
-            new.expose(),
+            new.expose()
         );
         let answer = timeout_at(until, query.execute(connection)).await;
-        held.done(answer).map(|_| ())
+        held.done(answer).map(drop)
     }
 
     async fn confirm_address(&self, app: &AppId, change: Confirmation) -> Result<Option<Changed>, StoreError> {

@@ -80,7 +80,6 @@ impl Metrics {
     }
 
     pub(super) fn register(&self, registry: &mut Registry) {
-        let registry = registry.sub_registry_with_prefix("redis");
         registry.register("seconds", "What calls to Redis took", self.seconds.clone());
         registry.register("errors", "Calls to Redis that failed, by kind", self.faults.clone());
         registry.register("evicts", "1 where Redis evicts keys when it is full", self.evicts.clone());

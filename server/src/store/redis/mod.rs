@@ -131,6 +131,7 @@ impl Redis {
         Ok(Self { shared: Arc::new(Shared { link, replicated, scripts, metrics, clock_offset, watch }) })
     }
 
+    /// Under names without a prefix: the registry is to be one of Redis's own.
     pub fn register(&self, registry: &mut Registry) {
         self.shared.metrics.register(registry);
     }

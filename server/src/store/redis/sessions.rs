@@ -17,8 +17,8 @@ use crate::{
 
 /// At most so many sessions a user (contract, 4).
 const MOST: u32 = 100;
-/// How long an epoch is kept: longer than any session.
-const EPOCH_LIFE_MILLIS: u64 = 400 * 24 * 60 * 60 * 1000;
+/// How long an epoch is kept: longer than any session, which an App may let live for 730 days.
+const EPOCH_LIFE_MILLIS: u64 = 800 * 24 * 60 * 60 * 1000;
 /// A use is noted at most so often: reading a session is no write.
 const NOTED_EVERY_MILLIS: u32 = 60_000;
 /// What is kept of a user agent, in octets.

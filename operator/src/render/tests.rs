@@ -1,0 +1,469 @@
+//! Whole runs over folders of manifests.
+
+use std::{fs, os::unix::fs::PermissionsExt};
+
+use clap::Parser;
+use latchkey_crds::rendered::{KeyState, RenderedApp, RenderedSmtp, Revision};
+use tempfile::TempDir;
+
+use super::*;
+use crate::args::{Args, Command};
+
+/// Folders for manifests, documents and keys.
+struct Folders(TempDir);
+
+impl Folders {
+    fn new() -> Self {
+        let folders = Self(TempDir::new().unwrap());
+        fs::create_dir(folders.0.path().join("from")).unwrap();
+        folders
+    }
+
+    fn write(&self, name: &str, text: impl AsRef<[u8]>) {
+        let path = self.0.path().join("from").join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    fn remove(&self, name: &str) {
+        fs::remove_file(self.0.path().join("from").join(name)).unwrap();
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    fn renderer(&self, more: &[&str]) -> anyhow::Result<Renderer> {
+        let (from, to, keys) = (self.path("from"), self.path("to"), self.path("keys"));
+        let mut words = vec!["latchkey-operator", "render", "--from", &from, "--to", &to, "--keys", &keys];
+        if !more.contains(&"--base-url") {
+            words.extend(["--base-url", "https://auth.example.com/"]);
+        }
+        words.extend(more);
+        let Command::Render(args) = Args::try_parse_from(words)?.command;
+        Renderer::new(args)
+    }
+
+    fn run(&self) -> Outcome {
+        self.run_with(&[])
+    }
+
+    fn run_with(&self, more: &[&str]) -> Outcome {
+        self.renderer(more).unwrap().run(OffsetDateTime::UNIX_EPOCH).unwrap()
+    }
+
+    fn document(&self, app_id: &str) -> Option<RenderedApp> {
+        let text = fs::read_to_string(self.path(&format!("to/{app_id}.json"))).ok()?;
+        Some(text.parse().unwrap())
+    }
+
+    fn documents(&self) -> Vec<String> {
+        let names =
+            fs::read_dir(self.path("to")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names = names.collect::<Vec<_>>();
+        names.sort();
+        names
+    }
+}
+
+fn app(namespace: &str, name: &str, spec: &str) -> String {
+    format!(
+        "apiVersion: latchkey.dev/v1alpha1\nkind: App\nmetadata: {{ name: {name}, namespace: {namespace} }}\nspec: {spec}\n"
+    )
+}
+
+fn shop() -> String {
+    app("shop", "shop", "{}")
+}
+
+#[test]
+fn an_app_is_rendered_once_and_then_unchanged() {
+    let folders = Folders::new();
+    folders.write("shop.yaml", shop());
+    let first = folders.run();
+    let octets = fs::read(folders.path("to/shop.json")).unwrap();
+    let revision = Revision::of(&octets);
+    assert_eq!(first.apps, [format!("shop: rendered, revision {}", &revision.as_str()[..12])]);
+    assert_eq!((&first.refused[..], &first.unresolved[..]), (&[][..], &[][..]));
+    let document = folders.document("shop").unwrap();
+    assert_eq!(document.issuer.as_str(), "https://auth.example.com/shop", "one slash, whatever the base URL ends with");
+    assert_eq!(document.keys.signing[0].state, KeyState::Active);
+
+    let inode = |name: &str| std::os::unix::fs::MetadataExt::ino(&fs::metadata(folders.path(name)).unwrap());
+    let before = (inode("to/shop.json"), inode("keys/latchkey-keys-shop.json"));
+    let second = folders.run();
+    assert_eq!(second.apps, [format!("shop: unchanged, revision {}", &revision.as_str()[..12])]);
+    assert_eq!((inode("to/shop.json"), inode("keys/latchkey-keys-shop.json")), before, "nothing is written");
+}
+
+#[test]
+fn documents_and_keys_are_for_their_owner_alone() {
+    let folders = Folders::new();
+    folders.write("shop.yaml", shop());
+    folders.run();
+    let mode = |name: &str| fs::metadata(folders.path(name)).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode("to/shop.json"), mode("keys/latchkey-keys-shop.json")), (0o600, 0o600));
+    assert_eq!((mode("to"), mode("keys")), (0o700, 0o700));
+    assert_eq!(folders.documents(), ["shop.json"], "nothing is left beside it");
+}
+
+#[test]
+fn manifests_are_found_in_subfolders_and_in_every_format() {
+    let folders = Folders::new();
+    folders.write("a/b/one.yml", app("a", "one", "{}"));
+    folders.write(
+        "two.json",
+        r#"{"apiVersion":"latchkey.dev/v1alpha1","kind":"App","metadata":{"name":"two"},"spec":{}}"#,
+    );
+    folders.write(
+        "list.yaml",
+        format!("apiVersion: v1\nkind: List\nitems:\n- {}", app("a", "three", "{}").replace('\n', "\n  ")),
+    );
+    folders.write("crlf.yaml", app("a", "four", "{}").replace('\n', "\r\n"));
+    folders.write("bom.yaml", format!("\u{feff}{}", app("a", "five", "{}")));
+    folders.write(
+        "merge.yaml",
+        format!("x: &x {{ signUp: Closed }}\n{}", app("a", "six", "\n  <<: *x")).replace("x: &x", "x-all: &x"),
+    );
+    folders.write(".hidden.yaml", app("a", "hidden", "{}"));
+    folders.write("notes.txt", app("a", "notes", "{}"));
+    let outcome = folders.run();
+    // The anchor of a document has to stand in it, so the schema sees it too.
+    assert_eq!(outcome.refused, ["merge.yaml (document 1): App a/six: field x-all: unknown field"]);
+    assert_eq!(folders.documents(), ["five.json", "four.json", "one.json", "three.json", "two.json"]);
+    assert_eq!(folders.document("two").unwrap().namespace, "default");
+}
+
+#[test]
+fn other_kinds_are_passed_over() {
+    let folders = Folders::new();
+    folders.write("deploy.yaml", "apiVersion: apps/v1\nkind: Deployment\nmetadata: { name: x }\n");
+    folders.write("other.yaml", "apiVersion: example.com/v1\nkind: App\nmetadata: { name: x }\nspec: { a: 1 }\n");
+    folders.write("values.yaml", "replicas: 2\n");
+    folders.write("empty.yaml", "");
+    folders.write("comments.yaml", "# nothing\n---\n---\n# here\n");
+    assert_eq!(folders.run(), Outcome::default());
+}
+
+#[test]
+fn kinds_that_we_do_not_know_are_told() {
+    let folders = Folders::new();
+    folders.write("a.yaml", shop().replace("v1alpha1", "v1"));
+    folders.write("b.yaml", shop().replace("kind: App", "kind: Tenant"));
+    folders.write("c.yaml", "kind: App\nmetadata: { name: shop }\n");
+    assert_eq!(
+        folders.run().refused,
+        [
+            "a.yaml (document 1): App: field apiVersion: must be latchkey.dev/v1alpha1",
+            "b.yaml (document 1): Tenant: field kind: must be App or Provider in latchkey.dev",
+            "c.yaml (document 1): App: field apiVersion: must be latchkey.dev/v1alpha1",
+        ]
+    );
+}
+
+#[test]
+fn a_bad_object_is_told_by_file_object_field_and_reason_and_stops_no_other() {
+    let folders = Folders::new();
+    let bad = app("shop", "bad", "{ redirectURLs: [\"https://a.example\", \"http://a.example\"], sginUp: Open }");
+    folders.write("shop.yaml", format!("{}---\n{bad}---\n{}", app("shop", "one", "{}"), app("shop", "two", "{}")));
+    let outcome = folders.run();
+    assert_eq!(outcome.refused.len(), 2, "{:?}", outcome.refused);
+    let start = "shop.yaml (document 2): App shop/bad: field ";
+    assert!(
+        outcome.refused[0].starts_with(&format!("{start}spec.redirectURLs[1]: use https")),
+        "{:?}",
+        outcome.refused
+    );
+    assert_eq!(outcome.refused[1], format!("{start}spec.sginUp: unknown field"));
+    assert_eq!(folders.documents(), ["one.json", "two.json"]);
+}
+
+#[test]
+fn what_the_schema_cannot_say_the_types_do() {
+    let folders = Folders::new();
+    folders.write("shop.yaml", app("shop", "shop", "{ redirectURLs: [\"https://a.example:99999/\"] }"));
+    assert_eq!(
+        folders.run().refused,
+        ["shop.yaml (document 1): App shop/shop: field spec.redirectURLs[0]: is not an absolute URL"]
+    );
+}
+
+#[test]
+fn a_broken_document_stops_no_other() {
+    let folders = Folders::new();
+    folders.write(
+        "shop.yaml",
+        format!("{}---\n\tbroken: [\n---\n{}", app("shop", "one", "{}"), app("shop", "three", "{}")),
+    );
+    folders.write("octets.yaml", b"apiVersion: \xff\n");
+    folders.write("broken.json", "{");
+    folders.write("text.yaml", "only text\n");
+    let outcome = folders.run();
+    assert_eq!(folders.documents(), ["one.json", "three.json"]);
+    assert_eq!(outcome.refused.len(), 4, "{:?}", outcome.refused);
+    assert!(outcome.refused[0].starts_with("broken.json (document 1): is not JSON: "));
+    assert_eq!(outcome.refused[1], "octets.yaml: is not UTF-8 at octet 12");
+    let line = app("shop", "one", "{}").lines().count() + 2;
+    assert!(outcome.refused[2].starts_with("shop.yaml (document 2): is not YAML: "), "{:?}", outcome.refused);
+    assert!(outcome.refused[2].ends_with(&format!("(line {line})")), "{:?}", outcome.refused);
+    assert_eq!(outcome.refused[3], "text.yaml (document 1): is not an object");
+}
+
+#[test]
+fn of_two_apps_with_one_app_id_the_first_wins() {
+    let folders = Folders::new();
+    folders.write("b.yaml", app("b", "shop", "{}"));
+    folders.write("a.yaml", format!("{}---\n{}", app("a", "store", "{ appID: shop }"), app("c", "shop", "{}")));
+    let outcome = folders.run();
+    assert_eq!(
+        outcome.refused,
+        [
+            "a.yaml (document 2): App c/shop: field metadata.name: another App holds the appID shop; set another spec.appID",
+            "b.yaml (document 1): App b/shop: field metadata.name: another App holds the appID shop; set another spec.appID",
+        ]
+    );
+    assert_eq!(folders.document("shop").unwrap().namespace, "a");
+}
+
+#[test]
+fn an_object_that_is_there_twice_counts_once() {
+    let folders = Folders::new();
+    folders.write("a.yaml", app("shop", "shop", "{ displayName: First }"));
+    folders.write("b.yaml", app("shop", "shop", "{ displayName: Second }"));
+    assert_eq!(
+        folders.run().refused,
+        ["b.yaml (document 1): App shop/shop: is there twice; the first one counts, take this one away"]
+    );
+    assert_eq!(folders.document("shop").unwrap().display_name, "First");
+}
+
+#[test]
+fn an_app_that_goes_is_removed_and_other_files_stay() {
+    let folders = Folders::new();
+    folders.write("shop.yaml", shop());
+    folders.write("other.yaml", app("a", "other", "{}"));
+    folders.run();
+    fs::write(folders.path("to/package.json"), "{}").unwrap();
+    folders.remove("other.yaml");
+    let outcome = folders.run();
+    assert_eq!(outcome.apps[1..], ["other: removed".to_owned()]);
+    assert_eq!(folders.documents(), ["package.json", "shop.json"]);
+    assert!(fs::exists(folders.path("keys/latchkey-keys-other.json")).unwrap(), "keys are never removed");
+}
+
+#[test]
+fn what_was_served_goes_on_where_the_manifest_is_broken() {
+    let folders = Folders::new();
+    folders.write("shop.yaml", shop());
+    folders.run();
+    let good = fs::read(folders.path("to/shop.json")).unwrap();
+    let broken = [
+        app("shop", "shop", "{ signUp: Maybe }"),
+        shop().replace("v1alpha1", "v1"),
+        shop().replace("name: shop,", ""),
+        shop().replace("name: shop,", "name: Not-A-Label,"),
+        "{ broken".to_owned(),
+    ];
+    for manifest in broken {
+        folders.write("shop.yaml", &manifest);
+        let outcome = folders.run();
+        assert!(!outcome.refused.is_empty() && outcome.apps.is_empty(), "{manifest}: {outcome:?}");
+        assert_eq!(fs::read(folders.path("to/shop.json")).unwrap(), good, "{manifest}");
+    }
+    folders.write("shop.yaml", b"\xff");
+    assert_eq!((folders.run().refused.len(), folders.documents().len()), (1, 1));
+    folders.remove("shop.yaml");
+    folders.run();
+    assert!(folders.documents().is_empty());
+}
+
+#[test]
+fn references_that_lead_nowhere_are_told_and_nothing_is_refused_for_them() {
+    let folders = Folders::new();
+    folders.write(
+        "shop.yaml",
+        app("shop", "shop", "{ providerRefs: [{ name: gone }], mail: { smtpSecretRef: { name: gone } } }"),
+    );
+    let outcome = folders.run();
+    assert_eq!((outcome.refused.len(), outcome.unresolved.len(), outcome.apps.len()), (0, 2, 1));
+    let start = "shop.yaml (document 1): App shop/shop: field ";
+    assert!(outcome.unresolved[0].starts_with(&format!("{start}spec.providerRefs[0]: Provider gone does not exist")));
+    assert!(outcome.unresolved[0].ends_with("(ProviderNotFound)"));
+    assert_eq!(folders.document("shop").unwrap().mail.smtp, RenderedSmtp::Unresolved);
+}
+
+#[test]
+fn secrets_are_read_from_data_and_string_data_and_never_told() {
+    let folders = Folders::new();
+    let relay = |data: &str| {
+        let secret = format!("apiVersion: v1\nkind: Secret\nmetadata: {{ name: relay, namespace: shop }}\n{data}\n");
+        format!("{}---\n{secret}", app("shop", "shop", "{ mail: { smtpSecretRef: { name: relay } } }"))
+    };
+    folders.write(
+        "shop.yaml",
+        relay("data: { host: c210cC5leGFtcGxl, port: MjU= }\nstringData: { port: '587', tls: starttls }"),
+    );
+    assert_eq!(folders.run().refused, [] as [String; 0]);
+    let RenderedSmtp::Own(relay_of_shop) = folders.document("shop").unwrap().mail.smtp else { panic!("own relay") };
+    assert_eq!((relay_of_shop.host.as_str(), relay_of_shop.port), ("smtp.example", 587));
+
+    folders.write("shop.yaml", relay("data: { host: '***hush***' }"));
+    let outcome = folders.run();
+    assert_eq!(outcome.refused.len(), 2);
+    assert!(outcome.refused.iter().any(|line| {
+        line == "shop.yaml (document 2): Secret shop/relay: field data.host: must be base64; plain text goes under stringData"
+    }));
+    assert!(!format!("{outcome:?}").contains("hush"));
+
+    folders.write("shop.yaml", relay("stringData: { port: 587 }"));
+    let line = "shop.yaml (document 2): Secret shop/relay: field stringData.port: must be a string; put it in quotes";
+    assert!(folders.run().refused.contains(&line.to_owned()));
+}
+
+#[test]
+fn check_writes_nothing() {
+    let folders = Folders::new();
+    folders.write("shop.yaml", shop());
+    folders.write("bad.yaml", app("shop", "bad", "{ signUp: Maybe }"));
+    let outcome = folders.run_with(&["--check"]);
+    assert_eq!((outcome.apps, outcome.refused.len()), (vec!["shop: valid".to_owned()], 1));
+    assert!(!fs::exists(folders.path("to")).unwrap() && !fs::exists(folders.path("keys")).unwrap());
+}
+
+#[test]
+fn check_needs_only_the_manifests() {
+    let folders = Folders::new();
+    folders.write("shop.yaml", shop());
+    let from = folders.path("from");
+    let Command::Render(args) = Args::parse_from(["latchkey-operator", "render", "--from", &from, "--check"]).command;
+    let outcome = Renderer::new(args).unwrap().run(OffsetDateTime::UNIX_EPOCH).unwrap();
+    assert_eq!(outcome.apps, ["shop: valid"]);
+    assert!(Args::try_parse_from(["latchkey-operator", "render", "--from", &from]).is_err());
+}
+
+#[test]
+fn keys_that_cannot_be_read_are_never_written_over() {
+    let folders = Folders::new();
+    folders.write("shop.yaml", shop());
+    folders.write("other.yaml", app("a", "other", "{}"));
+    folders.run();
+    let good = fs::read(folders.path("to/shop.json")).unwrap();
+    let path = folders.path("keys/latchkey-keys-shop.json");
+    for broken in ["", "{", "hush", r#"{"appID":"other","signing":[],"hmac":[]}"#] {
+        fs::write(&path, broken).unwrap();
+        folders.write("shop.yaml", app("shop", "shop", "{ signUp: Closed }"));
+        let outcome = folders.run();
+        assert_eq!(outcome.refused.len(), 1, "{outcome:?}");
+        assert!(outcome.refused[0].contains("App shop/shop: its keys"), "{outcome:?}");
+        assert!(!outcome.refused[0].contains("hush"));
+        assert_eq!(fs::read_to_string(&path).unwrap(), broken);
+        assert_eq!(fs::read(folders.path("to/shop.json")).unwrap(), good, "the last good document goes on");
+        assert_eq!(outcome.apps.len(), 1, "the other App is rendered");
+    }
+}
+
+#[test]
+fn keys_that_are_lost_are_those_of_the_document() {
+    let folders = Folders::new();
+    folders.write("shop.yaml", shop());
+    folders.run();
+    let keys = folders.document("shop").unwrap().keys;
+    fs::remove_file(folders.path("keys/latchkey-keys-shop.json")).unwrap();
+    folders.run();
+    assert_eq!(folders.document("shop").unwrap().keys, keys);
+    assert!(fs::exists(folders.path("keys/latchkey-keys-shop.json")).unwrap());
+}
+
+#[test]
+fn another_algorithm_is_another_key_beside_the_old() {
+    let folders = Folders::new();
+    folders.write("shop.yaml", shop());
+    folders.run();
+    folders.write("shop.yaml", app("shop", "shop", "{ tokens: { signingAlgorithm: EdDSA } }"));
+    folders.run();
+    let keys = folders.document("shop").unwrap().keys;
+    let states = keys.signing.iter().map(|key| (key.id.as_str(), key.state)).collect::<Vec<_>>();
+    assert_eq!(states, [("s1", KeyState::Retired), ("s2", KeyState::Active)]);
+    assert!(folders.run().apps[0].contains("unchanged"));
+}
+
+#[test]
+fn the_first_keys_of_two_at_once_are_the_same() {
+    let folder = TempDir::new().unwrap();
+    let app_id: AppId = "shop".parse().unwrap();
+    let make = || KeyDocument::first(&app_id, SigningAlgorithm::ES256, OffsetDateTime::UNIX_EPOCH).unwrap();
+    let one = files::keep_first_keys(folder.path(), make()).unwrap();
+    let other = files::keep_first_keys(folder.path(), make()).unwrap();
+    assert_eq!(one, other);
+}
+
+#[test]
+fn a_document_over_the_limit_is_refused() {
+    let folders = Folders::new();
+    let url = |index: usize| format!("https://a.example/{index}/{}", "a".repeat(2000));
+    let urls = (0..100).map(url).collect::<Vec<_>>().join(", ");
+    let template = |size: usize| format!("{{# {} #}}", "a".repeat(size));
+    let mails = ["confirm.txt", "reset.txt", "confirm.html", "reset.html"];
+    let data = mails.map(|key| format!("  {key}: \"{}\"\n", template(63_000))).concat();
+    let map = format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{ name: mail, namespace: shop }}\ndata:\n{data}");
+    let refs = (0..32).map(|index| format!("{{ name: p{index} }}")).collect::<Vec<_>>().join(", ");
+    let spec =
+        format!("{{ redirectURLs: [{urls}], mail: {{ templatesRef: {{ name: mail }} }}, providerRefs: [{refs}] }}");
+    let mut text = format!("{}---\n{map}", app("shop", "shop", &spec));
+    let scopes = (0..32).map(|index| format!("s{index}{}", "x".repeat(250))).collect::<Vec<_>>().join(", ");
+    for index in 0..32 {
+        text += &format!(
+            "---\napiVersion: latchkey.dev/v1alpha1\nkind: Provider\nmetadata: {{ name: p{index}, namespace: shop }}\n\
+             spec: {{ google: {{ clientID: a, clientSecretRef: {{ name: s, key: s }}, scopes: [{scopes}] }} }}\n"
+        );
+    }
+    folders.write("shop.yaml", text);
+    let outcome = folders.run();
+    assert_eq!(
+        outcome.refused,
+        [
+            "shop.yaml (document 1): App shop/shop: the rendered document is over 512 KiB; shorten the templates and lists"
+        ]
+    );
+    assert!(folders.documents().is_empty());
+}
+
+#[test]
+fn http_is_for_development() {
+    let folders = Folders::new();
+    folders.write(
+        "shop.yaml",
+        "apiVersion: latchkey.dev/v1alpha1\nkind: Provider\nmetadata: { name: local }\nspec: { oidc: { issuer: \"http://127.0.0.1:5556\", clientID: a, clientSecretRef: { name: a, key: a } } }\n",
+    );
+    let refused = folders.run().refused;
+    assert_eq!(refused, ["shop.yaml (document 1): Provider default/local: field spec.oidc.issuer: use https"]);
+    let development = ["--base-url", "http://127.0.0.1:8080", "--allow-insecure"];
+    assert_eq!(folders.run_with(&development).refused, [] as [String; 0]);
+    assert!(folders.renderer(&["--base-url", "http://127.0.0.1:8080"]).is_err());
+    assert!(folders.renderer(&["--base-url", "auth.example.com"]).is_err());
+}
+
+#[test]
+fn a_folder_that_is_gone_removes_nothing() {
+    let folders = Folders::new();
+    folders.write("shop.yaml", shop());
+    let renderer = folders.renderer(&[]).unwrap();
+    renderer.run(OffsetDateTime::UNIX_EPOCH).unwrap();
+    fs::rename(folders.path("from"), folders.path("away")).unwrap();
+    assert!(renderer.run(OffsetDateTime::UNIX_EPOCH).is_err());
+    assert_eq!(folders.documents(), ["shop.json"]);
+}
+
+#[test]
+fn the_examples_are_served_in_development() {
+    let folders = Folders::new();
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/examples");
+    for entry in fs::read_dir(examples).unwrap() {
+        let path = entry.unwrap().path();
+        folders.write(path.file_name().unwrap().to_str().unwrap(), fs::read(&path).unwrap());
+    }
+    let outcome = folders.run_with(&["--base-url", "http://127.0.0.1:8080", "--allow-insecure"]);
+    assert_eq!((&outcome.refused[..], &outcome.unresolved[..]), (&[][..], &[][..]));
+    let shop = folders.document("shop").unwrap();
+    assert_eq!(shop.mail.smtp, RenderedSmtp::Install);
+}

@@ -1,0 +1,135 @@
+//! The stores, against real Postgres and Redis: what each port promises, two at once, and what happens when one is away.
+
+use std::{sync::LazyLock, time::Duration};
+
+use latchkey_crds::types::AppId;
+use latchkey_server::{
+    domain::{
+        clock::{Clock, SystemClock},
+        email::Email,
+        mail::{Mail, MailKind},
+        password::PasswordHash,
+        ports::{NewUser, Outbox, StoreError},
+        user::{Name, UserId},
+    },
+    hashing::{Hashing, HashingOptions},
+    store::{
+        Stores, UrlSource,
+        postgres::{self, Postgres},
+        redis::{self, Redis},
+    },
+};
+use latchkey_tests::{
+    postgres::{Database, Postgres as PostgresServer},
+    redis::Redis as RedisServer,
+};
+use prometheus_client::registry::Registry;
+use time::{OffsetDateTime, macros::datetime};
+use uuid::Uuid;
+
+mod codes;
+mod faults;
+mod limits;
+mod migrate;
+mod outbox;
+mod sessions;
+mod users;
+
+const LIMIT: Duration = Duration::from_secs(20);
+/// A time that Postgres keeps exactly.
+const REQUESTED: OffsetDateTime = datetime!(2026-03-04 05:06:07 UTC);
+
+/// One for all tests: they hash nothing.
+static HASHING: LazyLock<Hashing> =
+    LazyLock::new(|| Hashing::start(HashingOptions::default(), &mut Registry::default()));
+
+/// Stores with a database of their own, and an App of its own in the shared Redis.
+struct Fixture {
+    stores: Stores,
+    app: AppId,
+    database: Database,
+}
+
+impl Fixture {
+    async fn new() -> Self {
+        let database = PostgresServer::shared().await.empty_database().await.unwrap();
+        postgres::migrate::migrate(&UrlSource::given(&database.url)).await.unwrap();
+        Self { stores: stores(&database.url, &RedisServer::shared().await.url()), app: an_app(), database }
+    }
+
+    /// The same database and Redis, as another server has them.
+    async fn another(&self) -> Stores {
+        stores(&self.database.url, &RedisServer::shared().await.url())
+    }
+
+    /// Another by Redis's clock, so much later.
+    async fn later(&self, by: time::Duration) -> Stores {
+        let url = UrlSource::given(RedisServer::shared().await.url());
+        let redis = Redis::connect(redis::Options { clock_offset: by, ..redis::Options::new(url) }).unwrap();
+        Stores { redis, ..self.stores.clone() }
+    }
+
+    async fn execute(&self, sql: &str) {
+        let mut connection = self.database.connect().await.unwrap();
+        sqlx::raw_sql(sqlx::AssertSqlSafe(sql.to_owned())).execute(&mut connection).await.unwrap();
+    }
+
+    async fn count(&self, sql: &str) -> i64 {
+        let mut connection = self.database.connect().await.unwrap();
+        sqlx::query_scalar(sqlx::AssertSqlSafe(sql.to_owned())).fetch_one(&mut connection).await.unwrap()
+    }
+
+    async fn enqueue(&self, app: &AppId, times: usize) {
+        for _ in 0..times {
+            self.stores.enqueue(app, a_mail(None)).await.unwrap();
+        }
+    }
+}
+
+fn stores(postgres: &str, redis: &str) -> Stores {
+    let options = postgres::Options { listen: false, ..postgres::Options::new(UrlSource::given(postgres)) };
+    Stores {
+        postgres: Postgres::connect(options).unwrap(),
+        redis: Redis::connect(redis::Options::new(UrlSource::given(redis))).unwrap(),
+        hashing: HASHING.clone(),
+    }
+}
+
+fn an_app() -> AppId {
+    format!("t{:016x}", rand::random::<u64>()).parse().unwrap()
+}
+
+fn a_user_id() -> UserId {
+    UserId(Uuid::from_u128(rand::random()))
+}
+
+fn now() -> OffsetDateTime {
+    SystemClock.now()
+}
+
+fn an_email(text: &str) -> Email {
+    Email::parse(text).unwrap()
+}
+
+fn a_new_user(email: &str) -> NewUser {
+    NewUser {
+        id: a_user_id(),
+        email: an_email(email),
+        name: Name::parse("Ada Lovelace").unwrap(),
+        password_hash: PasswordHash::new("$argon2id$first"),
+        created_at: REQUESTED,
+    }
+}
+
+fn a_mail(user: Option<UserId>) -> Mail {
+    Mail { kind: MailKind::Confirm, user, requested_at: REQUESTED }
+}
+
+#[track_caller]
+fn assert_unavailable<T>(answer: Result<T, StoreError>) {
+    match answer {
+        Err(StoreError::Unavailable { .. }) => {}
+        Err(StoreError::Unexpected { source, .. }) => panic!("unexpected: {source}"),
+        Ok(_) => panic!("an answer of a store that is away"),
+    }
+}

@@ -1,0 +1,214 @@
+//! Sessions and epochs: what is there, what ends, and that an epoch never falls.
+
+use latchkey_server::{
+    domain::{
+        mail::EpochNews,
+        ports::{Carried, Sessions},
+        session::{Amr, NewSession, Opening, Session, SessionId},
+        user::{Epoch, UserId},
+    },
+    store::Stores,
+};
+use latchkey_tests::{eventually, redis};
+use time::Duration;
+use uuid::Uuid;
+
+use super::{Fixture, LIMIT, a_user_id, an_app, now, stores};
+
+const IDLE_SECONDS: u32 = 3600;
+
+fn a_session(user: UserId, epoch: i64) -> NewSession {
+    NewSession {
+        id: SessionId(Uuid::from_u128(rand::random())),
+        user,
+        epoch: Epoch(epoch),
+        amr: Amr::Password,
+        auth_time: now(),
+        ip: "2001:db8::1".to_owned(),
+        user_agent: Some("curl/8.0".to_owned()),
+        ends_at: now() + Duration::hours(3),
+        idle_seconds: IDLE_SECONDS,
+    }
+}
+
+async fn opened(fixture: &Fixture, user: UserId, epoch: i64) -> NewSession {
+    let session = a_session(user, epoch);
+    assert_eq!(fixture.stores.open_session(&fixture.app, &session).await.unwrap(), Opening::Opened);
+    session
+}
+
+async fn epoch_of(stores: &Stores, fixture: &Fixture, session: &NewSession) -> Option<i64> {
+    let session = stores.session(&fixture.app, session.user, session.id).await.unwrap();
+    session.map(|session| session.epoch.0)
+}
+
+async fn raise(fixture: &Fixture, user: UserId, epoch: i64, keep: Option<SessionId>) {
+    let news = EpochNews { user, epoch: Epoch(epoch), keep };
+    assert_eq!(fixture.stores.raise_epoch(&fixture.app, &news).await.unwrap(), Carried::Safely, "there is no replica");
+}
+
+#[tokio::test]
+async fn an_opened_session_is_there_for_its_user_and_app_only() {
+    let fixture = Fixture::new().await;
+    let new = opened(&fixture, a_user_id(), 3).await;
+    let stores = &fixture.stores;
+    let seen = stores.session(&fixture.app, new.user, new.id).await.unwrap().unwrap();
+    let opened = Session::opened(&new);
+    assert_eq!((seen.id, seen.user, seen.epoch), (opened.id, opened.user, opened.epoch));
+    assert_eq!((seen.generation, seen.amr), (1, Amr::Password));
+    assert_eq!(seen.auth_time.unix_timestamp(), new.auth_time.unix_timestamp());
+    assert!(stores.session(&an_app(), new.user, new.id).await.unwrap().is_none());
+    assert!(stores.session(&fixture.app, a_user_id(), new.id).await.unwrap().is_none());
+    assert!(stores.session(&fixture.app, new.user, SessionId(Uuid::from_u128(1))).await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_session_ends_when_it_is_not_used_and_in_any_case_at_its_end() {
+    let fixture = Fixture::new().await;
+    let session = opened(&fixture, a_user_id(), 1).await;
+    let idle = Duration::seconds(IDLE_SECONDS.into());
+    // Each look is a use: the time without one starts anew.
+    let half_an_hour = fixture.later(idle / 2).await;
+    assert!(epoch_of(&half_an_hour, &fixture, &session).await.is_some());
+    let then = fixture.later(idle + Duration::minutes(20)).await;
+    assert!(epoch_of(&then, &fixture, &session).await.is_some());
+    let unused = fixture.later(idle * 2 + Duration::minutes(21)).await;
+    assert!(epoch_of(&unused, &fixture, &session).await.is_none());
+    assert!(epoch_of(&fixture.stores, &fixture, &session).await.is_none(), "ended for good");
+
+    let session = opened(&fixture, a_user_id(), 1).await;
+    for minutes in (30..180).step_by(30) {
+        let later = fixture.later(Duration::minutes(minutes)).await;
+        assert!(epoch_of(&later, &fixture, &session).await.is_some(), "after {minutes} min");
+    }
+    let end = fixture.later(Duration::minutes(181)).await;
+    assert!(epoch_of(&end, &fixture, &session).await.is_none());
+}
+
+#[tokio::test]
+async fn a_raised_epoch_ends_every_session_but_the_kept_one() {
+    let fixture = Fixture::new().await;
+    let user = a_user_id();
+    let (kept, ended) = (opened(&fixture, user, 1).await, opened(&fixture, user, 1).await);
+    let stranger = opened(&fixture, a_user_id(), 1).await;
+    raise(&fixture, user, 2, Some(kept.id)).await;
+    assert_eq!(epoch_of(&fixture.stores, &fixture, &kept).await, Some(2));
+    assert_eq!(epoch_of(&fixture.stores, &fixture, &ended).await, None);
+    assert_eq!(epoch_of(&fixture.stores, &fixture, &stranger).await, Some(1));
+    raise(&fixture, user, 3, None).await;
+    assert_eq!(epoch_of(&fixture.stores, &fixture, &kept).await, None);
+}
+
+#[tokio::test]
+async fn an_epoch_never_falls_and_late_news_end_nothing() {
+    let fixture = Fixture::new().await;
+    let user = a_user_id();
+    raise(&fixture, user, 5, None).await;
+    let session = opened(&fixture, user, 5).await;
+    for (epoch, keep) in [(4, None), (5, None), (4, Some(session.id))] {
+        raise(&fixture, user, epoch, keep).await;
+        assert_eq!(epoch_of(&fixture.stores, &fixture, &session).await, Some(5), "after news of epoch {epoch}");
+    }
+    let stale = fixture.stores.open_session(&fixture.app, &a_session(user, 4)).await.unwrap();
+    assert_eq!(stale, Opening::Stale);
+}
+
+#[tokio::test]
+async fn a_login_that_raced_a_reset_leaves_nothing_behind() {
+    let fixture = Fixture::new().await;
+    let user = a_user_id();
+    let session = a_session(user, 1);
+    raise(&fixture, user, 2, None).await;
+    assert_eq!(fixture.stores.open_session(&fixture.app, &session).await.unwrap(), Opening::Stale);
+    assert_eq!(epoch_of(&fixture.stores, &fixture, &session).await, None);
+}
+
+#[tokio::test]
+async fn a_login_at_a_newer_epoch_ends_the_older_sessions_and_the_kept_one_comes_back_with_the_news() {
+    let fixture = Fixture::new().await;
+    let user = a_user_id();
+    let (kept, ended) = (opened(&fixture, user, 1).await, opened(&fixture, user, 1).await);
+    let newer = opened(&fixture, user, 2).await;
+    assert_eq!(epoch_of(&fixture.stores, &fixture, &ended).await, None);
+    assert_eq!(epoch_of(&fixture.stores, &fixture, &kept).await, None);
+    raise(&fixture, user, 2, Some(kept.id)).await;
+    assert_eq!(epoch_of(&fixture.stores, &fixture, &kept).await, Some(2));
+    assert_eq!(epoch_of(&fixture.stores, &fixture, &newer).await, Some(2));
+    assert_eq!(epoch_of(&fixture.stores, &fixture, &ended).await, None);
+}
+
+#[tokio::test]
+async fn the_hundred_and_first_session_ends_the_least_recently_used() {
+    let fixture = Fixture::new().await;
+    let user = a_user_id();
+    let mut sessions = Vec::new();
+    for number in 0..100 {
+        // Each a minute after the one before, by Redis's clock.
+        let stores = fixture.later(Duration::seconds(number)).await;
+        let session = a_session(user, 1);
+        stores.open_session(&fixture.app, &session).await.unwrap();
+        sessions.push(session);
+    }
+    // The first is used again, so the second is the least recently used.
+    let later = fixture.later(Duration::minutes(5)).await;
+    assert!(epoch_of(&later, &fixture, &sessions[0]).await.is_some());
+    let last = a_session(user, 1);
+    later.open_session(&fixture.app, &last).await.unwrap();
+    let mut live = Vec::new();
+    for (number, session) in sessions.iter().enumerate() {
+        if epoch_of(&later, &fixture, session).await.is_some() {
+            live.push(number);
+        }
+    }
+    assert_eq!(live, (0..100).filter(|number| *number != 1).collect::<Vec<_>>());
+    assert!(epoch_of(&later, &fixture, &last).await.is_some());
+}
+
+#[tokio::test]
+async fn everything_about_sessions_has_an_end_in_redis() {
+    let fixture = Fixture::new().await;
+    let user = a_user_id();
+    opened(&fixture, user, 1).await;
+    raise(&fixture, user, 2, None).await;
+    opened(&fixture, user, 2).await;
+    let mut redis = redis::Redis::shared().await.connect().await.unwrap();
+    let keys: Vec<String> =
+        ::redis::cmd("KEYS").arg(format!("lk:{{{}:{user}}}:*", fixture.app)).query_async(&mut redis).await.unwrap();
+    assert_eq!(keys.len(), 3, "{keys:?}");
+    for key in keys {
+        let lives: i64 = ::redis::cmd("TTL").arg(&key).query_async(&mut redis).await.unwrap();
+        assert!(lives > 0, "{key} lives {lives} s");
+        if key.ends_with(":epoch") {
+            assert!(lives > 730 * 24 * 60 * 60, "an epoch outlives the longest session: {lives} s");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_epoch_is_carried_safely_only_when_a_replica_has_it() {
+    let primary = redis::Redis::start(redis::Options::for_tests()).await.unwrap();
+    let options = redis::Options { replica_of: Some(primary.addr()), ..redis::Options::for_tests() };
+    let replica = redis::Redis::start(options).await.unwrap();
+    let connection = primary.connect().await.unwrap();
+    eventually("the replica is there", LIMIT, async || {
+        let mut connection = connection.clone();
+        let info: String = ::redis::cmd("INFO").arg("replication").query_async(&mut connection).await.unwrap();
+        info.contains("state=online").then_some(())
+    })
+    .await;
+    let stores = stores("postgres://nobody@127.0.0.1:1/none", &primary.url());
+    let (app, user) = (an_app(), a_user_id());
+    let news = |epoch| EpochNews { user, epoch: Epoch(epoch), keep: None };
+    eventually("a replica acknowledges", LIMIT, async || {
+        let carried = stores.raise_epoch(&app, &news(2)).await.unwrap();
+        (carried == Carried::Safely).then_some(())
+    })
+    .await;
+    replica.process().signal(rustix::process::Signal::STOP);
+    let started = std::time::Instant::now();
+    assert_eq!(stores.raise_epoch(&app, &news(3)).await.unwrap(), Carried::Unconfirmed);
+    assert!(started.elapsed() < std::time::Duration::from_secs(1), "took {:?}", started.elapsed());
+    // Opening goes on without, and calls that wait for nobody are not held up.
+    assert_eq!(stores.open_session(&app, &a_session(user, 3)).await.unwrap(), Opening::Opened);
+    replica.process().signal(rustix::process::Signal::CONT);
+}
