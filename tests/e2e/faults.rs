@@ -77,7 +77,8 @@ async fn logs_in(shop: &Shop, email: &str) {
 /// Waits until the service has noticed what was cut: a few calls in a row are answered.
 async fn settles(shop: &Shop) {
     for _ in 0..3 {
-        shop.recovers("the service", async || shop.client().forgot_password(shop.id(), "nobody@example.com").await).await;
+        shop.recovers("the service", async || shop.client().forgot_password(shop.id(), "nobody@example.com").await)
+            .await;
     }
 }
 
@@ -575,7 +576,9 @@ async fn a_flood_of_silent_connections_is_bounded_and_does_not_hold_up_others() 
         let said = match number % 3 {
             0 => "",
             1 => "POST /v1/x/email/login HTTP/1.1\r\nHost: x\r\nX-Slow: ",
-            _ => "POST /v1/x/email/login HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{",
+            _ => {
+                "POST /v1/x/email/login HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+            }
         };
         stream.write_all(said.as_bytes()).await.expect("the server reads");
         flood.push(stream);

@@ -172,7 +172,10 @@ async fn requests_do_not_wait_for_a_relay_that_hangs() {
     let hanging = registrations("hanging").await;
     assert!(shop.stack.mails().to("hanging-0@example.com").is_empty());
     // The relay's time limit is ten seconds; the noise of the machine is the rest.
-    assert!(hanging < good * 4 + Duration::from_millis(50), "{hanging:?} with a hanging relay, {good:?} with a good one");
+    assert!(
+        hanging < good * 4 + Duration::from_millis(50),
+        "{hanging:?} with a hanging relay, {good:?} with a good one"
+    );
 }
 
 #[tokio::test]
