@@ -4,6 +4,8 @@
 #[cfg(test)]
 mod accounts;
 #[cfg(test)]
+mod concurrency;
+#[cfg(test)]
 mod confirm;
 #[cfg(test)]
 mod cors;
@@ -12,6 +14,8 @@ mod documents;
 #[cfg(test)]
 mod errors;
 #[cfg(test)]
+mod faults;
+#[cfg(test)]
 mod harness;
 #[cfg(test)]
 mod input;
@@ -19,6 +23,8 @@ mod input;
 mod limits;
 #[cfg(test)]
 mod login_password;
+#[cfg(test)]
+mod mail_faults;
 #[cfg(test)]
 mod mails;
 #[cfg(test)]
@@ -30,4 +36,8 @@ mod secrecy;
 #[cfg(test)]
 mod stores;
 #[cfg(test)]
+mod storm;
+#[cfg(test)]
 mod support;
+#[cfg(test)]
+mod trouble;

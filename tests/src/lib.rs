@@ -14,6 +14,7 @@ pub mod redis;
 pub mod smtp;
 pub mod stack;
 pub mod tls;
+pub mod wire;
 
 use std::{
     fmt::Debug,
