@@ -54,7 +54,7 @@ async fn register_answers_a_local_id_that_is_never_the_same_twice() {
         assert_eq!(id.get_version_num(), 7);
         let (made, _) = id.get_timestamp().unwrap().to_unix();
         let now = u64::try_from(answer.integer("expires_at") - answer.integer("expires_in")).unwrap();
-        assert!(made.abs_diff(now) <= 1, "a fresh id tells no other time than now");
+        assert!(made.abs_diff(now) <= 5, "a fresh id tells no other time than now");
         ids.push(id);
     }
     let of_the_account = shop.client().login(shop.id(), EMAIL, PASSWORD).await.body["user"]["id"].clone();

@@ -175,14 +175,14 @@ async fn a_refusal_consumes_nothing_and_after_retry_after_there_is_room() {
 
 #[tokio::test]
 async fn of_several_windows_all_must_hold() {
-    let shop = Shop::with(app().limit("codesPerClient", &[(2, 2), (3, HOUR)])).await;
+    let shop = Shop::with(app().limit("codesPerClient", &[(2, 5), (3, HOUR)])).await;
     let client = shop.client();
     let confirm = async || client.confirm(shop.id(), WRONG_CODE).await;
     confirm().await.expect(StatusCode::BAD_REQUEST);
     confirm().await.expect(StatusCode::BAD_REQUEST);
     let refused = confirm().await.expect(StatusCode::TOO_MANY_REQUESTS);
     let wait = refused.header("retry-after").unwrap().parse().unwrap();
-    assert!(refused.header("ratelimit-policy").unwrap().contains("q=2;w=2"), "{:?}", refused.headers);
+    assert!(refused.header("ratelimit-policy").unwrap().contains("q=2;w=5"), "{:?}", refused.headers);
     tokio::time::sleep(Duration::from_secs(wait)).await;
     confirm().await.expect(StatusCode::BAD_REQUEST);
     limited(confirm().await, "codesPerClient", 3, HOUR);

@@ -121,16 +121,15 @@ impl Shop {
         self.client().register(self.id(), NAME, email, PASSWORD).await.expect(StatusCode::OK)
     }
 
-    /// The code that came with the so-manieth mail to an address, counted from one.
+    /// The code that came with the nth mail to an address, counted from one.
     pub(crate) async fn code(&self, email: &str, nth: usize) -> String {
         self.mail(email, nth).await.code()
     }
 
-    /// The so-manieth mail to an address, counted from one.
+    /// The nth mail to an address, counted from one.
     pub(crate) async fn mail(&self, email: &str, nth: usize) -> Arc<Mail> {
-        let limit = MAIL_LIMIT;
         let found = || async { self.stack.mails().to(email).get(nth - 1).cloned() };
-        eventually(&format!("mail {nth} to {email}"), limit, found).await
+        eventually(&format!("mail {nth} to {email}"), MAIL_LIMIT, found).await
     }
 
     /// Registers and confirms; the client address is then known to the account.
