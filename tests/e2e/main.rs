@@ -2,17 +2,37 @@
 
 // Always so here; it says to clippy that the helpers are test code too, where a failed step is a failed test.
 #[cfg(test)]
+mod accounts;
+#[cfg(test)]
 mod concurrency;
+#[cfg(test)]
+mod confirm;
+#[cfg(test)]
+mod cors;
+#[cfg(test)]
+mod documents;
+#[cfg(test)]
+mod errors;
 #[cfg(test)]
 mod faults;
 #[cfg(test)]
 mod harness;
 #[cfg(test)]
+mod input;
+#[cfg(test)]
+mod limits;
+#[cfg(test)]
 mod login_password;
 #[cfg(test)]
 mod mail_faults;
 #[cfg(test)]
+mod mails;
+#[cfg(test)]
 mod make_run;
+#[cfg(test)]
+mod reset;
+#[cfg(test)]
+mod secrecy;
 #[cfg(test)]
 mod stores;
 #[cfg(test)]

@@ -10,6 +10,7 @@ pub struct App {
     id: String,
     spec: Map<String, Value>,
     smtp: Option<Relay>,
+    templates: Map<String, Value>,
 }
 
 /// The keys of an SMTP Secret.
@@ -37,7 +38,7 @@ impl App {
             "mail": { "from": format!("The Shop <hello@{id}.test>") },
         });
         let Value::Object(spec) = spec else { unreachable!("an object is written above") };
-        Self { id: id.to_owned(), spec, smtp: None }
+        Self { id: id.to_owned(), spec, smtp: None, templates: Map::new() }
     }
 
     pub fn id(&self) -> &str {
@@ -71,7 +72,14 @@ impl App {
         self.set("/mail/smtpSecretRef", json!({ "name": name }))
     }
 
-    /// The manifest and its Secret, as a YAML stream.
+    /// Replaces a part of a mail, `confirm.txt`, by a template of its own.
+    pub fn template(mut self, part: &str, template: &str) -> Self {
+        let name = format!("{}-mail", self.id);
+        self.templates.insert(part.to_owned(), json!(template));
+        self.set("/mail/templatesRef", json!({ "name": name }))
+    }
+
+    /// The manifest, its Secret and its ConfigMap, as a YAML stream.
     pub fn manifest(&self) -> String {
         let mut objects = vec![json!({
             "apiVersion": "latchkey.dev/v1alpha1",
@@ -90,6 +98,14 @@ impl App {
                 "kind": "Secret",
                 "metadata": { "name": format!("{}-smtp", self.id), "namespace": "tests" },
                 "stringData": data,
+            }));
+        }
+        if !self.templates.is_empty() {
+            objects.push(json!({
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": { "name": format!("{}-mail", self.id), "namespace": "tests" },
+                "data": self.templates,
             }));
         }
         let documents: Vec<String> =

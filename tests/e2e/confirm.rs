@@ -1,0 +1,311 @@
+//! Confirming an address (contract 2, code; 3, confirm): whose session goes on, what ends, and which codes count.
+
+use http::{Method, StatusCode};
+use latchkey_tests::{client::SignedIn, stack::Stack};
+use serde_json::json;
+
+use crate::support::{NAME, NEW_PASSWORD, PASSWORD, Shop, WRONG_CODE, app};
+
+const EMAIL: &str = "ada@example.com";
+
+#[tokio::test]
+async fn confirm_marks_the_address_verified_and_opens_a_session() {
+    let shop = Shop::open().await;
+    let registered = shop.register(EMAIL).await;
+    let before = shop.user(EMAIL).await;
+    let code = shop.code(EMAIL, 1).await;
+    let client = shop.client();
+    let answer = client.confirm(shop.id(), &code).await.expect(StatusCode::OK);
+    let names: Vec<&str> = answer.body.as_object().unwrap().keys().map(String::as_str).collect();
+    let expected =
+        ["access_token", "email", "expires_at", "expires_in", "local_id", "name", "refresh_token", "session_id"];
+    assert_eq!(names, expected, "and no password_required");
+    assert_eq!(answer.header("cache-control"), Some("no-store"));
+    assert_eq!((answer.string("email"), answer.string("name")), (EMAIL, NAME));
+    assert_eq!(answer.string("local_id"), registered.string("local_id"));
+
+    let (epoch, verified) = shop.user(EMAIL).await;
+    assert!(verified && epoch > before.0, "confirming raises the epoch");
+    let signed_in = client.signed_in(shop.id(), answer.string("access_token"));
+    signed_in.verify().await.expect(StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_code_cannot_be_redeemed_twice() {
+    let shop = Shop::open().await;
+    shop.register(EMAIL).await;
+    let code = shop.code(EMAIL, 1).await;
+    shop.client().confirm(shop.id(), &code).await.expect(StatusCode::OK);
+    let epoch = shop.user(EMAIL).await;
+    let again = shop.client().confirm(shop.id(), &code).await;
+    again.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
+    assert_eq!(shop.user(EMAIL).await, epoch);
+}
+
+#[tokio::test]
+async fn wrong_used_expired_and_malformed_codes_are_one_answer() {
+    let shop = Shop::open().await;
+    shop.register(EMAIL).await;
+    let used = shop.code(EMAIL, 1).await;
+    shop.client().confirm(shop.id(), &used).await.expect(StatusCode::OK);
+    shop.edit_rendered(|document| document["mail"]["confirmCodeLifetimeSeconds"] = json!(1)).await;
+    let registered = shop.register("grace@example.com").await;
+    assert_eq!(registered.integer("expires_in"), 1);
+    let mail = shop.mail("grace@example.com", 1).await;
+    shop.past(mail.received_at + 1).await;
+    let expired = mail.code();
+
+    let mut answers = Vec::new();
+    for code in [WRONG_CODE, &used, &expired, "x", "UUUUU-UUUUU", "ABCDE-12345-6", &"9".repeat(10_000), "\u{0}"] {
+        let answer = shop.client().confirm(shop.id(), code).await;
+        let mut answer = answer.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
+        answer.body["request_id"] = json!(null);
+        answers.push(answer.body);
+    }
+    answers.dedup();
+    assert_eq!(answers.len(), 1, "{answers:#?}");
+    assert!(!shop.user("grace@example.com").await.1);
+}
+
+#[tokio::test]
+async fn case_hyphens_and_spaces_of_a_code_do_not_matter() {
+    let shop = Shop::open().await;
+    for (index, write) in [
+        |code: &str| code.to_lowercase(),
+        |code: &str| code.replace('-', ""),
+        |code: &str| format!("  {}\t{} ", &code[..3].to_lowercase(), &code[3..]),
+        |code: &str| code.chars().flat_map(|symbol| [symbol, '-']).collect(),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let email = format!("ada{index}@example.com");
+        shop.register(&email).await;
+        let code = shop.code(&email, 1).await;
+        shop.client().confirm(shop.id(), &write(&code)).await.expect(StatusCode::OK);
+    }
+}
+
+#[tokio::test]
+async fn o_counts_as_zero_and_i_and_l_as_one() {
+    let shop = Shop::open().await;
+    let mut registered = 0;
+    for (symbol, misread) in [('0', "O"), ('0', "o"), ('1', "I"), ('1', "l")] {
+        // One code in four has the symbol.
+        let code = loop {
+            registered += 1;
+            let email = format!("ada{registered}@example.com");
+            shop.register(&email).await;
+            let code = shop.code(&email, 1).await;
+            if code.contains(symbol) {
+                break code;
+            }
+        };
+        shop.client().confirm(shop.id(), &code.replace(symbol, misread)).await.expect(StatusCode::OK);
+    }
+}
+
+#[tokio::test]
+async fn of_several_codes_using_one_ends_the_others() {
+    let shop = Shop::open().await;
+    shop.register(EMAIL).await;
+    shop.register(EMAIL).await;
+    let (first, second) = (shop.code(EMAIL, 1).await, shop.code(EMAIL, 2).await);
+    let reset = shop.reset_code(EMAIL, 3).await;
+    shop.client().confirm(shop.id(), &first).await.expect(StatusCode::OK);
+    let other = shop.client().confirm(shop.id(), &second).await;
+    other.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
+    let reset = shop.client().confirm_password(shop.id(), EMAIL, &reset, NEW_PASSWORD).await;
+    reset.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
+    shop.client().login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_code_counts_only_for_its_purpose_and_its_app_and_is_not_used_up_elsewhere() {
+    let (one, other) = (app(), app());
+    let stack = Stack::builder().app(&one).app(&other).start().await;
+    let shop = Shop { stack, app: one };
+    shop.register(EMAIL).await;
+    let confirm = shop.code(EMAIL, 1).await;
+    let reset = shop.reset_code(EMAIL, 2).await;
+
+    let client = shop.client();
+    let refused = client.confirm(shop.id(), &reset).await;
+    refused.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
+    let refused = client.confirm_password(shop.id(), EMAIL, &confirm, NEW_PASSWORD).await;
+    refused.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
+    client.confirm(other.id(), &confirm).await.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
+    let refused = client.confirm_password(other.id(), EMAIL, &reset, NEW_PASSWORD).await;
+    refused.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
+
+    shop.client().confirm(shop.id(), &confirm).await.expect(StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_code_of_an_earlier_epoch_is_dead() {
+    let shop = Shop::open().await;
+    shop.register(EMAIL).await;
+    let confirm = shop.code(EMAIL, 1).await;
+    let reset = shop.reset_code(EMAIL, 2).await;
+    shop.sql("UPDATE users SET epoch = epoch + 1").await;
+    let before = shop.user(EMAIL).await;
+    let refused = shop.client().confirm(shop.id(), &confirm).await;
+    refused.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
+    let refused = shop.client().confirm_password(shop.id(), EMAIL, &reset, NEW_PASSWORD).await;
+    refused.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
+    assert_eq!(shop.user(EMAIL).await, before);
+    shop.client().login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_contested_account_loses_its_password_at_confirm() {
+    // Either code, that of the first registration and that of the second, and both orders of owner and stranger.
+    for used in [1, 2] {
+        let shop = Shop::open().await;
+        shop.register(EMAIL).await;
+        let planted = shop.client().sign_in(shop.id(), EMAIL, PASSWORD).await;
+        let second = shop.client().register(shop.id(), "Another", EMAIL, NEW_PASSWORD).await;
+        second.expect(StatusCode::OK);
+        let refused = shop.client().login(shop.id(), EMAIL, NEW_PASSWORD).await;
+        refused.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
+        shop.client().login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+
+        shop.code(EMAIL, 2).await;
+        let code = shop.code(EMAIL, used).await;
+        let client = shop.client();
+        let confirmed = client.confirm(shop.id(), &code).await.expect(StatusCode::OK);
+        assert_eq!(confirmed.body["password_required"], true);
+        for password in [PASSWORD, NEW_PASSWORD] {
+            let refused = shop.client().login(shop.id(), EMAIL, password).await;
+            refused.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
+        }
+        planted.verify().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+        let own = client.signed_in(shop.id(), confirmed.string("access_token"));
+        own.verify().await.expect(StatusCode::OK);
+
+        // A reset gives it a password again.
+        let reset = shop.reset_code(EMAIL, 3).await;
+        let set = shop.client().confirm_password(shop.id(), EMAIL, &reset, NEW_PASSWORD).await;
+        set.expect(StatusCode::OK);
+        shop.client().login(shop.id(), EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
+    }
+}
+
+#[tokio::test]
+async fn a_planted_session_ends_when_somebody_else_confirms() {
+    let shop = Shop::open().await;
+    shop.register(EMAIL).await;
+    let planted = shop.client().sign_in(shop.id(), EMAIL, PASSWORD).await;
+    planted.verify().await.expect(StatusCode::OK);
+    let code = shop.code(EMAIL, 1).await;
+    shop.client().confirm(shop.id(), &code).await.expect(StatusCode::OK);
+    planted.verify().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+}
+
+#[tokio::test]
+async fn identities_end_unless_the_account_itself_confirms() {
+    let shop = Shop::open().await;
+    for (email, with_bearer) in [("ada@example.com", false), ("grace@example.com", true)] {
+        shop.register(email).await;
+        let client = shop.client();
+        let signed_in = client.sign_in(shop.id(), email, PASSWORD).await;
+        shop.sql(&format!(
+            "INSERT INTO identities (app_id, authority, subject, user_id, provider, linked_at)
+             SELECT app_id, 'https://id.example', id::text, id, 'id', now() FROM users WHERE email_canonical = '{email}'"
+        ))
+        .await;
+        let code = shop.code(email, 1).await;
+        if with_bearer {
+            signed_in.confirm(&code).await.expect(StatusCode::OK);
+        } else {
+            client.confirm(shop.id(), &code).await.expect(StatusCode::OK);
+        }
+        let mut connection = shop.stack.database.connect().await.unwrap();
+        let left: i64 = sqlx::query_scalar("SELECT count(*) FROM identities").fetch_one(&mut connection).await.unwrap();
+        assert_eq!(left, i64::from(with_bearer));
+    }
+}
+
+#[tokio::test]
+async fn with_its_own_bearer_the_session_goes_on_and_every_other_ends() {
+    let shop = Shop::open().await;
+    shop.register(EMAIL).await;
+    let client = shop.client();
+    let login = client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    let own = client.signed_in(shop.id(), login.string("token"));
+    let other = shop.client().sign_in(shop.id(), EMAIL, PASSWORD).await;
+
+    let code = shop.code(EMAIL, 1).await;
+    let confirmed = own.confirm(&code).await.expect(StatusCode::OK);
+    assert_eq!(confirmed.string("session_id"), login.string("session_id"));
+    own.verify().await.expect(StatusCode::OK);
+    client.signed_in(shop.id(), confirmed.string("access_token")).verify().await.expect(StatusCode::OK);
+    other.verify().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+    shop.client().login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_contested_password_goes_even_with_the_own_bearer() {
+    let shop = Shop::open().await;
+    shop.register(EMAIL).await;
+    let own = shop.client().sign_in(shop.id(), EMAIL, PASSWORD).await;
+    let second = shop.client().register(shop.id(), NAME, EMAIL, NEW_PASSWORD).await;
+    second.expect(StatusCode::OK);
+    let code = shop.code(EMAIL, 2).await;
+    let confirmed = own.confirm(&code).await.expect(StatusCode::OK);
+    assert_eq!(confirmed.body["password_required"], true);
+    let refused = shop.client().login(shop.id(), EMAIL, PASSWORD).await;
+    refused.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
+}
+
+#[tokio::test]
+async fn a_bearer_that_is_not_the_accounts_own_counts_as_none() {
+    let shop = Shop::open().await;
+    let stranger = shop.confirmed("mallory@example.com").await;
+    let stranger_login = stranger.login(shop.id(), "mallory@example.com", PASSWORD).await.expect(StatusCode::OK);
+    let stranger = stranger.signed_in(shop.id(), stranger_login.string("token"));
+    let invalid = shop.client().signed_in(shop.id(), "x.y.z");
+    for (index, bearer) in [&stranger, &invalid].into_iter().enumerate() {
+        let email = format!("ada{index}@example.com");
+        shop.register(&email).await;
+        let planted = shop.client().sign_in(shop.id(), &email, PASSWORD).await;
+        let code = shop.code(&email, 1).await;
+        let confirmed = bearer.confirm(&code).await.expect(StatusCode::OK);
+        assert_eq!(confirmed.string("email"), email);
+        assert_ne!(confirmed.string("session_id"), stranger_login.string("session_id"));
+        planted.verify().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+    }
+    stranger.verify().await.expect(StatusCode::OK);
+}
+
+#[tokio::test]
+async fn two_authorization_headers_are_no_bearer() {
+    let shop = Shop::open().await;
+    shop.register(EMAIL).await;
+    let own = shop.client().sign_in(shop.id(), EMAIL, PASSWORD).await;
+    let twice = |signed_in: &SignedIn, operation: &str| {
+        let request = signed_in.request(Method::POST, operation);
+        request.header("authorization", format!("Bearer {}", signed_in.token()))
+    };
+    let refused = own.send(twice(&own, "email/verify")).await;
+    refused.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+    let code = shop.code(EMAIL, 1).await;
+    own.send(twice(&own, "email/confirm").json(&json!({ "code": code }))).await.expect(StatusCode::OK);
+    own.verify().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+}
+
+#[tokio::test]
+async fn the_confirmation_mail_says_when_the_registration_came_and_to_ignore_it_if_it_was_somebody_else() {
+    let shop = Shop::open().await;
+    shop.register(EMAIL).await;
+    let mail = shop.mail(EMAIL, 1).await;
+    let mut connection = shop.stack.database.connect().await.unwrap();
+    let year: String =
+        sqlx::query_scalar("SELECT to_char(created_at, 'YYYY') FROM users").fetch_one(&mut connection).await.unwrap();
+    for part in [&mail.text, &mail.html] {
+        assert!(part.contains(&year) && part.contains("UTC"), "no time in {part}");
+        assert!(part.to_lowercase().contains("ignore"), "{part}");
+        assert!(part.contains(&mail.code()), "{part}");
+        assert!(part.contains("The Shop"), "{part}");
+    }
+}

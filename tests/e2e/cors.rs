@@ -1,0 +1,129 @@
+//! CORS (contract 1): the App's list of origins, exact, with credentials, and never a wildcard.
+
+use http::{Method, StatusCode};
+use latchkey_tests::client::{Anonymous, Answer};
+use serde_json::{Value, json};
+
+use crate::support::{NAME, PASSWORD, Shop, app};
+
+const LISTED: &str = "https://shop.example.com";
+const EMAIL: &str = "ada@example.com";
+
+async fn shop() -> Shop {
+    Shop::with(app().set("/allowedOrigins", json!([LISTED, "http://localhost:3000"]))).await
+}
+
+async fn preflight(client: &Anonymous, path: &str, origin: &str, method: &str) -> Answer {
+    let request = client
+        .request(Method::OPTIONS, path)
+        .header("origin", origin)
+        .header("access-control-request-method", method)
+        .header("access-control-request-headers", "authorization,content-type");
+    client.send(request).await
+}
+
+async fn post(client: &Anonymous, path: &str, origin: &str, body: &Value) -> Answer {
+    client.send(client.request(Method::POST, path).header("origin", origin).json(body)).await
+}
+
+fn cors_headers(answer: &Answer) -> Vec<&str> {
+    let names = answer.headers.keys().map(http::HeaderName::as_str);
+    names.filter(|name| name.starts_with("access-control-")).collect()
+}
+
+#[tokio::test]
+async fn options_answers_the_preflight_of_a_listed_origin() {
+    let shop = shop().await;
+    for operation in ["login", "register", "verify", "confirm", "forgot-password", "confirm-password"] {
+        for origin in [LISTED, "http://localhost:3000"] {
+            let answer = preflight(&shop.client(), &shop.path(operation), origin, "POST").await;
+            assert!(answer.status.is_success(), "{}", answer.status);
+            assert_eq!(answer.header("access-control-allow-origin"), Some(origin));
+            assert_eq!(answer.header("access-control-allow-credentials"), Some("true"));
+            let methods = answer.header("access-control-allow-methods").unwrap();
+            assert!(methods.split(", ").any(|method| method == "POST"), "{methods}");
+            let headers = answer.header("access-control-allow-headers").unwrap().to_lowercase();
+            assert!(headers.contains("content-type") && headers.contains("authorization"), "{headers}");
+            assert!(answer.header("vary").unwrap().contains("Origin"));
+            assert!(answer.header("x-request-id").is_some());
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_origin_that_is_not_listed_gets_no_cors_headers_and_is_answered_all_the_same() {
+    let shop = shop().await;
+    for origin in [
+        "https://evil.example",
+        "https://shop.example.com.evil.example",
+        "https://evil.shop.example.com",
+        "http://shop.example.com",
+        "https://shop.example.com:443",
+        "https://shop.example.com/",
+        "https://SHOP.example.com",
+        "http://localhost:3001",
+        "null",
+        "*",
+        "",
+    ] {
+        let client = shop.client();
+        let answer = preflight(&client, &shop.path("login"), origin, "POST").await;
+        assert_eq!(cors_headers(&answer), [""; 0], "{origin}");
+        assert_ne!(answer.status, StatusCode::FORBIDDEN);
+        let body = json!({ "email": EMAIL, "password": PASSWORD });
+        let answer = post(&client, &shop.path("login"), origin, &body).await;
+        let answer = answer.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
+        assert_eq!(cors_headers(&answer), [""; 0], "{origin}");
+        assert!(answer.header("vary").is_some_and(|vary| vary.contains("Origin")), "caches must know");
+    }
+}
+
+#[tokio::test]
+async fn a_page_of_a_listed_origin_reads_answers_and_errors() {
+    let shop = shop().await;
+    let client = shop.client();
+    let account = json!({ "name": NAME, "email": EMAIL, "password": PASSWORD });
+    let answers = [
+        (post(&client, &shop.path("register"), LISTED, &account).await, StatusCode::OK),
+        (post(&client, &shop.path("login"), LISTED, &account).await, StatusCode::OK),
+        (post(&client, &shop.path("confirm"), LISTED, &json!({ "code": "x" })).await, StatusCode::BAD_REQUEST),
+        (post(&client, &shop.path("verify"), LISTED, &json!({})).await, StatusCode::UNAUTHORIZED),
+        (post(&client, &shop.path("login"), LISTED, &json!([])).await, StatusCode::BAD_REQUEST),
+    ];
+    for (answer, status) in answers {
+        let answer = answer.expect(status);
+        assert_eq!(answer.header("access-control-allow-origin"), Some(LISTED));
+        assert_eq!(answer.header("access-control-allow-credentials"), Some("true"));
+        let exposed = answer.header("access-control-expose-headers").unwrap().to_lowercase();
+        for name in ["x-request-id", "retry-after"] {
+            assert!(exposed.contains(name), "{exposed}");
+        }
+        assert!(answer.header("vary").unwrap().contains("Origin"));
+    }
+}
+
+#[tokio::test]
+async fn no_answer_has_a_wildcard() {
+    let shop = shop().await;
+    let client = shop.client();
+    let jwks = format!("{}/.well-known/jwks.json", shop.id());
+    for path in [shop.path("login").as_str(), &jwks, "openapi.json", "v1/nowhere/email/login", "nothing"] {
+        for origin in [LISTED, "https://evil.example"] {
+            let answers = [
+                preflight(&client, path, origin, "POST").await,
+                client.send(client.request(Method::GET, path).header("origin", origin)).await,
+            ];
+            for answer in answers {
+                let allowed = answer.header("access-control-allow-origin");
+                assert!(allowed.is_none_or(|allowed| allowed == LISTED && origin == LISTED), "{path}: {allowed:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_app_without_origins_takes_no_page() {
+    let shop = Shop::open().await;
+    let answer = preflight(&shop.client(), &shop.path("login"), LISTED, "POST").await;
+    assert_eq!(cors_headers(&answer), [""; 0]);
+}

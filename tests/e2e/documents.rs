@@ -1,0 +1,429 @@
+//! What is published: keys, discovery, the OpenAPI document, and revisions; and how edits of a manifest become live.
+
+use std::fs;
+
+use base64::{Engine, prelude::BASE64_STANDARD};
+use http::{Method, StatusCode};
+use jsonwebtoken::{DecodingKey, Validation, jwk::Jwk};
+use latchkey_crds::rendered::Revision;
+use latchkey_tests::{
+    builders::App,
+    client::{Anonymous, Answer},
+    eventually,
+    stack::Stack,
+};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use crate::support::{LIVE_LIMIT, NAME, NEW_PASSWORD, PASSWORD, Revisions, Shop, WRONG_CODE, WRONG_PASSWORD, app};
+
+const EMAIL: &str = "ada@example.com";
+
+/// The claims of a token that a resource server takes: signed by a published key, for this issuer and audience.
+fn claims(jwks: &Value, token: &str, issuer: &str, audience: &str) -> jsonwebtoken::errors::Result<Value> {
+    let header = jsonwebtoken::decode_header(token)?;
+    assert_eq!(header.typ.as_deref(), Some("at+jwt"));
+    let keys = jwks["keys"].as_array().expect("a key set");
+    let key = keys.iter().find(|key| key["kid"].as_str() == header.kid.as_deref()).expect("the key is published");
+    let key: Jwk = serde_json::from_value(key.clone()).expect("a JWK");
+    let mut validation = Validation::new(header.alg);
+    validation.set_issuer(&[issuer]);
+    validation.set_audience(&[audience]);
+    validation.set_required_spec_claims(&["iss", "aud", "sub", "exp"]);
+    Ok(jsonwebtoken::decode::<Value>(token, &DecodingKey::from_jwk(&key)?, &validation)?.claims)
+}
+
+// === tokens and keys ===
+
+#[tokio::test]
+async fn access_tokens_are_rfc_9068_and_verify_against_the_published_keys() {
+    let apps = [
+        (app(), "ES256", "EC"),
+        (app().set("/tokens/signingAlgorithm", "EdDSA"), "EdDSA", "OKP"),
+        (app().set("/tokens/signingAlgorithm", "RS256"), "RS256", "RSA"),
+    ];
+    let builder = apps.iter().fold(Stack::builder(), |builder, (app, _, _)| builder.app(app));
+    let stack = builder.start().await;
+    for (app, algorithm, family) in &apps {
+        let client = stack.client();
+        client.register(app.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
+        let login = client.login(app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+        let jwks = client.get(&format!("{}/.well-known/jwks.json", app.id())).await.expect(StatusCode::OK).body;
+        for key in jwks["keys"].as_array().unwrap() {
+            assert_eq!((key["alg"].as_str(), key["kty"].as_str()), (Some(*algorithm), Some(*family)));
+            assert_eq!(key["use"], "sig");
+            assert!(key["kid"].as_str().is_some_and(|kid| kid.starts_with('s')));
+            for private in ["d", "p", "q", "dp", "dq", "qi", "k"] {
+                assert!(key.get(private).is_none(), "a private part is published");
+            }
+        }
+
+        let (issuer, token) = (stack.issuer(app), login.string("token"));
+        let claims = claims(&jwks, token, &issuer, app.id()).unwrap();
+        assert_eq!(claims["sub"], login.body["user"]["id"]);
+        assert_eq!(claims["client_id"], app.id());
+        assert_eq!(claims["sid"], login.body["session_id"]);
+        assert_eq!(claims["exp"], login.body["expires_at"]);
+        let lives = claims["exp"].as_i64().unwrap() - claims["iat"].as_i64().unwrap();
+        assert_eq!(lives, login.integer("expires_in"));
+        assert!((855..=900).contains(&lives));
+        assert!(claims["jti"].is_string());
+        assert_eq!(claims["auth_time"], claims["iat"]);
+        assert_eq!(claims["amr"], json!(["pwd"]));
+        assert_eq!(claims["name"], NAME);
+        assert_eq!(claims["email_verified"], false);
+        assert_eq!(claims.get("email"), None, "only when verified");
+
+        let (head, signature) = token.rsplit_once('.').unwrap();
+        let forged = format!("{head}.{}", signature.chars().rev().collect::<String>());
+        assert!(self::claims(&jwks, &forged, &issuer, app.id()).is_err());
+        client.signed_in(app.id(), &forged).verify().await.expect(StatusCode::UNAUTHORIZED);
+    }
+}
+
+#[tokio::test]
+async fn a_token_names_the_address_once_it_is_verified_and_the_apps_audiences() {
+    let audiences = json!(["https://api.example.com", "reports"]);
+    let app = app().set("/tokens/audiences", audiences.clone()).set("/tokens/accessLifetimeSeconds", 600);
+    let shop = Shop::with(app).await;
+    shop.register(EMAIL).await;
+    let code = shop.code(EMAIL, 1).await;
+    let client = shop.client();
+    let confirmed = client.confirm(shop.id(), &code).await.expect(StatusCode::OK);
+    let jwks = client.get(&format!("{}/.well-known/jwks.json", shop.id())).await.body;
+    let issuer = shop.stack.issuer(&shop.app);
+    let claims = claims(&jwks, confirmed.string("access_token"), &issuer, "reports").unwrap();
+    assert_eq!(claims["aud"], audiences);
+    assert_eq!((&claims["email"], &claims["email_verified"]), (&json!(EMAIL), &json!(true)));
+    assert_eq!(claims["sub"], confirmed.body["local_id"]);
+    assert_eq!(claims["sid"], confirmed.body["session_id"]);
+    assert!((570..=600).contains(&confirmed.integer("expires_in")));
+    assert_eq!(claims["exp"], confirmed.body["expires_at"]);
+    client.signed_in(shop.id(), confirmed.string("access_token")).verify().await.expect(StatusCode::OK);
+}
+
+#[tokio::test]
+async fn codes_and_tokens_outlive_a_rotation_until_their_key_is_dropped() {
+    let shop = Shop::open().await;
+    shop.register(EMAIL).await;
+    shop.register("grace@example.com").await;
+    let codes = [shop.code(EMAIL, 1).await, shop.code("grace@example.com", 1).await];
+    let client = shop.client();
+    let login = client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    let old = client.signed_in(shop.id(), login.string("token"));
+    let kids = async || -> Vec<String> {
+        let jwks = client.get(&format!("{}/.well-known/jwks.json", shop.id())).await.body;
+        jwks["keys"].as_array().unwrap().iter().map(|key| key["kid"].as_str().unwrap().to_owned()).collect()
+    };
+    let before = kids().await;
+
+    shop.edit_rendered(|document| {
+        for sort in ["signing", "hmac"] {
+            document["keys"][sort][0]["state"] = json!("Retired");
+        }
+        let pem = rcgen::KeyPair::generate().unwrap().serialize_pem();
+        for (id, state) in [("s8", "Active"), ("s9", "Published")] {
+            let key = json!({ "id": id, "state": state, "algorithm": "ES256", "privateKey": pem });
+            document["keys"]["signing"].as_array_mut().unwrap().push(key);
+        }
+        let key = json!({ "id": "h8", "state": "Active", "secret": BASE64_STANDARD.encode([7; 32]) });
+        document["keys"]["hmac"].as_array_mut().unwrap().push(key);
+    })
+    .await;
+    let all = kids().await;
+    assert!(all.contains(&before[0]) && all.contains(&"s8".to_owned()) && all.contains(&"s9".to_owned()), "{all:?}");
+    let later = client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    assert_eq!(jsonwebtoken::decode_header(later.string("token")).unwrap().kid.as_deref(), Some("s8"));
+    old.verify().await.expect(StatusCode::OK);
+    client.confirm(shop.id(), &codes[0]).await.expect(StatusCode::OK);
+
+    let newer = shop.reset_code(EMAIL, 3).await;
+    let after = client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    let revoked = client.login(shop.id(), "grace@example.com", PASSWORD).await.expect(StatusCode::OK);
+    shop.edit_rendered(|document| {
+        for sort in ["signing", "hmac"] {
+            document["keys"][sort].as_array_mut().unwrap().remove(0);
+        }
+        document["keys"]["signing"][0]["privateKey"] = json!(rcgen::KeyPair::generate().unwrap().serialize_pem());
+    })
+    .await;
+    assert_eq!(kids().await, ["s8", "s9"]);
+    for token in [after.string("token"), revoked.string("token")] {
+        let gone = client.signed_in(shop.id(), token).verify().await;
+        gone.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+    }
+    let gone = client.confirm(shop.id(), &codes[1]).await;
+    gone.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
+    client.confirm_password(shop.id(), EMAIL, &newer, NEW_PASSWORD).await.expect(StatusCode::OK);
+}
+
+#[tokio::test]
+async fn keys_and_discovery_are_cached_for_five_minutes_and_revalidated() {
+    let shop = Shop::open().await;
+    let (id, client) = (shop.id(), shop.client());
+    for path in [
+        format!("{id}/.well-known/jwks.json"),
+        format!("{id}/.well-known/openid-configuration"),
+        format!(".well-known/oauth-authorization-server/{id}"),
+        format!("{id}/.well-known/oauth-authorization-server"),
+    ] {
+        let answer = client.get(&path).await.expect(StatusCode::OK);
+        assert_eq!(answer.header("cache-control"), Some("public, max-age=300"), "{path}");
+        assert!(answer.header("content-type").unwrap().contains("json"), "{path}");
+        let etag = answer.header("etag").unwrap().to_owned();
+        assert!(etag.ends_with('"'), "{etag}");
+
+        let send = async |method: Method, known: &str| {
+            client.send(client.request(method, &path).header("if-none-match", known)).await
+        };
+        for known in [etag.clone(), format!("\"other\", {etag}"), "*".to_owned()] {
+            let answer = send(Method::GET, &known).await.expect(StatusCode::NOT_MODIFIED);
+            assert_eq!(answer.text, "");
+            assert_eq!(answer.header("etag"), Some(etag.as_str()));
+            assert_eq!(answer.header("cache-control"), Some("public, max-age=300"));
+        }
+        send(Method::GET, "\"other\"").await.expect(StatusCode::OK);
+
+        let head = client.send(client.request(Method::HEAD, &path)).await.expect(StatusCode::OK);
+        assert_eq!(head.text, "");
+        for name in ["etag", "cache-control", "content-type", "content-length", "x-content-type-options"] {
+            assert_eq!(head.header(name), answer.header(name), "{path}: {name}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn discovery_tells_those_who_check_tokens_where_the_keys_are() {
+    let shop = Shop::open().await;
+    let (id, client) = (shop.id(), shop.client());
+    let issuer = shop.stack.issuer(&shop.app);
+    for path in [
+        format!("{id}/.well-known/openid-configuration"),
+        format!(".well-known/oauth-authorization-server/{id}"),
+        format!("{id}/.well-known/oauth-authorization-server"),
+    ] {
+        let document = client.get(&path).await.expect(StatusCode::OK).body;
+        assert_eq!(document["issuer"], issuer, "{path}");
+        assert_eq!(document["jwks_uri"], format!("{issuer}/.well-known/jwks.json"), "{path}");
+        assert_eq!(document.get("authorization_endpoint"), None, "{path}");
+    }
+    let keys = client.get(&format!("{id}/.well-known/jwks.json")).await.body;
+    assert!(!keys["keys"].as_array().unwrap().is_empty());
+}
+
+// === OpenAPI ===
+
+/// Answers against the document that promises them.
+struct Promises(Value);
+
+impl Promises {
+    /// The answer's body is what the document says of that operation and status.
+    #[track_caller]
+    fn hold(&self, path: &str, method: &str, answer: &Answer) {
+        let operation = &self.0["paths"][path][method];
+        assert!(operation.is_object(), "{method} {path} is not in the document");
+        let response = &operation["responses"][answer.status.as_str()];
+        let response = self.resolve(response);
+        assert!(response.is_object(), "{method} {path} does not promise {}: {}", answer.status, answer.text);
+        let schema = &response["content"]["application/json"]["schema"];
+        assert!(schema.is_object(), "{method} {path} {} has no schema", answer.status);
+        let whole = json!({
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "allOf": [schema],
+            "components": self.0["components"],
+        });
+        let validator = jsonschema::validator_for(&whole).expect("the schema is one");
+        let errors: Vec<String> = validator.iter_errors(&answer.body).map(|error| error.to_string()).collect();
+        assert!(errors.is_empty(), "{method} {path} {}: {errors:?} in {}", answer.status, answer.text);
+        // A schema without rules would hold for anything.
+        let bent = json!({ "error": 5, "email": 5, "keys": 5, "issuer": 5 });
+        assert!(!validator.is_valid(&bent), "the schema of {method} {path} {} says nothing", answer.status);
+    }
+
+    fn resolve<'a>(&'a self, object: &'a Value) -> &'a Value {
+        match object["$ref"].as_str() {
+            Some(reference) => self.0.pointer(reference.trim_start_matches('#')).expect("the reference leads on"),
+            None => object,
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_the_server_answers_is_what_the_openapi_document_promises() {
+    let (open, closed) = (app().limit("codesPerClient", &[(2, 3600)]), app().set("/signUp", "Closed"));
+    let off = app().set("/enumerationProtection", "Off").set("/requireVerifiedEmail", true);
+    let stack = Stack::builder().app(&open).app(&closed).app(&off).start().await;
+    let shop = Shop { stack, app: open };
+    let (id, client) = (shop.id(), shop.client());
+    let document = client.get("openapi.json").await.expect(StatusCode::OK);
+    assert!(document.header("content-type").unwrap().starts_with("application/json"));
+    assert!(document.string("openapi").starts_with("3.1."));
+    let promises = Promises(document.body);
+    let hold = |operation: &str, answer: &Answer| {
+        promises.hold(&format!("/v1/{{APPID}}/email/{operation}"), "post", answer);
+    };
+
+    hold("register", &shop.register(EMAIL).await);
+    hold("register", &client.register(id, "", "x", "").await);
+    hold("register", &client.register(id, NAME, EMAIL, "password").await);
+    hold("register", &client.register(closed.id(), NAME, EMAIL, PASSWORD).await);
+    hold("register", &client.register("nowhere", NAME, EMAIL, PASSWORD).await);
+    client.register(off.id(), NAME, "off@example.com", PASSWORD).await.expect(StatusCode::OK);
+    hold("login", &client.login(off.id(), "off@example.com", PASSWORD).await);
+    let code = shop.code("off@example.com", 1).await;
+    client.confirm(off.id(), &code).await.expect(StatusCode::OK);
+    hold("register", &client.register(off.id(), NAME, "off@example.com", PASSWORD).await);
+
+    let login = client.login(id, EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    hold("login", &login);
+    hold("login", &client.login(id, EMAIL, WRONG_PASSWORD).await);
+    hold("login", &client.post(&shop.path("login"), &json!(" ".repeat(70_000))).await);
+    hold("login", &client.send(client.request(Method::POST, &shop.path("login")).body("x")).await);
+    hold("verify", &client.signed_in(id, login.string("token")).verify().await);
+    hold("verify", &client.signed_in(id, "x").verify().await);
+    hold("verify", &client.post(&shop.path("verify"), &json!({ "x": 1 })).await);
+    hold("forgot-password", &client.forgot_password(id, EMAIL).await);
+    hold("forgot-password", &client.forgot_password(id, "x").await);
+    // Two codes of another purpose, and the right one.
+    for nth in [1, 2, 3] {
+        let code = shop.code(EMAIL, nth).await;
+        hold("confirm-password", &shop.client().confirm_password(id, EMAIL, &code, NEW_PASSWORD).await);
+    }
+    client.login(id, EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
+    shop.register("grace@example.com").await;
+    let second = client.register(id, NAME, "grace@example.com", NEW_PASSWORD).await;
+    second.expect(StatusCode::OK);
+    let code = shop.code("grace@example.com", 2).await;
+    let confirmed = client.confirm(id, &code).await.expect(StatusCode::OK);
+    assert_eq!(confirmed.body["password_required"], true);
+    hold("confirm", &confirmed);
+    for _ in 0..3 {
+        hold("confirm", &client.confirm(id, WRONG_CODE).await);
+    }
+    hold("confirm-password", &client.confirm_password(id, EMAIL, WRONG_CODE, NEW_PASSWORD).await);
+
+    for (template, path) in [
+        ("/{APPID}/.well-known/jwks.json", format!("{id}/.well-known/jwks.json")),
+        ("/{APPID}/.well-known/openid-configuration", format!("{id}/.well-known/openid-configuration")),
+        ("/.well-known/oauth-authorization-server/{APPID}", format!(".well-known/oauth-authorization-server/{id}")),
+    ] {
+        promises.hold(template, "get", &client.get(&path).await.expect(StatusCode::OK));
+        promises.hold(template, "get", &client.get(&path.replace(id, "nowhere")).await);
+    }
+}
+
+// === live edits ===
+
+#[tokio::test]
+async fn an_edited_manifest_is_live_and_so_are_a_new_app_and_one_that_goes() {
+    let app = app();
+    let stack = Stack::builder().app(&app).watch().start().await;
+    let client = stack.client();
+    let (mut revisions, hello) = Revisions::of(stack.server()).await;
+    let document = fs::read(stack.rendered().join(format!("{}.json", app.id()))).unwrap();
+    let told = hello.revisions.iter().find(|(id, _)| id.as_str() == app.id()).map(|(_, revision)| revision.clone());
+    assert_eq!(told, Some(Revision::of(&document)));
+    let keys = client.get(&format!("{}/.well-known/jwks.json", app.id())).await.text;
+
+    stack.apply(&app.clone().set("/signUp", "Closed")).unwrap();
+    let change = revisions.change_that(|change| change.app.as_str() == app.id()).await;
+    assert_ne!(change.revision, told);
+    let refused = client.register(app.id(), NAME, EMAIL, PASSWORD).await;
+    refused.expect_error(StatusCode::FORBIDDEN, "registration_disabled");
+    assert_eq!(client.get(&format!("{}/.well-known/jwks.json", app.id())).await.text, keys, "keys are kept");
+
+    let another = App::new("another");
+    stack.apply(&another).unwrap();
+    revisions.change_that(|change| change.app.as_str() == another.id() && change.revision.is_some()).await;
+    client.login(another.id(), EMAIL, PASSWORD).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
+
+    stack.delete(&another).unwrap();
+    revisions.change_that(|change| change.app.as_str() == another.id() && change.revision.is_none()).await;
+    client.login(another.id(), EMAIL, PASSWORD).await.expect_error(StatusCode::NOT_FOUND, "app_not_found");
+    client.login(app.id(), EMAIL, PASSWORD).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
+}
+
+#[tokio::test]
+async fn a_manifest_that_is_not_valid_changes_nothing_and_stops_no_other() {
+    let (broken, other) = (app(), app());
+    let stack = Stack::builder().app(&broken).app(&other).watch().start().await;
+    let client = stack.client();
+    let (mut revisions, _) = Revisions::of(stack.server()).await;
+    stack.apply(&broken.clone().set("/signUp", "Sometimes").set("/displayName", "Broken")).unwrap();
+    stack.apply(&other.clone().set("/signUp", "Closed")).unwrap();
+    let change = revisions.change_that(|_| true).await;
+    assert_eq!(change.app.as_str(), other.id());
+    let refused = client.register(other.id(), NAME, EMAIL, PASSWORD).await;
+    refused.expect_error(StatusCode::FORBIDDEN, "registration_disabled");
+    client.register(broken.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_rendered_document_that_does_not_parse_is_refused_whole_and_the_old_one_serves() {
+    let shop = Shop::open().await;
+    let client = shop.client();
+    let path = shop.stack.rendered().join(format!("{}.json", shop.id()));
+    let good = fs::read(&path).unwrap();
+    let serving = Revision::of(&good);
+    let (mut revisions, _) = Revisions::of(shop.stack.server()).await;
+    let mut keyless: Value = serde_json::from_slice(&good).unwrap();
+    keyless["keys"]["signing"] = json!([]);
+    keyless["signUp"] = json!("Closed");
+    for bad in [&good[..good.len() / 2], b"{}", b"\xff\xfe", keyless.to_string().as_bytes()] {
+        fs::write(&path, bad).unwrap();
+        // A file that is still being written may be refused more than once.
+        let change = revisions.change_that(|change| change.refused.is_some()).await;
+        assert_eq!(change.app.as_str(), shop.id());
+        assert_eq!(change.revision, Some(serving.clone()), "the one that goes on is told");
+        assert!(!change.refused.unwrap().contains("PRIVATE"));
+        let (_, hello) = Revisions::of(shop.stack.server()).await;
+        assert!(hello.revisions.values().any(|revision| *revision == serving));
+        client.register(shop.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    }
+    eventually("the refusal in the log", LIVE_LIMIT, || async {
+        let log = shop.stack.server().logged();
+        log.lines().any(|line| line.contains("refused") && line.contains(shop.id())).then_some(())
+    })
+    .await;
+    assert!(!shop.stack.server().logged().contains("PRIVATE KEY"));
+
+    shop.edit_rendered(|document| {
+        *document = serde_json::from_slice(&good).unwrap();
+        document["signUp"] = json!("Closed");
+    })
+    .await;
+    let refused = client.register(shop.id(), NAME, EMAIL, PASSWORD).await;
+    refused.expect_error(StatusCode::FORBIDDEN, "registration_disabled");
+}
+
+#[tokio::test]
+async fn a_document_of_a_later_format_serves_what_is_known_of_it() {
+    let shop = Shop::open().await;
+    shop.edit_rendered(|document| {
+        document["format"] = json!(99);
+        document["somethingNew"] = json!({ "deep": [1, 2, 3] });
+        document["mail"]["somethingNew"] = json!(true);
+        document["signUp"] = json!("Closed");
+    })
+    .await;
+    let refused = shop.client().register(shop.id(), NAME, EMAIL, PASSWORD).await;
+    refused.expect_error(StatusCode::FORBIDDEN, "registration_disabled");
+}
+
+#[tokio::test]
+async fn the_operations_listener_is_alive_and_ready_and_not_public() {
+    let shop = Shop::open().await;
+    let server = shop.stack.server();
+    for path in ["livez", "readyz", "metrics"] {
+        server.ops(path).await.expect(StatusCode::OK);
+        shop.client().get(path).await.expect_error(StatusCode::NOT_FOUND, "not_found");
+    }
+    let ops = Anonymous::new(server.ops);
+    let login = ops.login(shop.id(), EMAIL, PASSWORD).await;
+    assert_eq!(login.status, StatusCode::NOT_FOUND, "{}", login.text);
+    shop.client().login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::UNAUTHORIZED);
+    let metrics = server.ops("metrics").await.text;
+    assert!(metrics.contains("login"), "{metrics}");
+    let (_, hello) = Revisions::of(server).await;
+    assert!(hello.pod_uid.parse::<Uuid>().is_ok_and(|uid| !uid.is_nil()), "{}", hello.pod_uid);
+}

@@ -1,0 +1,211 @@
+//! Mails (contract 3; design, Mail): by whose relay they leave, what they look like, and where their links lead.
+
+use std::fs;
+
+use http::StatusCode;
+use latchkey_tests::{
+    builders::{App, Relay},
+    mail::Mail,
+    process,
+    smtp::{self, Security, Smtp},
+    stack::Stack,
+};
+use serde_json::json;
+use url::Url;
+
+use crate::support::{MAIL_LIMIT, NAME, NEW_PASSWORD, PASSWORD, Shop, app};
+
+const EMAIL: &str = "ada@example.com";
+
+fn login() -> Option<(String, String)> {
+    Some(("shop".to_owned(), "pa\u{df}wort mit Raum".to_owned()))
+}
+
+async fn relay(security: Security, login: Option<(String, String)>) -> Smtp {
+    Smtp::start(smtp::Options { security, login, ..smtp::Options::plain() }).await.expect("the relay starts")
+}
+
+/// The links of a mail's text.
+fn links(mail: &Mail) -> Vec<Url> {
+    let words = mail.text.split_whitespace().filter(|word| word.starts_with("http"));
+    words.map(|word| word.parse().unwrap_or_else(|_| panic!("{word:?} is no link"))).collect()
+}
+
+#[tokio::test]
+async fn each_app_sends_through_its_own_relay_with_its_own_protection_and_login() {
+    let relays = [
+        relay(Security::None, None).await,
+        relay(Security::None, login()).await,
+        relay(Security::StartTls, None).await,
+        relay(Security::StartTls, login()).await,
+        relay(Security::Implicit, None).await,
+        relay(Security::Implicit, login()).await,
+    ];
+    let authorities: String = relays.iter().filter_map(Smtp::ca).collect();
+    let bundle = process::fresh_dir("authorities").join("all.pem");
+    fs::write(&bundle, authorities).unwrap();
+    let apps: Vec<App> = relays.iter().map(|smtp| app().relay(Relay::to(smtp))).collect();
+    let builder = Stack::builder().env("SSL_CERT_FILE", &bundle.display().to_string());
+    let stack = apps.iter().fold(builder, |builder, app| builder.app(app)).start().await;
+    for (app, smtp) in apps.iter().zip(&relays) {
+        stack.client().register(app.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
+        let mail = smtp.mails().wait_for(|mail| mail.is_to(EMAIL), MAIL_LIMIT).await;
+        // Through its own relay an App names the sender.
+        assert!(mail.from.contains(&format!("hello@{}.test", app.id())), "{}", mail.from);
+        assert!(mail.from.contains("The Shop"), "{}", mail.from);
+        assert_eq!(mail.envelope_from, format!("hello@{}.test", app.id()));
+        stack.client().confirm(app.id(), &mail.code()).await.expect(StatusCode::OK);
+    }
+    assert!(stack.mails().all().is_empty(), "nothing went through the install's");
+}
+
+#[tokio::test]
+async fn the_installs_relay_may_want_tls_and_a_login() {
+    for security in [Security::StartTls, Security::Implicit] {
+        let app = app();
+        let options = smtp::Options { security, login: login(), ..smtp::Options::plain() };
+        let stack = Stack::builder().app(&app).smtp(options).start().await;
+        stack.client().register(app.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
+        stack.mails().wait_for(|mail| mail.is_to(EMAIL), MAIL_LIMIT).await;
+    }
+}
+
+#[tokio::test]
+async fn over_the_installs_relay_the_sender_is_the_install_and_the_app_gives_name_and_reply_to() {
+    let shop = Shop::open().await;
+    shop.register(EMAIL).await;
+    let mail = shop.mail(EMAIL, 1).await;
+    assert_eq!(mail.envelope_from, "hello@latchkey.test");
+    assert!(mail.from.contains("The Shop") && mail.from.contains("<hello@latchkey.test>"), "{}", mail.from);
+    let reply_to = mail.header("reply-to").unwrap();
+    assert!(reply_to.contains(&format!("hello@{}.test", shop.id())), "{reply_to}");
+}
+
+#[tokio::test]
+async fn a_certificate_that_nobody_vouches_for_is_not_believed() {
+    let smtp = relay(Security::StartTls, login()).await;
+    let app = app().relay(Relay::to(&smtp));
+    let shop = Shop::with(app).await;
+    shop.register(EMAIL).await;
+    let mut connection = shop.stack.database.connect().await.unwrap();
+    let tried = latchkey_tests::eventually("an attempt", MAIL_LIMIT, || async {
+        let mut connection = shop.stack.database.connect().await.ok()?;
+        let tried: Option<i32> =
+            sqlx::query_scalar("SELECT attempts FROM outbox").fetch_optional(&mut connection).await.ok()?;
+        tried.filter(|attempts| *attempts > 0)
+    });
+    tried.await;
+    assert!(smtp.mails().all().is_empty());
+    let error: Option<String> =
+        sqlx::query_scalar("SELECT error FROM outbox").fetch_one(&mut connection).await.unwrap();
+    assert!(error.is_none_or(|error| !error.contains("wort mit Raum")), "what is kept of an error is ours");
+}
+
+#[tokio::test]
+async fn links_carry_the_code_and_the_address_percent_encoded() {
+    let email = "o'brien+tag&x=y#z@example.com";
+    let app = app()
+        .set("/mail/confirmURL", "https://shop.example.com/confirm?code={code}&email={email}")
+        .set("/mail/resetURL", "https://shop.example.com/#/reset/{code}?to={email}");
+    let shop = Shop::with(app).await;
+    shop.register(email).await;
+    let mail = shop.mail(email, 1).await;
+    let link = links(&mail).into_iter().find(|link| link.path() == "/confirm").expect("a link to the App's page");
+    let query: Vec<(String, String)> = link.query_pairs().into_owned().collect();
+    let code = mail.code();
+    assert_eq!(query, [("code".to_owned(), code.clone()), ("email".to_owned(), email.to_owned())]);
+    let html = mail.html.replace("&amp;", "&").replace("&#x2f;", "/");
+    assert!(html.contains(&format!("href=\"{link}\"")), "{link} in {html}");
+    // Opening the link is the App's page; the code is still good.
+    shop.client().confirm(shop.id(), &code).await.expect(StatusCode::OK);
+
+    shop.reset_code(email, 2).await;
+    let mail = shop.mail(email, 2).await;
+    let code = mail.code();
+    let link = links(&mail).into_iter().find(|link| link.fragment().is_some()).expect("a link to the App's page");
+    let fragment = link.fragment().unwrap();
+    assert!(fragment.starts_with(&format!("/reset/{code}?to=")), "{fragment}");
+    for raw in ["&", "=y", "#", "+"] {
+        assert!(!fragment.contains(raw), "{raw} in {fragment}");
+    }
+    shop.client().confirm_password(shop.id(), email, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
+}
+
+#[tokio::test]
+async fn an_app_replaces_what_it_likes_of_a_mail_and_the_rest_is_the_default() {
+    let app = app()
+        .set("/displayName", "Tom & <Jerry>")
+        .set("/mail/confirmURL", "https://shop.example.com/confirm?code={code}")
+        .template("confirm.subject", "Welcome to {{ app }}")
+        .template(
+            "confirm.html",
+            "<p>{{ app }}|{{ code }}|<a href=\"{{ url }}\">{{ expires_at }}</a>|{{ registered_at }}</p>",
+        )
+        .template("password-changed.txt", "Dear {{ name }}, all new.");
+    let shop = Shop::with(app).await;
+    let client = shop.client();
+    client.register(shop.id(), "Ada <b>Lovelace", EMAIL, PASSWORD).await;
+    let mail = shop.mail(EMAIL, 1).await;
+    let code = mail.code();
+    assert_eq!(mail.subject, "Welcome to Tom & <Jerry>");
+    assert!(mail.html.contains(&format!("<p>Tom &amp; &lt;Jerry&gt;|{code}|<a href=\"https:")), "{}", mail.html);
+    assert!(mail.text.contains("Tom & <Jerry>") && mail.text.contains("https://shop.example.com/confirm?code="));
+
+    let code = shop.reset_code(EMAIL, 2).await;
+    client.confirm_password(shop.id(), EMAIL, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
+    let notice = shop.mail(EMAIL, 3).await;
+    assert_eq!(notice.text.trim(), "Dear Ada <b>Lovelace, all new.");
+    assert!(notice.html.contains("<html") || notice.html.contains("<p"), "the default: {}", notice.html);
+    assert!(!notice.html.contains("<b>Lovelace"), "escaped by place: {}", notice.html);
+}
+
+/// What a template can do wrong: syntax, a name that is not there, a file that is not there, no end.
+const BROKEN: [(&str, &str); 4] = [
+    ("confirm.subject", "{{ code"),
+    ("confirm.txt", "{{ code }} {{ nothing.at.all }}"),
+    ("confirm.html", "{% include 'x' %}"),
+    ("confirm.txt", "{% for i in range(9999) %}{% for j in range(9999) %}{{ j }}{% endfor %}{% endfor %}"),
+];
+
+#[tokio::test]
+async fn broken_templates_are_told_when_rendered_and_the_defaults_serve() {
+    let app = app().template("confirm.subject", "Welcome");
+    let shop = Shop::with(app.clone()).await;
+    for (part, template) in BROKEN {
+        let told = shop.stack.apply(&app.clone().template(part, template)).unwrap_err().to_string();
+        assert!(told.contains(shop.id()) && told.contains("templatesRef") && told.contains(part), "{told}");
+    }
+    shop.register(EMAIL).await;
+    let mail = shop.mail(EMAIL, 1).await;
+    assert!(!mail.subject.is_empty() && mail.text.contains("The Shop") && mail.html.contains(&mail.code()));
+}
+
+#[tokio::test]
+async fn a_template_that_fails_when_a_mail_is_made_falls_back_to_the_default() {
+    let shop = Shop::open().await;
+    for (index, (part, template)) in BROKEN.into_iter().enumerate() {
+        shop.edit_rendered(|document| document["mail"]["templates"] = json!({ part: template })).await;
+        let email = format!("ada{index}@example.com");
+        shop.register(&email).await;
+        let mail = shop.mail(&email, 1).await;
+        assert!(!mail.subject.is_empty() && mail.text.contains("The Shop"), "{part}: {}", mail.text);
+        assert!(mail.text.len() < 20_000 && mail.html.contains(&mail.code()), "{part}: {}", mail.html);
+        shop.client().confirm(shop.id(), &mail.code()).await.expect(StatusCode::OK);
+    }
+}
+
+#[tokio::test]
+async fn a_mail_is_text_and_html_and_no_answering_machine_replies_to_it() {
+    let shop = Shop::open().await;
+    shop.register(EMAIL).await;
+    let mail = shop.mail(EMAIL, 1).await;
+    let content_type = mail.header("content-type").unwrap();
+    assert!(content_type.starts_with("multipart/alternative"), "{content_type}");
+    for name in ["date", "message-id", "subject", "to", "from", "mime-version"] {
+        assert!(mail.header(name).is_some(), "{name}");
+    }
+    // RFC 3834, 5.
+    assert_eq!(mail.header("auto-submitted"), Some("auto-generated"));
+    assert!(mail.raw.is_ascii(), "what every relay takes");
+    assert!(mail.raw.lines().all(|line| line.len() <= 998), "RFC 5322, 2.1.1");
+}

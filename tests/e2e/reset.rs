@@ -1,0 +1,191 @@
+//! Forgetting and setting a password (contract 3, forgot-password and confirm-password).
+
+use http::StatusCode;
+use serde_json::json;
+
+use crate::support::{NAME, NEW_PASSWORD, PASSWORD, Shop, WRONG_CODE, app, shape};
+
+const EMAIL: &str = "ada@example.com";
+/// Hard to guess, unless one knows the name.
+const ODD_NAME: &str = "Bartholomew Quetzalcoatl";
+const PASSWORD_OF_THE_NAME: &str = "bartholomewquetzalcoatl";
+
+#[tokio::test]
+async fn forgot_password_answers_alike_for_every_address_and_mails_only_known_ones() {
+    let shop = Shop::open().await;
+    shop.confirmed(EMAIL).await;
+    shop.register("grace@example.com").await;
+    let forgot = async |email: &str| {
+        let answer = shop.client().forgot_password(shop.id(), email).await.expect(StatusCode::OK);
+        assert_eq!(answer.body, json!({ "email": email }), "the address as sent");
+        assert_eq!(answer.header("cache-control"), Some("no-store"));
+        let mut shape = shape(&answer);
+        shape["body"] = json!(null);
+        shape
+    };
+    let unknown = forgot("nobody@example.com").await;
+    for known in [EMAIL, "ADA@example.com", "grace@example.com"] {
+        assert_eq!(forgot(known).await, unknown, "{known}");
+    }
+    assert_eq!(shop.mails_in_the_end("nobody@example.com").await, 0);
+    assert_eq!(shop.mails_in_the_end(EMAIL).await, 3);
+    assert_eq!(shop.mails_in_the_end("grace@example.com").await, 2, "an unverified account gets the mail as well");
+}
+
+#[tokio::test]
+async fn confirm_password_sets_the_password_and_answers_the_address() {
+    let shop = Shop::open().await;
+    shop.confirmed(EMAIL).await;
+    let code = shop.reset_code(EMAIL, 2).await;
+    let answer = shop.client().confirm_password(shop.id(), "Ada@Example.com", &code.to_lowercase(), NEW_PASSWORD).await;
+    let answer = answer.expect(StatusCode::OK);
+    assert_eq!(answer.body, json!({ "email": "Ada@Example.com" }));
+    assert_eq!(answer.header("cache-control"), Some("no-store"));
+    let old = shop.client().login(shop.id(), EMAIL, PASSWORD).await;
+    old.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
+    shop.client().login(shop.id(), EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_reset_ends_all_sessions_and_other_codes_and_sends_a_notice() {
+    let shop = Shop::open().await;
+    let client = shop.confirmed(EMAIL).await;
+    let sessions =
+        [client.sign_in(shop.id(), EMAIL, PASSWORD).await, shop.client().sign_in(shop.id(), EMAIL, PASSWORD).await];
+    let (first, second) = (shop.reset_code(EMAIL, 2).await, shop.reset_code(EMAIL, 3).await);
+    let reset = client.confirm_password(shop.id(), EMAIL, &first, NEW_PASSWORD).await;
+    reset.expect(StatusCode::OK);
+    for session in sessions {
+        session.verify().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+    }
+    for code in [first, second] {
+        let again = shop.client().confirm_password(shop.id(), EMAIL, &code, PASSWORD).await;
+        again.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
+    }
+    let notice = shop.mail(EMAIL, 4).await;
+    assert_eq!(notice.code, None);
+    assert_eq!(shop.mails_in_the_end(EMAIL).await, 4);
+    shop.client().login(shop.id(), EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_reset_by_an_unverified_account_verifies_its_address() {
+    let shop = Shop::open().await;
+    shop.register(EMAIL).await;
+    let confirm = shop.code(EMAIL, 1).await;
+    let reset = shop.reset_code(EMAIL, 2).await;
+    let answer = shop.client().confirm_password(shop.id(), EMAIL, &reset, NEW_PASSWORD).await;
+    answer.expect(StatusCode::OK);
+    assert!(shop.user(EMAIL).await.1);
+    let late = shop.client().confirm(shop.id(), &confirm).await;
+    late.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
+    let signed_in = shop.client().sign_in(shop.id(), EMAIL, NEW_PASSWORD).await;
+    signed_in.verify().await.expect(StatusCode::OK);
+    assert_eq!(shop.mails_in_the_end(EMAIL).await, 3, "confirm, reset, notice; verify had nothing to send");
+}
+
+#[tokio::test]
+async fn contested_ends_with_confirm_password() {
+    let shop = Shop::open().await;
+    shop.register(EMAIL).await;
+    shop.client().register(shop.id(), NAME, EMAIL, "third-Harbour-quilt-64").await.expect(StatusCode::OK);
+    let reset = shop.reset_code(EMAIL, 3).await;
+    let answer = shop.client().confirm_password(shop.id(), EMAIL, &reset, NEW_PASSWORD).await;
+    answer.expect(StatusCode::OK);
+    for gone in [PASSWORD, "third-Harbour-quilt-64"] {
+        let refused = shop.client().login(shop.id(), EMAIL, gone).await;
+        refused.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
+    }
+    shop.client().login(shop.id(), EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
+    let mut connection = shop.stack.database.connect().await.unwrap();
+    let contested: bool = sqlx::query_scalar("SELECT contested FROM users").fetch_one(&mut connection).await.unwrap();
+    assert!(!contested);
+}
+
+#[tokio::test]
+async fn wrong_used_and_expired_code_and_unknown_address_are_one_answer() {
+    let shop = Shop::open().await;
+    shop.confirmed(EMAIL).await;
+    shop.confirmed("grace@example.com").await;
+    let used = shop.reset_code(EMAIL, 2).await;
+    shop.client().confirm_password(shop.id(), EMAIL, &used, NEW_PASSWORD).await.expect(StatusCode::OK);
+    shop.mail(EMAIL, 3).await;
+    let of_another = shop.reset_code("grace@example.com", 2).await;
+    shop.edit_rendered(|document| document["mail"]["resetCodeLifetimeSeconds"] = json!(1)).await;
+    shop.client().forgot_password(shop.id(), EMAIL).await.expect(StatusCode::OK);
+    let mail = shop.mail(EMAIL, 4).await;
+    shop.past(mail.received_at + 1).await;
+    let expired = mail.code();
+
+    let mut answers = Vec::new();
+    for (email, code) in [
+        (EMAIL, WRONG_CODE),
+        (EMAIL, &used),
+        (EMAIL, &expired),
+        (EMAIL, &of_another),
+        (EMAIL, "not a code"),
+        ("nobody@example.com", WRONG_CODE),
+        ("nobody@example.com", &of_another),
+    ] {
+        let answer = shop.client().confirm_password(shop.id(), email, code, PASSWORD).await;
+        answers.push(shape(&answer.expect_error(StatusCode::BAD_REQUEST, "invalid_code")));
+    }
+    answers.dedup();
+    assert_eq!(answers.len(), 1, "{answers:#?}");
+    shop.client().login(shop.id(), EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
+    // With another's address it was not used up.
+    let right = shop.client().confirm_password(shop.id(), "grace@example.com", &of_another, NEW_PASSWORD).await;
+    right.expect(StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_weak_password_does_not_use_the_code_up_and_is_judged_before_the_code() {
+    let shop = Shop::open().await;
+    shop.confirmed(EMAIL).await;
+    let code = shop.reset_code(EMAIL, 2).await;
+    let before = shop.user(EMAIL).await;
+    for weak in ["short-7", "password1234", "ada@example.com", &"x9-Q".repeat(33)] {
+        for code in [code.as_str(), WRONG_CODE] {
+            let refused = shop.client().confirm_password(shop.id(), EMAIL, code, weak).await;
+            let refused = refused.expect_error(StatusCode::BAD_REQUEST, "weak_password");
+            assert_eq!(refused.body["fields"][0]["field"], "password");
+        }
+    }
+    assert_eq!(shop.user(EMAIL).await, before);
+    shop.client().login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    shop.client().confirm_password(shop.id(), EMAIL, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
+}
+
+#[tokio::test]
+async fn the_name_counts_only_with_a_right_code() {
+    let shop = Shop::open().await;
+    let client = shop.client();
+    let refused = client.register(shop.id(), ODD_NAME, EMAIL, PASSWORD_OF_THE_NAME).await;
+    refused.expect_error(StatusCode::BAD_REQUEST, "weak_password");
+    client.register(shop.id(), ODD_NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    let code = shop.reset_code(EMAIL, 2).await;
+
+    for (email, wrong) in [(EMAIL, WRONG_CODE), ("nobody@example.com", WRONG_CODE), ("nobody@example.com", &code)] {
+        let answer = client.confirm_password(shop.id(), email, wrong, PASSWORD_OF_THE_NAME).await;
+        answer.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
+    }
+    let answer = client.confirm_password(shop.id(), EMAIL, &code, PASSWORD_OF_THE_NAME).await;
+    answer.expect_error(StatusCode::BAD_REQUEST, "weak_password");
+    client.confirm_password(shop.id(), EMAIL, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
+}
+
+#[tokio::test]
+async fn the_apps_own_rules_for_passwords_hold_for_register_and_reset() {
+    let app = app().set("/password/minimumLength", 30).set("/password/minimumStrength", 0);
+    let shop = Shop::with(app).await;
+    let (short, long) = ("a".repeat(29), "a".repeat(30));
+    let refused = shop.client().register(shop.id(), NAME, EMAIL, &short).await;
+    refused.expect_error(StatusCode::BAD_REQUEST, "weak_password");
+    shop.client().register(shop.id(), NAME, EMAIL, &long).await.expect(StatusCode::OK);
+    let code = shop.reset_code(EMAIL, 2).await;
+    let refused = shop.client().confirm_password(shop.id(), EMAIL, &code, &short).await;
+    refused.expect_error(StatusCode::BAD_REQUEST, "weak_password");
+    let long = "b".repeat(30);
+    shop.client().confirm_password(shop.id(), EMAIL, &code, &long).await.expect(StatusCode::OK);
+    shop.client().login(shop.id(), EMAIL, &long).await.expect(StatusCode::OK);
+}
