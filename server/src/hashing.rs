@@ -22,14 +22,11 @@ use self::{
     engine::Engine,
     queue::{FairQueue, Push},
 };
-use crate::{
-    domain::{
-        app::App,
-        client::ClientAddress,
-        password::{Busy, Password, PasswordHash},
-        ports::Hasher,
-    },
-    store::Stores,
+use crate::domain::{
+    app::App,
+    client::ClientAddress,
+    password::{Busy, Password, PasswordHash},
+    ports::Hasher,
 };
 
 mod engine;
@@ -279,11 +276,11 @@ impl Shared {
 
 // === impl Hasher ===
 
-impl Hasher for Stores {
+impl Hasher for Hashing {
     async fn hash(&self, app: &AppId, client: ClientAddress, password: &Password) -> Result<PasswordHash, Busy> {
-        match self.hashing.run(app, client, Work::Hash(password.clone())).await? {
+        match self.run(app, client, Work::Hash(password.clone())).await? {
             Done::Hash(hash) => Ok(hash),
-            Done::Answer(_) | Done::Busy(_) => Err(self.hashing.pool.shared.busy()),
+            Done::Answer(_) | Done::Busy(_) => Err(self.pool.shared.busy()),
         }
     }
 
@@ -294,7 +291,7 @@ impl Hasher for Stores {
         password: &Password,
         hash: Option<&PasswordHash>,
     ) -> Result<bool, Busy> {
-        self.hashing.answer(app, client, Work::Verify(password.clone(), hash.cloned())).await
+        self.answer(app, client, Work::Verify(password.clone(), hash.cloned())).await
     }
 
     fn is_outdated(&self, hash: &PasswordHash) -> bool {
@@ -309,7 +306,7 @@ impl Hasher for Stores {
         guesses: Vec<String>,
     ) -> Result<bool, Busy> {
         let minimum = app.doc.password.minimum_strength;
-        self.hashing.answer(app.id(), client, Work::Strength(password.clone(), guesses, minimum)).await
+        self.answer(app.id(), client, Work::Strength(password.clone(), guesses, minimum)).await
     }
 }
 

@@ -17,7 +17,8 @@ use super::{
         Carried, Codes, Confirmation, Creation, Hasher, Limits, NewUser, Outbox, PasswordReset, Sessions, StoreError,
         TakeError, Taken, Users,
     },
-    session::{Amr, NewSession, NotSignedIn, Opening, Session, SessionId, SignedIn},
+    session::{Amr, NewSession, Opening, Session, SessionId},
+    signed_in::{NotSignedIn, SignedIn},
     token::{self, Tokens},
     user::{Name, User, UserId},
 };

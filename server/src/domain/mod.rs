@@ -13,5 +13,6 @@ pub mod mail;
 pub mod password;
 pub mod ports;
 pub mod session;
+pub mod signed_in;
 pub mod token;
 pub mod user;

@@ -1,4 +1,4 @@
-//! Sessions: what Redis keeps of them, and who is signed in.
+//! Sessions: what Redis keeps of them.
 
 use std::{fmt, str::FromStr};
 
@@ -6,13 +6,7 @@ use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{
-    app::App,
-    clock::Env,
-    ports::{Sessions, StoreError},
-    token::{self, AccessClaims},
-    user::{Epoch, UserId},
-};
+use super::user::{Epoch, UserId};
 
 /// `session_id` of the interface and `sid` of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -68,36 +62,6 @@ pub enum Opening {
     Opened,
     /// The epoch has moved since it was read: the login raced a reset or a disabling, and lost.
     Stale,
-}
-
-/// The proof that a request is that of a signed-in user: a valid token of a session that is still there.
-#[derive(Clone, Debug)]
-pub struct SignedIn {
-    pub claims: AccessClaims,
-    pub session: Session,
-}
-
-/// Why nobody is signed in.
-#[derive(Debug, thiserror::Error)]
-pub enum NotSignedIn {
-    #[error("there is no valid access token of a live session")]
-    InvalidToken,
-    #[error(transparent)]
-    Store(#[from] StoreError),
-}
-
-// === impl SignedIn ===
-
-impl SignedIn {
-    pub async fn prove<S: Sessions>(stores: &S, env: &Env, app: &App, bearer: &str) -> Result<Self, NotSignedIn> {
-        let claims = token::verify_access(app, env.now(), bearer).ok_or(NotSignedIn::InvalidToken)?;
-        let session = stores.session(app.id(), claims.sub, claims.sid).await?.ok_or(NotSignedIn::InvalidToken)?;
-        Ok(Self { claims, session })
-    }
-
-    pub fn user(&self) -> UserId {
-        self.session.user
-    }
 }
 
 // === impl Session ===

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     domain::{
         app::App,
-        session::{NotSignedIn, SignedIn},
+        signed_in::{NotSignedIn, SignedIn},
     },
     state::State,
 };
