@@ -195,9 +195,12 @@ async fn a_login_that_races_a_reset_leaves_no_session() {
             }
         }
         invalid_credentials(shop.client().login(&app, EMAIL, &old).await);
+        // Not even one that nobody could use.
+        assert_eq!(shop.sessions().await, 0, "in round {round}");
     }
     assert!(opened > 0, "some log-ins came before the reset");
     shop.client().login(&app, EMAIL, &password(ROUNDS)).await.expect(StatusCode::OK);
+    assert_eq!(shop.sessions().await, 1);
 }
 
 #[tokio::test]

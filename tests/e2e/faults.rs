@@ -207,8 +207,13 @@ async fn a_reset_whose_answer_is_lost_has_ended_sessions_and_codes_all_the_same(
     invalid_code(again.await);
     invalid_credentials(try_login(&shop, EMAIL, PASSWORD).await);
     try_login(&shop, EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
-    // Redis hears of the epoch from the outbox.
-    shop.ends(&token).await;
+    // Redis hears of the epoch from the outbox; the log-in's session is the one that is left.
+    eventually("the end of the old sessions", SOON, || async {
+        shop.hurry().await;
+        (shop.sessions().await == 1).then_some(())
+    })
+    .await;
+    shop.look(&token).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
     shop.mail(EMAIL, 3).await;
 }
 
@@ -271,6 +276,7 @@ async fn an_epoch_reaches_redis_by_the_outbox_when_redis_is_cut_after_the_transa
     answer.expect(StatusCode::OK);
     assert_eq!(shop.user(EMAIL).await, (3, true));
     assert_eq!(shop.count("SELECT count(*) FROM outbox WHERE kind = 'epoch' AND epoch = 3").await, 1);
+    assert!(shop.sessions().await > 0, "Redis has not heard of it");
     unavailable(bounded(shop.look(&token)).await);
 
     to_postgres(&shop).restore().expect("the proxy's port is free");
@@ -281,6 +287,7 @@ async fn an_epoch_reaches_redis_by_the_outbox_when_redis_is_cut_after_the_transa
         (shop.count("SELECT count(*) FROM outbox WHERE kind = 'epoch'").await == 0).then_some(())
     })
     .await;
+    assert_eq!(shop.sessions().await, 0);
     shop.look(&token).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
     try_login(&shop, EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
 }
