@@ -246,8 +246,10 @@ mod tests {
         for (name, source) in samples::good() {
             assert_eq!(taken(name, &source), [name], "{source:.80}");
         }
-        for samples::Bad { name, source, .. } in samples::bad() {
+        for samples::Bad { name, source, line, reason } in samples::bad() {
             assert_eq!(taken(name, &source), Vec::<String>::new(), "{name}: {source:.80}");
+            let refused = check(name, &source).expect_err(&source);
+            assert_eq!((refused.line, refused.reason.contains(reason)), (line, true), "{name}: {refused}");
         }
     }
 
