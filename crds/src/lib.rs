@@ -9,6 +9,8 @@ pub mod reference;
 pub mod refs;
 pub mod rendered;
 pub mod schema;
+#[cfg(feature = "templates")]
+pub mod templates;
 pub mod types;
 #[cfg(feature = "validation")]
 pub mod validation;

@@ -8,6 +8,7 @@ use std::{
 
 use latchkey_crds::{
     rendered::{RenderedMail, RenderedSmtp, Revision},
+    templates::{Values, one_line},
     types::AppId,
 };
 use lettre::message::Mailbox;
@@ -18,7 +19,7 @@ use super::{
     MailMetrics, MailSettings, backoff, link,
     metrics::Fate,
     relay::{Letter, Relays, Route},
-    templates::{Templates, Values, one_line},
+    templates::Templates,
     worker::Courier,
 };
 use crate::{

@@ -9,13 +9,11 @@ mod guard;
 mod link;
 mod metrics;
 mod relay;
-mod sandbox;
 mod templates;
 mod wire;
 mod worker;
 
 pub use metrics::MailMetrics;
-pub use templates::{TemplateError, check};
 pub use worker::Worker;
 
 /// What the install sets for the mail of all Apps.

@@ -1,22 +1,12 @@
 //! The texts of mails: a default for each, in which an App may put its own in place.
 
-use std::{collections::BTreeMap, fmt::Write as _, io, sync::LazyLock};
+use std::{collections::BTreeMap, sync::LazyLock};
 
-use minijinja::{AutoEscape, Environment, ErrorKind, State, UndefinedBehavior, Value, context, escape_formatter};
+use latchkey_crds::templates::{Mail, Part, TemplateError, TemplateSet, Values, one_line};
 use tracing::warn;
 
-use super::sandbox;
 use crate::domain::mail::MailKind;
 
-/// What `{% extends %}` may name.
-pub(super) const LAYOUT: &str = "layout.html";
-/// What templates may use.
-pub(super) const VARIABLES: [&str; 6] = ["app", "name", "code", "url", "registered_at", "expires_at"];
-
-/// Instructions of one rendering; the largest default takes a fiftieth.
-const FUEL: u64 = 50_000;
-/// Octets of one rendered part.
-const MOST_OUTPUT: usize = 64 * 1024;
 /// Characters of a subject; RFC 5322, 2.1.1 allows lines of 998 octets, and no client shows more than this.
 const MOST_SUBJECT: usize = 200;
 
@@ -32,35 +22,14 @@ macro_rules! defaults {
 
 const DEFAULTS: [(&str, &str); 18] =
     defaults!["confirm", "reset", "account-exists", "password-changed", "address-changed", "new-sign-in"];
-const LAYOUT_SOURCE: &str = include_str!("templates/layout.html");
 
-static BUILT_IN: LazyLock<Environment<'static>> = LazyLock::new(|| {
-    let mut env = environment();
+static BUILT_IN: LazyLock<TemplateSet> = LazyLock::new(|| {
+    let mut set = TemplateSet::default();
     for (name, source) in DEFAULTS {
-        env.add_template(name, source).expect("the default templates are tested");
+        set.add(name, source).expect("the default templates are tested");
     }
-    env
+    set
 });
-
-/// A template that cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("line {line}: {reason}")]
-pub struct TemplateError {
-    /// 0 where no line is to blame.
-    pub line: u32,
-    pub reason: String,
-}
-
-/// What a template may show. A value that does not apply is empty.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Values<'a> {
-    pub(super) app: &'a str,
-    pub(super) name: &'a str,
-    pub(super) code: &'a str,
-    pub(super) url: &'a str,
-    pub(super) registered_at: &'a str,
-    pub(super) expires_at: &'a str,
-}
 
 /// A mail's three parts.
 #[derive(Clone, Debug)]
@@ -72,96 +41,19 @@ pub(super) struct Rendered {
 
 /// The templates of one App.
 pub(super) struct Templates {
-    own: Environment<'static>,
+    own: TemplateSet,
 }
 
-/// Collects output up to a limit.
-#[derive(Default)]
-struct Output(Vec<u8>);
-
-/// Whether a template file of this name, `<mail>.subject`, `<mail>.txt` or `<mail>.html`, can be used: it is parsed,
-/// held against what templates may do, and rendered with sample values, once with all of them and once with those alone
-/// that a mail to an unverified address has.
-pub fn check(name: &str, source: &str) -> Result<(), TemplateError> {
-    if !DEFAULTS.iter().any(|(known, _)| *known == name) {
-        let kinds = MailKind::ALL.map(MailKind::as_str).join(", ");
-        let reason = format!("is not the name of a template: <mail>.subject, .txt or .html, with a mail of {kinds}");
-        return Err(TemplateError { line: 0, reason });
+/// Whose templates a mail has.
+const fn templates_of(kind: MailKind) -> Mail {
+    match kind {
+        MailKind::Confirm => Mail::Confirm,
+        MailKind::Reset => Mail::Reset,
+        MailKind::AccountExists => Mail::AccountExists,
+        MailKind::PasswordChanged => Mail::PasswordChanged,
+        MailKind::AddressChanged => Mail::AddressChanged,
+        MailKind::NewSignIn => Mail::NewSignIn,
     }
-    sandbox::check(name, source)?;
-    let mut env = environment();
-    env.add_template_owned(name.to_owned(), source.to_owned()).map_err(|error| TemplateError::of(&error))?;
-    let full = Values {
-        app: "The Shop",
-        name: "Ada Lovelace",
-        code: "ABCDE-01XYZ",
-        url: "https://shop.example.com/confirm?code=ABCDE-01XYZ",
-        registered_at: "1 February 2026, 09:30 UTC",
-        expires_at: "2 February 2026, 09:30 UTC",
-    };
-    for values in [full, Values { name: "", url: "", ..full }] {
-        let output = render(&env, name, values).map_err(|error| TemplateError::of(&error))?;
-        if name.ends_with(".subject") && one_line(&output).is_empty() {
-            return Err(TemplateError { line: 0, reason: "renders to an empty subject".to_owned() });
-        }
-    }
-    Ok(())
-}
-
-fn environment() -> Environment<'static> {
-    let mut env = Environment::empty();
-    env.set_undefined_behavior(UndefinedBehavior::Strict);
-    env.set_auto_escape_callback(|name| if name.ends_with(".html") { AutoEscape::Html } else { AutoEscape::None });
-    env.set_formatter(write_value);
-    env.set_fuel(Some(FUEL));
-    sandbox::add_filters(&mut env);
-    env.add_template(LAYOUT, LAYOUT_SOURCE).expect("the layout is tested");
-    env
-}
-
-/// Escapes as MiniJinja does but leaves `/` as it is: filters of spam look askance at links in character references.
-fn write_value(
-    out: &mut minijinja::Output<'_>,
-    state: &mut State<'_, '_>,
-    value: &Value,
-) -> Result<(), minijinja::Error> {
-    let Some(text) = value.as_str().filter(|_| *state.auto_escape() == AutoEscape::Html && !value.is_safe()) else {
-        return escape_formatter(out, state, value);
-    };
-    for c in text.chars() {
-        match c {
-            '&' => out.write_str("&amp;")?,
-            '<' => out.write_str("&lt;")?,
-            '>' => out.write_str("&gt;")?,
-            '"' => out.write_str("&quot;")?,
-            '\'' => out.write_str("&#39;")?,
-            other => out.write_char(other)?,
-        }
-    }
-    Ok(())
-}
-
-fn render(env: &Environment<'_>, name: &str, values: Values<'_>) -> Result<String, minijinja::Error> {
-    // No variable may break a line: text and subject are read line by line.
-    let value = |text: &str| Value::from(one_line(text));
-    let Values { app, name: user, code, url, registered_at, expires_at } = values;
-    let context = context! {
-        app => value(app),
-        name => value(user),
-        code => value(code),
-        url => value(url),
-        registered_at => value(registered_at),
-        expires_at => value(expires_at),
-    };
-    let mut output = Output::default();
-    env.get_template(name)?.render_captured_to(context, &mut output)?;
-    String::from_utf8(output.0).map_err(|_| minijinja::Error::new(ErrorKind::WriteFailure, "is not UTF-8"))
-}
-
-/// White space and control characters, the line and paragraph separators among them, become single spaces.
-pub(super) fn one_line(text: &str) -> String {
-    let breaks = |c: char| c.is_whitespace() || c.is_control();
-    text.split(breaks).filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
 // === impl Templates ===
@@ -169,89 +61,51 @@ pub(super) fn one_line(text: &str) -> String {
 impl Templates {
     /// Those of an App. What cannot be used is told in the log and left out: its default stands in.
     pub(super) fn new(app: &str, own: &BTreeMap<String, String>) -> Self {
-        let mut env = environment();
+        let mut set = TemplateSet::default();
         for (name, source) in own {
-            let added = check(name, source).and_then(|()| {
-                env.add_template_owned(name.clone(), source.clone()).map_err(|error| TemplateError::of(&error))
-            });
-            if let Err(TemplateError { line, reason }) = added {
+            if let Err(TemplateError { line, reason }) = set.add(name, source) {
                 warn!(app, template = name, line, reason, "a mail template cannot be used; the default stands in");
             }
         }
-        Self { own: env }
+        Self { own: set }
     }
 
     pub(super) fn render(&self, app: &str, kind: MailKind, values: Values<'_>) -> Result<Rendered, TemplateError> {
-        let kind = kind.as_str();
+        let mail = templates_of(kind);
         let subject = |text: String| one_line(&text).chars().take(MOST_SUBJECT).collect::<String>();
-        let mut head = subject(self.part(app, &format!("{kind}.subject"), values)?);
+        let mut head = subject(self.part(app, mail, Part::Subject, values)?);
         if head.is_empty() {
-            head = subject(default_part(&format!("{kind}.subject"), values)?);
+            head = subject(BUILT_IN.render(mail, Part::Subject, values)?);
         }
         Ok(Rendered {
             subject: head,
-            text: self.part(app, &format!("{kind}.txt"), values)?,
-            html: self.part(app, &format!("{kind}.html"), values)?,
+            text: self.part(app, mail, Part::Text, values)?,
+            html: self.part(app, mail, Part::Html, values)?,
         })
     }
 
-    fn part(&self, app: &str, name: &str, values: Values<'_>) -> Result<String, TemplateError> {
-        if self.own.get_template(name).is_ok() {
-            match render(&self.own, name, values) {
+    fn part(&self, app: &str, mail: Mail, part: Part, values: Values<'_>) -> Result<String, TemplateError> {
+        if self.own.has(mail, part) {
+            match self.own.render(mail, part, values) {
                 Ok(text) => return Ok(text),
-                // The error's own text may quote values.
-                Err(error) => warn!(
-                    app,
-                    template = name,
-                    line = error.line(),
-                    reason = %error.kind(),
-                    "a mail template failed; the default stands in"
-                ),
+                Err(TemplateError { line, reason }) => {
+                    let template = mail.template(part);
+                    warn!(app, template, line, reason, "a mail template failed; the default stands in");
+                }
             }
         }
-        default_part(name, values)
-    }
-}
-
-fn default_part(name: &str, values: Values<'_>) -> Result<String, TemplateError> {
-    render(&BUILT_IN, name, values).map_err(|error| TemplateError {
-        line: error.line().and_then(|line| u32::try_from(line).ok()).unwrap_or(0),
-        reason: error.kind().to_string(),
-    })
-}
-
-// === impl TemplateError ===
-
-impl TemplateError {
-    pub(super) fn of(error: &minijinja::Error) -> Self {
-        let reason = match (error.kind(), error.detail()) {
-            (ErrorKind::OutOfFuel, _) => "takes too long to render".to_owned(),
-            (ErrorKind::WriteFailure, _) => "renders to more than 64 KiB".to_owned(),
-            (kind, Some(detail)) => format!("{kind}: {detail}"),
-            (kind, None) => kind.to_string(),
-        };
-        Self { line: error.line().and_then(|line| u32::try_from(line).ok()).unwrap_or(0), reason }
-    }
-}
-
-// === impl Output ===
-
-impl io::Write for Output {
-    fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
-        if self.0.len() + octets.len() > MOST_OUTPUT {
-            return Err(io::Error::other("too much output"));
-        }
-        self.0.extend_from_slice(octets);
-        Ok(octets.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+        BUILT_IN.render(mail, part, values)
     }
 }
 
 #[cfg(test)]
+#[path = "../../../crds/src/templates/samples.rs"]
+mod samples;
+
+#[cfg(test)]
 mod tests {
+    use latchkey_crds::templates::check;
+
     use super::*;
 
     const HOSTILE: &str = "<script>alert(\"1\")</script>\r\nBcc: victim@example.com\u{2028}'&";
@@ -274,15 +128,6 @@ mod tests {
         with(own).render("shop", kind, values).unwrap()
     }
 
-    fn has_code(kind: MailKind) -> bool {
-        match kind {
-            MailKind::Confirm | MailKind::Reset => true,
-            MailKind::AccountExists | MailKind::PasswordChanged | MailKind::AddressChanged | MailKind::NewSignIn => {
-                false
-            }
-        }
-    }
-
     #[test]
     fn every_default_renders_in_all_three_places() {
         for kind in MailKind::ALL {
@@ -291,12 +136,12 @@ mod tests {
             for body in [&mail.text, &mail.html] {
                 assert!(body.contains("Hello Ada,"), "{kind:?}: {body}");
                 assert!(body.contains(SAMPLE.registered_at), "{kind:?}: {body}");
-                assert_eq!(body.contains(SAMPLE.code), has_code(kind), "{kind:?}: {body}");
-                assert_eq!(body.contains(SAMPLE.expires_at), has_code(kind), "{kind:?}: {body}");
+                assert_eq!(body.contains(SAMPLE.code), templates_of(kind).has_code(), "{kind:?}: {body}");
+                assert_eq!(body.contains(SAMPLE.expires_at), templates_of(kind).has_code(), "{kind:?}: {body}");
             }
-            assert_eq!(mail.text.contains(SAMPLE.url), has_code(kind), "{kind:?}: {}", mail.text);
+            assert_eq!(mail.text.contains(SAMPLE.url), templates_of(kind).has_code(), "{kind:?}: {}", mail.text);
             let link = format!("href=\"{}\"", SAMPLE.url.replace('&', "&amp;"));
-            assert_eq!(mail.html.contains(&link), has_code(kind), "{kind:?}: {}", mail.html);
+            assert_eq!(mail.html.contains(&link), templates_of(kind).has_code(), "{kind:?}: {}", mail.html);
             for external in ["src=", "http://", "url(", "<link", "<script"] {
                 assert!(!mail.html.contains(external), "{kind:?} loads from outside: {external}");
             }
@@ -310,7 +155,7 @@ mod tests {
             for body in [&mail.text, &mail.html] {
                 assert!(body.contains("Hello,"), "{kind:?}: {body}");
                 assert!(!body.contains("https://"), "{kind:?}: {body}");
-                assert_eq!(body.contains(SAMPLE.code), has_code(kind), "{kind:?}: {body}");
+                assert_eq!(body.contains(SAMPLE.code), templates_of(kind).has_code(), "{kind:?}: {body}");
             }
         }
     }
@@ -341,10 +186,17 @@ mod tests {
 
     #[test]
     fn a_subject_is_one_line_of_bounded_length_and_never_empty() {
-        let subject = |source: &str| rendered(&[("reset.subject", source)], MailKind::Reset, SAMPLE).subject;
-        assert_eq!(subject("a\r\nBcc: b@example.com\n\n c\t\u{85}d\u{0}"), "a Bcc: b@example.com c d");
-        assert_eq!(subject(&"ä".repeat(500)).chars().count(), 200);
-        assert_eq!(subject(" {% if not app %}x{% endif %}\n"), "Set a new password for The Shop");
+        let subject = |source: &str, values| rendered(&[("reset.subject", source)], MailKind::Reset, values).subject;
+        let default = "Set a new password for The Shop";
+        assert_eq!(subject("{{ name }} of\t{{ app }}", SAMPLE), default, "a control character");
+        let hostile = Values { name: "a\r\nBcc: b@example.com\n\n c\t\u{85}d\u{0}", ..SAMPLE };
+        assert_eq!(subject(" Hi {{ name }}\n", hostile), "Hi a Bcc: b@example.com c d");
+        assert_eq!(subject(&"ä".repeat(500), SAMPLE).chars().count(), 200);
+        assert_eq!(subject("{% if app == 'The Shop' %}x{% endif %}", SAMPLE), "x");
+        assert_eq!(
+            subject("{% if app == 'The Shop' %}x{% endif %}", Values { app: "Other", ..SAMPLE }),
+            "Set a new password for Other"
+        );
     }
 
     #[test]
@@ -380,27 +232,30 @@ mod tests {
         assert!(mail.text.starts_with("Hello nnn"), "{}", &mail.text[..40]);
     }
 
+    /// The operator's tests run over the same samples: what it publishes is taken here, what it refuses is not.
     #[test]
-    fn output_and_work_are_limited() {
-        let much = format!("a{}", "\n{{ app }}".repeat(5_000));
-        assert_eq!(check("reset.txt", &"x".repeat(MOST_OUTPUT)), Ok(()));
-        let refused = check("reset.txt", &"x".repeat(MOST_OUTPUT + 1)).unwrap_err();
-        assert_eq!(refused.reason, "renders to more than 64 KiB");
-        assert_eq!(check("reset.txt", &much), Ok(()));
-        let refused = check("reset.txt", &"{% if app %}{% endif %}".repeat(30_000)).unwrap_err();
-        assert_eq!(refused.reason, "takes too long to render");
+    fn what_the_operator_publishes_is_taken_and_nothing_else() {
+        let taken = |name: &str, source: &str| {
+            let own = with(&[(name, source)]).own;
+            let places = Mail::ALL.into_iter().flat_map(|mail| Part::ALL.map(|part| (mail, part)));
+            places
+                .filter(|(mail, part)| own.has(*mail, *part))
+                .map(|(mail, part)| mail.template(part))
+                .collect::<Vec<_>>()
+        };
+        for (name, source) in samples::good() {
+            assert_eq!(taken(name, &source), [name], "{source:.80}");
+        }
+        for samples::Bad { name, source, line, reason } in samples::bad() {
+            assert_eq!(taken(name, &source), Vec::<String>::new(), "{name}: {source:.80}");
+            let refused = check(name, &source).expect_err(&source);
+            assert_eq!((refused.line, refused.reason.contains(reason)), (line, true), "{name}: {refused}");
+        }
     }
 
     #[test]
-    fn a_check_tells_line_and_reason() {
-        let refused = |name, source| check(name, source).unwrap_err().to_string();
-        assert_eq!(
-            refused("confirm.txt", "Hello\n{{ nmae }}"),
-            "line 2: there is no variable nmae; there are app, name, code, url, registered_at, expires_at"
-        );
-        assert!(refused("confirm.html", "{% if app %}").starts_with("line 1: syntax error"));
-        assert!(refused("welcome.txt", "x").starts_with("line 0: is not the name of a template"));
-        assert!(refused("layout.html", "x").starts_with("line 0: is not the name of a template"));
-        assert_eq!(refused("confirm.subject", " \n"), "line 0: renders to an empty subject");
+    fn a_mail_and_its_templates_have_one_name() {
+        assert_eq!(MailKind::ALL.map(templates_of), Mail::ALL);
+        assert_eq!(MailKind::ALL.map(MailKind::as_str), Mail::ALL.map(Mail::as_str));
     }
 }

@@ -117,15 +117,17 @@ async fn bench() -> Result<bool> {
 }
 
 fn bounds(steps: &[Step], peak: f64, threads: usize) -> Vec<Bound> {
-    let best = steps.iter().map(|step| step.per_second / step.bare).fold(0.0, f64::max);
+    // With one in flight most cores wait; from eight on the cores are what limits.
+    let full = steps.iter().filter(|step| step.in_flight >= 8);
+    let least = full.map(|step| step.per_second / step.bare).fold(f64::INFINITY, f64::min);
     let crowd = steps.last().expect("there are steps");
     let room = 40.0 + 20.0 * f64::from(u32::try_from(threads).unwrap_or(u32::MAX));
     let refused_p99 = crowd.refusal.value_at_quantile(0.99);
     let jwks_p99 = crowd.jwks.value_at_quantile(0.99);
     vec![
         Bound {
-            what: format!("throughput is at least 85 % of the bare rate: {:.0} %", best * 100.0),
-            met: best >= 0.85,
+            what: format!("throughput is at least 85 % of the bare rate from 8 in flight on: {:.0} %", least * 100.0),
+            met: least >= 0.85,
         },
         Bound {
             what: format!(
