@@ -22,7 +22,7 @@ use tokio::{
 };
 
 use crate::{
-    support::{NEW_PASSWORD, PASSWORD, Shop},
+    support::{NAME, NEW_PASSWORD, PASSWORD, Shop},
     trouble::{Snapshot, invalid_code, invalid_credentials, loose, unavailable},
 };
 
@@ -83,6 +83,25 @@ async fn settles(shop: &Shop) {
 }
 
 // === Postgres ===
+
+#[tokio::test]
+async fn a_call_that_was_refused_counts_no_mail_so_the_next_try_is_mailed() {
+    let app = loose("counted").limit("mailsPerRecipient", &[(1, 3600)]);
+    let shop = Shop::of(app, Stack::builder().proxied()).await;
+    let proxy = to_postgres(&shop);
+
+    // Only the statement that makes the user carries the name.
+    proxy.set_trap(Trap::Before(NAME.as_bytes().to_vec()));
+    unavailable(bounded(shop.try_register(EMAIL)).await);
+    shop.recovers("a registration", async || shop.try_register(EMAIL).await).await;
+    shop.code(EMAIL, 1).await;
+
+    proxy.refuse().await;
+    unavailable(bounded(shop.client().forgot_password(shop.id(), EMAIL)).await);
+    proxy.restore().expect("the proxy's port is free");
+    shop.recovers("a reset", async || shop.client().forgot_password(shop.id(), EMAIL).await).await;
+    shop.code(EMAIL, 2).await;
+}
 
 #[tokio::test]
 async fn without_postgres_all_that_needs_it_is_unavailable_and_comes_back_by_itself() {

@@ -99,15 +99,37 @@ pub async fn register<S: Users + Limits + Hasher>(
     if known.as_ref().is_some_and(taken) {
         return Err(RegisterError::EmailTaken);
     }
-    let mailed = may_mail(stores, app, caller, &request.email, MailPurpose::Confirm).await?;
+    let mailing = may_mail(stores, app, caller, &request.email, MailPurpose::Confirm).await?;
     let fresh = UserId(env.uuid());
+    if let Err(trouble) = enter(stores, app, caller, &request, known, fresh, mailing.is_some(), now).await {
+        not_mailed(stores, app, mailing).await;
+        return Err(trouble.into());
+    }
 
-    // One hash on either way: a known address checks its own, an unknown one makes one.
+    let expires_in = i64::from(app.doc.mail.confirm_code_lifetime_seconds);
+    Ok(Registered { local_id: fresh, expires_in, expires_at: now.unix_timestamp() + expires_in })
+}
+
+/// Makes the user, or does for a known address what costs the same. One hash on either way: a known address checks its
+/// own, an unknown one makes one.
+#[expect(
+    clippy::too_many_arguments,
+    reason = "the second half of `register`, apart so that its failure has one way out"
+)]
+async fn enter<S: Users + Hasher>(
+    stores: &S,
+    app: &App,
+    caller: &Caller,
+    request: &Register,
+    known: Option<User>,
+    fresh: UserId,
+    mailed: bool,
+    now: time::OffsetDateTime,
+) -> Result<(), Trouble> {
     let known = match known {
         Some(user) => Some(user),
         None => {
-            let password_hash =
-                stores.hash(app.id(), caller.address(), &request.password).await.map_err(Trouble::from)?;
+            let password_hash = stores.hash(app.id(), caller.address(), &request.password).await?;
             let user = NewUser {
                 id: fresh,
                 email: request.email.clone(),
@@ -116,21 +138,17 @@ pub async fn register<S: Users + Limits + Hasher>(
                 created_at: now,
             };
             let mail = mailed.then_some(Mail { kind: MailKind::Confirm, user: Some(fresh), requested_at: now });
-            match stores.create_user(app.id(), user, mail).await.map_err(Trouble::from)? {
+            match stores.create_user(app.id(), user, mail).await? {
                 Creation::Created => None,
                 // Two registered the address at once; the later one goes on as for a known address.
-                Creation::AddressTaken => {
-                    stores.user_by_email(app.id(), &request.email).await.map_err(Trouble::from)?
-                }
+                Creation::AddressTaken => stores.user_by_email(app.id(), &request.email).await?,
             }
         }
     };
-    if let Some(user) = known {
-        registered_again(stores, app, caller, &request, &user, mailed, now).await?;
+    match known {
+        Some(user) => registered_again(stores, app, caller, request, &user, mailed, now).await,
+        None => Ok(()),
     }
-
-    let expires_in = i64::from(app.doc.mail.confirm_code_lifetime_seconds);
-    Ok(Registered { local_id: fresh, expires_in, expires_at: now.unix_timestamp() + expires_in })
 }
 
 /// The address is known: its owner hears of it, and an unverified account with another password becomes contested.
@@ -391,11 +409,18 @@ pub async fn forgot_password<S: Users + Limits + Outbox>(
     caller: &Caller,
     email: &Email,
 ) -> Result<(), Trouble> {
-    let mailed = may_mail(stores, app, caller, email, MailPurpose::Reset).await?;
-    let user = stores.user_by_email(app.id(), email).await?;
-    if mailed {
-        let to = user.filter(|user| !user.disabled).map(|user| user.id);
-        stores.enqueue(app.id(), Mail { kind: MailKind::Reset, user: to, requested_at: env.now() }).await?;
+    let mailing = may_mail(stores, app, caller, email, MailPurpose::Reset).await?;
+    let queued = async {
+        let user = stores.user_by_email(app.id(), email).await?;
+        if mailing.is_some() {
+            let to = user.filter(|user| !user.disabled).map(|user| user.id);
+            stores.enqueue(app.id(), Mail { kind: MailKind::Reset, user: to, requested_at: env.now() }).await?;
+        }
+        Ok(())
+    };
+    if let Err(error) = queued.await {
+        not_mailed(stores, app, mailing).await;
+        return Err(Trouble::Store(error));
     }
     Ok(())
 }
@@ -513,20 +538,27 @@ async fn judge<S: Hasher>(
     }
 }
 
-/// Whether the mail limits leave room for one more; a limit that is reached drops the mail, not the answer.
+/// A place for one more mail under the limits, or none: a limit that is reached drops the mail, not the answer.
 async fn may_mail<S: Limits>(
     stores: &S,
     app: &App,
     caller: &Caller,
     email: &Email,
     purpose: MailPurpose,
-) -> Result<bool, Trouble> {
+) -> Result<Option<Taken>, Trouble> {
     let account = email.account(app.id());
     let known = stores.is_known(app.id(), &account, caller.address()).await?;
     match stores.take(app.id(), limits::mail(app, caller, &account, purpose, known)).await {
-        Ok(_) => Ok(true),
-        Err(TakeError::Limited(_)) => Ok(false),
+        Ok(taken) => Ok(Some(taken)),
+        Err(TakeError::Limited(_)) => Ok(None),
         Err(TakeError::Store(error)) => Err(error.into()),
+    }
+}
+
+/// No mail was queued after all: the call that is tried again must find its place.
+async fn not_mailed<S: Limits>(stores: &S, app: &App, mailing: Option<Taken>) {
+    if let Some(taken) = mailing {
+        stores.give_back(app.id(), taken).await;
     }
 }
 
