@@ -821,11 +821,19 @@ async fn the_log_names_the_request_and_nothing_that_was_sent() {
     let house = House::new(Failing::Broken);
     let headers = "Authorization: Bearer tell-tale\r\nCookie: tell-tale\r\nX-Request-Id: the-request\r\n";
     let body = r#"{"email": "tell-tale@example.com", "password": "tell-tale", "code": "tell-tale", "x": "tell-tale"}"#;
-    for operation in ["login", "confirm", "confirm-password", "forgot-password", "verify", "register"] {
-        house.post(&format!("/v1/shop/email/{operation}?code=tell-tale"), headers, body).await;
-    }
-    house.post("/v1/shop/email/login", headers, r#"{"tell-tale": tell-tale"#).await;
-    house.post("/tell-tale", headers, "tell-tale").await;
+    let requests = async || {
+        for operation in ["login", "confirm", "confirm-password", "forgot-password", "verify", "register"] {
+            house.post(&format!("/v1/shop/email/{operation}?code=tell-tale"), headers, body).await;
+        }
+        house.post("/v1/shop/email/login", headers, r#"{"tell-tale": tell-tale"#).await;
+        house.post("/tell-tale", headers, "tell-tale").await;
+    };
+    // A log statement that another test reached first, while this subscriber was being set, is kept as one that nobody
+    // wants. So all are reached once, then asked about again, and then it counts.
+    requests().await;
+    tracing::callsite::rebuild_interest_cache();
+    lines.0.lock().unwrap().clear();
+    requests().await;
 
     let log = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
     let ours: Vec<Value> = log
