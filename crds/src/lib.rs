@@ -4,6 +4,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 
 pub mod app;
 pub mod conditions;
+pub mod names;
 pub mod provider;
 pub mod reference;
 pub mod refs;

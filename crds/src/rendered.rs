@@ -52,6 +52,9 @@ pub struct RenderedApp {
     /// The name of the App resource.
     pub name: String,
     pub state: AppState,
+    /// See [`DeletedApp::incarnation`].
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub incarnation: Option<String>,
     /// `iss` of its tokens: base URL, `/`, appID.
     pub issuer: IssuerUrl,
     pub display_name: String,
@@ -77,6 +80,23 @@ pub struct RenderedApp {
     pub audit_retention_days: u32,
     pub providers: Vec<RenderedProvider>,
     pub keys: RenderedKeys,
+}
+
+/// What is published of an App whose users are to be deleted: it follows from the appID and its holder alone, so that an
+/// App that is not accepted can be deleted too.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DeletedApp {
+    pub format: u32,
+    #[serde(rename = "appID")]
+    pub app_id: AppId,
+    pub namespace: String,
+    pub name: String,
+    /// [`AppState::Deleted`].
+    pub state: AppState,
+    /// Made with the App's first keys: tells an App from one of the same appID whose users were deleted before.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub incarnation: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -387,6 +407,13 @@ impl RenderedApp {
     }
 }
 
+impl DeletedApp {
+    /// The octets that are published: the same document always gives the same octets.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("a deleted App is strings and a number")
+    }
+}
+
 impl FromStr for RenderedApp {
     type Err = serde_json::Error;
 
@@ -411,8 +438,25 @@ pub enum RevisionsLine {
 pub struct Hello {
     #[serde(rename = "podUID")]
     pub pod_uid: String,
+    /// The highest format that this server honours; see [`FORMAT`].
     pub format: u32,
     pub revisions: BTreeMap<AppId, Revision>,
+    /// Why the newest document of an App is refused. Its revision, if it has one, goes on.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
+    pub refused: BTreeMap<AppId, String>,
+    /// How far the deletion of users is, for each App that is [`AppState::Deleted`] and that this server knows of.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
+    pub deletions: BTreeMap<AppId, Deletion>,
+}
+
+/// How far the deletion of an App's users is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Deletion {
+    /// Users that are still there.
+    pub users_left: u64,
+    /// Users, sessions and mails are gone, and the database says so.
+    pub done: bool,
 }
 
 /// An App changed, went (`revision` is none), or its new document was refused (`refused` says why, `revision` is the
@@ -423,6 +467,9 @@ pub struct Change {
     pub revision: Option<Revision>,
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub refused: Option<String>,
+    /// Of an App that is [`AppState::Deleted`]; `revision` is then that of the document that says so.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub deletion: Option<Deletion>,
 }
 
 /// What a server found of a provider.

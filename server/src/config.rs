@@ -85,7 +85,7 @@ impl Apps {
         let receiver = self.changes.subscribe();
         let revisions: BTreeMap<_, _> =
             self.serving.load().iter().map(|(id, app)| (id.clone(), app.revision.clone())).collect();
-        (Hello { pod_uid, format: FORMAT, revisions }, receiver)
+        (Hello { pod_uid, format: FORMAT, revisions, refused: BTreeMap::new(), deletions: BTreeMap::new() }, receiver)
     }
 
     /// Puts a document in place of the one before it, or refuses it whole and tells why.
@@ -99,7 +99,7 @@ impl Apps {
             Ok(app) => {
                 info!(app = %id, revision = %app.revision, "serving");
                 let revision = Some(app.revision.clone());
-                self.change(Change { app: id.clone(), revision, refused: None }, |serving| {
+                self.change(Change { app: id.clone(), revision, refused: None, deletion: None }, |serving| {
                     serving.insert(id.clone(), Arc::new(app));
                 });
             }
@@ -111,7 +111,7 @@ impl Apps {
     pub fn remove(&self, id: &AppId) {
         if self.get(id.as_str()).is_some() {
             info!(app = %id, "no longer serving");
-            self.change(Change { app: id.clone(), revision: None, refused: None }, |serving| {
+            self.change(Change { app: id.clone(), revision: None, refused: None, deletion: None }, |serving| {
                 serving.remove(id);
             });
         }
@@ -125,7 +125,7 @@ impl Apps {
             error = refused as &dyn std::error::Error,
             "a rendered App is refused; what was served before goes on"
         );
-        let change = Change { app: id.clone(), revision: serving, refused: Some(refused.to_string()) };
+        let change = Change { app: id.clone(), revision: serving, refused: Some(refused.to_string()), deletion: None };
         self.change(change, |_| {});
     }
 

@@ -24,6 +24,7 @@ pub(crate) fn rendered(id: &str) -> RenderedApp {
         namespace: "shop".to_owned(),
         name: id.to_owned(),
         state: AppState::Serving,
+        incarnation: None,
         issuer: format!("https://auth.example.com/{id}").parse().unwrap(),
         display_name: "The Shop".to_owned(),
         redirect_urls: Vec::new(),

@@ -39,6 +39,7 @@ fn loaded(fixture: &Fixture) -> App {
         name: id.to_string(),
         namespace: "shop".to_owned(),
         state: AppState::Serving,
+        incarnation: None,
         display_name: "The Shop".to_owned(),
         redirect_urls: Vec::new(),
         allowed_origins: Vec::new(),
