@@ -13,6 +13,8 @@ BUILD := $(CARGO) build --workspace
 BIN := $(or $(CARGO_TARGET_DIR),target)/debug
 # What `make generate` writes.
 GENERATED := .sqlx crds/yaml docs/openapi.json docs/resources.md
+# How a server's memory is had from glibc (docs/decisions/0011): huge pages for argon2, and few arenas.
+MALLOC := GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.arena_max=2
 DENY_VERSION := 0.20.2
 DENY := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/latchkey/cargo-deny-$(DENY_VERSION)/bin/cargo-deny
 
@@ -25,7 +27,7 @@ run: ## Start the whole service here, with Postgres, Redis and an inbox page (MA
 	@scripts/need cc postgres redis curl
 	@echo "Building …"
 	@$(BUILD) --bins
-	@exec setpriv --pdeathsig TERM -- $(BIN)/latchkey-dev
+	@exec env $(MALLOC) setpriv --pdeathsig TERM -- $(BIN)/latchkey-dev
 
 .PHONY: build
 build: ## Build the programs
@@ -66,7 +68,7 @@ generate: ## Write the CRD YAML, the metadata of the SQL queries and the OpenAPI
 bench: ## Measure password logins against the bare argon2 rate of the same cores
 	@scripts/need cc postgres redis
 	$(BUILD) --release --bins
-	@exec setpriv --pdeathsig TERM -- $(or $(CARGO_TARGET_DIR),target)/release/latchkey-bench $(ARGS)
+	@exec env $(MALLOC) setpriv --pdeathsig TERM -- $(or $(CARGO_TARGET_DIR),target)/release/latchkey-bench $(ARGS)
 
 .PHONY: tools
 tools: ## Install what the other targets need

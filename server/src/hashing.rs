@@ -194,6 +194,18 @@ impl Shared {
         Ok(())
     }
 
+    /// Refuses what would find no place, before anything else is done for it.
+    fn admit(&self, app: &AppId, client: ClientAddress) -> Result<(), Busy> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.jobs.has_place(app, &client) {
+            return Ok(());
+        }
+        let busy = self.retry_after(&state);
+        drop(state);
+        self.refuse("full");
+        Err(busy)
+    }
+
     fn refuse(&self, reason: &'static str) {
         self.metrics.refused.get_or_create(&RefusedLabels { reason }).inc();
     }
@@ -277,6 +289,10 @@ impl Shared {
 // === impl Hasher ===
 
 impl Hasher for Hashing {
+    fn admit(&self, app: &AppId, client: ClientAddress) -> Result<(), Busy> {
+        self.pool.shared.admit(app, client)
+    }
+
     async fn hash(&self, app: &AppId, client: ClientAddress, password: &Password) -> Result<PasswordHash, Busy> {
         match self.run(app, client, Work::Hash(password.clone())).await? {
             Done::Hash(hash) => Ok(hash),

@@ -207,6 +207,7 @@ pub async fn log_in<S: Users + Limits + Hasher + Sessions>(
 ) -> Result<LoggedIn, LogInError> {
     let account = request.email.account(app.id());
     let client = caller.address();
+    stores.admit(app.id(), client).map_err(Trouble::from)?;
     let exempt = stores.is_known(app.id(), &account, client).await.map_err(Trouble::from)?;
     let checks = limits::login(app, caller, &account, exempt);
     let attempt = stores.take(app.id(), checks.attempts).await.map_err(Trouble::from)?;

@@ -285,6 +285,9 @@ pub trait Limits: Sync {
 
 /// Password hashing, with admission control that is fair to Apps and, inside one, to client addresses.
 pub trait Hasher: Sync {
+    /// Whether a hash would be taken on now. Asked first, so that a storm costs no more than this question.
+    fn admit(&self, app: &AppId, client: ClientAddress) -> Result<(), Busy>;
+
     fn hash(
         &self,
         app: &AppId,

@@ -84,19 +84,20 @@ impl<A: Clone + Eq + Hash, C: Clone + Eq + Hash, T> FairQueue<A, C, T> {
         self.length
     }
 
+    /// Whether a push would be queued now.
+    pub(super) fn has_place(&self, app: &A, client: &C) -> bool {
+        !self.is_crowded_by(app, client) && (self.length < self.capacity || self.victim(app, client).is_some())
+    }
+
     pub(super) fn push(&mut self, app: &A, client: &C, item: T) -> Push<T> {
-        let (of_app, of_client) = match self.apps.lines.get(app) {
-            Some(line) => (line.length, line.clients.lines.get(client).map_or(0, VecDeque::len)),
-            None => (0, 0),
-        };
-        if self.length * 2 >= self.capacity && of_client >= PLACES_WHEN_CROWDED {
+        if self.is_crowded_by(app, client) {
             return Push::Refused(item);
         }
         if self.length < self.capacity {
             self.append(app, client, item);
             return Push::Queued;
         }
-        match self.displace(app, client, of_app, of_client) {
+        match self.displace(app, client) {
             Some(displaced) => {
                 self.append(app, client, item);
                 Push::Displaced(displaced)
@@ -125,19 +126,39 @@ impl<A: Clone + Eq + Hash, C: Clone + Eq + Hash, T> FairQueue<A, C, T> {
         self.length += 1;
     }
 
-    /// Takes the newest away from the longest line, unless the newcomer's would be as long or longer.
-    fn displace(&mut self, app: &A, client: &C, of_app: usize, of_client: usize) -> Option<T> {
+    /// How many an App and a client of it have in the queue.
+    fn places(&self, app: &A, client: &C) -> (usize, usize) {
+        match self.apps.lines.get(app) {
+            Some(line) => (line.length, line.clients.lines.get(client).map_or(0, VecDeque::len)),
+            None => (0, 0),
+        }
+    }
+
+    fn is_crowded_by(&self, app: &A, client: &C) -> bool {
+        self.length * 2 >= self.capacity && self.places(app, client).1 >= PLACES_WHEN_CROWDED
+    }
+
+    /// The longest line, whose newest would go for this newcomer; none where the newcomer's would be as long or longer.
+    fn victim(&self, app: &A, client: &C) -> Option<(A, C)> {
+        let (of_app, of_client) = self.places(app, client);
         let longest = self.apps.longest(|line| line.length)?;
-        let line = self.apps.lines.get_mut(&longest)?;
+        let line = self.apps.lines.get(&longest)?;
         let same_app = longest == *app;
         if !same_app && line.length <= of_app + 1 {
             return None;
         }
         let victim = line.clients.longest(VecDeque::len)?;
-        let jobs = line.clients.lines.get_mut(&victim)?;
+        let jobs = line.clients.lines.get(&victim)?;
         if same_app && (victim == *client || jobs.len() <= of_client + 1) {
             return None;
         }
+        Some((longest, victim))
+    }
+
+    fn displace(&mut self, app: &A, client: &C) -> Option<T> {
+        let (longest, victim) = self.victim(app, client)?;
+        let line = self.apps.lines.get_mut(&longest)?;
+        let jobs = line.clients.lines.get_mut(&victim)?;
         let displaced = jobs.pop_back()?;
         if jobs.is_empty() {
             line.clients.remove(&victim);
@@ -199,6 +220,24 @@ mod tests {
         assert_eq!(queue.push(&"quiet", &3, 103), Push::Refused(103), "now the lines are equal");
         assert_eq!(queue.len(), 4);
         assert_eq!(drain(&mut queue).len(), 4);
+    }
+
+    #[test]
+    fn whether_there_is_a_place_is_what_a_push_finds() {
+        let mut queue = Queue::new(6);
+        let mut refused = 0;
+        // A walk over every mix of Apps and clients that six places allow, many times over.
+        for step in 0..500_u32 {
+            let (app, client) = (["a", "b", "c"][(step * 7 % 3) as usize], (step * step % 5) as u8);
+            let place = queue.has_place(&app, &client);
+            let pushed = queue.push(&app, &client, step);
+            assert_eq!(place, !matches!(pushed, Push::Refused(_)), "step {step}");
+            refused += u32::from(!place);
+            if step % 4 == 3 {
+                queue.pop();
+            }
+        }
+        assert!(refused > 50 && refused < 450, "{refused}");
     }
 
     #[test]

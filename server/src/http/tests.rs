@@ -179,6 +179,9 @@ impl Limits for Failing {
 }
 
 impl Hasher for Failing {
+    fn admit(&self, _: &AppId, _: ClientAddress) -> Result<(), Busy> {
+        Ok(())
+    }
     async fn hash(&self, _: &AppId, _: ClientAddress, _: &Password) -> Result<PasswordHash, Busy> {
         Err(BUSY)
     }

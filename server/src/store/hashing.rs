@@ -11,6 +11,10 @@ use crate::domain::{
 };
 
 impl Hasher for Stores {
+    fn admit(&self, app: &AppId, client: ClientAddress) -> Result<(), Busy> {
+        self.hashing.admit(app, client)
+    }
+
     async fn hash(&self, app: &AppId, client: ClientAddress, password: &Password) -> Result<PasswordHash, Busy> {
         self.hashing.hash(app, client, password).await
     }
