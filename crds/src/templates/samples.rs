@@ -51,6 +51,12 @@ pub(super) fn bad() -> Vec<Bad> {
         ),
         ("confirm.txt", "{% extends \"layout.html\" %}", 1, "only in an .html template"),
         ("confirm.html", "{% extends 'confirm.html' %}", 1, "extends can name only \"layout.html\""),
+        (
+            "confirm.html",
+            "{% extends \"layout.html\" %}\n{% block contents %}<p>{{ code }}</p>{% endblock %}",
+            2,
+            "the layout has no block contents",
+        ),
         ("confirm.html", "{% extends name %}", 1, "extends can name only \"layout.html\""),
         ("reset.html", "<p>\n\n{% if code %}</p>", 3, "syntax error"),
         ("confirm.html", "{% if app %}", 1, "syntax error"),

@@ -19,6 +19,9 @@ use super::{LAYOUT, Part, TemplateError, VARIABLES};
 /// None of them makes a value longer than a few times its input, and none can be chained to do so more than that.
 const FILTERS: [&str; 9] = ["upper", "lower", "title", "capitalize", "trim", "default", "d", "escape", "e"];
 
+/// The blocks of the layout.
+const BLOCKS: [&str; 5] = ["title", "preheader", "heading", "content", "footer"];
+
 /// Adds the filters that templates may name.
 pub(super) fn add_filters(env: &mut Environment<'_>) {
     env.add_filter("upper", filters::upper);
@@ -36,7 +39,25 @@ pub(super) fn add_filters(env: &mut Environment<'_>) {
 pub(super) fn check(source: &str, part: Part) -> Result<(), TemplateError> {
     let template = parse(source, part.as_str(), SyntaxConfig::default())
         .map_err(|error| TemplateError::new(&error, error.detail()))?;
-    statement(&template, part == Part::Html)
+    statement(&template, part == Part::Html)?;
+    match &template {
+        Stmt::Template(template) if template.children.iter().any(|stmt| matches!(stmt, Stmt::Extends(_))) => {
+            template.children.iter().try_for_each(known_block)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What a template with the layout puts into a block that the layout does not have would be left out without a word.
+fn known_block(stmt: &Stmt<'_>) -> Result<(), TemplateError> {
+    match stmt {
+        Stmt::Block(block) if !BLOCKS.contains(&block.name) => {
+            let known = BLOCKS.join(", ");
+            refuse(block.span(), &format!("the layout has no block {}; it has {known}", block.name))
+        }
+        Stmt::IfCond(cond) => cond.true_body.iter().chain(&cond.false_body).try_for_each(known_block),
+        _ => Ok(()),
+    }
 }
 
 fn refuse<T>(span: Span, reason: &str) -> Result<T, TemplateError> {
@@ -141,5 +162,17 @@ fn argument(argument: &CallArg<'_>) -> Result<(), TemplateError> {
         CallArg::Pos(expr) | CallArg::Kwarg(_, expr) | CallArg::PosSplat(expr) | CallArg::KwargSplat(expr) => {
             expression(expr)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_blocks_are_those_of_the_layout() {
+        let layout = include_str!("layout.html");
+        let named: Vec<_> = layout.split("{% block ").skip(1).filter_map(|rest| rest.split(' ').next()).collect();
+        assert_eq!(named, BLOCKS);
     }
 }
