@@ -6,3 +6,6 @@ pub(crate) mod render;
 pub(crate) mod resolve;
 pub(crate) mod templates;
 pub(crate) mod validate;
+
+#[cfg(test)]
+pub(crate) mod scripted;

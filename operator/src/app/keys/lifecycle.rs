@@ -495,18 +495,13 @@ fn settle<K: Kept>(
     Ok(asked)
 }
 
-/// What is made under the keys may live as long as the App says now.
+/// What is made under the Active key may live as long as the App says now. A pod that is behind makes nothing under a
+/// retired key that lives longer than what the App said then.
 fn raise<K: Kept>(keys: &mut [K], terms: &Terms) {
-    for key in keys {
-        let makes = match key.state() {
-            KeyState::Published => false,
-            KeyState::Active => true,
-            // A pod that is behind still makes something under it.
-            KeyState::Retired => key.life().not_after.is_none(),
-        };
-        if makes && let Some(longest) = &mut key.life_mut().longest_seconds {
-            *longest = terms.longest.max(*longest);
-        }
+    if let Some(active) = position(keys, KeyState::Active)
+        && let Some(longest) = &mut keys[active].life_mut().longest_seconds
+    {
+        *longest = terms.longest.max(*longest);
     }
 }
 
