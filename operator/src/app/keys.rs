@@ -14,7 +14,6 @@ use latchkey_crds::{
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
-pub(crate) mod keep;
 pub(crate) mod lifecycle;
 pub(crate) mod secret;
 
@@ -27,9 +26,13 @@ pub(crate) struct KeyDocument {
     /// Made with the first keys of an App in a cluster: tells it from an App of the same appID before it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) incarnation: Option<String>,
-    /// The incarnation was made because the App's owner asked for new keys: servers let go of the one before.
-    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
-    pub(crate) started_anew: bool,
+    /// The namespace that they were written for last: where the Secret names another one, they were handed over.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) namespace: Option<String>,
+    /// Grows where these keys come to hold users that servers know as those of another namespace or incarnation: the
+    /// greater number is right.
+    #[serde(skip_serializing_if = "is_zero", default)]
+    pub(crate) handover: u32,
     pub(crate) signing: Vec<KeptSigningKey>,
     pub(crate) hmac: Vec<KeptHmacKey>,
     /// The highest numbers that were given; those that are there may be higher in documents without them.
@@ -142,7 +145,8 @@ impl KeyDocument {
         Ok(Self {
             app_id: app_id.clone(),
             incarnation: None,
-            started_anew: false,
+            namespace: None,
+            handover: 0,
             signing: vec![new_signing_key(numbers.signing, algorithm, now)?],
             hmac: vec![new_hmac_key(numbers.hmac, now)?],
             last: numbers,
@@ -182,7 +186,8 @@ impl KeyDocument {
         let mut kept = Self {
             app_id: document.app_id,
             incarnation: document.incarnation,
-            started_anew: false,
+            namespace: Some(document.namespace),
+            handover: 0,
             signing: keys
                 .signing
                 .into_iter()
@@ -196,6 +201,16 @@ impl KeyDocument {
         };
         kept.last = kept.last();
         kept
+    }
+
+    /// These, as they are written for a holder.
+    fn held_by(&self, namespace: &str) -> Self {
+        let mut keys = self.clone();
+        let before = keys.namespace.replace(namespace.to_owned());
+        if before.is_some_and(|before| before != namespace) {
+            keys.handover = keys.handover.saturating_add(1);
+        }
+        keys
     }
 
     /// The highest numbers that are known to have been given.
@@ -254,6 +269,11 @@ impl Life {
     fn active(now: OffsetDateTime) -> Self {
         Self { activated_at: Some(now), ..Self::default() }
     }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands it over so")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// The number in an id such as `s1`.

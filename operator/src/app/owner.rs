@@ -10,11 +10,14 @@ use latchkey_crds::{
 };
 
 use super::{
-    keys::secret::{self, Found, SecretError, Unusable},
+    keys::secret::{self, Found, KeysError, Unusable},
     resolve,
 };
 
 pub(crate) use super::keys::secret::Holder;
+
+#[cfg(test)]
+mod tests;
 
 /// An App that asks for the appID.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,7 +52,7 @@ pub(crate) enum HolderApp {
 pub(crate) struct OwnerFacts {
     pub(crate) us: Claim,
     pub(crate) keys: Found,
-    /// Of the rendered Secret, where there is one.
+    /// Of the rendered Secret, where there is one and the keys are lost.
     pub(crate) rendered: Option<Holder>,
     /// Of the holder, where that is not this App.
     pub(crate) holder_app: HolderApp,
@@ -68,7 +71,8 @@ pub(crate) enum Decision {
     Rebuild,
     /// An App of its namespace had it and is gone: this App may put its name on the keys.
     Inherit,
-    /// The platform team gave it to the namespace of this App, which may put its name on the keys.
+    /// The platform team gave it to the namespace of this App, which may put its name on the keys; servers have to be
+    /// told that they changed hands.
     HandedOver,
     /// An older App may have it that is not judged yet: look again soon.
     Wait,
@@ -78,20 +82,6 @@ pub(crate) enum Decision {
     Reserved,
     /// It is this App's or nobody knows whose, and the keys cannot be used: they are never written over.
     Unusable(Unusable),
-}
-
-/// Why it is not known who holds an appID. Worth another try.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum OwnerError {
-    #[error(transparent)]
-    Keys(#[from] SecretError),
-    #[error("cannot get the {what} that says who holds the appID {app_id}")]
-    Api {
-        what: &'static str,
-        app_id: AppId,
-        #[source]
-        source: Box<kube::Error>,
-    },
 }
 
 // === impl Claim ===
@@ -173,18 +163,14 @@ impl OwnerFacts {
         app: &App,
         app_id: &AppId,
         others: Vec<Claim>,
-    ) -> Result<Self, OwnerError> {
+    ) -> Result<Self, KeysError> {
         let us = Claim::of(app);
         let keys = secret::read(secrets, app_id).await?;
         let rendered = match &keys {
-            // The holder that everything follows from, at rest: nothing else is asked.
-            Found::Kept(kept) if kept.holder == us.holder => None,
-            Found::Kept(_) | Found::Missing | Found::Unusable(..) => rendered_holder(secrets, app_id).await?,
+            Found::Missing => rendered_holder(secrets, app_id).await?,
+            Found::Kept(_) | Found::Unusable(..) => None,
         };
-        let holder = match &keys {
-            Found::Missing => rendered.as_ref(),
-            Found::Unusable(..) | Found::Kept(_) => keys.holder(),
-        };
+        let holder = keys.holder().or(rendered.as_ref());
         let holder_app = match holder {
             Some(holder) if *holder != us.holder => look_for(client, holder, app_id).await?,
             Some(_) | None => HolderApp::There,
@@ -199,11 +185,11 @@ impl OwnerFacts {
                 None => self.unless_older(Decision::Free, |_| true),
             },
             Found::Kept(kept) => {
-                let holder = &kept.holder;
-                let was_elsewhere =
-                    self.rendered.as_ref().is_some_and(|rendered| rendered.namespace != holder.namespace);
-                let next = if was_elsewhere { Decision::HandedOver } else { Decision::Inherit };
-                self.held_by(holder, Decision::Ours, next)
+                let (ours, next) = match kept.are_handed_over() {
+                    true => (Decision::HandedOver, Decision::HandedOver),
+                    false => (Decision::Ours, Decision::Inherit),
+                };
+                self.held_by(&kept.holder, ours, next)
             }
             Found::Unusable(why, Some(holder)) => {
                 self.held_by(holder, Decision::Unusable(*why), Decision::Unusable(*why))
@@ -239,15 +225,15 @@ impl OwnerFacts {
 }
 
 /// Whose the rendered Secret is.
-async fn rendered_holder(secrets: &Api<Secret>, app_id: &AppId) -> Result<Option<Holder>, OwnerError> {
+async fn rendered_holder(secrets: &Api<Secret>, app_id: &AppId) -> Result<Option<Holder>, KeysError> {
     match secrets.get_metadata_opt(&rendered_app_secret(app_id)).await {
         Ok(found) => Ok(found.and_then(|found| secret::holder(&found.metadata))),
-        Err(source) => Err(OwnerError::api("rendered Secret", app_id, source)),
+        Err(source) => Err(KeysError::new("get", format!("Secret {}", rendered_app_secret(app_id)), source)),
     }
 }
 
 /// Whether the holder is still there, by a live GET: a cache that does not know it proves nothing.
-async fn look_for(client: &Client, holder: &Holder, app_id: &AppId) -> Result<HolderApp, OwnerError> {
+async fn look_for(client: &Client, holder: &Holder, app_id: &AppId) -> Result<HolderApp, KeysError> {
     let apps: Api<App> = Api::namespaced(client.clone(), &holder.namespace);
     match apps.get(&holder.name).await {
         // Made anew under its name, with another appID.
@@ -257,7 +243,7 @@ async fn look_for(client: &Client, holder: &Holder, app_id: &AppId) -> Result<Ho
         // An App that does not decode is there. One in a namespace that is not for this operator to look at may be.
         Err(kube::Error::SerdeError(_)) => Ok(HolderApp::There),
         Err(kube::Error::Api(status)) if status.code == 403 => Ok(HolderApp::There),
-        Err(source) => Err(OwnerError::api("App", app_id, source)),
+        Err(source) => Err(KeysError::new("get", format!("App that holds the appID {app_id}"), source)),
     }
 }
 
@@ -265,12 +251,4 @@ async fn look_for(client: &Client, holder: &Holder, app_id: &AppId) -> Result<Ho
 /// answers 404 as well, but names nothing: that proves nothing.
 pub(crate) fn proves_absence(status: &Status, name: &str) -> bool {
     status.code == 404 && status.details.as_ref().is_some_and(|details| details.name == name)
-}
-
-// === impl OwnerError ===
-
-impl OwnerError {
-    fn api(what: &'static str, app_id: &AppId, source: kube::Error) -> Self {
-        Self::Api { what, app_id: app_id.clone(), source: Box::new(source) }
-    }
 }

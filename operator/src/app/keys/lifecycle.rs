@@ -376,13 +376,15 @@ impl KeyDocument {
 
     /// Other keys in the place of all of these. Nobody may know which ids were given before, so the numbers go on at the
     /// minutes since 1970, above those of keys made once a minute: a refresh token under an id newer than any known
-    /// would be answered 503 for ever, where its holder has to sign in again.
+    /// would be answered 503 for ever, where its holder has to sign in again. The number by which servers let go of the
+    /// incarnation before does so too.
     fn anew(&self, policy: &KeyPolicy, now: OffsetDateTime) -> Result<Self, KeyNotMade> {
         let minutes = u32::try_from(now.unix_timestamp() / 60).unwrap_or_default();
         let last = self.last();
         let last = LastNumbers { signing: last.signing.max(minutes), hmac: last.hmac.max(minutes) };
         let mut keys = Self::made(&self.app_id, policy, last, now)?;
-        keys.started_anew = true;
+        keys.namespace.clone_from(&self.namespace);
+        keys.handover = self.handover.saturating_add(1).max(minutes);
         keys.revoked.clone_from(&self.revoked);
         Ok(keys)
     }

@@ -13,7 +13,7 @@ use latchkey_crds::{
     types::AppId,
 };
 
-use super::{InvalidKeys, KeyDocument, KeyNotMade};
+use super::{InvalidKeys, KeyDocument};
 
 #[cfg(test)]
 mod tests;
@@ -57,37 +57,32 @@ pub(crate) enum Unusable {
     Invalid(#[source] InvalidKeys),
 }
 
-/// What is to become of the keys that were found.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Change {
-    /// Nothing: what was found is as it should be, or nobody may write over it.
-    Leave,
-    /// To be there, with this holder: made where there are none, else in the place of those that were found.
-    Put(Box<KeyDocument>, Holder),
-}
-
-/// Why the keys are not as they should be. All but the making of keys is worth another try later.
+/// The API server did not do what was asked of it for the keys, or to know whose they are.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum SecretError {
-    #[error("cannot {verb} the Secret {name} of the App's keys")]
-    Api {
-        verb: &'static str,
-        name: String,
-        #[source]
-        source: Box<kube::Error>,
-    },
-    #[error("somebody else changes the Secret {name} of the App's keys all the time")]
-    Contended { name: String },
-    #[error(transparent)]
-    NotMade(#[from] KeyNotMade),
+#[error("cannot {verb} the {what}")]
+pub(crate) struct KeysError {
+    verb: &'static str,
+    what: String,
+    #[source]
+    source: Box<kube::Error>,
 }
 
-/// How often a conflict is decided again before it is left for later: two leaders at once conflict once.
-const TRIES: usize = 4;
+// === impl Kept, Found ===
 
-// === impl Found ===
+impl Kept {
+    /// Whether the platform team gave them to another namespace since they were written.
+    pub(crate) fn are_handed_over(&self) -> bool {
+        self.document.namespace.as_ref().is_some_and(|namespace| *namespace != self.holder.namespace)
+    }
+}
 
 impl Found {
+    /// Keys as they are in a Secret with these annotations.
+    #[cfg(test)]
+    pub(crate) fn kept(document: KeyDocument, holder: Holder) -> Self {
+        Self::Kept(Box::new(Kept { document, holder, metadata: ObjectMeta::default() }))
+    }
+
     /// Who holds the appID by this.
     pub(crate) fn holder(&self) -> Option<&Holder> {
         match self {
@@ -146,70 +141,48 @@ fn secret(document: &KeyDocument, holder: &Holder, metadata: Option<&ObjectMeta>
 }
 
 /// Looks at the keys of an App; `secrets` are those of the install's namespace.
-pub(crate) async fn read(secrets: &Api<Secret>, app_id: &AppId) -> Result<Found, SecretError> {
-    let name = app_keys_secret(app_id);
-    match secrets.get_opt(&name).await {
+pub(crate) async fn read(secrets: &Api<Secret>, app_id: &AppId) -> Result<Found, KeysError> {
+    match secrets.get_opt(&app_keys_secret(app_id)).await {
         Ok(None) => Ok(Found::Missing),
         Ok(Some(secret)) => Ok(Found::of(secret, app_id)),
-        Err(source) => Err(SecretError::api("get", name, source)),
+        Err(source) => Err(KeysError::of("get", app_id, source)),
     }
 }
 
-/// Asks what is to become of the keys that were found, and does it. Where somebody else was faster, they are read and
-/// asked about again. The answer is what is there at the end.
-pub(crate) async fn settle(
-    secrets: &Api<Secret>,
-    app_id: &AppId,
-    mut found: Found,
-    mut decide: impl FnMut(&Found) -> Result<Change, KeyNotMade>,
-) -> Result<Found, SecretError> {
-    for _ in 0..TRIES {
-        let Change::Put(document, holder) = decide(&found)? else { return Ok(found) };
-        let kept = match &found {
-            Found::Missing => create(secrets, &document, &holder).await?,
-            Found::Kept(kept) => replace(secrets, kept, &document, &holder).await?,
-            // Whoever decided so, these are somebody's keys.
-            Found::Unusable(..) => return Ok(found),
-        };
-        if let Some(kept) = kept {
-            return Ok(Found::Kept(Box::new(kept)));
-        }
-        found = read(secrets, app_id).await?;
-    }
-    Err(SecretError::Contended { name: app_keys_secret(app_id) })
-}
-
-/// Makes the Secret. None: somebody else did, so that theirs are the keys.
+/// Makes the Secret. None: somebody else did, so all has to be read and decided again.
 pub(crate) async fn create(
     secrets: &Api<Secret>,
     document: &KeyDocument,
     holder: &Holder,
-) -> Result<Option<Kept>, SecretError> {
-    match secrets.create(&post_params(), &secret(document, holder, None)).await {
-        Ok(made) => Ok(Some(Kept { document: document.clone(), holder: holder.clone(), metadata: made.metadata })),
+) -> Result<Option<Kept>, KeysError> {
+    let document = document.held_by(&holder.namespace);
+    match secrets.create(&post_params(), &secret(&document, holder, None)).await {
+        Ok(made) => Ok(Some(Kept { document, holder: holder.clone(), metadata: made.metadata })),
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(None),
-        Err(source) => Err(SecretError::api("create", app_keys_secret(&document.app_id), source)),
+        Err(source) => Err(KeysError::of("create", &document.app_id, source)),
     }
 }
 
-/// Puts keys in the place of those that were read. None: they are not there any more as they were read.
+/// Puts keys in the place of those that were read. None: they are not there any more as they were read, so all has to be
+/// read and decided again.
 pub(crate) async fn replace(
     secrets: &Api<Secret>,
     kept: &Kept,
     document: &KeyDocument,
     holder: &Holder,
-) -> Result<Option<Kept>, SecretError> {
+) -> Result<Option<Kept>, KeysError> {
     let name = app_keys_secret(&document.app_id);
-    match secrets.replace(&name, &post_params(), &secret(document, holder, Some(&kept.metadata))).await {
-        Ok(put) => Ok(Some(Kept { document: document.clone(), holder: holder.clone(), metadata: put.metadata })),
+    let document = document.held_by(&holder.namespace);
+    match secrets.replace(&name, &post_params(), &secret(&document, holder, Some(&kept.metadata))).await {
+        Ok(put) => Ok(Some(Kept { document, holder: holder.clone(), metadata: put.metadata })),
         Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(None),
-        Err(source) => Err(SecretError::api("update", name, source)),
+        Err(source) => Err(KeysError::of("update", &document.app_id, source)),
     }
 }
 
 /// Takes the keys away, which frees the appID: once `deletionPolicy: Delete` has run to its end. Only those that were
 /// read go. Whether they are gone.
-pub(crate) async fn remove(secrets: &Api<Secret>, kept: &Kept) -> Result<bool, SecretError> {
+pub(crate) async fn remove(secrets: &Api<Secret>, kept: &Kept) -> Result<bool, KeysError> {
     let name = app_keys_secret(&kept.document.app_id);
     let preconditions =
         Preconditions { uid: kept.metadata.uid.clone(), resource_version: kept.metadata.resource_version.clone() };
@@ -217,7 +190,7 @@ pub(crate) async fn remove(secrets: &Api<Secret>, kept: &Kept) -> Result<bool, S
         Ok(_) => Ok(true),
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(true),
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
-        Err(source) => Err(SecretError::api("delete", name, source)),
+        Err(source) => Err(KeysError::of("delete", &kept.document.app_id, source)),
     }
 }
 
@@ -225,10 +198,19 @@ fn post_params() -> PostParams {
     PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() }
 }
 
-// === impl SecretError ===
+// === impl KeysError ===
 
-impl SecretError {
-    fn api(verb: &'static str, name: String, source: kube::Error) -> Self {
-        Self::Api { verb, name, source: Box::new(source) }
+impl KeysError {
+    pub(crate) fn new(verb: &'static str, what: String, source: kube::Error) -> Self {
+        Self { verb, what, source: Box::new(source) }
+    }
+
+    fn of(verb: &'static str, app_id: &AppId, source: kube::Error) -> Self {
+        Self::new(verb, format!("Secret {} of the App's keys", app_keys_secret(app_id)), source)
+    }
+
+    /// What the API server said.
+    pub(crate) fn api(&self) -> &kube::Error {
+        &self.source
     }
 }

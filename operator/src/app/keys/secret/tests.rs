@@ -59,7 +59,7 @@ fn kept(found: Found) -> Kept {
 #[tokio::test]
 async fn the_first_keys_are_posted_and_read_back_as_they_were() {
     let script = Script::default().expect(Method::POST, SECRETS, written("1"));
-    let document = keys();
+    let document = keys().held_by("shop");
     let made = create(&secrets(&script), &document, &us()).await.unwrap().unwrap();
     assert_eq!((&made.document, &made.holder), (&document, &us()));
     let calls = script.calls();
@@ -79,25 +79,16 @@ async fn of_two_that_make_the_first_keys_at_once_the_first_has_them() {
     let script = Script::default()
         .expect(Method::POST, SECRETS, |_| refusal(StatusCode::CONFLICT, "AlreadyExists", "latchkey-keys-shop"))
         .expect(Method::GET, SECRET, found(stored(&theirs, &them, "7")));
-    let mut asked = Vec::new();
-    let answer = settle(&secrets(&script), &shop(), Found::Missing, |found| {
-        asked.push(found.holder().cloned());
-        Ok(match found {
-            Found::Missing => Change::Put(Box::new(keys()), us()),
-            Found::Unusable(..) | Found::Kept(_) => Change::Leave,
-        })
-    })
-    .await
-    .unwrap();
-    let kept = kept(answer);
-    assert_eq!((kept.document, kept.holder), (theirs, them.clone()));
-    assert_eq!(asked, [None, Some(them)]);
+    let api = secrets(&script);
+    assert_eq!(create(&api, &keys(), &us()).await.unwrap(), None);
+    let kept = kept(read(&api, &shop()).await.unwrap());
+    assert_eq!((kept.document, kept.holder), (theirs, them));
     script.calls();
 }
 
 #[tokio::test]
 async fn a_change_carries_the_version_that_was_read_and_what_others_wrote() {
-    let document = keys();
+    let document = keys().held_by("shop");
     let changed = document.with_algorithm(SigningAlgorithm::EdDSA, NOW).unwrap().unwrap();
     let script = Script::default().expect(Method::GET, SECRET, found(stored(&document, &us(), "7"))).expect(
         Method::PUT,
@@ -116,61 +107,59 @@ async fn a_change_carries_the_version_that_was_read_and_what_others_wrote() {
 
 #[tokio::test]
 async fn a_leader_that_was_paused_does_not_take_the_newer_key_away() {
+    let change = |kept: &Kept| kept.document.with_algorithm(SigningAlgorithm::EdDSA, NOW).unwrap();
     let old = keys();
     let newer = old.with_algorithm(SigningAlgorithm::EdDSA, NOW).unwrap().unwrap();
-    // It read version 7, slept, and wakes up with what it decided then.
-    let script = Script::default().expect(Method::GET, SECRET, found(stored(&old, &us(), "7")));
-    let before = read(&secrets(&script), &shop()).await.unwrap();
     let script = Script::default()
+        .expect(Method::GET, SECRET, found(stored(&old, &us(), "7")))
+        // It read version 7 and sleeps; another one writes; it wakes up with what it decided then.
         .expect(Method::PUT, SECRET, |call| {
             assert_eq!(call.body["metadata"]["resourceVersion"], "7");
             refusal(StatusCode::CONFLICT, "Conflict", "latchkey-keys-shop")
         })
         .expect(Method::GET, SECRET, found(stored(&newer, &us(), "9")));
-    let answer = settle(&secrets(&script), &shop(), before, |found| {
-        let Found::Kept(kept) = found else { panic!("{found:?}") };
-        let next = kept.document.with_algorithm(SigningAlgorithm::EdDSA, NOW)?;
-        Ok(next.map_or(Change::Leave, |next| Change::Put(Box::new(next), us())))
-    })
-    .await
-    .unwrap();
-    assert_eq!(kept(answer).document, newer);
-    assert_eq!(script.calls().len(), 2, "nothing is written after it saw the newer key");
-}
-
-#[tokio::test]
-async fn keys_that_went_while_they_were_changed_are_asked_about_again() {
-    let document = keys();
-    let script = Script::default()
-        .expect(Method::GET, SECRET, found(stored(&document, &us(), "7")))
-        .expect(Method::PUT, SECRET, |_| not_found("latchkey-keys-shop"))
-        .expect(Method::GET, SECRET, |_| not_found("latchkey-keys-shop"));
     let api = secrets(&script);
-    let first = read(&api, &shop()).await.unwrap();
-    let answer = settle(&api, &shop(), first, |found| {
-        Ok(match found {
-            Found::Kept(kept) => Change::Put(Box::new(kept.document.clone()), us()),
-            Found::Missing | Found::Unusable(..) => Change::Leave,
-        })
-    })
-    .await
-    .unwrap();
-    assert_eq!(answer, Found::Missing);
+    let before = kept(read(&api, &shop()).await.unwrap());
+    let decided = change(&before).unwrap();
+    assert_eq!(replace(&api, &before, &decided, &us()).await.unwrap(), None);
+    let after = kept(read(&api, &shop()).await.unwrap());
+    assert_eq!(after.document, newer);
+    assert_eq!(change(&after), None, "there is nothing left to write");
     script.calls();
 }
 
 #[tokio::test]
-async fn conflicts_without_end_are_left_for_later() {
+async fn keys_that_went_while_they_were_changed_are_not_made_anew_by_the_change() {
     let document = keys();
-    let mut script = Script::default();
-    for _ in 0..TRIES {
-        script = script
-            .expect(Method::PUT, SECRET, |_| refusal(StatusCode::CONFLICT, "Conflict", "latchkey-keys-shop"))
-            .expect(Method::GET, SECRET, found(stored(&document, &us(), "7")));
-    }
-    let first = Found::of(serde_json::from_value(stored(&document, &us(), "7")).unwrap(), &shop());
-    let answer = settle(&secrets(&script), &shop(), first, |_| Ok(Change::Put(Box::new(keys()), us()))).await;
-    assert!(matches!(answer, Err(SecretError::Contended { .. })), "{answer:?}");
+    let script = Script::default().expect(Method::GET, SECRET, found(stored(&document, &us(), "7"))).expect(
+        Method::PUT,
+        SECRET,
+        |_| not_found("latchkey-keys-shop"),
+    );
+    let api = secrets(&script);
+    let before = kept(read(&api, &shop()).await.unwrap());
+    assert_eq!(replace(&api, &before, &document, &us()).await.unwrap(), None);
+    script.calls();
+}
+
+#[tokio::test]
+async fn keys_that_change_hands_say_so_once() {
+    let document = keys().held_by("shop");
+    let mut edited = stored(&document, &us(), "7");
+    edited["metadata"]["annotations"]["latchkey.dev/namespace"] = json!("new");
+    let script = Script::default()
+        .expect(Method::GET, SECRET, found(edited))
+        .expect(Method::PUT, SECRET, written("8"))
+        .expect(Method::PUT, SECRET, written("9"));
+    let api = secrets(&script);
+    let before = kept(read(&api, &shop()).await.unwrap());
+    assert!(before.are_handed_over());
+    let new = Holder { namespace: "new".into(), name: "theirs".into() };
+    let after = replace(&api, &before, &before.document, &new).await.unwrap().unwrap();
+    assert!(!after.are_handed_over());
+    assert_eq!((after.document.handover, after.document.namespace.as_deref()), (1, Some("new")));
+    let again = replace(&api, &after, &after.document, &new).await.unwrap().unwrap();
+    assert_eq!(again.document, after.document);
     script.calls();
 }
 
@@ -210,10 +199,9 @@ async fn a_secret_that_cannot_be_used_is_never_written_over() {
         let api = secrets(&script);
         let first = read(&api, &shop()).await.unwrap();
         let holder = (why != Unusable::Holder).then(us);
+        // There is nothing in it that could be replaced.
         assert_eq!(first, Found::Unusable(why, holder));
-        let put = |_: &Found| Ok(Change::Put(Box::new(keys()), us()));
-        assert_eq!(settle(&api, &shop(), first.clone(), put).await.unwrap(), first);
-        assert_eq!(script.calls().len(), 1, "{why}");
+        script.calls();
     }
 }
 
