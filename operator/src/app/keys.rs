@@ -1,4 +1,4 @@
-//! The signing and HMAC keys of an App: what they are, and when one more is needed. Pure but for randomness.
+//! The signing and HMAC keys of an App: what they are, and how they are made. Pure but for randomness.
 
 use aws_lc_rs::{
     encoding::AsDer,
@@ -14,14 +14,47 @@ use latchkey_crds::{
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
+pub(crate) mod lifecycle;
+pub(crate) mod secret;
+
 /// All keys of an App, as they are kept.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct KeyDocument {
     #[serde(rename = "appID")]
     pub(crate) app_id: AppId,
+    /// Made with the first keys of an App in a cluster: tells it from an App of the same appID before it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) incarnation: Option<String>,
+    /// The namespace that they were written for last: where the Secret names another one, they were handed over.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) namespace: Option<String>,
+    /// Grows where these keys come to hold users that servers know as those of another namespace or incarnation: the
+    /// greater number is right.
+    #[serde(skip_serializing_if = "is_zero", default)]
+    pub(crate) handover: u32,
     pub(crate) signing: Vec<KeptSigningKey>,
     pub(crate) hmac: Vec<KeptHmacKey>,
+    /// The highest numbers that were given; those that are there may be higher in documents without them.
+    #[serde(default)]
+    pub(crate) last: LastNumbers,
+    /// The value of the annotation that asks for a rotation which was handled last.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) rotation: Option<String>,
+    /// The value of the annotation that asks for new keys which was handled last.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) new_keys: Option<String>,
+    /// The ids that were revoked last. A key of that id never comes back, from a copy neither.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub(crate) revoked: Vec<String>,
+}
+
+/// The highest number of each sort of key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct LastNumbers {
+    pub(crate) signing: u32,
+    pub(crate) hmac: u32,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -31,6 +64,8 @@ pub(crate) struct KeptSigningKey {
     pub(crate) key: SigningKey,
     #[serde(with = "time::serde::rfc3339")]
     pub(crate) created_at: OffsetDateTime,
+    #[serde(flatten)]
+    pub(crate) life: Life,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -40,6 +75,30 @@ pub(crate) struct KeptHmacKey {
     pub(crate) key: HmacKey,
     #[serde(with = "time::serde::rfc3339")]
     pub(crate) created_at: OffsetDateTime,
+    #[serde(flatten)]
+    pub(crate) life: Life,
+}
+
+/// How far a key is on its way. Nothing of it is there in documents for servers that acknowledge nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Life {
+    /// Since when every counting pod knows it. None: not yet.
+    #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
+    pub(crate) published_at: Option<OffsetDateTime>,
+    #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
+    pub(crate) activated_at: Option<OffsetDateTime>,
+    #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
+    pub(crate) retired_at: Option<OffsetDateTime>,
+    /// When the last that was made under it has ended. None: some pod may still make more.
+    #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
+    pub(crate) not_after: Option<OffsetDateTime>,
+    /// The longest that anything made under it lives. None: not known, so as long as the schema lets it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) longest_seconds: Option<u32>,
+    /// Somebody asked for it: it need not wait a day.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) asked: bool,
 }
 
 /// Why keys that are there cannot be used.
@@ -73,14 +132,27 @@ impl From<aws_lc_rs::error::Unspecified> for KeyNotMade {
 impl KeyDocument {
     /// The first keys of an App. Active at once: nothing was made under others.
     pub(crate) fn first(app_id: &AppId, algorithm: SigningAlgorithm, now: OffsetDateTime) -> Result<Self, KeyNotMade> {
-        let mut secret = [0; 32];
-        SystemRandom::new().fill(&mut secret)?;
-        let hmac =
-            HmacKey { id: "h1".into(), state: KeyState::Active, secret: SecretString::new(STANDARD.encode(secret)) };
+        Self::with_keys(app_id, LastNumbers { signing: 1, hmac: 1 }, algorithm, now)
+    }
+
+    /// One Active key of each sort, of these numbers.
+    fn with_keys(
+        app_id: &AppId,
+        numbers: LastNumbers,
+        algorithm: SigningAlgorithm,
+        now: OffsetDateTime,
+    ) -> Result<Self, KeyNotMade> {
         Ok(Self {
             app_id: app_id.clone(),
-            signing: vec![new_signing_key(1, algorithm, now)?],
-            hmac: vec![KeptHmacKey { key: hmac, created_at: now }],
+            incarnation: None,
+            namespace: None,
+            handover: 0,
+            signing: vec![new_signing_key(numbers.signing, algorithm, now)?],
+            hmac: vec![new_hmac_key(numbers.hmac, now)?],
+            last: numbers,
+            rotation: None,
+            new_keys: None,
+            revoked: Vec::new(),
         })
     }
 
@@ -97,20 +169,55 @@ impl KeyDocument {
         }
         let mut changed = self.clone();
         for kept in &mut changed.signing {
-            kept.key.state = KeyState::Retired;
+            if kept.key.state != KeyState::Retired {
+                kept.key.state = KeyState::Retired;
+                kept.life.retired_at = Some(now);
+            }
         }
-        let last = self.signing.iter().filter_map(|kept| number(&kept.key.id, 's')).max().unwrap_or(0);
-        changed.signing.push(new_signing_key(last + 1, algorithm, now)?);
+        changed.last.signing = self.last().signing + 1;
+        changed.signing.push(new_signing_key(changed.last.signing, algorithm, now)?);
         Ok(Some(changed))
     }
 
     /// The keys of a document that is served, for where the keys themselves are lost.
     pub(crate) fn of_document(document: RenderedApp, now: OffsetDateTime) -> Self {
-        Self {
+        let life = Life::default;
+        let keys = document.keys;
+        let mut kept = Self {
             app_id: document.app_id,
-            signing: document.keys.signing.into_iter().map(|key| KeptSigningKey { key, created_at: now }).collect(),
-            hmac: document.keys.hmac.into_iter().map(|key| KeptHmacKey { key, created_at: now }).collect(),
+            incarnation: document.incarnation,
+            namespace: Some(document.namespace),
+            handover: 0,
+            signing: keys
+                .signing
+                .into_iter()
+                .map(|key| KeptSigningKey { key, created_at: now, life: life() })
+                .collect(),
+            hmac: keys.hmac.into_iter().map(|key| KeptHmacKey { key, created_at: now, life: life() }).collect(),
+            last: LastNumbers::default(),
+            rotation: None,
+            new_keys: None,
+            revoked: Vec::new(),
+        };
+        kept.last = kept.last();
+        kept
+    }
+
+    /// These, as they are written for a holder.
+    fn held_by(&self, namespace: &str) -> Self {
+        let mut keys = self.clone();
+        let before = keys.namespace.replace(namespace.to_owned());
+        if before.is_some_and(|before| before != namespace) {
+            keys.handover = keys.handover.saturating_add(1);
         }
+        keys
+    }
+
+    /// The highest numbers that are known to have been given.
+    pub(crate) fn last(&self) -> LastNumbers {
+        let signing = self.signing.iter().filter_map(|kept| number(&kept.key.id, 's')).max().unwrap_or(0);
+        let hmac = self.hmac.iter().filter_map(|kept| number(&kept.key.id, 'h')).max().unwrap_or(0);
+        LastNumbers { signing: self.last.signing.max(signing), hmac: self.last.hmac.max(hmac) }
     }
 
     /// Whether these can be the keys of an App. Keys that cannot be used are never written over.
@@ -156,6 +263,19 @@ impl KeptHmacKey {
     }
 }
 
+// === impl Life ===
+
+impl Life {
+    fn active(now: OffsetDateTime) -> Self {
+        Self { activated_at: Some(now), ..Self::default() }
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands it over so")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
 /// The number in an id such as `s1`.
 fn number(id: &str, letter: char) -> Option<u32> {
     let digits = id.strip_prefix(letter)?;
@@ -184,7 +304,22 @@ fn new_signing_key(
         algorithm,
         private_key: SecretString::new(pem(&der)),
     };
-    Ok(KeptSigningKey { key, created_at: now })
+    Ok(KeptSigningKey { key, created_at: now, life: Life::active(now) })
+}
+
+fn new_hmac_key(number: u32, now: OffsetDateTime) -> Result<KeptHmacKey, KeyNotMade> {
+    let mut secret = [0; 32];
+    SystemRandom::new().fill(&mut secret)?;
+    let secret = SecretString::new(STANDARD.encode(secret));
+    let key = HmacKey { id: format!("h{number}"), state: KeyState::Active, secret };
+    Ok(KeptHmacKey { key, created_at: now, life: Life::active(now) })
+}
+
+/// A name for an App's first keys that no other keys have.
+fn new_incarnation() -> Result<String, KeyNotMade> {
+    let mut random = [0; 16];
+    SystemRandom::new().fill(&mut random)?;
+    Ok(uuid::Builder::from_random_bytes(random).into_uuid().to_string())
 }
 
 const PEM_BEGIN: &str = "-----BEGIN PRIVATE KEY-----";

@@ -22,7 +22,7 @@ pub(crate) fn render(app: &ValidatedApp, keys: &KeyDocument) -> Rendered {
         namespace: app.namespace.clone(),
         name: app.name.clone(),
         state: AppState::Serving,
-        incarnation: None,
+        incarnation: keys.incarnation.clone(),
         issuer: app.issuer.clone(),
         display_name: app.display_name.clone(),
         redirect_urls: app.redirect_urls.clone(),

@@ -26,6 +26,8 @@ pub(crate) enum Holder {
     Us,
     /// Another App.
     Another,
+    /// Nobody, but only the namespace of the App that had it may claim it: its users are still there.
+    Reserved,
 }
 
 pub(crate) fn resolve(app: App, holder: Holder, source: &impl Source) -> AppFacts {

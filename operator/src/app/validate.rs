@@ -42,6 +42,8 @@ pub(crate) struct ValidatedApp {
     pub(crate) password: PasswordPolicy,
     pub(crate) mail: RenderedMail,
     pub(crate) tokens: RenderedTokens,
+    /// After how many days a key is replaced; servers need not know.
+    pub(crate) key_rotation_days: u32,
     pub(crate) limits: BTreeMap<LimitName, Vec<Window>>,
     pub(crate) administrators: Vec<Administrator>,
     pub(crate) unverified_retention_days: u32,
@@ -92,6 +94,7 @@ pub(crate) fn validate(facts: &AppFacts, settings: &Settings) -> Result<Validate
         },
         mail: mail(&spec.mail, templates, smtp),
         tokens: tokens(&spec.tokens, &app_id),
+        key_rotation_days: number(spec.tokens.key_rotation_days, 90),
         limits: limits(spec),
         administrators: spec
             .administrators
@@ -134,14 +137,22 @@ fn app_id(facts: &AppFacts) -> Result<AppId, Refusal> {
         let rest = if named { "" } else { "; set spec.appID" };
         Refusal::new(Reason::InvalidSpec, field, format!("{invalid}{rest}"))
     })?;
-    match facts.holder {
-        Holder::Us => Ok(app_id),
+    // Neither message names the holder: it may be another tenant's.
+    let (reason, message) = match facts.holder {
+        Holder::Us => return Ok(app_id),
         Holder::Another => {
-            let field = if named { "spec.appID" } else { "metadata.name" };
-            let message = format!("another App holds the appID {app_id}; set another spec.appID");
-            Err(Refusal::new(Reason::AppIDConflict, field, message))
+            (Reason::AppIDConflict, format!("another App holds the appID {app_id}; set another spec.appID"))
         }
-    }
+        Holder::Reserved => (
+            Reason::AppIDReserved,
+            format!(
+                "the appID {app_id} belonged to an App of another namespace, whose users are still there; \
+                 set another spec.appID, or ask the platform team to hand it over"
+            ),
+        ),
+    };
+    let field = if named { "spec.appID" } else { "metadata.name" };
+    Err(Refusal::new(reason, field, message))
 }
 
 fn issuer(settings: &Settings, app_id: &AppId) -> Result<IssuerUrl, Refusal> {
