@@ -199,7 +199,7 @@ pub struct TokensSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), inner(length(min = 1, max = 256)), extend("x-kubernetes-list-type" = "set"))]
     pub audiences: Vec<String>,
-    /// After how many days a signing key is replaced, 7–3650. Default: 90.
+    /// After how many days a key is replaced, 7–3650. Default: 90.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 7, max = 3650))]
     pub key_rotation_days: Option<i32>,

@@ -412,7 +412,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        app::resolve,
+        app::{keys::lifecycle::KeyPolicy, resolve},
         facts::{SecretBytes, SecretKeyFact},
         manifests::{Manifests, Schemas},
     };
@@ -554,6 +554,36 @@ data: { confirm.subject: "Your code", confirm.txt: "{{ code }}", reset.txt: "{{ 
         assert_eq!(refusal.message, "another App holds the appID shop; set another spec.appID");
         let facts = AppFacts { holder: Holder::Another, ..facts(json!({ "appID": "store" })) };
         assert_eq!(validate(&facts, &settings()).unwrap_err().field, "spec.appID");
+    }
+
+    #[test]
+    fn an_app_id_whose_users_are_another_namespaces_is_refused_without_naming_it() {
+        let facts = AppFacts { holder: Holder::Reserved, ..facts(json!({ "appID": "store" })) };
+        let refusal = validate(&facts, &settings()).unwrap_err();
+        assert_eq!((refusal.reason, refusal.field.as_str()), (Reason::AppIDReserved, "spec.appID"));
+        assert_eq!(
+            refusal.message,
+            "the appID store belonged to an App of another namespace, whose users are still there; \
+             set another spec.appID, or ask the platform team to hand it over"
+        );
+    }
+
+    #[test]
+    fn what_an_app_asks_of_its_keys_is_in_its_spec_and_its_annotations() {
+        let annotations = [("latchkey.dev/rotate-keys", "1"), ("latchkey.dev/revoke-key", "h1"), ("other", "x")];
+        let annotations = annotations.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        let policy = KeyPolicy::of(&valid(json!({})), &annotations);
+        assert_eq!((policy.access_seconds, policy.session_seconds, policy.rotation_days), (900, 7_776_000, 90));
+        let asked = (policy.rotate.as_deref(), policy.revoke.as_deref(), policy.new_keys.as_deref());
+        assert_eq!(asked, (Some("1"), Some("h1"), None));
+        // A code may outlive a session.
+        let spec = json!({
+            "tokens": { "sessionLifetimeSeconds": 600, "keyRotationDays": 7, "signingAlgorithm": "EdDSA" },
+            "mail": { "confirmCodeLifetimeSeconds": 604_800 },
+        });
+        let policy = KeyPolicy::of(&valid(spec), &[(String::from("latchkey.dev/revoke-key"), String::new())].into());
+        assert_eq!((policy.session_seconds, policy.rotation_days), (604_800, 7));
+        assert_eq!((policy.algorithm, policy.revoke), (SigningAlgorithm::EdDSA, None));
     }
 
     #[test]

@@ -433,13 +433,13 @@ fn settle<K: Kept>(
     acknowledged: bool,
 ) -> Result<bool, KeyNotMade> {
     let terms = K::terms(policy);
-    raise(keys, &terms);
+    lengthen(keys, terms.longest);
     if acknowledged {
         acknowledge(keys, &terms, now);
     }
 
-    // What was made under a revoked key is refused, but a session that was opened under it may go on and get tokens
-    // under the Active one.
+    // What was made under a revoked key is refused, but a session that was opened under it may go on, and have tokens
+    // under the keys after it.
     let mut sessions_end = now;
     let mut asked = false;
     keys.retain(|key| {
@@ -489,21 +489,21 @@ fn settle<K: Kept>(
         }
     }
     let rest = u32::try_from((sessions_end - now).whole_seconds()).unwrap_or(terms.unknown);
-    if let Some(active) = position(keys, KeyState::Active)
-        && let Some(longest) = &mut keys[active].life_mut().longest_seconds
-    {
-        *longest = rest.max(*longest);
-    }
+    lengthen(keys, rest);
     Ok(asked)
 }
 
-/// What is made under the Active key may live as long as the App says now. A pod that is behind makes nothing under a
-/// retired key that lives longer than what the App said then.
-fn raise<K: Kept>(keys: &mut [K], terms: &Terms) {
-    if let Some(active) = position(keys, KeyState::Active)
-        && let Some(longest) = &mut keys[active].life_mut().longest_seconds
-    {
-        *longest = terms.longest.max(*longest);
+/// What is made under the keys that no end is known of yet may live so many seconds from now.
+fn lengthen<K: Kept>(keys: &mut [K], seconds: u32) {
+    for key in keys {
+        let makes = match key.state() {
+            KeyState::Published => false,
+            KeyState::Active => true,
+            KeyState::Retired => key.life().not_after.is_none(),
+        };
+        if makes && let Some(longest) = &mut key.life_mut().longest_seconds {
+            *longest = seconds.max(*longest);
+        }
     }
 }
 

@@ -120,6 +120,16 @@ fn keys_that_cannot_be_used_still_say_whose_they_are() {
     assert_eq!(broken(None, HolderApp::There), unusable);
 }
 
+#[test]
+fn an_app_is_judged_as_the_holder_where_it_may_become_it() {
+    for may in [Decision::Ours, Decision::Free, Decision::Rebuild, Decision::Inherit, Decision::HandedOver] {
+        assert_eq!(may.holder(), Some(resolve::Holder::Us));
+    }
+    assert_eq!(Decision::Another.holder(), Some(resolve::Holder::Another));
+    assert_eq!(Decision::Reserved.holder(), Some(resolve::Holder::Reserved));
+    assert_eq!(Decision::Wait.holder(), None);
+}
+
 fn app(namespace: &str, name: &str, app_id: &str) -> App {
     serde_json::from_value(json!({
         "apiVersion": "latchkey.dev/v1alpha1", "kind": "App",
