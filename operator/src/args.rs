@@ -1,15 +1,64 @@
 //! The command line; every flag is an environment variable `LATCHKEY_…` too.
 
-use std::path::PathBuf;
+use std::{net::SocketAddr, path::PathBuf};
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
 use latchkey_crds::types::{Invalid, IssuerUrl};
 
 #[derive(Debug, Parser)]
-#[command(name = "latchkey-operator", version, about = "Turns App and Provider resources into what the servers serve")]
+#[command(
+    name = "latchkey-operator",
+    version,
+    about = "Turns App and Provider resources into what the servers serve",
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true
+)]
 pub(crate) struct Args {
+    /// Without a command: reconcile the resources of a cluster.
     #[command(subcommand)]
-    pub(crate) command: Command,
+    pub(crate) command: Option<Command>,
+    #[command(flatten)]
+    pub(crate) run: Option<RunArgs>,
+}
+
+/// The cluster is that of KUBECONFIG, or that in which the operator runs.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct RunArgs {
+    /// The namespace of the install, which holds the rendered Apps and the keys.
+    #[arg(long, env = "LATCHKEY_NAMESPACE", value_name = "NAME")]
+    pub(crate) namespace: String,
+    /// The headless Service of the servers' operations port.
+    #[arg(long, env = "LATCHKEY_SERVER_SERVICE", value_name = "NAME")]
+    pub(crate) server_service: String,
+    /// The namespaces whose Apps and Providers are reconciled, comma-separated. Default: all.
+    #[arg(long, env = "LATCHKEY_WATCH_NAMESPACES", value_name = "NAMES", value_delimiter = ',')]
+    pub(crate) watch_namespaces: Vec<String>,
+    /// The address under which users reach the servers, for example https://auth.example.com.
+    #[arg(long, env = "LATCHKEY_BASE_URL", value_name = "URL", value_parser = base_url)]
+    pub(crate) base_url: IssuerUrl,
+    /// Development: an http base URL; http, loopback addresses and any port for mail and providers.
+    #[arg(long, env = "LATCHKEY_ALLOW_INSECURE")]
+    pub(crate) allow_insecure: bool,
+    /// Liveness, readiness, metrics.
+    #[arg(long, env = "LATCHKEY_OPS_ADDR", default_value = "0.0.0.0:9090")]
+    pub(crate) ops_addr: SocketAddr,
+    /// The Lease that the one operator which acts holds.
+    #[arg(long, env = "LATCHKEY_LEASE", value_name = "NAME", default_value = "latchkey-operator")]
+    pub(crate) lease: String,
+    /// This operator's name in the Lease; that of its pod.
+    #[arg(long, env = "LATCHKEY_IDENTITY", value_name = "NAME")]
+    pub(crate) identity: String,
+    /// What is logged, in the syntax of tracing's EnvFilter.
+    #[arg(long, env = "LATCHKEY_LOG", default_value = "info")]
+    pub(crate) log: String,
+    #[arg(long, env = "LATCHKEY_LOG_FORMAT", value_enum, default_value_t = LogFormat::Json)]
+    pub(crate) log_format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    Json,
+    Text,
 }
 
 #[derive(Debug, Subcommand)]
@@ -46,4 +95,26 @@ pub(crate) struct RenderArgs {
 /// A base URL ends without a slash, so that an issuer is it, a slash and the appID.
 fn base_url(input: &str) -> Result<IssuerUrl, Invalid> {
     input.trim_end_matches('/').parse()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn without_a_command_the_cluster_is_reconciled() {
+        let line = "latchkey-operator --namespace a --server-service b --base-url https://c.example --identity d";
+        let args = Args::try_parse_from(line.split(' ')).unwrap();
+        assert!(args.command.is_none() && args.run.is_some());
+        assert!(Args::try_parse_from(["latchkey-operator", "--namespace", "a"]).is_err());
+        let line = "latchkey-operator render --check --from a";
+        assert!(Args::try_parse_from(line.split(' ')).unwrap().command.is_some());
+    }
 }

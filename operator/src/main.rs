@@ -2,17 +2,35 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser, error::ErrorKind};
 
+mod admin;
 mod app;
 mod args;
+mod context;
+mod error;
 mod facts;
+mod gather;
+mod leader;
 mod manifests;
+mod metrics;
+mod orphans;
+mod pace;
+mod probe;
 mod provider;
 mod render;
+mod run;
+mod telemetry;
+mod watch;
 
 fn main() -> ExitCode {
-    match args::Args::parse().command {
-        args::Command::Render(args) => render::run(args),
+    let args = args::Args::parse();
+    match (args.command, args.run) {
+        (Some(args::Command::Render(args)), _) => render::run(args),
+        (None, Some(args)) => run::run(args),
+        (None, None) => {
+            let message = "say which cluster's resources to reconcile, or give a command; see --help";
+            args::Args::command().error(ErrorKind::MissingRequiredArgument, message).exit()
+        }
     }
 }

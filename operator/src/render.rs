@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, io, path::Path, process::ExitCode};
 use anyhow::{Context, ensure};
 use latchkey_crds::{
     conditions::Reason,
-    rendered::SigningAlgorithm,
+    rendered::{FORMAT, SigningAlgorithm},
     types::{AppId, IssuerUrl},
 };
 use time::OffsetDateTime;
@@ -160,7 +160,7 @@ impl Renderer {
         let facts = resolve(app.clone(), holder, manifests);
         let steps = validate(&facts, &self.settings).and_then(|validated| {
             let keys = self.keys(&validated, now)?;
-            let rendered = render(&validated, &keys).within_limit();
+            let rendered = render(&validated, &keys, FORMAT).within_limit();
             let rendered = rendered.map_err(|large| Refusal::new(Reason::TooLarge, "", large.to_string()))?;
             Ok((validated, rendered))
         });

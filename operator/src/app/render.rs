@@ -15,9 +15,16 @@ pub(crate) struct Rendered {
 #[error("the rendered document is over {} KiB; shorten the templates and lists", MAX_DOCUMENT / 1024)]
 pub(crate) struct TooLarge;
 
-pub(crate) fn render(app: &ValidatedApp, keys: &KeyDocument) -> Rendered {
+/// The lowest format that has everything which this App needs, and what of it needs that. The first format has all that
+/// there is so far.
+pub(crate) fn needed_format(_: &ValidatedApp) -> (u32, &'static str) {
+    (1, "a rendered App")
+}
+
+/// `format` is the one that every reader honours, [`FORMAT`] or lower.
+pub(crate) fn render(app: &ValidatedApp, keys: &KeyDocument, format: u32) -> Rendered {
     let document = RenderedApp {
-        format: FORMAT,
+        format: format.min(FORMAT),
         app_id: app.app_id.clone(),
         namespace: app.namespace.clone(),
         name: app.name.clone(),

@@ -40,7 +40,9 @@ impl Folders {
             words.extend(["--base-url", "https://auth.example.com/"]);
         }
         words.extend(more);
-        let Command::Render(args) = Args::try_parse_from(words)?.command;
+        let Some(Command::Render(args)) = Args::try_parse_from(words)?.command else {
+            panic!("render is a command");
+        };
         Renderer::new(args)
     }
 
@@ -335,7 +337,8 @@ fn check_needs_only_the_manifests() {
     let folders = Folders::new();
     folders.write("shop.yaml", shop());
     let from = folders.path("from");
-    let Command::Render(args) = Args::parse_from(["latchkey-operator", "render", "--from", &from, "--check"]).command;
+    let words = ["latchkey-operator", "render", "--from", &from, "--check"];
+    let Some(Command::Render(args)) = Args::parse_from(words).command else { panic!("render is a command") };
     let outcome = Renderer::new(args).unwrap().run(OffsetDateTime::UNIX_EPOCH).unwrap();
     assert_eq!(outcome.apps, ["shop: valid"]);
     assert!(Args::try_parse_from(["latchkey-operator", "render", "--from", &from]).is_err());

@@ -129,8 +129,11 @@ mod tests {
         fs::write(path("from/shop.yaml"), SHOP).unwrap();
         let (from, to, keys) = (path("from"), path("to"), path("keys"));
         let words = ["latchkey-operator", "render", "--watch", "--from", &from, "--to", &to, "--keys", &keys];
-        let Command::Render(args) =
-            Args::parse_from(words.into_iter().chain(["--base-url", "https://auth.example.com"])).command;
+        let Some(Command::Render(args)) =
+            Args::parse_from(words.into_iter().chain(["--base-url", "https://auth.example.com"])).command
+        else {
+            panic!("render is a command");
+        };
         let renderer = Renderer::new(args).unwrap();
         tokio::select! {
             ended = watch(&renderer) => panic!("it ended: {ended:?}"),

@@ -1,0 +1,188 @@
+//! The operator's own listener: whether it lives and is ready, and its metrics.
+
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{
+    HeaderValue, Method, Request, Response, StatusCode,
+    header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE},
+};
+use http_body_util::Full;
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use kube::runtime::watcher;
+use serde_json::json;
+use tokio::{net::TcpListener, sync::watch};
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+use crate::metrics::Metrics;
+
+/// A client that opens a connection and says nothing has no use for it.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What readiness follows from; a handle.
+#[derive(Clone)]
+pub(crate) struct Health(Arc<Inner>);
+
+struct Inner {
+    /// The watches that have not told everything yet, and why.
+    missing: Mutex<BTreeMap<&'static str, String>>,
+    leader: Mutex<bool>,
+    synced: watch::Sender<bool>,
+}
+
+// === impl Health ===
+
+impl Health {
+    pub(crate) fn new(watches: &[&'static str]) -> Self {
+        let missing = watches.iter().map(|what| (*what, "not listed yet".to_owned())).collect();
+        Self(Arc::new(Inner {
+            missing: Mutex::new(missing),
+            leader: Mutex::new(false),
+            synced: watch::Sender::new(false),
+        }))
+    }
+
+    fn missing(&self) -> std::sync::MutexGuard<'_, BTreeMap<&'static str, String>> {
+        self.0.missing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The watch has told everything that was there.
+    pub(crate) fn synced(&self, what: &'static str) {
+        let mut missing = self.missing();
+        missing.remove(what);
+        self.0.synced.send_replace(missing.is_empty());
+    }
+
+    /// It failed. Once it has told everything, a failure is no reason to be unready: it is tried again.
+    pub(crate) fn watch_failed(&self, what: &'static str, error: &watcher::Error) {
+        if let Some(reason) = self.missing().get_mut(what) {
+            *reason = why(error);
+        }
+    }
+
+    pub(crate) fn leader(&self, leads: bool) {
+        *self.0.leader.lock().unwrap_or_else(PoisonError::into_inner) = leads;
+    }
+
+    /// Waits until every watch has told everything once.
+    pub(crate) async fn wait_synced(&self) {
+        // The sender lives as long as this handle.
+        let _ = self.0.synced.subscribe().wait_for(|synced| *synced).await;
+    }
+
+    fn ready(&self) -> (StatusCode, serde_json::Value) {
+        let missing: Vec<_> = self.missing().iter().map(|(what, why)| format!("{what}: {why}")).collect();
+        let leader = *self.0.leader.lock().unwrap_or_else(PoisonError::into_inner);
+        let status = if missing.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+        (status, json!({ "ready": missing.is_empty(), "leader": leader, "missing": missing }))
+    }
+}
+
+/// The API server's own words, which name the permission that is missing.
+fn why(error: &watcher::Error) -> String {
+    match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+        | watcher::Error::WatchFailed(kube::Error::Api(status)) => status.message.clone(),
+        watcher::Error::WatchError(status) => status.message.clone(),
+        watcher::Error::InitialListFailed(error)
+        | watcher::Error::WatchStartFailed(error)
+        | watcher::Error::WatchFailed(error) => error.to_string(),
+        watcher::Error::NoResourceVersion => error.to_string(),
+    }
+}
+
+/// Serves until asked to stop.
+pub(crate) async fn serve(listener: TcpListener, health: Health, metrics: Metrics, stop: CancellationToken) {
+    while let Some(accepted) = stop.run_until_cancelled(listener.accept()).await {
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                warn!(error = &error as &dyn std::error::Error, "a connection was not accepted");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let (health, metrics, stop) = (health.clone(), metrics.clone(), stop.clone());
+        tokio::spawn(async move {
+            let answer = service_fn(|request: Request<Incoming>| {
+                let response = answer(request.method(), request.uri().path(), &health, &metrics);
+                async move { Ok::<_, Infallible>(response) }
+            });
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEADER_TIMEOUT)
+                .serve_connection(TokioIo::new(stream), answer);
+            // Whoever asked has gone, or was too slow.
+            let _ = stop.run_until_cancelled(connection).await;
+        });
+    }
+}
+
+fn answer(method: &Method, path: &str, health: &Health, metrics: &Metrics) -> Response<Full<Bytes>> {
+    const JSON: &str = "application/json";
+    let (status, kind, body) = match path {
+        "/livez" | "/readyz" | "/metrics" if method != Method::GET && method != Method::HEAD => {
+            (StatusCode::METHOD_NOT_ALLOWED, JSON, json!({ "error": "method_not_allowed" }).to_string())
+        }
+        "/livez" => (StatusCode::OK, JSON, "{}".to_owned()),
+        "/readyz" => {
+            let (status, body) = health.ready();
+            (status, JSON, body.to_string())
+        }
+        "/metrics" => match metrics.page() {
+            Ok(page) => (StatusCode::OK, "application/openmetrics-text; version=1.0.0; charset=utf-8", page),
+            Err(_) => (StatusCode::INTERNAL_SERVER_ERROR, JSON, json!({ "error": "server_error" }).to_string()),
+        },
+        _ => (StatusCode::NOT_FOUND, JSON, json!({ "error": "not_found" }).to_string()),
+    };
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    if status == StatusCode::METHOD_NOT_ALLOWED {
+        headers.insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+    }
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::Status;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn it_is_ready_once_every_watch_has_told_everything() {
+        let health = Health::new(&["apps", "secrets"]);
+        health.synced("apps");
+        let forbidden =
+            Status::failure("secrets is forbidden: User \"x\" cannot list resource", "Forbidden").with_code(403);
+        health.watch_failed("secrets", &watcher::Error::InitialListFailed(kube::Error::Api(Box::new(forbidden))));
+        let (status, body) = health.ready();
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(body["missing"], json!(["secrets: secrets is forbidden: User \"x\" cannot list resource"]));
+        health.synced("secrets");
+        health.wait_synced().await;
+        health.watch_failed("secrets", &watcher::Error::NoResourceVersion);
+        assert_eq!(health.ready(), (StatusCode::OK, json!({ "ready": true, "leader": false, "missing": [] })));
+    }
+
+    #[test]
+    fn other_methods_and_paths_are_refused() {
+        let (health, metrics) = (Health::new(&[]), Metrics::default());
+        let status = |method, path| answer(&method, path, &health, &metrics).status();
+        assert_eq!(status(Method::GET, "/livez"), StatusCode::OK);
+        assert_eq!(status(Method::GET, "/metrics"), StatusCode::OK);
+        assert_eq!(status(Method::POST, "/readyz"), StatusCode::METHOD_NOT_ALLOWED);
+        assert_eq!(status(Method::GET, "/"), StatusCode::NOT_FOUND);
+    }
+}

@@ -1,0 +1,87 @@
+//! Hands a document to the servers, as a Secret in the install's namespace; takes it away again.
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use k8s_openapi::api::core::v1::Secret;
+use kube::{
+    Api,
+    api::{DeleteParams, Patch, PatchParams, Preconditions},
+};
+use latchkey_crds::{
+    names::{
+        FIELD_MANAGER, NAME_ANNOTATION, NAMESPACE_ANNOTATION, RENDERED_APP_KEY, RENDERED_APP_TYPE, rendered_app_secret,
+    },
+    types::AppId,
+};
+use serde_json::json;
+
+use crate::{app::render::Rendered, context::Context, error::Error, watch::PublishedApp};
+
+/// Whose document it is.
+#[derive(Clone, Copy)]
+pub(crate) struct Owner<'a> {
+    pub(crate) app_id: &'a AppId,
+    pub(crate) namespace: &'a str,
+    pub(crate) name: &'a str,
+}
+
+/// Whether this very document is published for this very App, as far as the watch has told.
+pub(crate) fn is_published(context: &Context, owner: Owner<'_>, rendered: &Rendered) -> bool {
+    context.objects.published.get(&rendered_app_secret(owner.app_id)).is_some_and(|published| {
+        published.revision.as_ref() == Some(&rendered.revision)
+            && published.namespace == owner.namespace
+            && published.name == owner.name
+    })
+}
+
+/// Writes the document, whatever is there: what others changed of it is put back.
+pub(crate) async fn publish(context: &Context, owner: Owner<'_>, rendered: &Rendered) -> Result<(), Error> {
+    let name = rendered_app_secret(owner.app_id);
+    let api: Api<Secret> = Api::namespaced(context.client.clone(), &context.namespace);
+    let secret = json!({
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": name,
+            "labels": { "app.kubernetes.io/managed-by": FIELD_MANAGER, "app.kubernetes.io/part-of": "latchkey" },
+            "annotations": { NAMESPACE_ANNOTATION: owner.namespace, NAME_ANNOTATION: owner.name },
+        },
+        "type": RENDERED_APP_TYPE,
+        "data": { RENDERED_APP_KEY: STANDARD.encode(&rendered.bytes) },
+    });
+    let (parameters, patch) = (PatchParams::apply(FIELD_MANAGER).force(), Patch::Apply(&secret));
+    let published = match api.patch(&name, &parameters, &patch).await {
+        // Its type cannot be changed: somebody made another Secret under its name.
+        Err(kube::Error::Api(status)) if status.code == 422 => {
+            delete(&api, &name, None).await?;
+            api.patch(&name, &parameters, &patch).await
+        }
+        answer => answer,
+    };
+    let published = published.map_err(Error::api("publish the rendered App"))?;
+    if let Some(app) = PublishedApp::of(&published) {
+        context.objects.published.see(&name, app);
+    }
+    context.metrics.published();
+    Ok(())
+}
+
+/// Takes the document away, if it is still the one that was judged.
+pub(crate) async fn withdraw(context: &Context, secret: &str, judged: &PublishedApp) -> Result<(), Error> {
+    let api: Api<Secret> = Api::namespaced(context.client.clone(), &context.namespace);
+    delete(&api, secret, Some(judged)).await?;
+    context.objects.published.forget(secret);
+    Ok(())
+}
+
+async fn delete(api: &Api<Secret>, name: &str, judged: Option<&PublishedApp>) -> Result<(), Error> {
+    let preconditions = judged.map(|judged| Preconditions {
+        uid: Some(judged.uid.clone()),
+        resource_version: Some(judged.resource_version.clone()),
+    });
+    let parameters = DeleteParams { preconditions, ..DeleteParams::default() };
+    match api.delete(name, &parameters).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        Err(error) => Err(Error::api("delete a rendered App")(error)),
+    }
+}

@@ -1,0 +1,57 @@
+//! What every reconcile may use, built once.
+
+use std::sync::Arc;
+
+use kube::{
+    Client,
+    runtime::events::{Recorder, Reporter},
+};
+use latchkey_crds::names::FIELD_MANAGER;
+use time::OffsetDateTime;
+
+use crate::{
+    app::status::{Told, Written},
+    error::Failures,
+    facts::Settings,
+    metrics::Metrics,
+    pace::Pace,
+    probe::Probe,
+    watch::{Objects, Wakes},
+};
+
+/// Handed to every reconcile.
+pub(crate) struct Context {
+    pub(crate) settings: Settings,
+    /// The install's own namespace.
+    pub(crate) namespace: String,
+    pub(crate) client: Client,
+    pub(crate) objects: Objects,
+    pub(crate) wakes: Wakes,
+    pub(crate) probe: Probe,
+    pub(crate) pace: Pace,
+    pub(crate) written: Written,
+    /// Progress of deletions.
+    pub(crate) told: Told,
+    pub(crate) failures: Failures,
+    pub(crate) events: Recorder,
+    pub(crate) metrics: Metrics,
+    /// Tests have another.
+    pub(crate) now: fn() -> OffsetDateTime,
+}
+
+// === impl Context ===
+
+impl Context {
+    pub(crate) fn recorder(client: Client, identity: &str) -> Recorder {
+        let reporter = Reporter { controller: FIELD_MANAGER.to_owned(), instance: Some(identity.to_owned()) };
+        Recorder::new(client, reporter)
+    }
+
+    pub(crate) fn now(&self) -> OffsetDateTime {
+        (self.now)()
+    }
+
+    pub(crate) fn shared(self) -> Arc<Self> {
+        Arc::new(self)
+    }
+}

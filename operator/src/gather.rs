@@ -1,0 +1,99 @@
+//! Looks up in the cluster what an App or a Provider refers to, before the steps that judge it. Values of Secrets are
+//! asked for when they are needed, and kept no longer.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use kube::{Api, ResourceExt, runtime::reflector::ObjectRef};
+use latchkey_crds::{app::App, provider::Provider};
+
+use crate::{
+    context::Context,
+    error::Error,
+    facts::{ConfigMapValues, Lookup, SecretBytes, SecretValues, Source},
+};
+
+/// What was found for one resource; all of it is of one namespace.
+#[derive(Default)]
+pub(crate) struct Gathered {
+    providers: BTreeMap<String, Lookup<Provider>>,
+    secrets: BTreeMap<String, Lookup<SecretValues>>,
+    config_maps: BTreeMap<String, Lookup<ConfigMapValues>>,
+}
+
+/// What an App refers to, and what the Providers among it refer to.
+pub(crate) async fn for_app(context: &Context, app: &App) -> Result<Gathered, Error> {
+    let namespace = app.namespace().unwrap_or_default();
+    let mut gathered = Gathered::default();
+    let mut secrets = BTreeSet::new();
+    for reference in &app.spec.provider_refs {
+        let stored = context.objects.providers.get(&ObjectRef::new(&reference.name).within(&namespace));
+        let found = match stored.as_deref().map(|provider| &provider.0) {
+            None => Lookup::Missing,
+            Some(Err(_)) => Lookup::Refused,
+            Some(Ok(provider)) => {
+                secrets.insert(provider.spec.client.secret_ref().name.clone());
+                Lookup::Found(provider.clone())
+            }
+        };
+        gathered.providers.insert(reference.name.clone(), found);
+    }
+    secrets.extend(app.spec.mail.smtp_secret_ref.iter().map(|reference| reference.name.clone()));
+    for name in secrets {
+        let found = secret(context, &namespace, &name).await?;
+        gathered.secrets.insert(name, found);
+    }
+    if let Some(reference) = &app.spec.mail.templates_ref {
+        let found = config_map(context, &namespace, &reference.name).await?;
+        gathered.config_maps.insert(reference.name.clone(), found);
+    }
+    Ok(gathered)
+}
+
+/// The Secret that a Provider refers to.
+pub(crate) async fn for_provider(context: &Context, provider: &Provider) -> Result<Gathered, Error> {
+    let namespace = provider.namespace().unwrap_or_default();
+    let name = provider.spec.client.secret_ref().name.clone();
+    let found = secret(context, &namespace, &name).await?;
+    Ok(Gathered { secrets: BTreeMap::from([(name, found)]), ..Gathered::default() })
+}
+
+async fn secret(context: &Context, namespace: &str, name: &str) -> Result<Lookup<SecretValues>, Error> {
+    let api: Api<Secret> = Api::namespaced(context.client.clone(), namespace);
+    let found = api.get_opt(name).await.map_err(Error::api("read a Secret"))?;
+    Ok(match found {
+        None => Lookup::Missing,
+        Some(secret) => {
+            let values = secret.data.unwrap_or_default();
+            Lookup::Found(values.into_iter().map(|(key, value)| (key, SecretBytes(value.0))).collect())
+        }
+    })
+}
+
+async fn config_map(context: &Context, namespace: &str, name: &str) -> Result<Lookup<ConfigMapValues>, Error> {
+    let api: Api<ConfigMap> = Api::namespaced(context.client.clone(), namespace);
+    let found = api.get_opt(name).await.map_err(Error::api("read a ConfigMap"))?;
+    Ok(match found {
+        None => Lookup::Missing,
+        Some(map) => Lookup::Found(ConfigMapValues {
+            text: map.data.unwrap_or_default(),
+            binary: map.binary_data.unwrap_or_default().into_keys().collect(),
+        }),
+    })
+}
+
+// === impl Gathered ===
+
+impl Source for Gathered {
+    fn provider(&self, _: &str, name: &str) -> Lookup<Provider> {
+        self.providers.get(name).cloned().unwrap_or(Lookup::Missing)
+    }
+
+    fn secret(&self, _: &str, name: &str) -> Lookup<SecretValues> {
+        self.secrets.get(name).cloned().unwrap_or(Lookup::Missing)
+    }
+
+    fn config_map(&self, _: &str, name: &str) -> Lookup<ConfigMapValues> {
+        self.config_maps.get(name).cloned().unwrap_or(Lookup::Missing)
+    }
+}

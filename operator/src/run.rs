@@ -1,0 +1,264 @@
+//! Starts watches, probe, Lease and controllers, and joins them.
+
+use std::{convert::Infallible, process::ExitCode, sync::Arc, time::Duration};
+
+use anyhow::{Context as _, Result, bail};
+use futures::{StreamExt, stream};
+use kube::{
+    Config, Resource,
+    client::ClientBuilder,
+    runtime::{
+        controller::{self, Action},
+        reflector::{ObjectRef, Store},
+    },
+};
+use time::OffsetDateTime;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::mpsc,
+    time::Instant,
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+
+use crate::{
+    admin::{self, Health},
+    app::{
+        self,
+        status::{Told, Written},
+    },
+    args::RunArgs,
+    context::Context,
+    error::{Error, Failures},
+    facts::Settings,
+    leader::{self, FenceLayer, LeaseOptions},
+    metrics::{Metrics, RequestsLayer},
+    orphans,
+    pace::Pace,
+    probe::{Probe, Wake},
+    provider, telemetry,
+    watch::{self, Objects, Wakes},
+};
+
+/// Reconciles at a time (design, Operator).
+const RECONCILES: u16 = 32;
+/// An API server that does not answer within this is asked again. Longer than a watch's 30 s and its last event.
+const READ_TIMEOUT: Duration = Duration::from_secs(40);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const COUNT_PODS: Duration = Duration::from_secs(5);
+/// What runs when the process is asked to end may take so long.
+const FINISH: Duration = Duration::from_secs(10);
+
+/// Runs until asked to end, or until the Lease is lost.
+pub(crate) fn run(args: RunArgs) -> ExitCode {
+    if let Err(error) = telemetry::start(&args.log, args.log_format) {
+        eprintln!("latchkey-operator: {error}");
+        return ExitCode::from(2);
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    match runtime.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(operate(args))) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            error!(error = AsRef::<dyn std::error::Error>::as_ref(&error), "the operator ends");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn operate(args: RunArgs) -> Result<()> {
+    rustls::crypto::aws_lc_rs::default_provider()
+        .install_default()
+        .map_err(|_| anyhow::anyhow!("a TLS provider is installed already"))?;
+    if args.base_url.as_str().starts_with("http://") && !args.allow_insecure {
+        bail!("--base-url is http; use https, or --allow-insecure for development");
+    }
+    let mut config = Config::infer().await.context("no cluster: set KUBECONFIG, or run in a pod")?;
+    config.connect_timeout = Some(CONNECT_TIMEOUT);
+    config.read_timeout = Some(READ_TIMEOUT);
+    let metrics = Metrics::default();
+    let health = Health::new(&watch::WATCHES);
+    let stop = CancellationToken::new();
+    let listener = tokio::net::TcpListener::bind(args.ops_addr)
+        .await
+        .with_context(|| format!("cannot listen on {} (--ops-addr)", args.ops_addr))?;
+    let operations = tokio::spawn(admin::serve(listener, health.clone(), metrics.clone(), stop.clone()));
+
+    // A standby watches too, so that it can act at once.
+    let reader = ClientBuilder::try_from(config.clone())?.with_layer(&RequestsLayer::new(&metrics)).build();
+    let (app_wakes, app_queue) = mpsc::unbounded_channel();
+    let (provider_wakes, provider_queue) = mpsc::unbounded_channel();
+    let (orphan_wakes, orphan_queue) = mpsc::unbounded_channel();
+    let wakes = Wakes { apps: app_wakes, providers: provider_wakes, orphans: orphan_wakes };
+    let (objects, _watches) = watch::start(&reader, &args.namespace, &args.watch_namespaces, &health, &wakes);
+    let (probe_wakes, told) = mpsc::unbounded_channel();
+    let (probe, _probing) =
+        Probe::start(reader.clone(), &args.namespace, &args.server_service, probe_wakes, stop.clone());
+    tokio::spawn(pass_on(told, objects.clone(), wakes.clone()));
+    tokio::spawn(count_pods(probe.clone(), metrics.clone()));
+
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let asked_to_end = async {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    };
+    tokio::pin!(asked_to_end);
+
+    let lease = LeaseOptions::new(&args.namespace, &args.lease, &args.identity);
+    let mut held = tokio::select! {
+        held = leader::acquire(reader, lease) => held,
+        () = &mut asked_to_end => return Ok(()),
+    };
+    health.leader(true);
+    metrics.leader(&args.lease, true);
+    info!(lease = args.lease, identity = args.identity, "this operator acts");
+    let writer = ClientBuilder::try_from(config)?
+        .with_layer(&RequestsLayer::new(&metrics))
+        .with_layer(&FenceLayer::new(held.fence()))
+        .build();
+    let context = Context {
+        settings: Settings { base_url: args.base_url, allow_insecure: args.allow_insecure },
+        namespace: args.namespace,
+        events: Context::recorder(writer.clone(), &args.identity),
+        client: writer,
+        objects: objects.clone(),
+        wakes,
+        probe: probe.clone(),
+        pace: Pace::new(),
+        written: Written::default(),
+        told: Told::default(),
+        failures: Failures::default(),
+        metrics: metrics.clone(),
+        now,
+    }
+    .shared();
+
+    let controllers = async {
+        synced(&objects, &health).await;
+        probe.wait_settled().await;
+        info!("every watch has told all, and every server pod what it serves");
+        let apps = control("app", app::reconcile, &context, objects.apps.clone(), app_queue, &stop);
+        let providers = control(
+            "provider",
+            provider::reconcile::reconcile,
+            &context,
+            objects.providers.clone(),
+            provider_queue,
+            &stop,
+        );
+        tokio::join!(apps, providers, orphans::run(Arc::clone(&context), orphan_queue, &stop));
+    };
+    tokio::pin!(controllers);
+    let lost = tokio::select! {
+        () = &mut controllers => false,
+        lost = held.lost() => {
+            error!(reason = %lost, "the Lease is lost");
+            true
+        }
+        () = &mut asked_to_end => false,
+    };
+    if lost {
+        // Another one acts: nothing more is written, not even what is on its way. A new process waits for its turn.
+        bail!("the Lease is lost; another operator acts");
+    }
+    info!("ending");
+    stop.cancel();
+    let _ = tokio::time::timeout(FINISH, controllers).await;
+    held.release().await;
+    let _ = operations.await;
+    Ok(())
+}
+
+#[expect(clippy::disallowed_methods, reason = "the one place where the operator takes the time")]
+fn now() -> OffsetDateTime {
+    OffsetDateTime::now_utc()
+}
+
+/// Nothing is judged on a part of what is there.
+async fn synced(objects: &Objects, health: &Health) {
+    // A writer is gone only with the process.
+    let _ = objects.apps.wait_until_ready().await;
+    let _ = objects.providers.wait_until_ready().await;
+    health.wait_synced().await;
+}
+
+/// What the servers tell wakes whom it concerns.
+async fn pass_on(mut told: mpsc::UnboundedReceiver<Wake>, objects: Objects, wakes: Wakes) {
+    while let Some(wake) = told.recv().await {
+        match wake {
+            Wake::App(app) | Wake::Deletion(app) => wakes.apps_with_id(&objects, &app),
+            Wake::All | Wake::Formats => wakes.all(&objects),
+        }
+    }
+}
+
+/// Keeps the metric of the server pods.
+async fn count_pods(probe: Probe, metrics: Metrics) {
+    let mut ticks = tokio::time::interval(COUNT_PODS);
+    loop {
+        ticks.tick().await;
+        let (counting, silent) = probe.pods();
+        metrics.server_pods(counting, silent);
+    }
+}
+
+/// Reconciles what is named, until asked to stop.
+async fn control<K, F>(
+    name: &'static str,
+    reconcile: fn(Arc<K>, Arc<Context>) -> F,
+    context: &Arc<Context>,
+    store: Store<K>,
+    mut queue: mpsc::UnboundedReceiver<ObjectRef<K>>,
+    stop: &CancellationToken,
+) where
+    K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
+    F: Future<Output = Result<Action, Error>> + Send + 'static,
+{
+    context.metrics.max_concurrent(name, RECONCILES);
+    let named = stream::poll_fn(move |cx| queue.poll_recv(cx))
+        .map(Ok::<_, Infallible>)
+        .take_until(stop.clone().cancelled_owned());
+    let one = move |object: Arc<K>, context: Arc<Context>| {
+        // A task of its own, so that both cores work.
+        let task = tokio::spawn(async move {
+            let began = Instant::now();
+            let active = context.metrics.active(name);
+            let place = place(&*object);
+            let result = reconcile(object, Arc::clone(&context)).await;
+            drop(active);
+            match &result {
+                Ok(_) => {
+                    context.failures.forget(&place);
+                    context.metrics.reconciled(name, "success", began.elapsed());
+                }
+                Err(error) => {
+                    warn!(
+                        object = place,
+                        error = error as &dyn std::error::Error,
+                        "a reconcile failed; it is tried again"
+                    );
+                    context.metrics.reconciled(name, error.kind().as_str(), began.elapsed());
+                }
+            }
+            result
+        });
+        Box::pin(async move { task.await.unwrap_or_else(|panic| Err(Error::Panicked(panic.to_string()))) })
+    };
+    let after_error = |object: Arc<K>, error: &Error, context: Arc<Context>| {
+        Action::requeue(context.failures.retry_after(&place(&*object), error.kind()))
+    };
+    let config = controller::Config::default().concurrency(RECONCILES);
+    controller::applier(one, after_error, Arc::clone(context), store, named, config).for_each(|_| async {}).await;
+}
+
+fn place<K: Resource<DynamicType = ()>>(object: &K) -> String {
+    let meta = object.meta();
+    format!(
+        "{} {}/{}",
+        K::kind(&()),
+        meta.namespace.as_deref().unwrap_or_default(),
+        meta.name.as_deref().unwrap_or_default()
+    )
+}
