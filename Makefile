@@ -32,8 +32,8 @@ build: ## Build the programs
 	$(BUILD) --bins
 
 .PHONY: test
-test: ## Run every test, against real Postgres, Redis and SMTP (ARGS=… goes to the test programs)
-	@scripts/need cc postgres redis
+test: ## Run every test, against a real API server, Postgres, Redis and SMTP (ARGS=… goes to the test programs)
+	@scripts/need cc postgres redis control-plane
 	$(BUILD) --bins
 	@scripts/test $(if $(ARGS),-- $(ARGS))
 
@@ -70,4 +70,4 @@ bench: ## Measure password logins against the bare argon2 rate of the same cores
 
 .PHONY: tools
 tools: ## Install what the other targets need
-	@scripts/need cc postgres redis curl cargo-deny=$(DENY_VERSION)
+	@scripts/need cc postgres redis curl control-plane cargo-deny=$(DENY_VERSION)

@@ -8,6 +8,8 @@ mod concurrency;
 #[cfg(test)]
 mod confirm;
 #[cfg(test)]
+mod control_plane;
+#[cfg(test)]
 mod cors;
 #[cfg(test)]
 mod documents;
