@@ -12,7 +12,7 @@ CARGO ?= cargo
 BUILD := $(CARGO) build --workspace
 BIN := $(or $(CARGO_TARGET_DIR),target)/debug
 # What `make generate` writes.
-GENERATED := .sqlx crds/yaml docs/openapi.json docs/resources.md
+GENERATED := .sqlx crds/yaml charts/latchkey/templates/crd-*.yaml docs/openapi.json docs/resources.md
 DENY_VERSION := 0.20.2
 DENY := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/latchkey/cargo-deny-$(DENY_VERSION)/bin/cargo-deny
 
@@ -53,11 +53,11 @@ advisories: ## Ask whether a dependency has a known weakness (needs the network)
 	$(DENY) --config .deny.toml check advisories
 
 .PHONY: generate
-generate: ## Write the CRD YAML, the metadata of the SQL queries and the OpenAPI document
+generate: ## Write the CRD YAML (also the chart's), the metadata of the SQL queries and the OpenAPI document
 	@scripts/need cc postgres
 	$(BUILD) --bin crdgen --bin latchkey-dev
 	@mkdir -p crds/yaml docs
-	$(BIN)/crdgen crds/yaml docs/resources.md
+	$(BIN)/crdgen crds/yaml charts/latchkey/templates docs/resources.md
 	$(BIN)/latchkey-dev sqlx
 	$(BUILD) --bin latchkey-server
 	@$(BIN)/latchkey-server openapi > docs/openapi.json.new && mv docs/openapi.json.new docs/openapi.json

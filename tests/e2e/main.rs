@@ -4,6 +4,8 @@
 #[cfg(test)]
 mod accounts;
 #[cfg(test)]
+mod cluster;
+#[cfg(test)]
 mod concurrency;
 #[cfg(test)]
 mod confirm;

@@ -3,6 +3,7 @@
 
 pub mod builders;
 pub mod client;
+pub mod cluster;
 pub mod control_plane;
 pub mod dev;
 pub mod inbox;
