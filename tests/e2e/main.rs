@@ -4,6 +4,8 @@
 #[cfg(test)]
 mod accounts;
 #[cfg(test)]
+mod admission;
+#[cfg(test)]
 mod cluster;
 #[cfg(test)]
 mod concurrency;
