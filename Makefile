@@ -12,7 +12,7 @@ CARGO ?= cargo
 BUILD := $(CARGO) build --workspace
 BIN := $(or $(CARGO_TARGET_DIR),target)/debug
 # What `make generate` writes.
-GENERATED := .sqlx crds/yaml docs/openapi.json docs/resources.md
+GENERATED := .sqlx crds/yaml charts/latchkey/templates/crd-*.yaml docs/openapi.json docs/resources.md
 # How a server's memory is had from glibc (docs/decisions/0011): huge pages for argon2, and few arenas.
 MALLOC := GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.arena_max=2
 DENY_VERSION := 0.20.2
@@ -34,8 +34,8 @@ build: ## Build the programs
 	$(BUILD) --bins
 
 .PHONY: test
-test: ## Run every test, against real Postgres, Redis and SMTP (ARGS=… goes to the test programs)
-	@scripts/need cc postgres redis
+test: ## Run every test, against a real API server, Postgres, Redis and SMTP (ARGS=… goes to the test programs)
+	@scripts/need cc postgres redis control-plane
 	$(BUILD) --bins
 	@scripts/test $(if $(ARGS),-- $(ARGS))
 
@@ -55,11 +55,11 @@ advisories: ## Ask whether a dependency has a known weakness (needs the network)
 	$(DENY) --config .deny.toml check advisories
 
 .PHONY: generate
-generate: ## Write the CRD YAML, the metadata of the SQL queries and the OpenAPI document
+generate: ## Write the CRD YAML (also the chart's), the metadata of the SQL queries and the OpenAPI document
 	@scripts/need cc postgres
 	$(BUILD) --bin crdgen --bin latchkey-dev
 	@mkdir -p crds/yaml docs
-	$(BIN)/crdgen crds/yaml docs/resources.md
+	$(BIN)/crdgen crds/yaml charts/latchkey/templates docs/resources.md
 	$(BIN)/latchkey-dev sqlx
 	$(BUILD) --bin latchkey-server
 	@$(BIN)/latchkey-server openapi > docs/openapi.json.new && mv docs/openapi.json.new docs/openapi.json
@@ -72,4 +72,4 @@ bench: ## Measure password logins against the bare argon2 rate of the same cores
 
 .PHONY: tools
 tools: ## Install what the other targets need
-	@scripts/need cc postgres redis curl cargo-deny=$(DENY_VERSION)
+	@scripts/need cc postgres redis curl control-plane cargo-deny=$(DENY_VERSION)

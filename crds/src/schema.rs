@@ -92,6 +92,14 @@ pub fn to_yaml(definition: &CustomResourceDefinition) -> Result<String, serde_ya
     Ok(format!("# Made by `make generate` from crds/src. Do not edit.\n{}", serde_yaml::to_string(&value)?))
 }
 
+/// A definition as a template of the Helm chart. Uninstalling keeps it: with it would go every App, and their users.
+pub fn to_chart_template(definition: &CustomResourceDefinition) -> Result<String, serde_yaml::Error> {
+    let mut kept = definition.clone();
+    kept.metadata.annotations.get_or_insert_default().insert("helm.sh/resource-policy".into(), "keep".into());
+    // What Helm would take for an action of a template is printed by one.
+    Ok(to_yaml(&kept)?.replace("{{", r#"{{"{{"}}"#))
+}
+
 fn schema_of<T: JsonSchema>() -> Value {
     let generator = SchemaSettings::openapi3()
         .with(|settings| {

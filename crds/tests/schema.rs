@@ -2,7 +2,11 @@
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-use latchkey_crds::{conditions::Reason, provider::ProviderClient, schema::to_yaml};
+use latchkey_crds::{
+    conditions::Reason,
+    provider::ProviderClient,
+    schema::{to_chart_template, to_yaml},
+};
 use serde_json::Value;
 
 fn schemas() -> Vec<(String, Value)> {
@@ -38,6 +42,22 @@ fn the_kept_yaml_is_what_the_code_says() {
     }
     let there = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     assert_eq!(there.collect::<BTreeSet<_>>(), names, "files that no definition makes");
+}
+
+#[test]
+fn the_charts_definitions_are_what_the_code_says() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/latchkey/templates");
+    let mut names = BTreeSet::new();
+    for definition in latchkey_crds::all() {
+        let name = format!("crd-{}.yaml", definition.spec.names.plural);
+        let kept = fs::read_to_string(folder.join(&name)).unwrap_or_default();
+        let made = to_chart_template(&definition).unwrap();
+        assert_eq!(kept, made, "{name} is not what the code says: run `make generate`");
+        names.insert(name);
+    }
+    let there = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let there: BTreeSet<_> = there.filter(|name| name.starts_with("crd-")).collect();
+    assert_eq!(there, names, "templates that no definition makes");
 }
 
 #[test]

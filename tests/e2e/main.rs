@@ -4,9 +4,15 @@
 #[cfg(test)]
 mod accounts;
 #[cfg(test)]
+mod admission;
+#[cfg(test)]
+mod cluster;
+#[cfg(test)]
 mod concurrency;
 #[cfg(test)]
 mod confirm;
+#[cfg(test)]
+mod control_plane;
 #[cfg(test)]
 mod cors;
 #[cfg(test)]

@@ -23,6 +23,15 @@ pub struct Relay {
     pub login: Option<(String, String)>,
 }
 
+/// A Provider's manifest, with the Secret of its client.
+#[derive(Clone, Debug)]
+pub struct Provider {
+    name: String,
+    preset: &'static str,
+    settings: Map<String, Value>,
+    secret: String,
+}
+
 // === impl App ===
 
 impl App {
@@ -79,12 +88,27 @@ impl App {
         self.set("/mail/templatesRef", json!({ "name": name }))
     }
 
+    /// Offers a social login.
+    pub fn provider(mut self, provider: &Provider) -> Self {
+        let refs = self.spec.entry("providerRefs").or_insert_with(|| json!([]));
+        refs.as_array_mut().expect("providerRefs is a list").push(json!({ "name": provider.name }));
+        self
+    }
+
     /// The manifest, its Secret and its ConfigMap, as a YAML stream.
     pub fn manifest(&self) -> String {
+        let objects = self.objects("tests");
+        let documents: Vec<String> =
+            objects.iter().map(|object| serde_yaml::to_string(object).expect("JSON is YAML")).collect();
+        documents.join("---\n")
+    }
+
+    /// The App, its Secret and its ConfigMap, for that namespace.
+    pub fn objects(&self, namespace: &str) -> Vec<Value> {
         let mut objects = vec![json!({
             "apiVersion": "latchkey.dev/v1alpha1",
             "kind": "App",
-            "metadata": { "name": self.id, "namespace": "tests" },
+            "metadata": { "name": self.id, "namespace": namespace },
             "spec": self.spec,
         })];
         if let Some(relay) = &self.smtp {
@@ -96,7 +120,7 @@ impl App {
             objects.push(json!({
                 "apiVersion": "v1",
                 "kind": "Secret",
-                "metadata": { "name": format!("{}-smtp", self.id), "namespace": "tests" },
+                "metadata": { "name": format!("{}-smtp", self.id), "namespace": namespace },
                 "stringData": data,
             }));
         }
@@ -104,13 +128,65 @@ impl App {
             objects.push(json!({
                 "apiVersion": "v1",
                 "kind": "ConfigMap",
-                "metadata": { "name": format!("{}-mail", self.id), "namespace": "tests" },
+                "metadata": { "name": format!("{}-mail", self.id), "namespace": namespace },
                 "data": self.templates,
             }));
         }
-        let documents: Vec<String> =
-            objects.iter().map(|object| serde_yaml::to_string(object).expect("JSON is YAML")).collect();
-        documents.join("---\n")
+        objects
+    }
+}
+
+// === impl Provider ===
+
+impl Provider {
+    /// A client of that preset (`github`, …) whose secret is no other test's.
+    pub fn new(name: &str, preset: &'static str) -> Self {
+        let settings = json!({
+            "clientID": format!("client-of-{name}"),
+            "clientSecretRef": { "name": name, "key": "client-secret" },
+        });
+        let Value::Object(settings) = settings else { unreachable!("an object is written above") };
+        Self { name: name.to_owned(), preset, settings, secret: format!("{:032x}", rand::random::<u128>()) }
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Sets a field of the preset's member.
+    pub fn set(mut self, field: &str, value: impl Into<Value>) -> Self {
+        self.settings.insert(field.to_owned(), value.into());
+        self
+    }
+
+    pub fn secret(&self) -> &str {
+        &self.secret
+    }
+
+    /// With another client secret.
+    pub fn with_secret(mut self, secret: &str) -> Self {
+        secret.clone_into(&mut self.secret);
+        self
+    }
+
+    /// The Provider without its Secret.
+    pub fn object(&self, namespace: &str) -> Value {
+        json!({
+            "apiVersion": "latchkey.dev/v1alpha1",
+            "kind": "Provider",
+            "metadata": { "name": self.name, "namespace": namespace },
+            "spec": { self.preset: self.settings },
+        })
+    }
+
+    /// The Secret of its client.
+    pub fn secret_object(&self, namespace: &str) -> Value {
+        json!({
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": { "name": self.name, "namespace": namespace },
+            "stringData": { "client-secret": self.secret },
+        })
     }
 }
 

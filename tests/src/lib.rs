@@ -1,8 +1,10 @@
-//! The real processes that tests, benchmarks and `make run` stand on: Postgres, Redis, SMTP, the two programs, and a
-//! network that fails on request.
+//! The real processes that tests, benchmarks and `make run` stand on: a Kubernetes control plane, Postgres, Redis, SMTP,
+//! the two programs, and a network that fails on request.
 
 pub mod builders;
 pub mod client;
+pub mod cluster;
+pub mod control_plane;
 pub mod dev;
 pub mod inbox;
 pub mod mail;

@@ -73,7 +73,7 @@ pub struct Server {
 }
 
 /// A store of this process's tests, or of this test alone.
-enum Store<T: 'static> {
+pub(crate) enum Store<T: 'static> {
     Shared(&'static T),
     Own(Box<T>),
 }
@@ -173,9 +173,7 @@ impl Builder {
             Some(proxy) => postgres.url(&database.name, proxy.addr()),
         };
         let redis_url = redis_proxy.as_ref().map_or_else(|| redis.url(), |proxy| redis.url_at(proxy.addr()));
-        postgres::write_private(&dir.join("database-url"), &database_url)?;
-        postgres::write_private(&dir.join("redis-url"), &redis_url)?;
-        write_smtp_file(&dir.join("smtp.json"), &smtp, "hello@latchkey.test")?;
+        write_store_files(&dir, &database_url, &redis_url, &smtp)?;
 
         let mut envs = self.envs;
         let authorities = [smtp.ca().map(str::to_owned), read(postgres.ca())?, read(redis.ca())?];
@@ -187,9 +185,12 @@ impl Builder {
             envs.push(("SSL_CERT_FILE".to_owned(), bundle.display().to_string()));
         }
         let mut servers: Vec<Server> = Vec::new();
+        let mut args = vec!["--config-dir".to_owned(), dir.join("rendered").display().to_string()];
+        args.extend(self.args);
         for index in 0..self.servers {
-            let base_url = servers.first().map(|first| format!("http://{}", first.public));
-            servers.push(Server::new(index, &dir, base_url, &self.args, &envs));
+            let (public, ops) = (process::free_addr(), process::free_addr());
+            let base_url = format!("http://{}", servers.first().map_or(public, |first| first.public));
+            servers.push(Server::new(index, &dir, (public, ops), &base_url, &args, &envs));
         }
         let base_url = format!("http://{}", servers.first().context("a service has a server")?.public);
         let mut stack = Stack {
@@ -348,16 +349,22 @@ impl Drop for Stack {
 // === impl Server ===
 
 impl Server {
-    fn new(index: usize, dir: &Path, base_url: Option<String>, more: &[String], envs: &[(String, String)]) -> Self {
-        let (public, admin, ops) = (process::free_addr(), process::free_addr(), process::free_addr());
-        let base_url = base_url.unwrap_or_else(|| format!("http://{public}"));
+    /// Not started. `dir` holds what [`write_store_files`] writes; `more` says where its documents come from.
+    pub(crate) fn new(
+        index: usize,
+        dir: &Path,
+        (public, ops): (SocketAddr, SocketAddr),
+        base_url: &str,
+        more: &[String],
+        envs: &[(String, String)],
+    ) -> Self {
+        let admin = process::free_addr();
         let path = |name: &str| dir.join(name).display().to_string();
         let mut args: Vec<String> = [
-            ("--config-dir", path("rendered")),
             ("--public-addr", public.to_string()),
             ("--admin-addr", admin.to_string()),
             ("--ops-addr", ops.to_string()),
-            ("--base-url", base_url),
+            ("--base-url", base_url.to_owned()),
             ("--database-url-file", path("database-url")),
             ("--redis-url-file", path("redis-url")),
             ("--smtp-file", path("smtp.json")),
@@ -464,6 +471,13 @@ impl Server {
             process.signal(signal);
         }
     }
+}
+
+/// The files by which servers find their stores and the install's relay.
+pub(crate) fn write_store_files(dir: &Path, database_url: &str, redis_url: &str, smtp: &Smtp) -> Result<()> {
+    postgres::write_private(&dir.join("database-url"), database_url)?;
+    postgres::write_private(&dir.join("redis-url"), redis_url)?;
+    write_smtp_file(&dir.join("smtp.json"), smtp, "hello@latchkey.test")
 }
 
 /// The install's relay, as the server's `--smtp-file` wants it.

@@ -1,9 +1,11 @@
-//! A certificate authority for one test, with a certificate for `localhost` and 127.0.0.1.
+//! A certificate authority for one test, and what it signs: a certificate for `localhost` and 127.0.0.1, and clients'.
 
 use std::{fs, path::Path, sync::Arc};
 
 use anyhow::Result;
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+};
 use rustls::{
     RootCertStore, ServerConfig,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
@@ -19,6 +21,18 @@ pub struct Tls {
     pub key: String,
 }
 
+/// Signs the certificates of servers and clients.
+pub struct Authority {
+    certificate: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+/// A certificate with its private key, both PEM.
+pub struct Identity {
+    pub certificate: String,
+    pub key: String,
+}
+
 /// Makes aws-lc-rs the process's provider; more than once does no harm.
 pub fn install_crypto_provider() {
     // An error says that one is installed already, which is what we want.
@@ -29,17 +43,9 @@ pub fn install_crypto_provider() {
 
 impl Tls {
     pub fn new() -> Result<Self> {
-        let mut params = CertificateParams::default();
-        params.distinguished_name.push(DnType::CommonName, "Latchkey test authority");
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let ca_key = KeyPair::generate()?;
-        let ca = params.self_signed(&ca_key)?.pem();
-        let issuer = Issuer::new(params, ca_key);
-        let mut params = CertificateParams::new(vec!["localhost".to_owned(), "127.0.0.1".to_owned()])?;
-        params.distinguished_name.push(DnType::CommonName, "localhost");
-        let key = KeyPair::generate()?;
-        let certificate = params.signed_by(&key, &issuer)?.pem();
-        Ok(Self { ca, certificate, key: key.serialize_pem() })
+        let authority = Authority::new()?;
+        let Identity { certificate, key } = authority.server(&["localhost", "127.0.0.1"])?;
+        Ok(Self { ca: authority.certificate, certificate, key })
     }
 
     /// Writes `ca.pem`, `server.pem` and `server.key` (0600, owned by whom the server runs as).
@@ -69,5 +75,48 @@ impl Tls {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_slice(self.ca.as_bytes())?)?;
         Ok(roots)
+    }
+}
+
+// === impl Authority ===
+
+impl Authority {
+    pub fn new() -> Result<Self> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, "Latchkey test authority");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let key = KeyPair::generate()?;
+        let certificate = params.self_signed(&key)?.pem();
+        Ok(Self { certificate, issuer: Issuer::new(params, key) })
+    }
+
+    /// Its own certificate, PEM.
+    pub fn certificate(&self) -> &str {
+        &self.certificate
+    }
+
+    /// For a server of these names and addresses.
+    pub fn server(&self, names: &[&str]) -> Result<Identity> {
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let mut params = CertificateParams::new(names)?;
+        params.distinguished_name.push(DnType::CommonName, "localhost");
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        self.sign(params)
+    }
+
+    /// For a client, as Kubernetes reads it: the common name is the user, the organization its group.
+    pub fn client(&self, user: &str, group: &str) -> Result<Identity> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, user);
+        params.distinguished_name.push(DnType::OrganizationName, group);
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        self.sign(params)
+    }
+
+    fn sign(&self, params: CertificateParams) -> Result<Identity> {
+        let key = KeyPair::generate()?;
+        let certificate = params.signed_by(&key, &self.issuer)?.pem();
+        Ok(Identity { certificate, key: key.serialize_pem() })
     }
 }

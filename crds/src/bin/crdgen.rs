@@ -1,9 +1,12 @@
-//! Prints the resource definitions as YAML; or, given a folder and a file, writes each definition into the folder and the
-//! reference of their fields into the file.
+//! Prints the resource definitions as YAML; or, given two folders and a file, writes each definition into the first folder,
+//! as a template of the Helm chart into the second, and the reference of their fields into the file.
 
 use std::{error::Error, fs, path::Path};
 
-use latchkey_crds::{reference::to_markdown, schema::to_yaml};
+use latchkey_crds::{
+    reference::to_markdown,
+    schema::{to_chart_template, to_yaml},
+};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let definitions = latchkey_crds::all();
@@ -14,14 +17,16 @@ fn main() -> Result<(), Box<dyn Error>> {
                 print!("---\n{}", to_yaml(definition)?);
             }
         }
-        [folder, reference] => {
+        [folder, templates, reference] => {
             for definition in &definitions {
                 let name = definition.metadata.name.as_deref().unwrap_or_default();
                 fs::write(Path::new(folder).join(format!("{name}.yaml")), to_yaml(definition)?)?;
+                let template = Path::new(templates).join(format!("crd-{}.yaml", definition.spec.names.plural));
+                fs::write(template, to_chart_template(definition)?)?;
             }
             fs::write(reference, to_markdown(&definitions))?;
         }
-        _ => return Err("usage: crdgen [FOLDER-FOR-YAML FILE-FOR-THE-REFERENCE]".into()),
+        _ => return Err("usage: crdgen [FOLDER-FOR-YAML FOLDER-FOR-CHART-TEMPLATES FILE-FOR-THE-REFERENCE]".into()),
     }
     Ok(())
 }

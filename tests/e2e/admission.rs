@@ -1,0 +1,542 @@
+//! What the API server itself takes and refuses of Apps and Providers: every bound, every rule by its message, defaults,
+//! and the status with which an object is born. The check in process (`render --check`) must agree.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    process::{Command, Output},
+    sync::LazyLock,
+};
+
+use futures::{StreamExt, stream};
+use kube::{
+    Api,
+    api::{ApiResource, DynamicObject, PostParams},
+};
+use latchkey_crds::{app::App, conditions::ConditionType, provider::Provider, validation::Validator};
+use latchkey_tests::{
+    cluster::Cluster,
+    control_plane::{self, ControlPlane},
+    process,
+};
+use serde_json::{Value, json};
+
+static APP: LazyLock<Validator> =
+    LazyLock::new(|| Validator::new(&latchkey_crds::app::definition()).expect("it can be used"));
+static PROVIDER: LazyLock<Validator> =
+    LazyLock::new(|| Validator::new(&latchkey_crds::provider::definition()).expect("it can be used"));
+
+/// How many objects are asked about at once.
+const AT_ONCE: usize = 8;
+
+/// A namespace on the real API server.
+struct Admission {
+    plane: &'static ControlPlane,
+    namespace: String,
+    apps: Api<DynamicObject>,
+    providers: Api<DynamicObject>,
+}
+
+/// A fault of one field, as the API server tells it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Fault {
+    field: String,
+    message: String,
+}
+
+// === impl Admission ===
+
+impl Admission {
+    async fn open() -> Self {
+        let plane = Cluster::shared().await.plane();
+        let namespace = plane.namespace("admission").await.unwrap();
+        let client = plane.admin().await;
+        let of = |resource| Api::namespaced_with(client.clone(), &namespace, &resource);
+        let (apps, providers) = (of(ApiResource::erase::<App>(&())), of(ApiResource::erase::<Provider>(&())));
+        Self { plane, namespace, apps, providers }
+    }
+
+    fn api(&self, object: &Value) -> &Api<DynamicObject> {
+        if object["kind"] == "App" { &self.apps } else { &self.providers }
+    }
+
+    /// What becomes of an object that is created, without creating it.
+    async fn judge(&self, object: &Value) -> Vec<Fault> {
+        let params = PostParams { dry_run: true, ..PostParams::default() };
+        let parsed = serde_json::from_value(object.clone()).unwrap();
+        faults(self.api(object).create(&params, &parsed).await)
+    }
+
+    async fn create(&self, object: &Value) -> Value {
+        let parsed = serde_json::from_value(object.clone()).unwrap();
+        let created = self.api(object).create(&PostParams::default(), &parsed).await.unwrap();
+        serde_json::to_value(created).unwrap()
+    }
+
+    async fn accepted(&self, object: &Value) {
+        assert_eq!(self.judge(object).await, [], "{object}");
+    }
+
+    /// The object is refused for this field with this message, here and in process. Gives all that is told here.
+    async fn refused(&self, object: &Value, field: &str, message: &str) -> Vec<Fault> {
+        let found = self.judge(object).await;
+        let told = found.iter().any(|fault| fault.field == field && fault.message.contains(message));
+        assert!(told, "{field} {message:?}: {found:?} of {object}");
+        let validator = if object["kind"] == "App" { &APP } else { &PROVIDER };
+        let in_process = validator.check(object, None);
+        assert!(in_process.iter().any(|violation| violation.field == field), "{field}: {in_process:?} of {object}");
+        found
+    }
+
+    fn kubectl(&self, arguments: &[&str]) -> Output {
+        Command::new(control_plane::kubectl().unwrap())
+            .args(["--namespace", &self.namespace])
+            .args(arguments)
+            .env("KUBECONFIG", self.plane.admin_kubeconfig())
+            // Its cache of what kinds there are.
+            .env("HOME", process::run_dir())
+            .output()
+            .unwrap()
+    }
+}
+
+fn faults<T>(answer: kube::Result<T>) -> Vec<Fault> {
+    match answer {
+        Ok(_) => Vec::new(),
+        Err(kube::Error::Api(status)) if status.code == 422 => {
+            let causes = status.details.expect("a refusal has details").causes;
+            assert!(!causes.is_empty(), "a refusal without a cause");
+            causes.into_iter().map(|cause| Fault { field: cause.field, message: cause.message }).collect()
+        }
+        Err(error) => panic!("neither taken nor refused: {error}"),
+    }
+}
+
+fn object(kind: &str, name: &str, spec: Value) -> Value {
+    json!({ "apiVersion": "latchkey.dev/v1alpha1", "kind": kind, "metadata": { "name": name }, "spec": spec })
+}
+
+fn app(spec: Value) -> Value {
+    object("App", "shop", spec)
+}
+
+fn provider(spec: Value) -> Value {
+    object("Provider", "corp", spec)
+}
+
+/// An App with every field set, each number so that it may go to either end of its range.
+fn whole_app() -> Value {
+    let windows = json!([{ "count": 5, "windowSeconds": 60 }]);
+    app(json!({
+        "appID": "shop",
+        "displayName": "Łódź – The Shop",
+        "redirectURLs": ["https://shop.example.com/auth/done"],
+        "allowedOrigins": ["https://shop.example.com"],
+        "providerRefs": [{ "name": "corp", "alias": "sso", "linkByEmail": false }],
+        "signUp": "Closed",
+        "allowedEmailDomains": ["example.com"],
+        "requireVerifiedEmail": true,
+        "enumerationProtection": "Off",
+        "allowUsersWithoutEmail": true,
+        "browserBinding": "Required",
+        "callbackMode": "Code",
+        "password": { "minimumLength": 12, "minimumStrength": 3 },
+        "mail": {
+            "from": "The Shop <hello@shop.example.com>",
+            "confirmURL": "https://shop.example.com/confirm?code={code}",
+            "resetURL": "https://shop.example.com/reset?code={code}&email={email}",
+            "confirmCodeLifetimeSeconds": 86400,
+            "resetCodeLifetimeSeconds": 1800,
+            "templatesRef": { "name": "shop-mail" },
+            "smtpSecretRef": { "name": "shop-smtp" },
+        },
+        "tokens": {
+            "signingAlgorithm": "EdDSA",
+            "accessLifetimeSeconds": 900,
+            "refreshIdleSeconds": 300,
+            "sessionLifetimeSeconds": 63_072_000,
+            "refreshGraceSeconds": 0,
+            "audiences": ["https://api.example.com"],
+            "keyRotationDays": 90,
+        },
+        "limits": {
+            "loginFailuresPerClient": windows,
+            "loginFailuresPerAccount": windows,
+            "loginFailuresPerClientOverall": windows,
+            "loginsPerClient": windows,
+            "registrationsPerClient": windows,
+            "mailsPerRecipient": windows,
+            "mailsPerClient": windows,
+            "codesPerClient": windows,
+            "refreshesPerSession": windows,
+        },
+        "administrators": [{ "serviceAccount": { "namespace": "shop", "name": "backoffice" }, "role": "UserAdmin" }],
+        "unverifiedRetentionDays": 30,
+        "auditRetentionDays": 365,
+        "deletionPolicy": "Delete",
+    }))
+}
+
+fn client() -> Value {
+    json!({
+        "clientID": "id",
+        "clientSecretRef": { "name": "corp", "key": "client-secret" },
+        "scopes": ["email"],
+        "additionalClientIDs": ["other-id"],
+    })
+}
+
+/// A Provider of each preset with every field set.
+fn whole_providers() -> Vec<Value> {
+    latchkey_crds::provider::ProviderClient::MEMBERS
+        .iter()
+        .map(|member| {
+            let mut spec = client();
+            let more = match *member {
+                "apple" => json!({
+                    "teamID": "ABCDE12345",
+                    "keyID": "12345ABCDE",
+                    "privateKeyRef": { "name": "apple", "key": "key.p8" },
+                }),
+                "gitlab" => json!({ "baseURL": "https://gitlab.example.com" }),
+                "microsoft" => json!({ "tenant": "common" }),
+                "oidc" => json!({
+                    "issuer": "https://id.example.com/realms/a",
+                    "claims": { "email": "mail", "emailVerified": "verified", "name": "called" },
+                }),
+                "oauth2" => json!({
+                    "authorizationURL": "https://id.example.com/authorize",
+                    "tokenURL": "https://id.example.com/token",
+                    "userInfoURL": "https://id.example.com/me",
+                    "introspectionURL": "https://id.example.com/introspect",
+                    "clientAuthentication": "Post",
+                    "claims": { "subject": "id", "email": "mail", "emailVerified": "verified", "name": "called" },
+                }),
+                _ => json!({}),
+            };
+            for (name, value) in more.as_object().unwrap() {
+                spec[name] = value.clone();
+            }
+            if *member == "apple" {
+                spec.as_object_mut().unwrap().remove("clientSecretRef");
+            }
+            provider(json!({ *member: spec }))
+        })
+        .collect()
+}
+
+fn schema_of(kind: &str) -> Value {
+    let definitions = latchkey_crds::all().into_iter();
+    let definition = definitions.filter(|definition| definition.spec.names.kind == kind).next().unwrap();
+    serde_json::to_value(&definition.spec.versions[0].schema).unwrap()["openAPIV3Schema"]["properties"]["spec"].clone()
+}
+
+/// Calls `see` with every part of `value`: its schema, its place as JSON pointer and as kubectl writes it.
+fn walk(schema: &Value, value: &Value, pointer: &str, field: &str, see: &mut impl FnMut(&Value, &str, &str)) {
+    see(schema, pointer, field);
+    for (name, property) in schema["properties"].as_object().into_iter().flatten() {
+        if let Some(value) = value.get(name) {
+            walk(property, value, &format!("{pointer}/{name}"), &format!("{field}.{name}"), see);
+        }
+    }
+    if let (Some(items), Some(first)) = (schema.get("items"), value.get(0)) {
+        walk(items, first, &format!("{pointer}/0"), &format!("{field}[0]"), see);
+    }
+}
+
+/// `object` with each of its fields once just beyond each of its bounds, with the field's name; and with each number at
+/// its bounds, which is fine.
+fn around_bounds(object: &Value) -> (Vec<(Value, String)>, Vec<Value>) {
+    let (mut beyond, mut at) = (Vec::new(), Vec::new());
+    let schema = schema_of(object["kind"].as_str().unwrap());
+    walk(&schema, &object["spec"], "/spec", "spec", &mut |schema, pointer, field| {
+        let with = |value: Value| {
+            let mut object = object.clone();
+            *object.pointer_mut(pointer).unwrap() = value;
+            object
+        };
+        let bound = |keyword: &str| schema.get(keyword).and_then(Value::as_f64).map(|bound| bound as i64);
+        let mut refuse = |value| beyond.push((with(value), field.to_owned()));
+        if let Some(most) = bound("maxLength") {
+            refuse(json!("a".repeat(most as usize + 1)));
+        }
+        if let Some(1..) = bound("minLength") {
+            refuse(json!(""));
+        }
+        if schema.get("pattern").is_some() {
+            refuse(json!("\u{1}"));
+        }
+        if schema.get("enum").is_some() {
+            refuse(json!("Neither"));
+        }
+        if let Some(most) = bound("maxItems") {
+            let first = object.pointer(pointer).unwrap()[0].clone();
+            refuse(json!(vec![first; most as usize + 1]));
+        }
+        if let Some(1..) = bound("minItems") {
+            refuse(json!([]));
+        }
+        for (keyword, step) in [("minimum", -1), ("maximum", 1)] {
+            if let Some(bound) = bound(keyword) {
+                refuse(json!(bound + step));
+                at.push(with(json!(bound)));
+            }
+        }
+        for name in schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+            let mut object = object.clone();
+            object.pointer_mut(pointer).unwrap().as_object_mut().unwrap().remove(name);
+            beyond.push((object, format!("{field}.{name}")));
+        }
+    });
+    (beyond, at)
+}
+
+/// The messages of every rule.
+fn rules() -> BTreeSet<String> {
+    fn collect(value: &Value, messages: &mut BTreeSet<String>) {
+        match value {
+            Value::Object(members) => {
+                for rule in members.get("x-kubernetes-validations").and_then(Value::as_array).into_iter().flatten() {
+                    messages.insert(rule["message"].as_str().unwrap().to_owned());
+                }
+                members.values().for_each(|member| collect(member, messages));
+            }
+            Value::Array(items) => items.iter().for_each(|item| collect(item, messages)),
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+        }
+    }
+    let mut messages = BTreeSet::new();
+    latchkey_crds::all()
+        .iter()
+        .for_each(|definition| collect(&serde_json::to_value(definition).unwrap(), &mut messages));
+    messages
+}
+
+/// For each rule an object that it refuses: the object, the field, the beginning of the message.
+fn against_rules() -> Vec<(Value, &'static str, &'static str)> {
+    let redirect = |url: &str| app(json!({ "redirectURLs": [url] }));
+    let origin = |origin: &str| app(json!({ "allowedOrigins": [origin] }));
+    let confirm = |url: &str| app(json!({ "mail": { "confirmURL": url } }));
+    let oidc = |issuer: &str| {
+        let mut spec = client();
+        spec["issuer"] = json!(issuer);
+        provider(json!({ "oidc": spec }))
+    };
+    let same = json!([{ "name": "google" }, { "name": "corp", "alias": "google" }]);
+    let tokens = json!({ "refreshIdleSeconds": 601, "sessionLifetimeSeconds": 600 });
+    vec![
+        (object("App", "shop.example", json!({})), "spec.appID", "metadata.name is not an appID"),
+        (object("App", "metrics", json!({})), "spec.appID", "this appID is a path"),
+        (app(json!({ "appID": "v1" })), "spec.appID", "this appID is a path"),
+        (redirect("https://shop.example.com/#done"), "spec.redirectURLs[0]", "has a fragment (#…)"),
+        (redirect("https://user@shop.example.com/"), "spec.redirectURLs[0]", "has user info"),
+        (
+            redirect("http://shop.example.com/"),
+            "spec.redirectURLs[0]",
+            "use https, or http on a loopback host (localhost",
+        ),
+        (origin("https://shop.example.com/"), "spec.allowedOrigins[0]", "write an origin as browsers do"),
+        (origin("https://shop.example.com:443"), "spec.allowedOrigins[0]", "leave the usual port away"),
+        (
+            app(json!({ "providerRefs": [{ "name": "a.b" }] })),
+            "spec.providerRefs[0]",
+            "the name cannot stand in a path",
+        ),
+        (app(json!({ "providerRefs": [{ "name": "email" }] })), "spec.providerRefs[0]", "email is a path"),
+        (app(json!({ "providerRefs": same })), "spec.providerRefs", "two entries have the same name"),
+        (confirm("https://shop.example.com/confirm"), "spec.mail.confirmURL", "write {code}"),
+        (confirm("https://shop.example.com/{code}/{name}"), "spec.mail.confirmURL", "has braces other"),
+        (confirm("https://{code}.example.com/"), "spec.mail.confirmURL", "has a placeholder or user info"),
+        (
+            confirm("http://shop.example.com/?code={code}"),
+            "spec.mail.confirmURL",
+            "use https, or http on a loopback host, or",
+        ),
+        (app(json!({ "mail": { "from": "hello" } })), "spec.mail.from", "write an address"),
+        (app(json!({ "tokens": tokens })), "spec.tokens.refreshIdleSeconds", "refreshIdleSeconds is longer"),
+        (provider(json!({})), "spec", "set exactly one of google, apple"),
+        (provider(json!({ "google": client(), "github": client() })), "spec", "set exactly one of google, apple"),
+        (oidc("http://id.example.com"), "spec.oidc.issuer", "use https"),
+        (oidc("https://user@id.example.com"), "spec.oidc.issuer", "has user info"),
+        (oidc("https://id.example.com?a"), "spec.oidc.issuer", "has a query or a fragment"),
+    ]
+}
+
+#[tokio::test]
+async fn the_smallest_and_the_whole_are_accepted() {
+    let admission = Admission::open().await;
+    admission.accepted(&app(json!({}))).await;
+    admission.accepted(&whole_app()).await;
+    for provider in whole_providers() {
+        admission.accepted(&provider).await;
+    }
+}
+
+#[test]
+fn the_whole_objects_have_every_field() {
+    for whole in [whole_app()].into_iter().chain(whole_providers()) {
+        let schema = schema_of(whole["kind"].as_str().unwrap());
+        // Of a Provider, the one member that it has.
+        let lacks_are_meant = |pointer: &str| pointer == "/spec" && whole["kind"] == "Provider";
+        walk(&schema, &whole["spec"], "/spec", "spec", &mut |schema, pointer, field| {
+            for (name, _) in schema["properties"].as_object().into_iter().flatten() {
+                let there = whole.pointer(&format!("{pointer}/{name}")).is_some();
+                assert!(there || lacks_are_meant(pointer), "{field}.{name} is not set");
+            }
+        });
+    }
+}
+
+#[tokio::test]
+async fn every_bound_holds() {
+    let admission = &Admission::open().await;
+    let (mut beyond, mut at) = (Vec::new(), Vec::new());
+    for whole in [whole_app()].into_iter().chain(whole_providers()) {
+        let (more_beyond, more_at) = around_bounds(&whole);
+        beyond.extend(more_beyond);
+        at.extend(more_at);
+    }
+    assert!(beyond.len() > 300 && at.len() > 50, "{} beyond, {} at", beyond.len(), at.len());
+    let judged =
+        stream::iter(beyond).map(|(object, field)| async move { admission.refused(&object, &field, "").await });
+    judged.buffer_unordered(AT_ONCE).collect::<Vec<_>>().await;
+    let judged = stream::iter(at).map(|object| async move { admission.accepted(&object).await });
+    judged.buffer_unordered(AT_ONCE).collect::<Vec<()>>().await;
+}
+
+#[tokio::test]
+async fn every_rule_refuses_with_its_message() {
+    let admission = Admission::open().await;
+    let mut untried = rules();
+    // A rule on changes; see `an_app_id_cannot_change`.
+    untried.retain(|message| !message.starts_with("the appID cannot change"));
+    for (object, field, message) in against_rules() {
+        let told = admission.refused(&object, field, message).await;
+        untried.retain(|rule| !told.iter().any(|fault| fault.message.ends_with(rule)));
+    }
+    assert!(untried.is_empty(), "rules that no object was tried against: {untried:#?}");
+}
+
+/// The rules' cost is bounded when they are made, and when they run.
+#[tokio::test]
+async fn the_largest_objects_are_accepted() {
+    let admission = Admission::open().await;
+    let url = |index: usize, length: usize| {
+        let start = format!("https://a.example/{index}/");
+        format!("{start}{}", "a".repeat(length - start.len()))
+    };
+    let host = |index: usize| format!("h{index}.{0}.{0}.{0}.example", "b".repeat(60));
+    let windows = json!([
+        { "count": 5, "windowSeconds": 60 },
+        { "count": 50, "windowSeconds": 3600 },
+        { "count": 500, "windowSeconds": 86400 },
+    ]);
+    let mut largest = whole_app();
+    largest["spec"]["redirectURLs"] = (0..100).map(|index| url(index, 2048)).collect();
+    largest["spec"]["allowedOrigins"] = (0..100).map(|index| format!("https://{}", host(index))).collect();
+    largest["spec"]["allowedEmailDomains"] = (0..100).map(host).collect();
+    largest["spec"]["providerRefs"] =
+        (0..32).map(|index| json!({ "name": "n".repeat(253), "alias": format!("alias-{index}") })).collect();
+    largest["spec"]["administrators"] = vec![whole_app()["spec"]["administrators"][0].clone(); 50].into();
+    for limit in largest["spec"]["limits"].as_object_mut().unwrap().values_mut() {
+        *limit = windows.clone();
+    }
+    admission.accepted(&largest).await;
+}
+
+#[tokio::test]
+async fn an_app_id_cannot_change() {
+    let admission = Admission::open().await;
+    for (index, (old, new, differs)) in [
+        // From, to, whether that is another appID. NAME is the App's name.
+        (json!({}), json!({ "appID": "NAME" }), false),
+        (json!({ "appID": "NAME" }), json!({}), false),
+        (json!({}), json!({ "appID": "other" }), true),
+        (json!({ "appID": "other" }), json!({}), true),
+        (json!({ "appID": "one" }), json!({ "appID": "two" }), true),
+        (json!({ "appID": "one" }), json!({ "appID": "one", "signUp": "Closed" }), false),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let name = format!("app-{index}");
+        let named = |spec: &Value| serde_json::from_str(&spec.to_string().replace("NAME", &name)).unwrap();
+        let before = admission.create(&object("App", &name, named(&old))).await;
+        let mut after = before.clone();
+        after["spec"] = named(&new);
+        let after: DynamicObject = serde_json::from_value(after).unwrap();
+        let found = faults(admission.apps.replace(&name, &PostParams::default(), &after).await);
+        if differs {
+            assert_eq!(found.len(), 1, "{old} -> {new}: {found:?}");
+            assert_eq!(found[0].field, "spec.appID");
+            assert!(found[0].message.contains("the appID cannot change"), "{found:?}");
+            let kept = serde_json::to_value(admission.apps.get(&name).await.unwrap()).unwrap();
+            assert_eq!(kept["spec"], before["spec"], "a refused change is none");
+        } else {
+            assert_eq!(found, [], "{old} -> {new}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn modes_get_their_defaults_and_numbers_do_not() {
+    let admission = Admission::open().await;
+    let created = admission.create(&app(json!({ "tokens": {} }))).await;
+    let expected = json!({
+        "signUp": "Open",
+        "enumerationProtection": "Strict",
+        "browserBinding": "Auto",
+        "callbackMode": "Query",
+        "tokens": { "signingAlgorithm": "ES256" },
+        "deletionPolicy": "Retain",
+    });
+    assert_eq!(created["spec"], expected);
+}
+
+#[tokio::test]
+async fn a_new_object_has_a_status_that_says_that_nothing_is_known() {
+    let admission = Admission::open().await;
+    let provider = provider(json!({ "github": client() }));
+    for (object, types) in [
+        (app(json!({})), ConditionType::APP.as_slice()),
+        (
+            provider,
+            &[ConditionType::Accepted, ConditionType::ResolvedRefs, ConditionType::Reachable, ConditionType::Ready],
+        ),
+    ] {
+        let mut object = object;
+        // Nobody but the operator writes a status.
+        object["status"] = json!({ "observedGeneration": 7 });
+        let status = admission.create(&object).await["status"].clone();
+        assert_eq!(status["observedGeneration"], -1);
+        let conditions = status["conditions"].as_array().unwrap();
+        let found: Vec<_> = conditions.iter().map(|condition| condition["type"].as_str().unwrap()).collect();
+        let expected: Vec<_> = types.iter().map(|type_| type_.as_str()).collect();
+        assert_eq!(found, expected);
+        for condition in conditions {
+            assert_eq!(condition["status"], "Unknown");
+            assert_eq!(condition["reason"], "Pending");
+            assert_eq!(condition["observedGeneration"], -1);
+        }
+    }
+}
+
+#[tokio::test]
+async fn kubectl_shows_what_matters_and_refuses_fields_that_do_not_exist() {
+    let admission = Admission::open().await;
+    admission.create(&app(json!({}))).await;
+    let shown = admission.kubectl(&["get", "lkapp"]);
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    let lines: Vec<Vec<&str>> = shown.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines[0], ["NAME", "READY", "REASON", "APPID", "AGE"], "{shown}");
+    assert_eq!(lines[1][..3], ["shop", "Unknown", "Pending"], "{shown}");
+    let wide = String::from_utf8(admission.kubectl(&["get", "latchkey", "-o", "wide"]).stdout).unwrap();
+    assert!(wide.contains("MESSAGE") && wide.contains("Waiting for the operator"), "{wide}");
+
+    let misspelt = app(json!({ "redirectUrls": [] }));
+    let file = process::fresh_dir("misspelt").join("app.json");
+    fs::write(&file, misspelt.to_string()).unwrap();
+    let refused = admission.kubectl(&["apply", "-f", file.to_str().unwrap()]);
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(!refused.status.success() && said.contains(r#"unknown field "spec.redirectUrls""#), "{said}");
+}

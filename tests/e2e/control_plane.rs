@@ -1,0 +1,140 @@
+//! The control plane that other tests stand on does what they believe it does.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use futures::StreamExt;
+use k8s_openapi::{
+    api::core::v1::{Secret, ServiceAccount},
+    apimachinery::pkg::version::Info,
+};
+use kube::{
+    Api, Client,
+    api::{DeleteParams, ListParams, ObjectMeta, PostParams, WatchEvent, WatchParams},
+};
+use latchkey_tests::{
+    control_plane::{Account, ControlPlane, audit},
+    eventually, eventually_ok,
+    proxy::Proxy,
+};
+
+const LIMIT: Duration = Duration::from_secs(60);
+/// How long something that must not happen is waited for.
+const NOT_WITHIN: Duration = Duration::from_millis(300);
+
+async fn account(plane: &ControlPlane, namespace: &str, name: &str) -> Account {
+    let accounts: Api<ServiceAccount> = Api::namespaced(plane.admin().await, namespace);
+    let metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
+    accounts.create(&PostParams::default(), &ServiceAccount { metadata, ..ServiceAccount::default() }).await.unwrap();
+    plane.account(namespace, name).await.unwrap()
+}
+
+fn secret(name: &str) -> Secret {
+    Secret { metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() }, ..Secret::default() }
+}
+
+async fn version(client: &Client) -> Result<Info, String> {
+    let answer = tokio::time::timeout(Duration::from_secs(2), client.apiserver_version()).await;
+    answer.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
+}
+
+#[tokio::test]
+async fn the_api_server_is_of_the_version_that_go_mod_names() {
+    let plane = ControlPlane::shared().await;
+    let info = plane.admin().await.apiserver_version().await.unwrap();
+    let go_mod = include_str!("../tools/go.mod");
+    if std::env::var_os("KUBEBUILDER_ASSETS").is_none() {
+        assert!(go_mod.contains(&format!("k8s.io/kubernetes {} ", info.git_version)), "{info:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_service_account_may_do_nothing_that_no_role_gives_it() {
+    let plane = ControlPlane::shared().await;
+    let namespace = plane.namespace("accounts").await.unwrap();
+    let account = account(plane, &namespace, "nobody").await;
+    let error = Api::<Secret>::namespaced(account.client().await, &namespace)
+        .list(&ListParams::default())
+        .await
+        .map(|list| list.items.len())
+        .unwrap_err();
+    let kube::Error::Api(status) = error else { panic!("{error}") };
+    assert_eq!(status.code, 403);
+    assert!(status.message.contains(&account.user_name()), "{}", status.message);
+}
+
+#[tokio::test]
+async fn the_audit_log_tells_who_did_what() {
+    let plane = ControlPlane::shared().await;
+    let namespace = plane.namespace("audit").await.unwrap();
+    let nobody = account(plane, &namespace, "nobody").await;
+    let secrets: Api<Secret> = Api::namespaced(plane.admin().await, &namespace);
+    let mark = plane.audit_mark();
+    secrets.create(&PostParams::default(), &secret("one")).await.unwrap();
+    secrets.get("one").await.unwrap();
+    let mut watch = secrets.watch(&WatchParams::default(), "0").await.unwrap().boxed();
+    watch.next().await.unwrap().unwrap();
+    Api::<Secret>::namespaced(nobody.client().await, &namespace)
+        .delete("one", &DeleteParams::default())
+        .await
+        .map(|_| ())
+        .unwrap_err();
+    // An answer may be read before its line is written.
+    let events = eventually("the lines of four requests", LIMIT, || async {
+        let events = plane.audit_since(mark).unwrap();
+        let ours: Vec<_> = events.into_iter().filter(|event| event.namespace == namespace).collect();
+        (ours.len() >= 4).then_some(ours)
+    })
+    .await;
+    let (by_admin, by_nobody): (Vec<_>, Vec<_>) = events.iter().partition(|event| event.user == "admin");
+    let once = |verb: &str| ((verb.to_owned(), "secrets".to_owned()), 1);
+    assert_eq!(audit::count(by_admin), BTreeMap::from(["create", "get", "watch"].map(once)));
+    assert_eq!(by_nobody.len(), 1, "{by_nobody:?}");
+    assert_eq!(by_nobody[0].user, nobody.user_name());
+    assert!(by_nobody[0].is_write() && by_nobody[0].is_forbidden(), "{by_nobody:?}");
+}
+
+#[tokio::test]
+async fn an_api_server_comes_back_with_its_data() {
+    let plane = ControlPlane::start().await.unwrap();
+    let client = plane.admin().await;
+    let namespace = plane.namespace("restart").await.unwrap();
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), &namespace);
+    secrets.create(&PostParams::default(), &secret("kept")).await.unwrap();
+
+    plane.stop();
+    version(&client).await.unwrap_err();
+    plane.start_api_server().await.unwrap();
+    secrets.get("kept").await.unwrap();
+
+    plane.pause();
+    version(&client).await.unwrap_err();
+    plane.resume();
+    eventually_ok("an API server that goes on", LIMIT, || version(&client)).await;
+
+    plane.kill();
+    plane.start_api_server().await.unwrap();
+    // A client that was there before finds it again.
+    eventually_ok("an API server that was killed", LIMIT, || version(&client)).await;
+    secrets.get("kept").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_watch_through_a_proxy_can_go_silent_and_be_cut() {
+    let plane = ControlPlane::shared().await;
+    let namespace = plane.namespace("proxied").await.unwrap();
+    let proxy = Proxy::start(plane.addr()).unwrap();
+    let direct: Api<Secret> = Api::namespaced(plane.admin().await, &namespace);
+    let through: Api<Secret> = Api::namespaced(plane.admin_at(proxy.addr()).await.unwrap(), &namespace);
+    let since = direct.list(&ListParams::default()).await.unwrap().metadata.resource_version.unwrap();
+    let mut watch = through.watch(&WatchParams::default(), &since).await.unwrap().boxed();
+
+    proxy.stall();
+    direct.create(&PostParams::default(), &secret("one")).await.unwrap();
+    tokio::time::timeout(NOT_WITHIN, watch.next()).await.map(|_| ()).unwrap_err();
+    proxy.restore().unwrap();
+    let seen = tokio::time::timeout(LIMIT, watch.next()).await.unwrap().unwrap().unwrap();
+    assert!(matches!(seen, WatchEvent::Added(_)), "{seen:?}");
+    proxy.cut();
+    let end = tokio::time::timeout(LIMIT, watch.next()).await.unwrap();
+    assert!(!matches!(end, Some(Ok(_))), "{end:?}");
+}

@@ -1,0 +1,41 @@
+//! Objects of any kind, as manifests have them.
+
+use anyhow::{Context, Result};
+use kube::{
+    Api, Client,
+    api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams},
+};
+use serde::Deserialize;
+use serde_json::Value;
+
+/// Who writes what tests apply.
+const FIELD_MANAGER: &str = "tests";
+
+/// The objects of a YAML stream.
+pub(super) fn parse(stream: &str) -> Result<Vec<Value>> {
+    let mut objects = Vec::new();
+    for document in serde_yaml::Deserializer::from_str(stream) {
+        let object = Value::deserialize(document).context("a manifest")?;
+        if !object.is_null() {
+            objects.push(object);
+        }
+    }
+    Ok(objects)
+}
+
+/// `kubectl apply --server-side` of one object. What others wrote of these fields is taken over.
+pub async fn apply(client: &Client, object: &Value) -> Result<DynamicObject> {
+    let object: DynamicObject = serde_json::from_value(object.clone()).context("an object")?;
+    let types = object.types.clone().context("an object has a kind")?;
+    let kind = GroupVersionKind::try_from(&types)?;
+    let name = object.metadata.name.clone().context("an object has a name")?;
+    // By the usual plural, which all kinds have that are used here.
+    let resource = ApiResource::from_gvk(&kind);
+    let api: Api<DynamicObject> = match &object.metadata.namespace {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
+        None => Api::all_with(client.clone(), &resource),
+    };
+    let params = PatchParams::apply(FIELD_MANAGER).force();
+    let applied = api.patch(&name, &params, &Patch::Apply(&object)).await;
+    applied.with_context(|| format!("applying {} {name}", types.kind))
+}

@@ -1,0 +1,250 @@
+//! Servers of an install: each a real process, with the Pod and the endpoint that a kubelet and a controller would make.
+
+use std::{fs, net::IpAddr, ops::Deref, path::Path, sync::atomic::Ordering};
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::{core::v1::Pod, discovery::v1::EndpointSlice};
+use kube::{
+    Api, Client,
+    api::{DeleteParams, Patch, PatchParams, PostParams},
+};
+use latchkey_crds::names::OPS_PORT_NAME;
+use serde_json::{Value, json};
+
+use super::{Install, apply};
+use crate::{control_plane::Account, process, stack::Server};
+
+/// A `latchkey-server` as the only container of a Pod.
+pub struct PodServer {
+    server: Server,
+    client: Client,
+    namespace: String,
+    service: String,
+    name: String,
+    uid: String,
+    address: IpAddr,
+}
+
+/// What an EndpointSlice says of a Pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    pub ready: bool,
+    pub serving: bool,
+    pub terminating: bool,
+}
+
+impl Deref for PodServer {
+    type Target = Server;
+
+    fn deref(&self) -> &Server {
+        &self.server
+    }
+}
+
+// === impl Install ===
+
+impl Install<'_> {
+    /// Starts one more server under the chart's ServiceAccount, waits until it is ready, and makes it an endpoint.
+    pub async fn server(&self) -> PodServer {
+        let server = self.server_as(self.server_account(), &[]).await.expect("a server's Pod is made");
+        server.start_ready().await.expect("the server is ready");
+        server.set_endpoint(Endpoint::SERVING).await.expect("the server is an endpoint");
+        server
+    }
+
+    /// So many of them, one after the other.
+    pub async fn serve(&self, servers: usize) -> Vec<PodServer> {
+        let mut started = Vec::new();
+        for _ in 0..servers {
+            started.push(self.server().await);
+        }
+        started
+    }
+
+    /// One more Pod whose server is not started and whose endpoint does not exist yet; under an account that may reach
+    /// the API server by another way (see [`crate::control_plane::ControlPlane::account_at`]), and with more flags.
+    pub async fn server_as(&self, account: &Account, more: &[&str]) -> Result<PodServer> {
+        let index = self.servers.fetch_add(1, Ordering::Relaxed);
+        let public = if index == 0 { self.public } else { process::free_addr() };
+        let address = own_address()?;
+        let ops = (address, process::free_port()).into();
+        let client = self.admin().await;
+        let name = format!("{}-server-{index}", self.release);
+        let pods: Api<Pod> = Api::namespaced(client.clone(), self.namespace());
+        let pod: Pod = serde_json::from_value(self.pod(&name))?;
+        let pod = pods.create(&PostParams::default(), &pod).await.context("making the server's Pod")?;
+        let uid = pod.metadata.uid.context("a Pod has a UID")?;
+
+        let cache = self.dir().join(format!("cache-{index}"));
+        fs::create_dir_all(&cache)?;
+        let mut args: Vec<String> = [
+            ("--namespace", self.namespace().to_owned()),
+            ("--cache-dir", cache.display().to_string()),
+            ("--pod-uid", uid.clone()),
+        ]
+        .into_iter()
+        .flat_map(|(flag, value)| [flag.to_owned(), value])
+        .collect();
+        args.extend(self.server_args.iter().cloned());
+        args.extend(more.iter().map(|arg| (*arg).to_owned()));
+        let envs = [
+            ("KUBECONFIG".to_owned(), account.kubeconfig().display().to_string()),
+            // No load balancer has to catch up; a flag of a test wins over this.
+            ("LATCHKEY_DRAIN_SECONDS".to_owned(), "0".to_owned()),
+        ];
+        let server = Server::new(index, self.dir(), (public, ops), &self.base_url(), &args, &envs);
+        Ok(PodServer {
+            server,
+            client,
+            namespace: self.namespace().to_owned(),
+            service: self.ops_service().to_owned(),
+            name,
+            uid,
+            address,
+        })
+    }
+
+    fn pod(&self, name: &str) -> Value {
+        let service = self.objects().iter().find(|object| object["kind"] == "Service");
+        json!({
+            "metadata": {
+                "name": name,
+                "namespace": self.namespace(),
+                "labels": service.map(|service| service["spec"]["selector"].clone()),
+            },
+            "spec": {
+                "serviceAccountName": self.server_account().name(),
+                "nodeName": "tests",
+                "containers": [{ "name": "server", "image": "latchkey-server" }],
+            },
+        })
+    }
+}
+
+// === impl PodServer ===
+
+impl PodServer {
+    /// The Pod's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The Pod's UID, which the server tells on its stream.
+    pub fn uid(&self) -> &str {
+        &self.uid
+    }
+
+    /// Writes the Pod's endpoint and its status: what a kubelet and the controller of EndpointSlices do.
+    ///
+    /// Each has a slice of its own, because all servers share an address and a slice has one port for all its endpoints.
+    pub async fn set_endpoint(&self, endpoint: Endpoint) -> Result<()> {
+        let condition = json!({ "type": "Ready", "status": if endpoint.serving { "True" } else { "False" } });
+        let address = self.address.to_string();
+        let status = json!({ "status": {
+            "phase": "Running",
+            "podIP": address,
+            "podIPs": [{ "ip": address }],
+            "conditions": [condition],
+        }});
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
+        pods.patch_status(&self.name, &PatchParams::default(), &Patch::Merge(&status)).await?;
+        let slice = json!({
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {
+                "name": self.name,
+                "namespace": self.namespace,
+                "labels": { "kubernetes.io/service-name": self.service },
+            },
+            "addressType": if self.address.is_ipv4() { "IPv4" } else { "IPv6" },
+            "endpoints": [{
+                "addresses": [address],
+                "conditions": {
+                    "ready": endpoint.ready,
+                    "serving": endpoint.serving,
+                    "terminating": endpoint.terminating,
+                },
+                "targetRef": { "kind": "Pod", "namespace": self.namespace, "name": self.name, "uid": self.uid },
+            }],
+            "ports": [{ "name": OPS_PORT_NAME, "port": self.ops.port(), "protocol": "TCP" }],
+        });
+        apply(&self.client, &slice).await?;
+        Ok(())
+    }
+
+    /// Takes the endpoint away; Pod and process stay.
+    pub async fn remove_endpoint(&self) -> Result<()> {
+        let slices: Api<EndpointSlice> = Api::namespaced(self.client.clone(), &self.namespace);
+        slices.delete(&self.name, &DeleteParams::default()).await?;
+        Ok(())
+    }
+
+    /// As a rollout takes a Pod away: terminating, drained, gone.
+    pub async fn remove(self) -> Result<()> {
+        self.set_endpoint(Endpoint::TERMINATING).await?;
+        self.terminate().await.context("the server drains")?;
+        self.remove_endpoint().await?;
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
+        pods.delete(&self.name, &DeleteParams::default().grace_period(0)).await?;
+        Ok(())
+    }
+}
+
+// === impl Endpoint ===
+
+impl Endpoint {
+    /// A Pod that counts.
+    pub const SERVING: Self = Self { ready: true, serving: true, terminating: false };
+    /// A Pod that is not ready.
+    pub const NOT_READY: Self = Self { ready: false, serving: false, terminating: false };
+    /// A Pod that drains.
+    pub const TERMINATING: Self = Self { ready: false, serving: true, terminating: true };
+}
+
+/// An address of this machine: the API server refuses loopback addresses as endpoints.
+fn own_address() -> Result<IpAddr> {
+    let table = fs::read_to_string(Path::new("/proc/net/fib_trie")).context("this machine's addresses")?;
+    find_address(&table).context("this machine has no address but loopback, which no endpoint may have: give it one")
+}
+
+/// The first address that is the machine's own, in the kernel's table: a line with it, then one that says `host LOCAL`.
+fn find_address(table: &str) -> Option<IpAddr> {
+    let mut before = "";
+    for line in table.lines() {
+        if line.contains("/32 host LOCAL") {
+            let address: Option<IpAddr> = before.trim().trim_start_matches("|-- ").parse().ok();
+            let usable = |address: &IpAddr| match address {
+                IpAddr::V4(address) => !address.is_loopback() && !address.is_link_local(),
+                IpAddr::V6(_) => false,
+            };
+            if let Some(address) = address.filter(usable) {
+                return Some(address);
+            }
+        }
+        before = line;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_of_the_machine_is_found() {
+        let table = "\
+Local:
+  +-- 0.0.0.0/0 2 0 2
+     |-- 127.0.0.1
+        /32 host LOCAL
+     |-- 127.255.255.255
+        /32 link BROADCAST
+     |-- 169.254.0.1
+        /32 host LOCAL
+     |-- 198.51.100.7
+        /32 host LOCAL
+";
+        assert_eq!(find_address(table), Some(IpAddr::from([198, 51, 100, 7])));
+        assert_eq!(find_address("Local:\n"), None);
+    }
+}

@@ -1,0 +1,121 @@
+//! The API server's audit log: who asked for what.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{BufRead, BufReader, Seek, SeekFrom},
+    path::Path,
+};
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+/// A place in the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark(u64);
+
+/// A request, with what became of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// As RBAC has it: a ServiceAccount is `system:serviceaccount:<namespace>:<name>`.
+    pub user: String,
+    /// get, list, watch, create, update, patch, delete, deletecollection.
+    pub verb: String,
+    /// `apps`, or with its subresource `apps/status`.
+    pub resource: String,
+    pub namespace: String,
+    pub name: String,
+    pub status: u16,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Line {
+    stage: String,
+    verb: String,
+    user: User,
+    object_ref: Option<ObjectRef>,
+    response_status: Option<ResponseStatus>,
+}
+
+#[derive(Deserialize)]
+struct User {
+    username: String,
+}
+
+#[derive(Default, Deserialize)]
+struct ObjectRef {
+    #[serde(default)]
+    resource: String,
+    #[serde(default)]
+    subresource: String,
+    #[serde(default)]
+    namespace: String,
+    #[serde(default)]
+    name: String,
+}
+
+#[derive(Deserialize)]
+struct ResponseStatus {
+    #[serde(default)]
+    code: u16,
+}
+
+/// How often each verb was used on each resource: `("patch", "apps/status") → 3`.
+pub fn count<'a>(events: impl IntoIterator<Item = &'a Event>) -> BTreeMap<(String, String), usize> {
+    let mut counts = BTreeMap::new();
+    for event in events {
+        *counts.entry((event.verb.clone(), event.resource.clone())).or_default() += 1;
+    }
+    counts
+}
+
+pub(super) fn mark(log: &Path) -> Mark {
+    Mark(log.metadata().map_or(0, |metadata| metadata.len()))
+}
+
+pub(super) fn since(log: &Path, mark: Mark) -> Result<Vec<Event>> {
+    let mut file = File::open(log).with_context(|| format!("opening {}", log.display()))?;
+    file.seek(SeekFrom::Start(mark.0))?;
+    let mut reader = BufReader::new(file);
+    let (mut events, mut line) = (Vec::new(), String::new());
+    // A last line without an end is still being written.
+    while reader.read_line(&mut line)? > 0 && line.ends_with('\n') {
+        let parsed: Line = serde_json::from_str(&line).context("a line of the audit log")?;
+        events.extend(event(parsed));
+        line.clear();
+    }
+    Ok(events)
+}
+
+/// A watch is an event when it begins; its end is none.
+fn event(line: Line) -> Option<Event> {
+    let wanted = if line.verb == "watch" { "ResponseStarted" } else { "ResponseComplete" };
+    let status = line.response_status.map_or(0, |status| status.code);
+    // A watch that is refused never begins.
+    let refused = line.verb == "watch" && line.stage == "ResponseComplete" && status >= 400;
+    if line.stage != wanted && !refused {
+        return None;
+    }
+    let object = line.object_ref.unwrap_or_default();
+    let resource = match object.subresource.as_str() {
+        "" => object.resource,
+        sub => format!("{}/{sub}", object.resource),
+    };
+    let (namespace, name) = (object.namespace, object.name);
+    Some(Event { user: line.user.username, verb: line.verb, resource, namespace, name, status })
+}
+
+// === impl Event ===
+
+impl Event {
+    /// Whether it changes something, where it is allowed.
+    pub fn is_write(&self) -> bool {
+        !matches!(self.verb.as_str(), "get" | "list" | "watch")
+    }
+
+    /// Whether RBAC, or another authorizer, refused it.
+    pub fn is_forbidden(&self) -> bool {
+        self.status == 403
+    }
+}
