@@ -1,6 +1,11 @@
 //! Wires stores, hashing, mail and the three listeners, and runs until told to stop. Nothing else knows all of them.
 
-use std::{fs, path::Path, sync::Arc, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::{Context, Result, bail};
 use latchkey_crds::{
@@ -9,7 +14,7 @@ use latchkey_crds::{
 };
 use latchkey_server::{
     args::{Arguments, Command, Database, Outbox, Serve},
-    config::{Apps, Ceilings, directory},
+    config::{Apps, Ceilings, cache::Cache, directory, kubernetes, metrics::ConfigMetrics},
     domain::clock::Env,
     hashing::{Hashing, HashingOptions},
     http::{self, Drain, HttpMetrics, Readiness},
@@ -88,14 +93,18 @@ async fn outbox(database: &Database, command: Outbox) -> Result<()> {
 }
 
 async fn serve(serve: Serve, database: &Database) -> Result<()> {
-    let config_dir = serve.config_dir.clone().context("say where the rendered Apps are: --config-dir DIR")?;
+    let place = Place::of(&serve)?;
     let settings = settings(&serve)?;
     let mut registry = Registry::with_prefix("latchkey");
 
-    let apps = Arc::new(Apps::new(ceilings(serve.limit_ceilings.as_deref())?));
-    let _watching = directory::watch(config_dir, Arc::clone(&apps))?;
+    let config_metrics = ConfigMetrics::register(&mut registry);
+    let mut apps = Apps::new(ceilings(serve.limit_ceilings.as_deref())?).measured_by(config_metrics);
+    if let Some(folder) = &serve.cache_dir {
+        apps = apps.kept_in(Cache::open(folder.clone())?);
+    }
+    let apps = Arc::new(apps);
     let readiness = Arc::new(Readiness::default());
-    readiness.configuration_loaded();
+    let _watching = watch(place, &apps, &readiness).await?;
 
     let listen = !serve.without_listen;
     let postgres = Postgres::connect(postgres::Options { listen, ..postgres::Options::new(database_url(database)?) })?;
@@ -148,6 +157,58 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     postgres.close().await;
     info!("drained");
     Ok(())
+}
+
+/// Where the rendered Apps are.
+enum Place {
+    Directory(PathBuf),
+    Namespace(String),
+}
+
+/// Ends the watching when dropped.
+enum Watching {
+    Directory { _watching: directory::Watching },
+    Kubernetes { _watching: kubernetes::Watching },
+}
+
+impl Place {
+    fn of(serve: &Serve) -> Result<Self> {
+        match (serve.config_dir.clone(), serve.namespace.clone()) {
+            (Some(_), None) if serve.cache_dir.is_some() => {
+                bail!("--cache-dir goes with --namespace; a directory needs no second one")
+            }
+            (Some(directory), None) => Ok(Self::Directory(directory)),
+            (None, Some(namespace)) => Ok(Self::Namespace(namespace)),
+            (None, None) => bail!("say where the rendered Apps are: --config-dir DIR, or --namespace NAMESPACE"),
+            (Some(_), Some(_)) => bail!("the rendered Apps come from one place: --config-dir or --namespace, not both"),
+        }
+    }
+}
+
+/// A directory is read before this returns; the API server may be away.
+async fn watch(place: Place, apps: &Arc<Apps>, readiness: &Arc<Readiness>) -> Result<Watching> {
+    match place {
+        Place::Directory(directory) => {
+            let watching = directory::watch(directory, Arc::clone(apps))?;
+            readiness.configuration_loaded();
+            Ok(Watching::Directory { _watching: watching })
+        }
+        Place::Namespace(namespace) => {
+            if apps.restore() {
+                readiness.configuration_loaded();
+            }
+            let config = kube::Config::infer()
+                .await
+                .context("say where the API server is: by KUBECONFIG, or run in a pod with a ServiceAccount")?;
+            let readiness = Arc::clone(readiness);
+            let told = move |told| match told {
+                Ok(()) => readiness.configuration_loaded(),
+                Err(reason) => readiness.configuration_refused(reason),
+            };
+            let watching = kubernetes::watch(config, &namespace, Arc::clone(apps), told)?;
+            Ok(Watching::Kubernetes { _watching: watching })
+        }
+    }
 }
 
 async fn bind(flag: &str, address: std::net::SocketAddr) -> Result<TcpListener> {

@@ -23,6 +23,7 @@ pub(crate) fn render(app: &ValidatedApp, keys: &KeyDocument) -> Rendered {
         name: app.name.clone(),
         state: AppState::Serving,
         incarnation: None,
+        handover: None,
         issuer: app.issuer.clone(),
         display_name: app.display_name.clone(),
         redirect_urls: app.redirect_urls.clone(),

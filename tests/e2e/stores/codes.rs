@@ -40,6 +40,7 @@ fn loaded(fixture: &Fixture) -> App {
         namespace: "shop".to_owned(),
         state: AppState::Serving,
         incarnation: None,
+        handover: None,
         display_name: "The Shop".to_owned(),
         redirect_urls: Vec::new(),
         allowed_origins: Vec::new(),
