@@ -109,6 +109,8 @@ pub enum Refused {
     OtherNamespace,
     #[error("the users of this App were deleted; a new App needs new keys")]
     Gone,
+    #[error("the database knows another App of this appID, whose users are not this one's to delete")]
+    OtherApp,
     #[error(transparent)]
     Keys(#[from] KeyError),
 }
@@ -124,6 +126,7 @@ pub enum Reason {
     NoDocument,
     OtherNamespace,
     Gone,
+    OtherApp,
     Keys,
 }
 
@@ -140,6 +143,7 @@ impl Refused {
             Self::NoDocument => Reason::NoDocument,
             Self::OtherNamespace => Reason::OtherNamespace,
             Self::Gone => Reason::Gone,
+            Self::OtherApp => Reason::OtherApp,
             Self::Keys(_) => Reason::Keys,
         }
     }
@@ -158,6 +162,7 @@ impl Reason {
             Self::NoDocument => "no_document",
             Self::OtherNamespace => "other_namespace",
             Self::Gone => "gone",
+            Self::OtherApp => "other_app",
             Self::Keys => "keys",
         }
     }

@@ -15,6 +15,7 @@ use latchkey_crds::{
 use latchkey_server::{
     args::{Arguments, Command, Database, Outbox, Serve},
     config::{Apps, Ceilings, cache::Cache, directory, kubernetes, metrics::ConfigMetrics},
+    deletion,
     domain::clock::Env,
     hashing::{Hashing, HashingOptions},
     http::{self, Drain, HttpMetrics, Readiness},
@@ -26,11 +27,13 @@ use latchkey_server::{
         postgres::{self, Postgres},
         redis::{self, Redis},
     },
+    witness::Witness,
 };
 use prometheus_client::registry::Registry;
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
+    sync::watch,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{info, warn};
@@ -104,7 +107,10 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     }
     let apps = Arc::new(apps);
     let readiness = Arc::new(Readiness::default());
-    let _watching = watch(place, &apps, &readiness).await?;
+    let current = watch::Sender::new(false);
+    let claiming = current.subscribe();
+    let deleting = current.subscribe();
+    let _watching = watch_documents(place, &apps, &readiness, current).await?;
 
     let listen = !serve.without_listen;
     let postgres = Postgres::connect(postgres::Options { listen, ..postgres::Options::new(database_url(database)?) })?;
@@ -143,6 +149,10 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     let stop = CancellationToken::new();
     let mails = tokio::spawn(worker.run(stop.clone()));
     tokio::spawn(watch_schema(postgres.clone(), Arc::clone(&readiness)));
+    let witness = Witness::new(Arc::clone(&state.apps), postgres.clone()).run(claiming);
+    let witness = tokio::spawn(witness).abort_handle();
+    let deletion = deletion::run(Arc::clone(&state.apps), state.stores.clone(), deleting);
+    let deletion = tokio::spawn(deletion).abort_handle();
     info!(public = %serve.public_addr, admin = %serve.admin_addr, ops = %serve.ops_addr, "listening");
 
     asked_to_stop().await?;
@@ -150,6 +160,9 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     readiness.drain();
     drain.begin();
     stop.cancel();
+    // A transaction that is cut off is done again, by another server or the next one.
+    deletion.abort();
+    witness.abort();
     requests.wait().await;
     mails.await?;
     ops_drain.begin();
@@ -186,11 +199,17 @@ impl Place {
 }
 
 /// A directory is read before this returns; the API server may be away.
-async fn watch(place: Place, apps: &Arc<Apps>, readiness: &Arc<Readiness>) -> Result<Watching> {
+async fn watch_documents(
+    place: Place,
+    apps: &Arc<Apps>,
+    readiness: &Arc<Readiness>,
+    current: watch::Sender<bool>,
+) -> Result<Watching> {
     match place {
         Place::Directory(directory) => {
             let watching = directory::watch(directory, Arc::clone(apps))?;
             readiness.configuration_loaded();
+            current.send_replace(true);
             Ok(Watching::Directory { _watching: watching })
         }
         Place::Namespace(namespace) => {
@@ -202,7 +221,10 @@ async fn watch(place: Place, apps: &Arc<Apps>, readiness: &Arc<Readiness>) -> Re
                 .context("say where the API server is: by KUBECONFIG, or run in a pod with a ServiceAccount")?;
             let readiness = Arc::clone(readiness);
             let told = move |told| match told {
-                Ok(()) => readiness.configuration_loaded(),
+                Ok(()) => {
+                    readiness.configuration_loaded();
+                    current.send_replace(true);
+                }
                 Err(reason) => readiness.configuration_refused(reason),
             };
             let watching = kubernetes::watch(config, &namespace, Arc::clone(apps), told)?;
