@@ -1,18 +1,32 @@
 //! Whose an App is, and the deletion of its users.
 
+use std::sync::Arc;
+
+use latchkey_crds::rendered::{AppState, Change, DeletedApp, Deletion, FORMAT, Revision};
 use latchkey_server::{
+    config::Apps,
+    deletion,
     domain::{
         mail::EpochNews,
         ports::{Creation, NewUser, Sessions, StoreError, Users},
         session::{Amr, NewSession, Opening, SessionId},
         user::{Epoch, UserId},
     },
-    store::postgres::{AppClaim, Claim, Deleting},
+    store::{
+        Stores,
+        postgres::{AppClaim, Claim, Deleting},
+    },
+    witness::Witness,
 };
-use tokio::task::JoinSet;
+use latchkey_tests::proxy::Proxy;
+use tokio::{
+    sync::{broadcast, watch},
+    task::{AbortHandle, JoinSet},
+    time::timeout,
+};
 use uuid::Uuid;
 
-use super::{Fixture, a_mail, a_new_user, an_app, now};
+use super::{Fixture, LIMIT, a_mail, a_new_user, an_app, now};
 
 fn a_claim(fixture: &Fixture, namespace: &str) -> Claim {
     Claim { app: fixture.app.clone(), namespace: namespace.to_owned(), incarnation: Some("i1".to_owned()), handover: 0 }
@@ -188,7 +202,7 @@ async fn several_servers_delete_together_and_end() {
             }
         });
     }
-    tokio::time::timeout(super::LIMIT, tasks.join_all()).await.expect("it did not end");
+    timeout(LIMIT, tasks.join_all()).await.expect("it did not end");
     assert!(fixture.stores.postgres.deletion(&claim).await.unwrap().done);
 }
 
@@ -237,4 +251,120 @@ async fn the_epoch_of_a_deleted_user_is_forgotten() {
     delete_all(&fixture, &claim, 9).await;
     // Redis would refuse a session of an older epoch.
     open(&fixture, user.id).await;
+}
+
+fn serving(fixture: &Fixture) -> Arc<Apps> {
+    let apps = Apps::default();
+    let mut doc = super::codes::loaded(fixture).doc;
+    doc.incarnation = Some("i2".to_owned());
+    apps.put(&fixture.app, &doc.to_bytes());
+    assert!(apps.get(fixture.app.as_str()).is_some());
+    Arc::new(apps)
+}
+
+fn a_witness(apps: &Arc<Apps>, stores: &Stores) -> AbortHandle {
+    let witness = Witness::new(Arc::clone(apps), stores.postgres.clone());
+    tokio::spawn(witness.run(watch::Sender::new(true).subscribe())).abort_handle()
+}
+
+async fn until(changes: &mut broadcast::Receiver<Change>, fits: impl Fn(&Change) -> bool) -> Change {
+    let fitting = async {
+        loop {
+            let told = changes.recv().await.unwrap();
+            if fits(&told) {
+                return told;
+            }
+        }
+    };
+    timeout(LIMIT, fitting).await.expect("the change was not told in time")
+}
+
+fn a_deleted(fixture: &Fixture) -> Vec<u8> {
+    let doc = DeletedApp {
+        format: FORMAT,
+        app_id: fixture.app.clone(),
+        namespace: "shop".to_owned(),
+        name: "shop".to_owned(),
+        state: AppState::Deleted,
+        incarnation: Some("i1".to_owned()),
+        handover: None,
+    };
+    doc.to_bytes()
+}
+
+#[tokio::test]
+async fn an_app_of_another_namespace_is_withheld_until_the_users_of_the_first_are_gone() {
+    let fixture = Fixture::new().await;
+    let holder = a_claim(&fixture, "holder");
+    claimed(&fixture, &holder).await;
+    let apps = serving(&fixture);
+    let mut changes = apps.changes();
+    let _witness = a_witness(&apps, &fixture.stores);
+    let told = until(&mut changes, |_| true).await;
+    assert!(told.revision.is_none() && told.refused.is_some(), "{told:?}");
+    assert!(apps.get(fixture.app.as_str()).is_none());
+    delete_all(&fixture, &holder, 9).await;
+    let told = until(&mut changes, |change| change.revision.is_some()).await;
+    assert_eq!(told.refused, None);
+    assert!(apps.get(fixture.app.as_str()).is_some());
+}
+
+#[tokio::test]
+async fn with_postgres_away_an_app_is_served_and_asked_for_later() {
+    let fixture = Fixture::new().await;
+    claimed(&fixture, &a_claim(&fixture, "holder")).await;
+    let proxy = Proxy::start(fixture.database.addr).unwrap();
+    proxy.refuse().await;
+    let stores = super::faults::through(&fixture, &proxy);
+    super::assert_unavailable(stores.postgres.claim_apps(&[a_claim(&fixture, "shop")]).await);
+    let apps = serving(&fixture);
+    let mut changes = apps.changes();
+    let _witness = a_witness(&apps, &stores);
+    tokio::task::yield_now().await;
+    assert!(changes.try_recv().is_err() && apps.get(fixture.app.as_str()).is_some());
+    proxy.restore().unwrap();
+    assert!(until(&mut changes, |_| true).await.refused.is_some());
+}
+
+#[tokio::test]
+async fn every_server_tells_how_far_a_deletion_is_until_it_is_done() {
+    let fixture = Fixture::new().await;
+    claimed(&fixture, &a_claim(&fixture, "shop")).await;
+    for number in 0..3 {
+        register(&fixture, number).await.unwrap();
+    }
+    let document = a_deleted(&fixture);
+    let current = watch::Sender::new(false);
+    let mut servers = Vec::new();
+    for _ in 0..2 {
+        let apps = Arc::new(Apps::default());
+        apps.put(&fixture.app, &document);
+        let changes = apps.changes();
+        tokio::spawn(deletion::run(Arc::clone(&apps), fixture.another().await, current.subscribe()));
+        servers.push((apps, changes));
+    }
+    tokio::task::yield_now().await;
+    assert_eq!(fixture.count("SELECT count(*) FROM users").await, 3, "not before the whole set was read");
+    current.send_replace(true);
+    for (apps, mut changes) in servers {
+        let told = until(&mut changes, |change| change.deletion.is_some_and(|deletion| deletion.done)).await;
+        assert_eq!(told.revision, Some(Revision::of(&document)));
+        let (hello, _) = apps.subscribe(String::new());
+        assert_eq!(hello.deletions.get(&fixture.app), Some(&Deletion { users_left: 0, done: true }));
+    }
+    assert_eq!(fixture.count("SELECT count(*) FROM users").await, 0);
+}
+
+#[tokio::test]
+async fn a_deletion_that_the_database_refuses_is_told() {
+    let fixture = Fixture::new().await;
+    claimed(&fixture, &a_claim(&fixture, "holder")).await;
+    register(&fixture, 0).await.unwrap();
+    let apps = Arc::new(Apps::default());
+    apps.put(&fixture.app, &a_deleted(&fixture));
+    let mut changes = apps.changes();
+    let current = watch::Sender::new(true);
+    tokio::spawn(deletion::run(Arc::clone(&apps), fixture.stores.clone(), current.subscribe()));
+    assert!(until(&mut changes, |_| true).await.refused.is_some());
+    assert_eq!(fixture.count("SELECT count(*) FROM users").await, 1);
 }

@@ -31,7 +31,7 @@ fn a_record() -> CodeRecord {
 }
 
 /// Keys are made by an App only.
-fn loaded(fixture: &Fixture) -> App {
+pub(super) fn loaded(fixture: &Fixture) -> App {
     let id = fixture.app.clone();
     let doc = RenderedApp {
         format: FORMAT,
