@@ -81,11 +81,14 @@ enum Document {
     Deleted(Deleted),
 }
 
+/// What came of reading a document; of one that is refused its revision is known too.
+type Read = Result<Document, (Refused, Revision)>;
+
 /// A whole set of documents, taken in one by one and put in place of what is served in one step. What it does not have
 /// is then no longer served.
 pub struct Whole<'a> {
     apps: &'a Apps,
-    documents: Vec<(AppId, Result<Document, (Refused, Revision)>)>,
+    documents: Vec<(AppId, Read)>,
     kept: HashSet<AppId>,
 }
 
@@ -418,7 +421,7 @@ impl Apps {
     }
 
     /// Reads a document, and keeps it where it is good.
-    fn read(&self, id: &AppId, document: &[u8], revision: Revision) -> Result<Document, (Refused, Revision)> {
+    fn read(&self, id: &AppId, document: &[u8], revision: Revision) -> Read {
         let read =
             load(id, document, revision.clone(), &self.ceilings).map_err(|refused| (refused, revision.clone()))?;
         if let Some(cache) = &self.cache
@@ -438,14 +441,7 @@ impl Apps {
         self.get(id.as_str()).is_some_and(|app| app.doc.namespace != *namespace && app.doc.handover >= handover)
     }
 
-    fn apply(
-        &self,
-        id: &AppId,
-        read: Result<Document, (Refused, Revision)>,
-        aside: &mut Aside,
-        serving: &mut Serving,
-        told: &mut Vec<Change>,
-    ) {
+    fn apply(&self, id: &AppId, read: Read, aside: &mut Aside, serving: &mut Serving, told: &mut Vec<Change>) {
         match read {
             Ok(document) if self.is_strangers(id, &document) => {
                 let (revision, withheld) = match document {
