@@ -41,7 +41,7 @@ pub enum Deleting {
     Some,
     /// All are gone, and the database says so.
     Done,
-    /// Another server is at it.
+    /// Another server is at it, or somebody registers at this moment: to be tried again.
     Elsewhere,
     /// The users are those of an App of another namespace.
     OtherNamespace,
