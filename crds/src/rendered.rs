@@ -55,6 +55,9 @@ pub struct RenderedApp {
     /// See [`DeletedApp::incarnation`].
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub incarnation: Option<String>,
+    /// See [`DeletedApp::handover`].
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub handover: Option<u32>,
     /// `iss` of its tokens: base URL, `/`, appID.
     pub issuer: IssuerUrl,
     pub display_name: String,
@@ -97,6 +100,17 @@ pub struct DeletedApp {
     /// Made with the App's first keys: tells an App from one of the same appID whose users were deleted before.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub incarnation: Option<String>,
+    /// How often the appID and its users were handed to another namespace; none is 0. Of two namespaces that say that
+    /// the appID is theirs, the greater number is right.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub handover: Option<u32>,
+}
+
+/// What every document of every format begins with: enough to know how to read the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Head {
+    pub format: u32,
+    pub state: AppState,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -411,6 +425,14 @@ impl DeletedApp {
     /// The octets that are published: the same document always gives the same octets.
     pub fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("a deleted App is strings and a number")
+    }
+}
+
+impl FromStr for DeletedApp {
+    type Err = serde_json::Error;
+
+    fn from_str(document: &str) -> Result<Self, Self::Err> {
+        serde_json::from_str(document)
     }
 }
 

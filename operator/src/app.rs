@@ -380,7 +380,7 @@ async fn delete_users(app: &App, context: &Context) -> Result<Action, Error> {
         return Ok(Action::await_change());
     };
     let owner = Owner { app_id: &id, namespace: &us.namespace, name: &us.name };
-    let document = deletion::document(id.clone(), app, kept.document.incarnation.clone());
+    let document = deletion::document(app, &kept.document);
     let rendered = deletion::render_deleted(document);
     if !is_published(context, owner, &rendered) {
         publish(context, owner, &rendered).await?;

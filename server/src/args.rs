@@ -76,6 +76,14 @@ pub struct Serve {
     /// Directory of rendered Apps, `<appID>.json` each; watched for changes.
     #[arg(long, env = "LATCHKEY_CONFIG_DIR")]
     pub config_dir: Option<PathBuf>,
+    /// Instead of a directory: the namespace of the install, whose Secrets of type `latchkey.dev/rendered-app` hold the
+    /// rendered Apps. The API server is found by KUBECONFIG or, in a pod, by its ServiceAccount.
+    #[arg(long, env = "LATCHKEY_NAMESPACE")]
+    pub namespace: Option<String>,
+    /// With a namespace: directory that keeps the last good documents, so that a restarted container serves without the
+    /// API server. They hold secrets: let it lie in memory.
+    #[arg(long, env = "LATCHKEY_CACHE_DIR")]
+    pub cache_dir: Option<PathBuf>,
     /// The API for users and their apps.
     #[arg(long, env = "LATCHKEY_PUBLIC_ADDR", default_value = "0.0.0.0:8080")]
     pub public_addr: SocketAddr,

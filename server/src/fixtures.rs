@@ -25,6 +25,7 @@ pub(crate) fn rendered(id: &str) -> RenderedApp {
         name: id.to_owned(),
         state: AppState::Serving,
         incarnation: None,
+        handover: None,
         issuer: format!("https://auth.example.com/{id}").parse().unwrap(),
         display_name: "The Shop".to_owned(),
         redirect_urls: Vec::new(),

@@ -3,6 +3,7 @@
 
 pub mod args;
 pub mod config;
+pub mod deletion;
 pub mod domain;
 #[cfg(test)]
 mod fixtures;
@@ -13,3 +14,4 @@ pub mod settings;
 pub mod state;
 pub mod store;
 pub mod telemetry;
+pub mod witness;

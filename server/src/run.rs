@@ -1,6 +1,11 @@
 //! Wires stores, hashing, mail and the three listeners, and runs until told to stop. Nothing else knows all of them.
 
-use std::{fs, path::Path, sync::Arc, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::{Context, Result, bail};
 use latchkey_crds::{
@@ -9,7 +14,8 @@ use latchkey_crds::{
 };
 use latchkey_server::{
     args::{Arguments, Command, Database, Outbox, Serve},
-    config::{Apps, Ceilings, directory},
+    config::{Apps, Ceilings, cache::Cache, directory, kubernetes, metrics::ConfigMetrics},
+    deletion,
     domain::clock::Env,
     hashing::{Hashing, HashingOptions},
     http::{self, Drain, HttpMetrics, Readiness},
@@ -21,11 +27,13 @@ use latchkey_server::{
         postgres::{self, Postgres},
         redis::{self, Redis},
     },
+    witness::Witness,
 };
 use prometheus_client::registry::Registry;
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
+    sync::watch,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{info, warn};
@@ -88,14 +96,21 @@ async fn outbox(database: &Database, command: Outbox) -> Result<()> {
 }
 
 async fn serve(serve: Serve, database: &Database) -> Result<()> {
-    let config_dir = serve.config_dir.clone().context("say where the rendered Apps are: --config-dir DIR")?;
+    let place = Place::of(&serve)?;
     let settings = settings(&serve)?;
     let mut registry = Registry::with_prefix("latchkey");
 
-    let apps = Arc::new(Apps::new(ceilings(serve.limit_ceilings.as_deref())?));
-    let _watching = directory::watch(config_dir, Arc::clone(&apps))?;
+    let config_metrics = ConfigMetrics::register(&mut registry);
+    let mut apps = Apps::new(ceilings(serve.limit_ceilings.as_deref())?).measured_by(config_metrics);
+    if let Some(folder) = &serve.cache_dir {
+        apps = apps.kept_in(Cache::open(folder.clone())?);
+    }
+    let apps = Arc::new(apps);
     let readiness = Arc::new(Readiness::default());
-    readiness.configuration_loaded();
+    let current = watch::Sender::new(false);
+    let claiming = current.subscribe();
+    let deleting = current.subscribe();
+    let _watching = watch_documents(place, &apps, &readiness, current).await?;
 
     let listen = !serve.without_listen;
     let postgres = Postgres::connect(postgres::Options { listen, ..postgres::Options::new(database_url(database)?) })?;
@@ -134,6 +149,10 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     let stop = CancellationToken::new();
     let mails = tokio::spawn(worker.run(stop.clone()));
     tokio::spawn(watch_schema(postgres.clone(), Arc::clone(&readiness)));
+    let witness = Witness::new(Arc::clone(&state.apps), postgres.clone()).run(claiming);
+    let witness = tokio::spawn(witness).abort_handle();
+    let deletion = deletion::run(Arc::clone(&state.apps), state.stores.clone(), deleting);
+    let deletion = tokio::spawn(deletion).abort_handle();
     info!(public = %serve.public_addr, admin = %serve.admin_addr, ops = %serve.ops_addr, "listening");
 
     asked_to_stop().await?;
@@ -141,6 +160,9 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     readiness.drain();
     drain.begin();
     stop.cancel();
+    // A transaction that is cut off is done again, by another server or the next one.
+    deletion.abort();
+    witness.abort();
     requests.wait().await;
     mails.await?;
     ops_drain.begin();
@@ -148,6 +170,67 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     postgres.close().await;
     info!("drained");
     Ok(())
+}
+
+/// Where the rendered Apps are.
+enum Place {
+    Directory(PathBuf),
+    Namespace(String),
+}
+
+/// Ends the watching when dropped.
+enum Watching {
+    Directory { _watching: directory::Watching },
+    Kubernetes { _watching: kubernetes::Watching },
+}
+
+impl Place {
+    fn of(serve: &Serve) -> Result<Self> {
+        match (serve.config_dir.clone(), serve.namespace.clone()) {
+            (Some(_), None) if serve.cache_dir.is_some() => {
+                bail!("--cache-dir goes with --namespace; a directory needs no second one")
+            }
+            (Some(directory), None) => Ok(Self::Directory(directory)),
+            (None, Some(namespace)) => Ok(Self::Namespace(namespace)),
+            (None, None) => bail!("say where the rendered Apps are: --config-dir DIR, or --namespace NAMESPACE"),
+            (Some(_), Some(_)) => bail!("the rendered Apps come from one place: --config-dir or --namespace, not both"),
+        }
+    }
+}
+
+/// A directory is read before this returns; the API server may be away.
+async fn watch_documents(
+    place: Place,
+    apps: &Arc<Apps>,
+    readiness: &Arc<Readiness>,
+    current: watch::Sender<bool>,
+) -> Result<Watching> {
+    match place {
+        Place::Directory(directory) => {
+            let watching = directory::watch(directory, Arc::clone(apps))?;
+            readiness.configuration_loaded();
+            current.send_replace(true);
+            Ok(Watching::Directory { _watching: watching })
+        }
+        Place::Namespace(namespace) => {
+            if apps.restore() {
+                readiness.configuration_loaded();
+            }
+            let config = kube::Config::infer()
+                .await
+                .context("say where the API server is: by KUBECONFIG, or run in a pod with a ServiceAccount")?;
+            let readiness = Arc::clone(readiness);
+            let told = move |told| match told {
+                Ok(()) => {
+                    readiness.configuration_loaded();
+                    current.send_replace(true);
+                }
+                Err(reason) => readiness.configuration_refused(reason),
+            };
+            let watching = kubernetes::watch(config, &namespace, Arc::clone(apps), told)?;
+            Ok(Watching::Kubernetes { _watching: watching })
+        }
+    }
 }
 
 async fn bind(flag: &str, address: std::net::SocketAddr) -> Result<TcpListener> {

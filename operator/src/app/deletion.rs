@@ -14,7 +14,12 @@ use latchkey_crds::{
 };
 use serde_json::json;
 
-use crate::{app::render::Rendered, context::Context, error::Error, probe::Verdict};
+use crate::{
+    app::{keys::KeyDocument, render::Rendered},
+    context::Context,
+    error::Error,
+    probe::Verdict,
+};
 
 /// Progress is told no more often than this (design, Operator).
 pub(crate) const PROGRESS: Duration = Duration::from_secs(10);
@@ -69,14 +74,15 @@ pub(crate) fn render_deleted(app: DeletedApp) -> Rendered {
     Rendered { bytes, revision }
 }
 
-pub(crate) fn document(app_id: latchkey_crds::types::AppId, app: &App, incarnation: Option<String>) -> DeletedApp {
+pub(crate) fn document(app: &App, keys: &KeyDocument) -> DeletedApp {
     DeletedApp {
         format: FORMAT,
-        app_id,
+        app_id: keys.app_id.clone(),
         namespace: app.namespace().unwrap_or_default(),
         name: app.name_any(),
         state: AppState::Deleted,
-        incarnation,
+        incarnation: keys.incarnation.clone(),
+        handover: (keys.handover > 0).then_some(keys.handover),
     }
 }
 

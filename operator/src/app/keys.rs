@@ -187,7 +187,7 @@ impl KeyDocument {
             app_id: document.app_id,
             incarnation: document.incarnation,
             namespace: Some(document.namespace),
-            handover: 0,
+            handover: document.handover.unwrap_or(0),
             signing: keys
                 .signing
                 .into_iter()

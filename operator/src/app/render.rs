@@ -30,6 +30,7 @@ pub(crate) fn render(app: &ValidatedApp, keys: &KeyDocument, format: u32) -> Ren
         name: app.name.clone(),
         state: AppState::Serving,
         incarnation: keys.incarnation.clone(),
+        handover: (keys.handover > 0).then_some(keys.handover),
         issuer: app.issuer.clone(),
         display_name: app.display_name.clone(),
         redirect_urls: app.redirect_urls.clone(),

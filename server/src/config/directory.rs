@@ -2,7 +2,8 @@
 
 use std::{
     collections::HashMap,
-    fs, io,
+    fs,
+    io::{self, Read},
     path::{Path, PathBuf},
     sync::{Arc, mpsc},
     thread,
@@ -53,7 +54,7 @@ struct Directory {
 /// Loads what is there, then goes on in a thread of its own until the returned value is dropped.
 pub fn watch(path: PathBuf, apps: Arc<Apps>) -> Result<Watching, Unreadable> {
     let mut directory = Directory { path, apps, seen: HashMap::new() };
-    directory.look().map_err(|source| Unreadable { directory: directory.path.clone(), source })?;
+    directory.begin().map_err(|source| Unreadable { directory: directory.path.clone(), source })?;
 
     let (stop, wakes) = mpsc::channel();
     let watcher = notify_of(&directory.path, stop.clone());
@@ -92,42 +93,71 @@ fn notify_of(path: &Path, wake: mpsc::Sender<Wake>) -> Option<RecommendedWatcher
 // === impl Directory ===
 
 impl Directory {
+    /// Takes in what is there, in one step.
+    fn begin(&mut self) -> io::Result<()> {
+        let apps = Arc::clone(&self.apps);
+        let mut whole = apps.whole();
+        for (id, path) in self.present()? {
+            match self.read(&id, &path) {
+                Ok(Some(document)) => whole.put(&id, &document),
+                Ok(None) => {}
+                Err(error) => self.unreadable(&id, &error),
+            }
+        }
+        whole.commit();
+        Ok(())
+    }
+
     fn look(&mut self) -> io::Result<()> {
-        let mut present = HashMap::new();
-        for entry in fs::read_dir(&self.path)? {
-            let entry = entry?;
-            if let Some(id) = app_of(&entry.path()) {
-                present.insert(id, entry.path());
-            }
-        }
+        let present = self.present()?;
         for (id, path) in &present {
-            if let Err(error) = self.load(id, path) {
-                // Tried again at the next look.
-                warn!(app = %id, error = &error as &dyn std::error::Error, "a rendered App cannot be read; what was served before goes on");
-                self.seen.remove(id);
+            match self.read(id, path) {
+                Ok(Some(document)) => self.apps.put(id, &document),
+                Ok(None) => {}
+                Err(error) => self.unreadable(id, &error),
             }
         }
-        let gone: Vec<_> = self.apps.all().into_iter().filter(|app| !present.contains_key(app.id())).collect();
-        for app in gone {
-            self.apps.remove(app.id());
+        for id in self.apps.known().into_iter().filter(|id| !present.contains_key(id)) {
+            self.apps.remove(&id);
         }
         self.seen.retain(|id, _| present.contains_key(id));
         Ok(())
     }
 
-    fn load(&mut self, id: &AppId, path: &Path) -> io::Result<()> {
+    fn present(&self) -> io::Result<HashMap<AppId, PathBuf>> {
+        let mut present = HashMap::new();
+        for entry in fs::read_dir(&self.path)? {
+            let path = entry?.path();
+            if let Some(id) = app_of(&path) {
+                present.insert(id, path);
+            }
+        }
+        Ok(present)
+    }
+
+    /// Tried again at the next look.
+    fn unreadable(&mut self, id: &AppId, error: &io::Error) {
+        warn!(
+            app = %id,
+            error = error as &dyn std::error::Error,
+            "a rendered App cannot be read; what was served before goes on"
+        );
+        self.seen.remove(id);
+    }
+
+    /// The document, where it is another than at the last look.
+    fn read(&mut self, id: &AppId, path: &Path) -> io::Result<Option<Vec<u8>>> {
         use std::os::unix::fs::MetadataExt;
         let metadata = fs::metadata(path)?;
         let stamp = Stamp { modified: metadata.modified().ok(), length: metadata.len(), inode: metadata.ino() };
         if self.seen.get(id) == Some(&stamp) {
-            return Ok(());
+            return Ok(None);
         }
-        if metadata.len() > MAX_DOCUMENT as u64 {
-            return Err(io::Error::other("it is larger than a rendered App can be"));
-        }
-        self.apps.put(id, &fs::read(path)?);
+        // One octet more than a document may have is enough to refuse it.
+        let mut document = Vec::new();
+        fs::File::open(path)?.take(MAX_DOCUMENT as u64 + 1).read_to_end(&mut document)?;
         self.seen.insert(id.clone(), stamp);
-        Ok(())
+        Ok(Some(document))
     }
 }
 

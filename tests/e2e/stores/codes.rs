@@ -31,7 +31,7 @@ fn a_record() -> CodeRecord {
 }
 
 /// Keys are made by an App only.
-fn loaded(fixture: &Fixture) -> App {
+pub(super) fn loaded(fixture: &Fixture) -> App {
     let id = fixture.app.clone();
     let doc = RenderedApp {
         format: FORMAT,
@@ -40,6 +40,7 @@ fn loaded(fixture: &Fixture) -> App {
         namespace: "shop".to_owned(),
         state: AppState::Serving,
         incarnation: None,
+        handover: None,
         display_name: "The Shop".to_owned(),
         redirect_urls: Vec::new(),
         allowed_origins: Vec::new(),

@@ -33,7 +33,7 @@ use super::{Fixture, LIMIT, a_mail, a_user_id, an_app, assert_unavailable, store
 const POSTGRES_LIMIT: Duration = Duration::from_secs(6);
 const REDIS_LIMIT: Duration = Duration::from_secs(4);
 
-fn through(fixture: &Fixture, proxy: &Proxy) -> Stores {
+pub(super) fn through(fixture: &Fixture, proxy: &Proxy) -> Stores {
     let url = fixture.database.url.replace(&fixture.database.addr.to_string(), &proxy.addr().to_string());
     let options = postgres::Options { listen: false, ..postgres::Options::new(UrlSource::given(url)) };
     Stores { postgres: Postgres::connect(options).unwrap(), ..fixture.stores.clone() }

@@ -46,6 +46,7 @@ pub struct Readiness {
     configuration: AtomicBool,
     schema: AtomicBool,
     draining: AtomicBool,
+    configuration_refused: Mutex<Option<String>>,
     schema_refused: Mutex<Option<String>>,
 }
 
@@ -92,6 +93,11 @@ impl Readiness {
         self.configuration.store(true, Ordering::Release);
     }
 
+    /// The Apps cannot be read; the text says what to do.
+    pub fn configuration_refused(&self, reason: impl Into<String>) {
+        *self.configuration_refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason.into());
+    }
+
     /// The database's schema was seen, once, to be new enough.
     pub fn schema_seen(&self) {
         self.schema.store(true, Ordering::Release);
@@ -111,7 +117,9 @@ impl Readiness {
     pub fn missing(&self) -> Vec<String> {
         let mut missing = Vec::new();
         if !self.configuration.load(Ordering::Acquire) {
-            missing.push("configuration: the Apps are not loaded yet".to_owned());
+            let refused = self.configuration_refused.lock().unwrap_or_else(PoisonError::into_inner);
+            let reason = refused.as_deref().unwrap_or("the Apps are not loaded yet");
+            missing.push(format!("configuration: {reason}"));
         }
         if !self.schema.load(Ordering::Acquire) {
             let refused = self.schema_refused.lock().unwrap_or_else(PoisonError::into_inner);

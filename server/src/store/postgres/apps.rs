@@ -1,10 +1,27 @@
-//! Which namespace an App belongs to, as the database has it.
+//! Whose an App is, as the database has it, and the deletion of its users.
 
-use latchkey_crds::types::AppId;
+use latchkey_crds::{
+    rendered::{DeletedApp, Deletion, RenderedApp},
+    types::AppId,
+};
+use sqlx::{Connection, PgConnection};
 use tokio::time::timeout_at;
+use uuid::Uuid;
 
 use super::Postgres;
-use crate::domain::ports::StoreError;
+use crate::{
+    domain::{ports::StoreError, user::UserId},
+    store::Stores,
+};
+
+/// What a document says of whose an App is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    pub app: AppId,
+    pub namespace: String,
+    pub incarnation: Option<String>,
+    pub handover: u32,
+}
 
 /// Whether a namespace may serve an App from this database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,41 +30,305 @@ pub enum AppClaim {
     Held,
     /// Its users are those of an App of another namespace.
     OtherNamespace,
-    /// It is being deleted, or was.
+    /// The users of this very App were deleted.
+    Deleted,
+}
+
+/// How a part of the deletion of an App's users ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deleting {
+    /// Some are gone; there may be more.
+    Some,
+    /// All are gone, and the database says so.
+    Done,
+    /// Another server is at it, or somebody registers at this moment: to be tried again.
+    Elsewhere,
+    /// The users are those of an App of another namespace.
+    OtherNamespace,
+    /// The users are those of another App of this appID.
+    OtherApp,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Active,
+    Deleting,
     Deleted,
 }
 
 struct Row {
+    app_id: String,
     namespace: String,
     state: String,
+    incarnation: Option<String>,
+    handover: i64,
+}
+
+/// What is to be done about a claim.
+enum Verdict {
+    Answer(AppClaim),
+    /// It holds once the row says so.
+    Write,
+}
+
+// === impl Claim ===
+
+impl From<&RenderedApp> for Claim {
+    fn from(doc: &RenderedApp) -> Self {
+        Self {
+            app: doc.app_id.clone(),
+            namespace: doc.namespace.clone(),
+            incarnation: doc.incarnation.clone(),
+            handover: doc.handover.unwrap_or(0),
+        }
+    }
+}
+
+impl From<&DeletedApp> for Claim {
+    fn from(doc: &DeletedApp) -> Self {
+        Self {
+            app: doc.app_id.clone(),
+            namespace: doc.namespace.clone(),
+            incarnation: doc.incarnation.clone(),
+            handover: doc.handover.unwrap_or(0),
+        }
+    }
+}
+
+// === impl Row ===
+
+impl Row {
+    /// The table has no other states.
+    fn state(&self) -> State {
+        match self.state.as_str() {
+            "active" => State::Active,
+            "deleting" => State::Deleting,
+            _ => State::Deleted,
+        }
+    }
+
+    /// Whether the namespace is the row's, or the appID was handed to it since.
+    fn is_of(&self, claim: &Claim) -> bool {
+        self.namespace == claim.namespace || i64::from(claim.handover) > self.handover
+    }
+
+    /// `claim_rows` has the same rule in SQL.
+    fn judge(&self, claim: &Claim) -> Verdict {
+        let is_news = claim.incarnation.is_some() && claim.incarnation != self.incarnation;
+        match self.state() {
+            State::Deleted if is_news => Verdict::Write,
+            State::Deleted => Verdict::Answer(AppClaim::Deleted),
+            State::Active | State::Deleting if !self.is_of(claim) => Verdict::Answer(AppClaim::OtherNamespace),
+            // The deletion was taken back.
+            State::Deleting => Verdict::Write,
+            State::Active if is_news || i64::from(claim.handover) > self.handover => Verdict::Write,
+            State::Active => Verdict::Answer(AppClaim::Held),
+        }
+    }
 }
 
 // === impl Postgres ===
 
 impl Postgres {
-    /// Makes the App that namespace's where it is nobody's, and tells whose it is.
-    pub async fn claim_app(&self, app: &AppId, namespace: &str) -> Result<AppClaim, StoreError> {
+    /// Makes the Apps those namespaces' where they are nobody's, and tells whose they are, in the order of the claims.
+    /// Where nothing changed since the last time nothing is written.
+    pub async fn claim_apps(&self, claims: &[Claim]) -> Result<Vec<AppClaim>, StoreError> {
         let mut held = self.hold().await?;
         let (connection, until) = held.parts();
         let query = async {
+            let rows = claimed_rows(connection, claims).await?;
+            let verdict = |rows: &[Row], claim: &Claim| match rows.iter().find(|row| row.app_id == claim.app.as_str()) {
+                Some(row) => row.judge(claim),
+                None => Verdict::Write,
+            };
+            let writes: Vec<_> =
+                claims.iter().filter(|claim| matches!(verdict(&rows, claim), Verdict::Write)).cloned().collect();
+            let rows = if writes.is_empty() {
+                rows
+            } else {
+                write_claims(connection, &writes).await?;
+                // A statement of its own: it sees what another server wrote meanwhile.
+                claimed_rows(connection, claims).await?
+            };
+            let answer = |claim| match verdict(&rows, claim) {
+                Verdict::Answer(answer) => answer,
+                // Another server writes of the same App at this moment, by a newer document than ours or an older one.
+                Verdict::Write => AppClaim::Held,
+            };
+            Ok(claims.iter().map(answer).collect())
+        };
+        let answer = timeout_at(until, query).await;
+        held.done(answer)
+    }
+
+    /// How far the deletion of an App's users is.
+    pub async fn deletion(&self, claim: &Claim) -> Result<Deletion, StoreError> {
+        let mut held = self.hold().await?;
+        let (connection, until) = held.parts();
+        let query = sqlx::query!(
+            r#"
+            SELECT
+                (SELECT count(*) FROM users WHERE app_id = $1) AS "users_left!",
+                EXISTS (
+                    SELECT FROM apps
+                    WHERE app_id = $1 AND state = 'deleted' AND ($2::text IS NULL OR incarnation = $2)
+                ) AS "done!"
+            "#,
+            claim.app.as_str(),
+            claim.incarnation.as_deref(),
+        );
+        let answer = timeout_at(until, query.fetch_one(connection)).await;
+        let row = held.done(answer)?;
+        Ok(Deletion { users_left: u64::try_from(row.users_left).unwrap_or(0), done: row.done })
+    }
+}
+
+async fn claimed_rows(connection: &mut PgConnection, claims: &[Claim]) -> Result<Vec<Row>, sqlx::Error> {
+    let ids: Vec<String> = claims.iter().map(|claim| claim.app.to_string()).collect();
+    sqlx::query_as!(
+        Row,
+        "SELECT app_id, namespace, state, incarnation, handover FROM apps WHERE app_id = ANY ($1)",
+        &ids
+    )
+    .fetch_all(connection)
+    .await
+}
+
+async fn write_claims(connection: &mut PgConnection, claims: &[Claim]) -> Result<(), sqlx::Error> {
+    let ids: Vec<String> = claims.iter().map(|claim| claim.app.to_string()).collect();
+    let namespaces: Vec<String> = claims.iter().map(|claim| claim.namespace.clone()).collect();
+    let incarnations: Vec<Option<String>> = claims.iter().map(|claim| claim.incarnation.clone()).collect();
+    let handovers: Vec<i64> = claims.iter().map(|claim| i64::from(claim.handover)).collect();
+    // In one order, so that two servers do not wait for each other. The rule is that of `Row::judge`.
+    sqlx::query!(
+        r#"
+        INSERT INTO apps AS known (app_id, namespace, incarnation, handover)
+        SELECT app_id, namespace, incarnation, handover
+        FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[])
+            AS claim (app_id, namespace, incarnation, handover)
+        ORDER BY app_id
+        ON CONFLICT (app_id) DO UPDATE
+        SET namespace = excluded.namespace,
+            incarnation = coalesce(excluded.incarnation, known.incarnation),
+            handover = CASE
+                WHEN known.state = 'deleted' THEN excluded.handover
+                ELSE greatest(known.handover, excluded.handover)
+            END,
+            state = 'active',
+            updated_at = now()
+        WHERE CASE
+            WHEN known.state = 'deleted'
+                THEN excluded.incarnation IS NOT NULL AND excluded.incarnation IS DISTINCT FROM known.incarnation
+            ELSE known.namespace = excluded.namespace OR excluded.handover > known.handover
+        END
+        "#,
+        &ids,
+        &namespaces,
+        &incarnations as &[Option<String>],
+        &handovers,
+    )
+    .execute(connection)
+    .await
+    .map(drop)
+}
+
+impl Stores {
+    /// Deletes up to so many of an App's users, with their sessions, and as many of its mails and events. Several servers
+    /// may call it at once: one is at it. The row of the App is locked meanwhile, so who registers waits, and is refused.
+    pub async fn delete_users(&self, claim: &Claim, most: u32) -> Result<Deleting, StoreError> {
+        let mut held = self.postgres.hold().await?;
+        let (connection, until) = held.parts();
+        let deleting = async {
+            // Also of an App that no server ever claimed, Postgres having been away.
             sqlx::query!(
-                "INSERT INTO apps (app_id, namespace) VALUES ($1, $2) ON CONFLICT DO NOTHING",
-                app.as_str(),
-                namespace
+                "INSERT INTO apps (app_id, namespace, incarnation, handover, state)
+                 VALUES ($1, $2, $3, $4, 'deleting') ON CONFLICT DO NOTHING",
+                claim.app.as_str(),
+                claim.namespace,
+                claim.incarnation.as_deref(),
+                i64::from(claim.handover),
             )
             .execute(&mut *connection)
             .await?;
-            // A statement of its own: it sees what another server inserted meanwhile.
-            sqlx::query_as!(Row, "SELECT namespace, state FROM apps WHERE app_id = $1", app.as_str())
-                .fetch_one(&mut *connection)
-                .await
+            let mut transaction = connection.begin().await?;
+            let row = sqlx::query_as!(
+                Row,
+                "SELECT app_id, namespace, state, incarnation, handover FROM apps WHERE app_id = $1
+                 FOR UPDATE SKIP LOCKED",
+                claim.app.as_str()
+            )
+            .fetch_optional(&mut *transaction)
+            .await?;
+            let Some(row) = row else { return Ok(Ok(Deleting::Elsewhere)) };
+            let same = row.incarnation == claim.incarnation;
+            match row.state() {
+                State::Deleted if same || claim.incarnation.is_none() => return Ok(Ok(Deleting::Done)),
+                // Of a later App, which never was served.
+                State::Deleted => {}
+                State::Active | State::Deleting if !row.is_of(claim) => return Ok(Ok(Deleting::OtherNamespace)),
+                State::Active | State::Deleting if !same && row.incarnation.is_some() => {
+                    return Ok(Ok(Deleting::OtherApp));
+                }
+                State::Active | State::Deleting => {}
+            }
+            let users = sqlx::query_scalar!(
+                "SELECT id FROM users WHERE app_id = $1 ORDER BY id LIMIT $2",
+                claim.app.as_str(),
+                i64::from(most)
+            )
+            .fetch_all(&mut *transaction)
+            .await?;
+            let ids: Vec<UserId> = users.iter().copied().map(UserId).collect();
+            // Before the rows: what fails here is done again, as long as they tell whose the sessions are.
+            if let Err(error) = self.redis.forget_users(&claim.app, &ids).await {
+                return Ok(Err(error));
+            }
+            let more = delete_batch(&mut transaction, &claim.app, &users, most).await?;
+            let state = if more { "deleting" } else { "deleted" };
+            sqlx::query!(
+                "UPDATE apps SET state = $2, namespace = $3, incarnation = coalesce($4, incarnation), \
+                 handover = greatest(handover, $5), updated_at = now()
+                 WHERE app_id = $1",
+                claim.app.as_str(),
+                state,
+                claim.namespace,
+                claim.incarnation.as_deref(),
+                i64::from(claim.handover),
+            )
+            .execute(&mut *transaction)
+            .await?;
+            transaction.commit().await?;
+            Ok(Ok(if more { Deleting::Some } else { Deleting::Done }))
         };
-        let answer = timeout_at(until, query).await;
-        let row = held.done(answer)?;
-        Ok(match row.state.as_str() {
-            "active" if row.namespace == namespace => AppClaim::Held,
-            "active" => AppClaim::OtherNamespace,
-            _ => AppClaim::Deleted,
-        })
+        let answer = timeout_at(until, deleting).await;
+        held.done(answer)?
     }
+}
+
+/// Whether anything was there. Identities go with their users.
+async fn delete_batch(
+    connection: &mut PgConnection,
+    app: &AppId,
+    users: &[Uuid],
+    most: u32,
+) -> Result<bool, sqlx::Error> {
+    let most = i64::from(most);
+    let users = sqlx::query!("DELETE FROM users WHERE app_id = $1 AND id = ANY ($2)", app.as_str(), users)
+        .execute(&mut *connection)
+        .await?;
+    let mails = sqlx::query!(
+        "DELETE FROM outbox WHERE app_id = $1 AND id IN (SELECT id FROM outbox WHERE app_id = $1 LIMIT $2)",
+        app.as_str(),
+        most
+    )
+    .execute(&mut *connection)
+    .await?;
+    let events = sqlx::query!(
+        "DELETE FROM audit_events WHERE app_id = $1 AND id IN (SELECT id FROM audit_events WHERE app_id = $1 LIMIT $2)",
+        app.as_str(),
+        most
+    )
+    .execute(&mut *connection)
+    .await?;
+    Ok(users.rows_affected() + mails.rows_affected() + events.rows_affected() > 0)
 }

@@ -28,7 +28,7 @@ pub mod migrate;
 mod outbox;
 mod users;
 
-pub use apps::AppClaim;
+pub use apps::{AppClaim, Claim, Deleting};
 pub use errors::{Fault, FaultKind};
 pub use outbox::DeadLetter;
 

@@ -90,6 +90,15 @@ impl TryFrom<ChangedRow> for Changed {
     }
 }
 
+/// A server that still serves an App whose users are being deleted; it will hear of that in a moment.
+#[derive(Debug, thiserror::Error)]
+#[error("the users of the App are being deleted")]
+struct BeingDeleted;
+
+fn being_deleted() -> StoreError {
+    StoreError::Unavailable { store: "Postgres", source: Box::new(BeingDeleted) }
+}
+
 /// A mail's columns in the outbox; none of them where there is no mail.
 pub(super) fn columns(mail: Option<&Mail>) -> (Option<&'static str>, Option<Uuid>, Option<OffsetDateTime>) {
     match mail {
@@ -133,12 +142,17 @@ impl Users for Stores {
         let (kind, to, requested_at) = columns(mail.as_ref());
         let mut held = self.postgres.hold().await?;
         let (connection, until) = held.parts();
-        let query = sqlx::query_scalar!(
+        // The lock on the App's row orders this with the deletion of its users: what is written here is seen by that, or
+        // nothing is written.
+        let query = sqlx::query!(
             r#"
-            WITH made AS (
+            WITH gate AS (
+                SELECT state FROM apps WHERE app_id = $1 FOR SHARE
+            ), made AS (
                 INSERT INTO users
                     (app_id, id, email, email_canonical, name, password_hash, created_at, updated_at)
-                VALUES ($1, $2, $3, $4, $5, $6, $7, $7)
+                SELECT $1, $2, $3, $4, $5, $6, $7, $7
+                WHERE NOT EXISTS (SELECT FROM gate WHERE state <> 'active')
                 ON CONFLICT DO NOTHING
                 RETURNING id
             ), queued AS (
@@ -148,7 +162,8 @@ impl Users for Stores {
             ), told AS (
                 SELECT pg_notify('latchkey_outbox', '') FROM queued WHERE $11
             )
-            SELECT (SELECT count(*) FROM made) + 0 * (SELECT count(*) FROM told) AS "made!"
+            SELECT (SELECT count(*) FROM made) + 0 * (SELECT count(*) FROM told) AS "made!",
+                EXISTS (SELECT FROM gate WHERE state <> 'active') AS "closed!"
             "#,
             app.as_str(),
             user.id.0,
@@ -163,7 +178,11 @@ impl Users for Stores {
             self.postgres.tells(),
         );
         let answer = timeout_at(until, query.fetch_one(connection)).await;
-        let made = held.done(answer)? > 0;
+        let answer = held.done(answer)?;
+        if answer.closed {
+            return Err(being_deleted());
+        }
+        let made = answer.made > 0;
         if made && mail.is_some() {
             self.postgres.wake();
         }
@@ -182,21 +201,25 @@ impl Users for Stores {
         let mut held = self.postgres.hold().await?;
         let (connection, until) = held.parts();
         // The row is written whatever comes of it, as `create_user` writes one.
-        let query = sqlx::query_scalar!(
+        let query = sqlx::query!(
             r#"
-            WITH touched AS (
+            WITH gate AS (
+                SELECT state FROM apps WHERE app_id = $1 FOR SHARE
+            ), touched AS (
                 UPDATE users
                 SET contested = contested OR ($4 AND email_verified_at IS NULL AND epoch = $3)
-                WHERE app_id = $1 AND id = $2
+                WHERE app_id = $1 AND id = $2 AND NOT EXISTS (SELECT FROM gate WHERE state <> 'active')
                 RETURNING id
             ), queued AS (
                 INSERT INTO outbox (app_id, kind, user_id, requested_at)
-                SELECT $1, $5, $6, $7 WHERE $5::text IS NOT NULL
+                SELECT $1, $5, $6, $7
+                WHERE $5::text IS NOT NULL AND NOT EXISTS (SELECT FROM gate WHERE state <> 'active')
                 RETURNING id
             ), told AS (
                 SELECT pg_notify('latchkey_outbox', '') FROM queued WHERE $8
             )
-            SELECT (SELECT count(*) FROM touched) + 0 * (SELECT count(*) FROM told) AS "touched!"
+            SELECT (SELECT count(*) FROM touched) + 0 * (SELECT count(*) FROM told) AS "touched!",
+                EXISTS (SELECT FROM gate WHERE state <> 'active') AS "closed!"
             "#,
             app.as_str(),
             user.0,
@@ -208,7 +231,9 @@ impl Users for Stores {
             self.postgres.tells(),
         );
         let answer = timeout_at(until, query.fetch_one(connection)).await;
-        held.done(answer)?;
+        if held.done(answer)?.closed {
+            return Err(being_deleted());
+        }
         if mail.is_some() {
             self.postgres.wake();
         }

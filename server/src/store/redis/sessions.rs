@@ -4,7 +4,7 @@ use latchkey_crds::types::AppId;
 use redis::{Pipeline, Value};
 use time::OffsetDateTime;
 
-use super::{call, metrics::Operation};
+use super::{Redis, call, metrics::Operation};
 use crate::{
     domain::{
         mail::EpochNews,
@@ -19,6 +19,8 @@ use crate::{
 const MOST: u32 = 100;
 /// How long an epoch is kept: longer than any session, which an App may let live for 730 days.
 const EPOCH_LIFE_MILLIS: u64 = 800 * 24 * 60 * 60 * 1000;
+/// Later than any; the largest number that scripts keep exactly.
+const LAST_EPOCH: i64 = (1 << 53) - 1;
 /// A use is noted at most so often: reading a session is no write.
 const NOTED_EVERY_MILLIS: u32 = 60_000;
 /// What is kept of a user agent, in octets.
@@ -65,6 +67,27 @@ fn read(user: UserId, id: SessionId, fields: &[String]) -> Option<Session> {
         amr: amr(means)?,
         auth_time: OffsetDateTime::from_unix_timestamp_nanos(auth_time.parse::<i128>().ok()? * 1_000_000).ok()?,
     })
+}
+
+// === impl Redis ===
+
+impl Redis {
+    /// Ends every session of users who are being deleted, and forgets their epochs: ids are never used again.
+    pub(in crate::store) async fn forget_users(&self, app: &AppId, users: &[UserId]) -> Result<(), StoreError> {
+        if users.is_empty() {
+            return Ok(());
+        }
+        let mut commands = Pipeline::new();
+        for user in users {
+            let keys = Keys::of(app, *user);
+            let arguments =
+                [LAST_EPOCH.to_string(), EPOCH_LIFE_MILLIS.to_string(), String::new(), keys.session.clone()];
+            let names = [keys.epoch.clone(), keys.index.clone()];
+            commands.add_command(call(&self.scripts().raise, &names, &arguments));
+            commands.cmd("DEL").arg(&names);
+        }
+        self.send(Operation::RaiseEpoch, &commands).await.map(drop)
+    }
 }
 
 impl Sessions for Stores {

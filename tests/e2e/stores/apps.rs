@@ -1,0 +1,375 @@
+//! Whose an App is, and the deletion of its users.
+
+use std::sync::Arc;
+
+use latchkey_crds::rendered::{AppState, Change, DeletedApp, Deletion, FORMAT, Revision};
+use latchkey_server::{
+    config::Apps,
+    deletion,
+    domain::{
+        mail::EpochNews,
+        ports::{Creation, NewUser, Sessions, StoreError, Users},
+        session::{Amr, NewSession, Opening, SessionId},
+        user::{Epoch, UserId},
+    },
+    store::{
+        Stores,
+        postgres::{AppClaim, Claim, Deleting},
+    },
+    witness::Witness,
+};
+use latchkey_tests::proxy::Proxy;
+use tokio::{
+    sync::{broadcast, watch},
+    task::{AbortHandle, JoinSet},
+    time::timeout,
+};
+use uuid::Uuid;
+
+use super::{Fixture, LIMIT, a_mail, a_new_user, an_app, now};
+
+fn a_claim(fixture: &Fixture, namespace: &str) -> Claim {
+    Claim { app: fixture.app.clone(), namespace: namespace.to_owned(), incarnation: Some("i1".to_owned()), handover: 0 }
+}
+
+async fn claimed(fixture: &Fixture, claim: &Claim) -> AppClaim {
+    let answers = fixture.stores.postgres.claim_apps(std::slice::from_ref(claim)).await.unwrap();
+    let [answer] = answers[..] else { panic!("{answers:?}") };
+    answer
+}
+
+async fn register(fixture: &Fixture, number: usize) -> Result<NewUser, StoreError> {
+    let user = a_new_user(&format!("user{number}@example.com"));
+    let creation = fixture.stores.create_user(&fixture.app, user.clone(), Some(a_mail(Some(user.id)))).await?;
+    assert_eq!(creation, Creation::Created);
+    Ok(user)
+}
+
+async fn open(fixture: &Fixture, user: UserId) -> SessionId {
+    let id = SessionId(Uuid::from_u128(rand::random()));
+    let session = NewSession {
+        id,
+        user,
+        epoch: Epoch(1),
+        amr: Amr::Password,
+        auth_time: now(),
+        ends_at: now() + time::Duration::days(1),
+        idle_seconds: 3600,
+        ip: "192.0.2.1".to_owned(),
+        user_agent: None,
+    };
+    assert_eq!(fixture.stores.open_session(&fixture.app, &session).await.unwrap(), Opening::Opened);
+    id
+}
+
+async fn delete_all(fixture: &Fixture, claim: &Claim, most: u32) -> usize {
+    let mut batches = 1;
+    let deleting = async {
+        loop {
+            match fixture.stores.delete_users(claim, most).await.unwrap() {
+                Deleting::Some => batches += 1,
+                // Somebody registers at this moment.
+                Deleting::Elsewhere => tokio::task::yield_now().await,
+                Deleting::Done => return batches,
+                other => panic!("{other:?}"),
+            }
+        }
+    };
+    timeout(LIMIT, deleting).await.expect("it did not end")
+}
+
+#[tokio::test]
+async fn an_app_belongs_to_one_namespace_until_it_is_handed_over() {
+    let fixture = Fixture::new().await;
+    let shop = a_claim(&fixture, "shop");
+    assert_eq!(claimed(&fixture, &shop).await, AppClaim::Held);
+    assert_eq!(claimed(&fixture, &shop).await, AppClaim::Held);
+    let stray = a_claim(&fixture, "thief");
+    assert_eq!(claimed(&fixture, &stray).await, AppClaim::OtherNamespace);
+    let newer = Claim { incarnation: Some("i2".to_owned()), ..stray.clone() };
+    assert_eq!(claimed(&fixture, &newer).await, AppClaim::OtherNamespace);
+
+    let handed_over = Claim { handover: 1, ..a_claim(&fixture, "heir") };
+    assert_eq!(claimed(&fixture, &handed_over).await, AppClaim::Held);
+    assert_eq!(claimed(&fixture, &shop).await, AppClaim::OtherNamespace, "an old document of the former holder");
+}
+
+#[tokio::test]
+async fn a_claim_that_changes_nothing_writes_nothing() {
+    let fixture = Fixture::new().await;
+    let claims: Vec<_> = (0..300).map(|_| Claim { app: an_app(), ..a_claim(&fixture, "shop") }).collect();
+    let answers = fixture.stores.postgres.claim_apps(&claims).await.unwrap();
+    assert!(answers.len() == 300 && answers.iter().all(|answer| *answer == AppClaim::Held));
+    const VERSIONS: &str = "SELECT sum(xmin::text::bigint + xmax::text::bigint)::bigint FROM apps";
+    let before = fixture.count(VERSIONS).await;
+    fixture.stores.postgres.claim_apps(&claims).await.unwrap();
+    assert_eq!(fixture.count(VERSIONS).await, before);
+}
+
+#[tokio::test]
+async fn of_two_namespaces_that_claim_at_once_one_gets_it() {
+    let fixture = Fixture::new().await;
+    let mut tasks = JoinSet::new();
+    for number in 0..8 {
+        let (stores, claim) = (fixture.stores.clone(), a_claim(&fixture, &format!("n{number}")));
+        tasks.spawn(async move { stores.postgres.claim_apps(&[claim]).await.unwrap()[0] });
+    }
+    let answers = tasks.join_all().await;
+    assert_eq!(answers.iter().filter(|answer| **answer == AppClaim::Held).count(), 1, "{answers:?}");
+}
+
+#[tokio::test]
+async fn deletion_leaves_nothing_of_the_app_and_all_of_the_others() {
+    let fixture = Fixture::new().await;
+    let claim = a_claim(&fixture, "shop");
+    claimed(&fixture, &claim).await;
+    let mut users = Vec::new();
+    for number in 0..7 {
+        users.push(register(&fixture, number).await.unwrap());
+    }
+    let session = open(&fixture, users[0].id).await;
+    fixture
+        .execute(&format!(
+            "INSERT INTO identities (app_id, authority, subject, user_id, provider, linked_at)
+             VALUES ('{app}', 'https://idp.example', 'ada', '{user}', 'idp', now());
+             INSERT INTO audit_events (app_id, id, at, kind) VALUES ('{app}', gen_random_uuid(), now(), 'login')",
+            app = fixture.app,
+            user = users[0].id,
+        ))
+        .await;
+    let other = an_app();
+    let spared = a_new_user("user0@example.com");
+    fixture.stores.create_user(&other, spared.clone(), Some(a_mail(Some(spared.id)))).await.unwrap();
+
+    assert_eq!(fixture.stores.delete_users(&claim, 3).await.unwrap(), Deleting::Some);
+    let progress = fixture.stores.postgres.deletion(&claim).await.unwrap();
+    assert_eq!((progress.users_left, progress.done), (4, false));
+    assert_eq!(delete_all(&fixture, &claim, 3).await, 3, "the last looks, and finds nothing");
+    let progress = fixture.stores.postgres.deletion(&claim).await.unwrap();
+    assert_eq!((progress.users_left, progress.done), (0, true));
+    for table in ["users", "identities", "outbox", "audit_events"] {
+        let left = fixture.count(&format!("SELECT count(*) FROM {table} WHERE app_id = '{}'", fixture.app)).await;
+        assert_eq!(left, 0, "{table}");
+    }
+    assert!(fixture.stores.session(&fixture.app, users[0].id, session).await.unwrap().is_none());
+    assert!(fixture.stores.user(&other, spared.id).await.unwrap().is_some());
+    assert_eq!(fixture.count("SELECT count(*) FROM outbox").await, 1);
+    assert_eq!(fixture.stores.delete_users(&claim, 3).await.unwrap(), Deleting::Done, "again");
+}
+
+#[tokio::test]
+async fn nobody_registers_at_an_app_that_is_being_deleted() {
+    let fixture = Fixture::new().await;
+    let claim = a_claim(&fixture, "shop");
+    claimed(&fixture, &claim).await;
+    let user = register(&fixture, 0).await.unwrap();
+    assert_eq!(fixture.stores.delete_users(&claim, 1).await.unwrap(), Deleting::Some);
+    let refused = register(&fixture, 1).await.unwrap_err();
+    assert!(matches!(refused, StoreError::Unavailable { .. }), "{refused:?}");
+    let again = fixture.stores.registered_again(&fixture.app, user.id, Epoch(1), true, Some(a_mail(None))).await;
+    assert!(matches!(again, Err(StoreError::Unavailable { .. })), "{again:?}");
+    assert_eq!(fixture.count("SELECT count(*) FROM users").await, 0);
+    assert_eq!(fixture.count("SELECT count(*) FROM outbox").await, 0);
+}
+
+#[tokio::test]
+async fn who_registers_while_users_are_deleted_is_refused_or_deleted_too() {
+    let fixture = Fixture::new().await;
+    let claim = a_claim(&fixture, "shop");
+    claimed(&fixture, &claim).await;
+    let mut tasks = JoinSet::new();
+    for number in 0..40 {
+        let (stores, app) = (fixture.stores.clone(), fixture.app.clone());
+        tasks.spawn(async move {
+            // What comes of it is looked at in the table.
+            let _ = stores.create_user(&app, a_new_user(&format!("user{number}@example.com")), None).await;
+        });
+    }
+    delete_all(&fixture, &claim, 3).await;
+    tasks.join_all().await;
+    assert_eq!(fixture.count("SELECT count(*) FROM users").await, 0);
+}
+
+#[tokio::test]
+async fn several_servers_delete_together_and_end() {
+    let fixture = Fixture::new().await;
+    let claim = a_claim(&fixture, "shop");
+    claimed(&fixture, &claim).await;
+    for number in 0..30 {
+        register(&fixture, number).await.unwrap();
+    }
+    let mut tasks = JoinSet::new();
+    for _ in 0..3 {
+        let (stores, claim) = (fixture.another().await, claim.clone());
+        tasks.spawn(async move {
+            while stores.delete_users(&claim, 4).await.unwrap() != Deleting::Done {
+                tokio::task::yield_now().await;
+            }
+        });
+    }
+    timeout(LIMIT, tasks.join_all()).await.expect("it did not end");
+    assert!(fixture.stores.postgres.deletion(&claim).await.unwrap().done);
+}
+
+#[tokio::test]
+async fn only_the_apps_own_document_deletes_its_users() {
+    let fixture = Fixture::new().await;
+    claimed(&fixture, &a_claim(&fixture, "shop")).await;
+    register(&fixture, 0).await.unwrap();
+    let stray = a_claim(&fixture, "thief");
+    assert_eq!(fixture.stores.delete_users(&stray, 9).await.unwrap(), Deleting::OtherNamespace);
+    let later = Claim { incarnation: Some("i0".to_owned()), ..a_claim(&fixture, "shop") };
+    assert_eq!(fixture.stores.delete_users(&later, 9).await.unwrap(), Deleting::OtherApp);
+    assert_eq!(fixture.count("SELECT count(*) FROM users").await, 1);
+    register(&fixture, 1).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_deletion_can_be_taken_back_before_its_end_and_not_after_it() {
+    let fixture = Fixture::new().await;
+    let claim = a_claim(&fixture, "shop");
+    claimed(&fixture, &claim).await;
+    for number in 0..2 {
+        register(&fixture, number).await.unwrap();
+    }
+    assert_eq!(fixture.stores.delete_users(&claim, 1).await.unwrap(), Deleting::Some);
+    assert_eq!(claimed(&fixture, &a_claim(&fixture, "thief")).await, AppClaim::OtherNamespace);
+    assert_eq!(claimed(&fixture, &claim).await, AppClaim::Held);
+    register(&fixture, 2).await.unwrap();
+    assert_eq!(fixture.count("SELECT count(*) FROM users").await, 2);
+
+    delete_all(&fixture, &claim, 9).await;
+    assert_eq!(claimed(&fixture, &claim).await, AppClaim::Deleted);
+    let anew = Claim { incarnation: Some("i2".to_owned()), ..a_claim(&fixture, "heir") };
+    assert_eq!(claimed(&fixture, &anew).await, AppClaim::Held);
+    register(&fixture, 3).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_epoch_of_a_deleted_user_is_forgotten() {
+    let fixture = Fixture::new().await;
+    let claim = a_claim(&fixture, "shop");
+    claimed(&fixture, &claim).await;
+    let user = register(&fixture, 0).await.unwrap();
+    let news = EpochNews { user: user.id, epoch: Epoch(5), keep: None };
+    fixture.stores.raise_epoch(&fixture.app, &news).await.unwrap();
+    delete_all(&fixture, &claim, 9).await;
+    // Redis would refuse a session of an older epoch.
+    open(&fixture, user.id).await;
+}
+
+fn serving(fixture: &Fixture) -> Arc<Apps> {
+    let apps = Apps::default();
+    let mut doc = super::codes::loaded(fixture).doc;
+    doc.incarnation = Some("i2".to_owned());
+    apps.put(&fixture.app, &doc.to_bytes());
+    assert!(apps.get(fixture.app.as_str()).is_some());
+    Arc::new(apps)
+}
+
+fn a_witness(apps: &Arc<Apps>, stores: &Stores) -> AbortHandle {
+    let witness = Witness::new(Arc::clone(apps), stores.postgres.clone());
+    tokio::spawn(witness.run(watch::Sender::new(true).subscribe())).abort_handle()
+}
+
+async fn until(changes: &mut broadcast::Receiver<Change>, fits: impl Fn(&Change) -> bool) -> Change {
+    let fitting = async {
+        loop {
+            let told = changes.recv().await.unwrap();
+            if fits(&told) {
+                return told;
+            }
+        }
+    };
+    timeout(LIMIT, fitting).await.expect("the change was not told in time")
+}
+
+fn a_deleted(fixture: &Fixture) -> Vec<u8> {
+    let doc = DeletedApp {
+        format: FORMAT,
+        app_id: fixture.app.clone(),
+        namespace: "shop".to_owned(),
+        name: "shop".to_owned(),
+        state: AppState::Deleted,
+        incarnation: Some("i1".to_owned()),
+        handover: None,
+    };
+    doc.to_bytes()
+}
+
+#[tokio::test]
+async fn an_app_of_another_namespace_is_withheld_until_the_users_of_the_first_are_gone() {
+    let fixture = Fixture::new().await;
+    let holder = a_claim(&fixture, "holder");
+    claimed(&fixture, &holder).await;
+    let apps = serving(&fixture);
+    let mut changes = apps.changes();
+    let _witness = a_witness(&apps, &fixture.stores);
+    let told = until(&mut changes, |_| true).await;
+    assert!(told.revision.is_none() && told.refused.is_some(), "{told:?}");
+    assert!(apps.get(fixture.app.as_str()).is_none());
+    delete_all(&fixture, &holder, 9).await;
+    let told = until(&mut changes, |change| change.revision.is_some()).await;
+    assert_eq!(told.refused, None);
+    assert!(apps.get(fixture.app.as_str()).is_some());
+}
+
+#[tokio::test]
+async fn with_postgres_away_an_app_is_served_and_asked_for_later() {
+    let fixture = Fixture::new().await;
+    claimed(&fixture, &a_claim(&fixture, "holder")).await;
+    let proxy = Proxy::start(fixture.database.addr).unwrap();
+    proxy.refuse().await;
+    let stores = super::faults::through(&fixture, &proxy);
+    super::assert_unavailable(stores.postgres.claim_apps(&[a_claim(&fixture, "shop")]).await);
+    let apps = serving(&fixture);
+    let mut changes = apps.changes();
+    let _witness = a_witness(&apps, &stores);
+    tokio::task::yield_now().await;
+    assert!(changes.try_recv().is_err() && apps.get(fixture.app.as_str()).is_some());
+    proxy.restore().unwrap();
+    assert!(until(&mut changes, |_| true).await.refused.is_some());
+}
+
+#[tokio::test]
+async fn every_server_tells_how_far_a_deletion_is_until_it_is_done() {
+    let fixture = Fixture::new().await;
+    claimed(&fixture, &a_claim(&fixture, "shop")).await;
+    for number in 0..3 {
+        register(&fixture, number).await.unwrap();
+    }
+    let document = a_deleted(&fixture);
+    let current = watch::Sender::new(false);
+    let mut servers = Vec::new();
+    for _ in 0..2 {
+        let apps = Arc::new(Apps::default());
+        apps.put(&fixture.app, &document);
+        let changes = apps.changes();
+        tokio::spawn(deletion::run(Arc::clone(&apps), fixture.another().await, current.subscribe()));
+        servers.push((apps, changes));
+    }
+    tokio::task::yield_now().await;
+    assert_eq!(fixture.count("SELECT count(*) FROM users").await, 3, "not before the whole set was read");
+    current.send_replace(true);
+    for (apps, mut changes) in servers {
+        let told = until(&mut changes, |change| change.deletion.is_some_and(|deletion| deletion.done)).await;
+        assert_eq!(told.revision, Some(Revision::of(&document)));
+        let (hello, _) = apps.subscribe(String::new());
+        assert_eq!(hello.deletions.get(&fixture.app), Some(&Deletion { users_left: 0, done: true }));
+    }
+    assert_eq!(fixture.count("SELECT count(*) FROM users").await, 0);
+}
+
+#[tokio::test]
+async fn a_deletion_that_the_database_refuses_is_told() {
+    let fixture = Fixture::new().await;
+    claimed(&fixture, &a_claim(&fixture, "holder")).await;
+    register(&fixture, 0).await.unwrap();
+    let apps = Arc::new(Apps::default());
+    apps.put(&fixture.app, &a_deleted(&fixture));
+    let mut changes = apps.changes();
+    let current = watch::Sender::new(true);
+    tokio::spawn(deletion::run(Arc::clone(&apps), fixture.stores.clone(), current.subscribe()));
+    assert!(until(&mut changes, |_| true).await.refused.is_some());
+    assert_eq!(fixture.count("SELECT count(*) FROM users").await, 1);
+}
