@@ -11,7 +11,7 @@ use latchkey_tests::{
 async fn an_app_that_is_applied_becomes_ready_on_every_server() {
     let install = Cluster::shared().await.install().await;
     let servers = install.serve(2).await;
-    let _operator = install.operator();
+    let _operator = install.operator().await;
     let github = Provider::new("github", "github");
     let app = App::new("shop").relay(Relay::to(&install.smtp)).provider(&github);
     install.apply_provider(&github).await.unwrap();
