@@ -29,7 +29,7 @@ use crate::{
     },
     args::RunArgs,
     context::Context,
-    error::{Error, Failures},
+    error::{Chain, Error, Failures},
     facts::Settings,
     leader::{self, FenceLayer, LeaseOptions},
     metrics::{Metrics, RequestsLayer},
@@ -59,7 +59,7 @@ pub(crate) fn run(args: RunArgs) -> ExitCode {
     match runtime.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(operate(args))) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            error!(error = AsRef::<dyn std::error::Error>::as_ref(&error), "the operator ends");
+            error!(error = %Chain(error.as_ref()), "the operator ends");
             ExitCode::FAILURE
         }
     }
@@ -236,7 +236,7 @@ async fn control<K, F>(
                 Err(error) => {
                     warn!(
                         object = place,
-                        error = error as &dyn std::error::Error,
+                        error = %Chain(error),
                         "a reconcile failed; it is tried again"
                     );
                     context.metrics.reconciled(name, error.kind().as_str(), began.elapsed());

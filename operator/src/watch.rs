@@ -37,7 +37,7 @@ use latchkey_crds::{
 use tokio::sync::mpsc;
 use tracing::warn;
 
-use crate::admin::Health;
+use crate::admin::{Health, why};
 
 /// An App or a Provider, or why it does not decode: one bad object does not stop the others.
 pub(crate) type Guarded<K> = DeserializeGuard<K>;
@@ -260,7 +260,7 @@ where
                 tell(Seen::Gone { namespace, name });
             }
             Err(error) => {
-                warn!(watch = what, error = &error as &dyn std::error::Error, "a watch failed; it is tried again");
+                warn!(watch = what, error = why(&error), "a watch failed; it is tried again");
                 health.watch_failed(what, &error);
             }
         }

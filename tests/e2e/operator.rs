@@ -1,3 +1,4 @@
 //! The operator in a real cluster, with real servers: what people see of an App and its Providers.
 
+mod permissions;
 mod status;
