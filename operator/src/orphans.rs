@@ -46,7 +46,7 @@ async fn judge(context: &Context, secret: &str) -> Result<(), Error> {
         return Ok(());
     }
     withdraw(context, secret, &published).await?;
-    context.probe.expect(&id, None);
+    context.probe.forget(&id);
     info!(secret, namespace, app = name, "the App is gone; its rendered document is taken away");
     Ok(())
 }

@@ -8,7 +8,10 @@ use std::{
 
 use arc_swap::ArcSwap;
 use latchkey_crds::{
-    rendered::{AppState, Change, DeletedApp, Deletion, FORMAT, Head, Hello, LimitName, RenderedApp, Revision, Window},
+    rendered::{
+        AppState, Change, DeletedApp, Deletion, FORMAT, Head, Hello, LimitName, RefusedDocument, RenderedApp, Revision,
+        Window,
+    },
     types::AppId,
 };
 use tokio::sync::broadcast;
@@ -60,8 +63,7 @@ struct Aside {
 
 /// The newest document of an App, which is not served.
 struct Refusal {
-    revision: Revision,
-    reason: String,
+    document: RefusedDocument,
     /// Where the database refuses it: it may take it later, when the users of an earlier App are deleted.
     withheld: Option<Arc<App>>,
 }
@@ -295,7 +297,7 @@ impl Apps {
         let mut revisions: BTreeMap<_, _> =
             self.serving.load().iter().map(|(id, app)| (id.clone(), app.revision.clone())).collect();
         revisions.extend(aside.deleted.iter().map(|(id, deleted)| (id.clone(), deleted.revision.clone())));
-        let refused = aside.refused.iter().map(|(id, refusal)| (id.clone(), refusal.reason.clone())).collect();
+        let refused = aside.refused.iter().map(|(id, refusal)| (id.clone(), refusal.document.clone())).collect();
         let deletions =
             aside.deleted.iter().filter_map(|(id, deleted)| Some((id.clone(), deleted.progress?))).collect();
         (Hello { pod_uid, format: FORMAT, revisions, refused, deletions }, receiver)
@@ -362,7 +364,7 @@ impl Apps {
     /// The database does not refuse it any more.
     pub fn admit(&self, id: &AppId, revision: &Revision) {
         self.change(|aside, serving, told| {
-            let waiting = aside.refused.get(id).filter(|refusal| refusal.revision == *revision);
+            let waiting = aside.refused.get(id).filter(|refusal| refusal.document.revision == *revision);
             if let Some(app) = waiting.and_then(|refusal| refusal.withheld.clone()) {
                 self.serve(id, app, aside, serving, told);
             }
@@ -373,18 +375,18 @@ impl Apps {
     pub fn refuse_deletion(&self, id: &AppId, revision: &Revision, refused: &Refused) {
         self.change(|aside, _, told| {
             let reason = refused.to_string();
-            let known = aside.refused.get(id).is_some_and(|known| known.revision == *revision);
+            let known = aside.refused.get(id).is_some_and(|known| known.document.revision == *revision);
             if known || aside.deleted.get(id).is_none_or(|deleted| deleted.revision != *revision) {
                 return;
             }
             error!(app = %id, reason, "the users of an App are not deleted");
             self.metrics.refused(refused.reason());
-            let refusal = Refusal { revision: revision.clone(), reason: reason.clone(), withheld: None };
-            aside.refused.insert(id.clone(), refusal);
+            let document = RefusedDocument { revision: revision.clone(), reason };
+            aside.refused.insert(id.clone(), Refusal { document: document.clone(), withheld: None });
             told.push(Change {
                 app: id.clone(),
                 revision: Some(revision.clone()),
-                refused: Some(reason),
+                refused: Some(document),
                 deletion: None,
             });
         });
@@ -412,7 +414,7 @@ impl Apps {
     fn settled(&self, id: &AppId, revision: &Revision) -> bool {
         let aside = self.aside();
         match aside.refused.get(id) {
-            Some(refusal) => refusal.revision == *revision,
+            Some(refusal) => refusal.document.revision == *revision,
             None => match aside.deleted.get(id) {
                 Some(deleted) => deleted.revision == *revision,
                 None => self.serving.load().get(id.as_str()).is_some_and(|app| app.revision == *revision),
@@ -490,13 +492,14 @@ impl Apps {
             "a rendered App is refused; what was served before goes on"
         );
         self.metrics.refused(refused.reason());
+        let document = RefusedDocument { revision, reason: refused.to_string() };
         told.push(Change {
             app: id.clone(),
             revision: goes_on.cloned(),
-            refused: Some(refused.to_string()),
+            refused: Some(document.clone()),
             deletion: deleted.and_then(|deleted| deleted.progress),
         });
-        aside.refused.insert(id.clone(), Refusal { revision, reason: refused.to_string(), withheld });
+        aside.refused.insert(id.clone(), Refusal { document, withheld });
     }
 
     fn take_away(&self, id: &AppId, aside: &mut Aside, serving: &mut Serving, told: &mut Vec<Change>) {
@@ -655,7 +658,9 @@ mod tests {
             apps.put(&id(), bad);
             let told = changes.try_recv().unwrap();
             assert_eq!(told.revision.as_ref(), Some(&serving));
-            assert!(told.refused.is_some_and(|reason| !reason.contains("PRIVATE")));
+            let refused = told.refused.unwrap();
+            assert_eq!(refused.revision, Revision::of(bad), "the document that is refused is named");
+            assert!(!refused.reason.contains("PRIVATE"));
             assert_eq!(apps.get("shop").unwrap().revision, serving);
         }
     }
