@@ -19,7 +19,8 @@ async fn an_app_that_is_applied_becomes_ready_on_every_server() {
     install.ready(&app).await;
 
     for server in &servers {
-        let answer = install.client_of(server).register(app.id(), "Ada", "ada@example.com", "a quiet harbour at noon").await;
+        let answer =
+            install.client_of(server).register(app.id(), "Ada", "ada@example.com", "a quiet harbour at noon").await;
         answer.expect(http::StatusCode::OK);
     }
     let status = install.get(&app).await.unwrap().status.unwrap();
