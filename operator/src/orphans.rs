@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api,
     api::{ApiResource, DynamicObject},
@@ -14,10 +15,14 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::{
-    app::{owner::proves_absence, publish::withdraw},
+    app::{
+        keys::secret as key_secret,
+        owner::{Holder, proves_absence},
+        publish::withdraw,
+    },
     context::Context,
     error::Error,
-    watch::PublishedApp,
+    watch::rendered_app_id,
 };
 
 /// Judges each Secret that is named, one after the other, until asked to stop.
@@ -39,30 +44,44 @@ pub(crate) async fn run(context: Arc<Context>, mut named: mpsc::UnboundedReceive
 
 async fn judge(context: &Context, secret: &str) -> Result<(), Error> {
     let Some(published) = context.objects.published.get(secret) else { return Ok(()) };
-    let (namespace, name) = (published.namespace.as_str(), published.name.as_str());
+    let of = Holder { namespace: published.namespace.clone(), name: published.name.clone() };
     // Of a Secret that names nobody, nobody's App can be gone; a reconcile writes it anew if it is somebody's.
-    if name.is_empty() || context.objects.apps.get(&ObjectRef::new(name).within(namespace)).is_some() {
+    if of.name.is_empty() || exists(context, &of).await? {
         return Ok(());
     }
-    if exists(context, &published).await? {
+    if let Some(holder) = holder(context, secret).await?
+        && holder != of
+        && exists(context, &holder).await?
+    {
+        // Somebody edited whose it says that it is; the holder's reconcile writes it anew.
         return Ok(());
     }
     withdraw(context, secret, &published).await?;
-    info!(secret, namespace, app = name, "the App is gone; its rendered document is taken away");
+    info!(secret, of.namespace, app = of.name, "the App is gone; its rendered document is taken away");
     Ok(())
 }
 
-/// Whether there is such an App, by the API server's own word: a watch can be behind.
-async fn exists(context: &Context, published: &PublishedApp) -> Result<bool, Error> {
-    if published.namespace.is_empty() {
+/// Who holds the appID of a rendered Secret by its keys.
+async fn holder(context: &Context, secret: &str) -> Result<Option<Holder>, Error> {
+    let Some(id) = rendered_app_id(secret) else { return Ok(None) };
+    let secrets: Api<Secret> = Api::namespaced(context.client.clone(), &context.namespace);
+    Ok(key_secret::read(&secrets, &id).await?.holder().cloned())
+}
+
+/// Whether there is such an App: in the store, else by the API server's own word, since a watch can be behind.
+async fn exists(context: &Context, app: &Holder) -> Result<bool, Error> {
+    if context.objects.apps.get(&ObjectRef::new(&app.name).within(&app.namespace)).is_some() {
+        return Ok(true);
+    }
+    if app.namespace.is_empty() {
         return Ok(false);
     }
     let resource = ApiResource::erase::<App>(&());
     // An App that does not decode is one.
-    let api: Api<DynamicObject> = Api::namespaced_with(context.client.clone(), &published.namespace, &resource);
-    match api.get(&published.name).await {
+    let api: Api<DynamicObject> = Api::namespaced_with(context.client.clone(), &app.namespace, &resource);
+    match api.get(&app.name).await {
         Ok(_) => Ok(true),
-        Err(kube::Error::Api(status)) if proves_absence(&status, &published.name) => Ok(false),
+        Err(kube::Error::Api(status)) if proves_absence(&status, &app.name) => Ok(false),
         Err(error) => Err(Error::api("look for an App")(error)),
     }
 }

@@ -401,7 +401,7 @@ async fn follow_published(watches: Vec<Watch<Secret>>, objects: Objects, wakes: 
                 return;
             }
         };
-        if synced && let Some(id) = name.strip_prefix(RENDERED_PREFIX).and_then(|id| id.parse().ok()) {
+        if synced && let Some(id) = rendered_app_id(&name) {
             wakes.apps_with_id(&objects, &id);
         }
         wakes.orphan(name);
@@ -452,6 +452,11 @@ fn same_but_for_status<K: Resource>(one: &Guarded<K>, other: &Guarded<K>) -> boo
         )
     };
     read(one) == read(other)
+}
+
+/// The appID of a rendered Secret's name.
+pub(crate) fn rendered_app_id(secret: &str) -> Option<AppId> {
+    secret.strip_prefix(RENDERED_PREFIX)?.parse().ok()
 }
 
 /// The appID that an App asks for, if it is one.
