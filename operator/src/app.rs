@@ -319,7 +319,7 @@ fn refused(app: &App, refusal: Refusal, problems: Vec<Problem>, context: &Contex
 async fn conclude(app: &App, old: &AppStatus, served: Served, context: &Context) -> Result<Action, Error> {
     let generation = app.metadata.generation.unwrap_or(0);
     let mut new = served.outcome.status(old, generation, context.now());
-    if served.outcome.refusal.is_some() {
+    if served.outcome.refusal.is_some() && new.revision.is_some() {
         // What goes on has the keys and callbacks that it had.
         new.issuer = new.issuer.or_else(|| old.issuer.clone());
         new.providers.clone_from(&old.providers);
