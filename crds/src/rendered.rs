@@ -4,7 +4,11 @@
 //! written out, with defaults filled in: the server never decides a default. It holds secrets, so nothing here is
 //! printed: `Debug` of a secret shows no value.
 
-use std::{collections::BTreeMap, fmt, str::FromStr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    str::FromStr,
+};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -466,6 +470,9 @@ pub struct Hello {
     /// Why the newest document of an App is refused. Its revision, if it has one, goes on.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
     pub refused: BTreeMap<AppId, String>,
+    /// Those of them that are refused because their keys are not those of the users that are there.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty", default)]
+    pub keys_lost: BTreeSet<AppId>,
     /// How far the deletion of users is, for each App that is [`AppState::Deleted`] and that this server knows of.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
     pub deletions: BTreeMap<AppId, Deletion>,
@@ -484,11 +491,15 @@ pub struct Deletion {
 /// An App changed, went (`revision` is none), or its new document was refused (`refused` says why, `revision` is the
 /// one that goes on).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Change {
     pub app: AppId,
     pub revision: Option<Revision>,
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub refused: Option<String>,
+    /// It is refused because its keys are not those of the users that are there: the App's keys were lost.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub keys_lost: bool,
     /// Of an App that is [`AppState::Deleted`]; `revision` is then that of the document that says so.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub deletion: Option<Deletion>,

@@ -63,6 +63,10 @@ pub(crate) enum Verdict {
         pod: String,
         reason: String,
     },
+    /// The same, because the App's users have other keys, which are lost.
+    KeysLost {
+        pod: String,
+    },
     /// No line for 15 s while serving.
     Silent {
         pods: Vec<String>,
@@ -120,6 +124,7 @@ struct Told {
 struct Known {
     revision: Option<[u8; 32]>,
     refused: Option<Box<str>>,
+    keys_lost: bool,
     deletion: Option<Deletion>,
 }
 
@@ -461,6 +466,9 @@ impl Probe {
         for (app, reason) in hello.refused {
             apps.entry(app).or_default().refused = Some(short(&reason));
         }
+        for app in hello.keys_lost {
+            apps.entry(app).or_default().keys_lost = true;
+        }
         let deletions: Vec<_> = hello.deletions.keys().cloned().collect();
         for (app, deletion) in hello.deletions {
             apps.entry(app).or_default().deletion = Some(deletion);
@@ -481,9 +489,9 @@ impl Probe {
 
     fn change(&self, uid: &str, change: Change, stop: &CancellationToken) -> Result<(), Cut> {
         self.heard(uid, stop);
-        let Change { app, revision, refused, deletion } = change;
-        let known =
-            Known { revision: revision.as_ref().and_then(octets), refused: refused.as_deref().map(short), deletion };
+        let Change { app, revision, refused, keys_lost, deletion } = change;
+        let revision = revision.as_ref().and_then(octets);
+        let known = Known { revision, refused: refused.as_deref().map(short), keys_lost, deletion };
         let mut state = self.state();
         let pod = state.pods.get_mut(uid).filter(|_| !stop.is_cancelled());
         let Some(told) = pod.and_then(|pod| pod.told.as_mut()) else { return Ok(()) };
@@ -529,6 +537,9 @@ impl State {
                 continue;
             };
             let known = told.apps.get(app);
+            if known.is_some_and(|known| known.keys_lost) {
+                return Verdict::KeysLost { pod: name.to_owned() };
+            }
             if let Some(reason) = known.and_then(|known| known.refused.as_deref()) {
                 return Verdict::Refused { pod: name.to_owned(), reason: reason.to_owned() };
             }

@@ -62,6 +62,7 @@ struct Aside {
 struct Refusal {
     revision: Revision,
     reason: String,
+    keys_lost: bool,
     /// Where the database refuses it: it may take it later, when the users of an earlier App are deleted.
     withheld: Option<Arc<App>>,
 }
@@ -110,6 +111,8 @@ pub enum Refused {
     NoDocument,
     #[error("the appID belongs to another namespace")]
     OtherNamespace,
+    #[error("the App's users belong to other keys than these, which were lost")]
+    KeysLost,
     #[error("the users of this App were deleted; a new App needs new keys")]
     Gone,
     #[error("the database knows another App of this appID, whose users are not this one's to delete")]
@@ -128,6 +131,7 @@ pub enum Reason {
     WrongApp,
     NoDocument,
     OtherNamespace,
+    KeysLost,
     Gone,
     OtherApp,
     Keys,
@@ -145,6 +149,7 @@ impl Refused {
             Self::WrongApp => Reason::WrongApp,
             Self::NoDocument => Reason::NoDocument,
             Self::OtherNamespace => Reason::OtherNamespace,
+            Self::KeysLost => Reason::KeysLost,
             Self::Gone => Reason::Gone,
             Self::OtherApp => Reason::OtherApp,
             Self::Keys(_) => Reason::Keys,
@@ -164,6 +169,7 @@ impl Reason {
             Self::WrongApp => "wrong_app",
             Self::NoDocument => "no_document",
             Self::OtherNamespace => "other_namespace",
+            Self::KeysLost => "keys_lost",
             Self::Gone => "gone",
             Self::OtherApp => "other_app",
             Self::Keys => "keys",
@@ -296,9 +302,11 @@ impl Apps {
             self.serving.load().iter().map(|(id, app)| (id.clone(), app.revision.clone())).collect();
         revisions.extend(aside.deleted.iter().map(|(id, deleted)| (id.clone(), deleted.revision.clone())));
         let refused = aside.refused.iter().map(|(id, refusal)| (id.clone(), refusal.reason.clone())).collect();
+        let keys_lost =
+            aside.refused.iter().filter(|(_, refusal)| refusal.keys_lost).map(|(id, _)| id.clone()).collect();
         let deletions =
             aside.deleted.iter().filter_map(|(id, deleted)| Some((id.clone(), deleted.progress?))).collect();
-        (Hello { pod_uid, format: FORMAT, revisions, refused, deletions }, receiver)
+        (Hello { pod_uid, format: FORMAT, revisions, refused, keys_lost, deletions }, receiver)
     }
 
     /// Puts a document in place of the one before it, or refuses it whole and tells why.
@@ -379,12 +387,14 @@ impl Apps {
             }
             error!(app = %id, reason, "the users of an App are not deleted");
             self.metrics.refused(refused.reason());
-            let refusal = Refusal { revision: revision.clone(), reason: reason.clone(), withheld: None };
+            let refusal =
+                Refusal { revision: revision.clone(), reason: reason.clone(), keys_lost: false, withheld: None };
             aside.refused.insert(id.clone(), refusal);
             told.push(Change {
                 app: id.clone(),
                 revision: Some(revision.clone()),
                 refused: Some(reason),
+                keys_lost: false,
                 deletion: None,
             });
         });
@@ -425,33 +435,40 @@ impl Apps {
         let read =
             load(id, document, revision.clone(), &self.ceilings).map_err(|refused| (refused, revision.clone()))?;
         if let Some(cache) = &self.cache
-            && !self.is_strangers(id, &read)
+            && self.stranger(id, &read).is_none()
         {
             cache.keep(id, &revision, document);
         }
         Ok(read)
     }
 
-    /// Whether the App that is served is of another namespace, and was not handed over.
-    fn is_strangers(&self, id: &AppId, document: &Document) -> bool {
-        let (namespace, handover) = match document {
-            Document::App(app) => (&app.doc.namespace, app.doc.handover),
-            Document::Deleted(deleted) => (&deleted.doc.namespace, deleted.doc.handover),
+    /// Why a document is not of the App that is served: that is of another namespace or has other keys, and nothing
+    /// says that they changed.
+    fn stranger(&self, id: &AppId, document: &Document) -> Option<Refused> {
+        let (namespace, handover, incarnation) = match document {
+            Document::App(app) => (&app.doc.namespace, app.doc.handover, app.doc.incarnation.as_ref()),
+            Document::Deleted(deleted) => (&deleted.doc.namespace, deleted.doc.handover, None),
         };
-        self.get(id.as_str()).is_some_and(|app| app.doc.namespace != *namespace && app.doc.handover >= handover)
+        let served = self.get(id.as_str()).filter(|app| app.doc.handover >= handover)?;
+        if served.doc.namespace != *namespace {
+            return Some(Refused::OtherNamespace);
+        }
+        let known = served.doc.incarnation.as_ref();
+        known.zip(incarnation).is_some_and(|(known, other)| known != other).then_some(Refused::KeysLost)
     }
 
     fn apply(&self, id: &AppId, read: Read, aside: &mut Aside, serving: &mut Serving, told: &mut Vec<Change>) {
+        let read = read.map(|document| (self.stranger(id, &document), document));
         match read {
-            Ok(document) if self.is_strangers(id, &document) => {
+            Ok((Some(refused), document)) => {
                 let (revision, withheld) = match document {
                     Document::App(app) => (app.revision.clone(), Some(app)),
                     Document::Deleted(deleted) => (deleted.revision, None),
                 };
-                self.set_aside(id, Refused::OtherNamespace, revision, withheld, aside, serving, told);
+                self.set_aside(id, refused, revision, withheld, aside, serving, told);
             }
-            Ok(Document::App(app)) => self.serve(id, app, aside, serving, told),
-            Ok(Document::Deleted(deleted)) => {
+            Ok((None, Document::App(app))) => self.serve(id, app, aside, serving, told),
+            Ok((None, Document::Deleted(deleted))) => {
                 info!(app = %id, revision = %deleted.revision, "no longer serving; its users are to be deleted");
                 serving.remove(id);
                 aside.refused.remove(id);
@@ -466,7 +483,13 @@ impl Apps {
         info!(app = %id, revision = %app.revision, "serving");
         aside.refused.remove(id);
         aside.deleted.remove(id);
-        told.push(Change { app: id.clone(), revision: Some(app.revision.clone()), refused: None, deletion: None });
+        told.push(Change {
+            app: id.clone(),
+            revision: Some(app.revision.clone()),
+            refused: None,
+            keys_lost: false,
+            deletion: None,
+        });
         serving.insert(id, app);
     }
 
@@ -490,13 +513,15 @@ impl Apps {
             "a rendered App is refused; what was served before goes on"
         );
         self.metrics.refused(refused.reason());
+        let keys_lost = matches!(refused, Refused::KeysLost);
         told.push(Change {
             app: id.clone(),
             revision: goes_on.cloned(),
             refused: Some(refused.to_string()),
+            keys_lost,
             deletion: deleted.and_then(|deleted| deleted.progress),
         });
-        aside.refused.insert(id.clone(), Refusal { revision, reason: refused.to_string(), withheld });
+        aside.refused.insert(id.clone(), Refusal { revision, reason: refused.to_string(), keys_lost, withheld });
     }
 
     fn take_away(&self, id: &AppId, aside: &mut Aside, serving: &mut Serving, told: &mut Vec<Change>) {
@@ -508,7 +533,7 @@ impl Apps {
         }
         if served || deleted || refused {
             info!(app = %id, "no longer serving");
-            told.push(Change { app: id.clone(), revision: None, refused: None, deletion: None });
+            told.push(Change { app: id.clone(), revision: None, refused: None, keys_lost: false, deletion: None });
         }
     }
 
@@ -580,7 +605,13 @@ impl Whole<'_> {
 
 impl Deleted {
     fn change(&self, id: &AppId) -> Change {
-        Change { app: id.clone(), revision: Some(self.revision.clone()), refused: None, deletion: self.progress }
+        Change {
+            app: id.clone(),
+            revision: Some(self.revision.clone()),
+            refused: None,
+            keys_lost: false,
+            deletion: self.progress,
+        }
     }
 }
 
@@ -752,6 +783,28 @@ mod tests {
         stray.handover = Some(1);
         apps.put(&id(), &stray.to_bytes());
         assert_eq!(apps.get("shop").unwrap().doc.namespace, "thief");
+    }
+
+    #[test]
+    fn other_keys_do_not_replace_those_of_the_app_that_is_served() {
+        let apps = Apps::default();
+        let mut doc = fixtures::rendered("shop");
+        doc.incarnation = Some("i1".to_owned());
+        apps.put(&id(), &doc.to_bytes());
+        let first = Revision::of(&doc.to_bytes());
+        doc.incarnation = Some("i2".to_owned());
+        let mut changes = apps.changes();
+        apps.put(&id(), &doc.to_bytes());
+        let told = changes.try_recv().unwrap();
+        assert!(told.keys_lost && told.refused.is_some() && told.revision.as_ref() == Some(&first), "{told:?}");
+        assert!(apps.subscribe(String::new()).0.keys_lost.contains(&id()));
+        // The database may know better: no user is there.
+        apps.admit(&id(), &Revision::of(&doc.to_bytes()));
+        assert!(!changes.try_recv().unwrap().keys_lost);
+        doc.incarnation = Some("i3".to_owned());
+        doc.handover = Some(1);
+        apps.put(&id(), &doc.to_bytes());
+        assert_eq!(changes.try_recv().unwrap().revision, Some(Revision::of(&doc.to_bytes())), "they are to be new");
     }
 
     #[test]
