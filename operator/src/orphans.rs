@@ -12,7 +12,7 @@ use tracing::{info, warn};
 use crate::{
     app::{owner::proves_absence, publish::withdraw},
     context::Context,
-    error::Error,
+    error::{Chain, Error},
     watch::{PublishedApp, rendered_id},
 };
 
@@ -21,7 +21,7 @@ pub(crate) async fn run(context: Arc<Context>, mut named: mpsc::UnboundedReceive
     while let Some(Some(secret)) = stop.run_until_cancelled(named.recv()).await {
         if let Err(error) = judge(&context, &secret).await {
             let wait = context.failures.retry_after(&secret, error.kind());
-            warn!(secret, error = &error as &dyn std::error::Error, "a rendered App is not taken away yet");
+            warn!(secret, error = %Chain(&error), "a rendered App is not taken away yet");
             let again = context.wakes.orphans.clone();
             tokio::spawn(async move {
                 tokio::time::sleep(wait).await;
@@ -46,7 +46,7 @@ async fn judge(context: &Context, secret: &str) -> Result<(), Error> {
         return Ok(());
     }
     withdraw(context, secret, &published).await?;
-    context.probe.expect(&id, None);
+    context.probe.forget(&id);
     info!(secret, namespace, app = name, "the App is gone; its rendered document is taken away");
     Ok(())
 }

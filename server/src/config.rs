@@ -8,7 +8,10 @@ use std::{
 
 use arc_swap::ArcSwap;
 use latchkey_crds::{
-    rendered::{AppState, Change, DeletedApp, Deletion, FORMAT, Head, Hello, LimitName, RenderedApp, Revision, Window},
+    rendered::{
+        AppState, Change, DeletedApp, Deletion, FORMAT, Head, Hello, LimitName, RefusedDocument, RenderedApp, Revision,
+        Window,
+    },
     types::AppId,
 };
 use tokio::sync::broadcast;
@@ -60,9 +63,7 @@ struct Aside {
 
 /// The newest document of an App, which is not served.
 struct Refusal {
-    revision: Revision,
-    reason: String,
-    keys_lost: bool,
+    document: RefusedDocument,
     /// Where the database refuses it: it may take it later, when the users of an earlier App are deleted.
     withheld: Option<Arc<App>>,
 }
@@ -140,6 +141,11 @@ pub enum Reason {
 // === impl Refused ===
 
 impl Refused {
+    /// As it is told.
+    fn document(&self, revision: Revision) -> RefusedDocument {
+        RefusedDocument { revision, reason: self.to_string(), keys_lost: matches!(self, Self::KeysLost) }
+    }
+
     const fn reason(&self) -> Reason {
         match self {
             Self::NotText => Reason::NotText,
@@ -301,12 +307,10 @@ impl Apps {
         let mut revisions: BTreeMap<_, _> =
             self.serving.load().iter().map(|(id, app)| (id.clone(), app.revision.clone())).collect();
         revisions.extend(aside.deleted.iter().map(|(id, deleted)| (id.clone(), deleted.revision.clone())));
-        let refused = aside.refused.iter().map(|(id, refusal)| (id.clone(), refusal.reason.clone())).collect();
-        let keys_lost =
-            aside.refused.iter().filter(|(_, refusal)| refusal.keys_lost).map(|(id, _)| id.clone()).collect();
+        let refused = aside.refused.iter().map(|(id, refusal)| (id.clone(), refusal.document.clone())).collect();
         let deletions =
             aside.deleted.iter().filter_map(|(id, deleted)| Some((id.clone(), deleted.progress?))).collect();
-        (Hello { pod_uid, format: FORMAT, revisions, refused, keys_lost, deletions }, receiver)
+        (Hello { pod_uid, format: FORMAT, revisions, refused, deletions }, receiver)
     }
 
     /// Puts a document in place of the one before it, or refuses it whole and tells why.
@@ -370,7 +374,7 @@ impl Apps {
     /// The database does not refuse it any more.
     pub fn admit(&self, id: &AppId, revision: &Revision) {
         self.change(|aside, serving, told| {
-            let waiting = aside.refused.get(id).filter(|refusal| refusal.revision == *revision);
+            let waiting = aside.refused.get(id).filter(|refusal| refusal.document.revision == *revision);
             if let Some(app) = waiting.and_then(|refusal| refusal.withheld.clone()) {
                 self.serve(id, app, aside, serving, told);
             }
@@ -380,21 +384,18 @@ impl Apps {
     /// The database refuses to delete the users.
     pub fn refuse_deletion(&self, id: &AppId, revision: &Revision, refused: &Refused) {
         self.change(|aside, _, told| {
-            let reason = refused.to_string();
-            let known = aside.refused.get(id).is_some_and(|known| known.revision == *revision);
+            let known = aside.refused.get(id).is_some_and(|known| known.document.revision == *revision);
             if known || aside.deleted.get(id).is_none_or(|deleted| deleted.revision != *revision) {
                 return;
             }
-            error!(app = %id, reason, "the users of an App are not deleted");
+            error!(app = %id, reason = %refused, "the users of an App are not deleted");
             self.metrics.refused(refused.reason());
-            let refusal =
-                Refusal { revision: revision.clone(), reason: reason.clone(), keys_lost: false, withheld: None };
-            aside.refused.insert(id.clone(), refusal);
+            let document = refused.document(revision.clone());
+            aside.refused.insert(id.clone(), Refusal { document: document.clone(), withheld: None });
             told.push(Change {
                 app: id.clone(),
                 revision: Some(revision.clone()),
-                refused: Some(reason),
-                keys_lost: false,
+                refused: Some(document),
                 deletion: None,
             });
         });
@@ -422,7 +423,7 @@ impl Apps {
     fn settled(&self, id: &AppId, revision: &Revision) -> bool {
         let aside = self.aside();
         match aside.refused.get(id) {
-            Some(refusal) => refusal.revision == *revision,
+            Some(refusal) => refusal.document.revision == *revision,
             None => match aside.deleted.get(id) {
                 Some(deleted) => deleted.revision == *revision,
                 None => self.serving.load().get(id.as_str()).is_some_and(|app| app.revision == *revision),
@@ -435,7 +436,7 @@ impl Apps {
         let read =
             load(id, document, revision.clone(), &self.ceilings).map_err(|refused| (refused, revision.clone()))?;
         if let Some(cache) = &self.cache
-            && self.stranger(id, &read).is_none()
+            && self.strange(id, &read).is_none()
         {
             cache.keep(id, &revision, document);
         }
@@ -444,9 +445,10 @@ impl Apps {
 
     /// Why a document is not of the App that is served: that is of another namespace or has other keys, and nothing
     /// says that they changed.
-    fn stranger(&self, id: &AppId, document: &Document) -> Option<Refused> {
+    fn strange(&self, id: &AppId, document: &Document) -> Option<Refused> {
         let (namespace, handover, incarnation) = match document {
             Document::App(app) => (&app.doc.namespace, app.doc.handover, app.doc.incarnation.as_ref()),
+            // The database says whether it is of the users that are there.
             Document::Deleted(deleted) => (&deleted.doc.namespace, deleted.doc.handover, None),
         };
         let served = self.get(id.as_str()).filter(|app| app.doc.handover >= handover)?;
@@ -458,8 +460,7 @@ impl Apps {
     }
 
     fn apply(&self, id: &AppId, read: Read, aside: &mut Aside, serving: &mut Serving, told: &mut Vec<Change>) {
-        let read = read.map(|document| (self.stranger(id, &document), document));
-        match read {
+        match read.map(|document| (self.strange(id, &document), document)) {
             Ok((Some(refused), document)) => {
                 let (revision, withheld) = match document {
                     Document::App(app) => (app.revision.clone(), Some(app)),
@@ -483,13 +484,7 @@ impl Apps {
         info!(app = %id, revision = %app.revision, "serving");
         aside.refused.remove(id);
         aside.deleted.remove(id);
-        told.push(Change {
-            app: id.clone(),
-            revision: Some(app.revision.clone()),
-            refused: None,
-            keys_lost: false,
-            deletion: None,
-        });
+        told.push(Change { app: id.clone(), revision: Some(app.revision.clone()), refused: None, deletion: None });
         serving.insert(id, app);
     }
 
@@ -513,15 +508,14 @@ impl Apps {
             "a rendered App is refused; what was served before goes on"
         );
         self.metrics.refused(refused.reason());
-        let keys_lost = matches!(refused, Refused::KeysLost);
+        let document = refused.document(revision);
         told.push(Change {
             app: id.clone(),
             revision: goes_on.cloned(),
-            refused: Some(refused.to_string()),
-            keys_lost,
+            refused: Some(document.clone()),
             deletion: deleted.and_then(|deleted| deleted.progress),
         });
-        aside.refused.insert(id.clone(), Refusal { revision, reason: refused.to_string(), keys_lost, withheld });
+        aside.refused.insert(id.clone(), Refusal { document, withheld });
     }
 
     fn take_away(&self, id: &AppId, aside: &mut Aside, serving: &mut Serving, told: &mut Vec<Change>) {
@@ -533,7 +527,7 @@ impl Apps {
         }
         if served || deleted || refused {
             info!(app = %id, "no longer serving");
-            told.push(Change { app: id.clone(), revision: None, refused: None, keys_lost: false, deletion: None });
+            told.push(Change { app: id.clone(), revision: None, refused: None, deletion: None });
         }
     }
 
@@ -605,13 +599,7 @@ impl Whole<'_> {
 
 impl Deleted {
     fn change(&self, id: &AppId) -> Change {
-        Change {
-            app: id.clone(),
-            revision: Some(self.revision.clone()),
-            refused: None,
-            keys_lost: false,
-            deletion: self.progress,
-        }
+        Change { app: id.clone(), revision: Some(self.revision.clone()), refused: None, deletion: self.progress }
     }
 }
 
@@ -686,7 +674,9 @@ mod tests {
             apps.put(&id(), bad);
             let told = changes.try_recv().unwrap();
             assert_eq!(told.revision.as_ref(), Some(&serving));
-            assert!(told.refused.is_some_and(|reason| !reason.contains("PRIVATE")));
+            let refused = told.refused.unwrap();
+            assert_eq!(refused.revision, Revision::of(bad), "the document that is refused is named");
+            assert!(!refused.reason.contains("PRIVATE"));
             assert_eq!(apps.get("shop").unwrap().revision, serving);
         }
     }
@@ -796,11 +786,11 @@ mod tests {
         let mut changes = apps.changes();
         apps.put(&id(), &doc.to_bytes());
         let told = changes.try_recv().unwrap();
-        assert!(told.keys_lost && told.refused.is_some() && told.revision.as_ref() == Some(&first), "{told:?}");
-        assert!(apps.subscribe(String::new()).0.keys_lost.contains(&id()));
+        assert!(told.refused.is_some_and(|refused| refused.keys_lost) && told.revision == Some(first));
+        assert!(apps.subscribe(String::new()).0.refused[&id()].keys_lost);
         // The database may know better: no user is there.
         apps.admit(&id(), &Revision::of(&doc.to_bytes()));
-        assert!(!changes.try_recv().unwrap().keys_lost);
+        assert_eq!(changes.try_recv().unwrap().refused, None);
         doc.incarnation = Some("i3".to_owned());
         doc.handover = Some(1);
         apps.put(&id(), &doc.to_bytes());

@@ -10,7 +10,7 @@ use latchkey_crds::{
 };
 use tracing::warn;
 
-use crate::{app::status::condition, context::Context};
+use crate::{app::status::condition, context::Context, error::Chain};
 
 /// An Event may hold this many octets of text (validation of events.k8s.io/v1).
 const MAX_NOTE: usize = 1024;
@@ -88,7 +88,7 @@ fn event(type_: EventType, reason: &str, action: &str, note: String) -> Event {
 /// An Event that is not taken is no failure of what it tells of; a namespace that is going takes none.
 async fn send(context: &Context, app: &App, event: Event) {
     if let Err(error) = context.events.publish(&event, &app.object_ref(&())).await {
-        warn!(reason = event.reason, error = &error as &dyn std::error::Error, "an Event was not written");
+        warn!(reason = event.reason, error = %Chain(&error), "an Event was not written");
     }
 }
 

@@ -15,7 +15,6 @@ use kube::{
 use latchkey_crds::app::App;
 use serde_json::{Value, json};
 use time::OffsetDateTime;
-use tokio::sync::mpsc;
 
 use crate::{
     app::status::{Told, Written},
@@ -121,7 +120,7 @@ pub(crate) fn context(client: Client) -> (Context, Writer<Guarded<App>>) {
         client,
         objects: Objects { apps, providers, published: Arc::default() },
         wakes: Wakes::new().0,
-        probe: Probe::new(mpsc::unbounded_channel().0),
+        probe: Probe::deaf(),
         pace: Pace::new(),
         written: Written::default(),
         told: Told::default(),
