@@ -60,6 +60,8 @@ pub(crate) enum Wake {
 pub(crate) enum Verdict {
     /// A counting pod refuses the very document that is published.
     Refused { pod: String, reason: String },
+    /// The same, because the App's users have other keys, which were lost.
+    KeysLost { pod: String },
     /// No word for 15 s while serving.
     Silent { pods: Vec<String> },
     /// A counting pod tells another revision, or none.
@@ -152,6 +154,7 @@ impl Probe {
                 Verdict::Behind { .. }
                 | Verdict::Undecided { .. }
                 | Verdict::Refused { .. }
+                | Verdict::KeysLost { .. }
                 | Verdict::Silent { .. }
                 | Verdict::NoServers
                 | Verdict::All { .. } => return verdict,

@@ -116,7 +116,7 @@ pub(crate) fn context(client: Client) -> (Context, Writer<Guarded<App>>) {
     let context = Context {
         settings: Settings { base_url: "https://auth.example.com".parse().unwrap(), allow_insecure: false },
         namespace: "latchkey".to_owned(),
-        events: Context::recorder(client.clone(), "operator-0"),
+        reporter: Context::reporter("operator-0"),
         client,
         objects: Objects { apps, providers, published: Arc::default() },
         wakes: Wakes::new().0,

@@ -85,7 +85,7 @@ async fn told(operator: &Operator, permission: &Permission) {
     eventually(&lack, LIMIT * 4, || async { operator.logged().contains(&lack).then_some(()) }).await;
 }
 
-/// Ready, keys rotated twice (the second Event of one kind changes the first), kept and gone, deleted and gone.
+/// Ready, keys rotated twice, kept and gone, deleted and gone.
 async fn live(install: &Install<'_>, app: &App) {
     install.ready(app).await;
     let apps = install.apps().await;
