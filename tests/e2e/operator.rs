@@ -2,6 +2,7 @@
 
 mod acknowledgement;
 mod apps;
+mod deletion;
 mod drift;
 mod faults;
 mod leader;
