@@ -280,7 +280,12 @@ async fn serve(
         ..Outcome::default()
     };
     // A time that is over is looked at again soon: nothing says that it waits for no acknowledgement.
-    let requeue = due.map_or(RESYNC, |due| due.try_into().unwrap_or(SOON).clamp(SOON, RESYNC));
+    let requeue = match due {
+        // There may be one step more.
+        _ if steps == KEY_STEPS => SOON,
+        None => RESYNC,
+        Some(due) => due.try_into().unwrap_or(SOON).clamp(SOON, RESYNC),
+    };
     Ok(Progress::Done(Served { outcome, requeue, wrote }))
 }
 

@@ -3,12 +3,8 @@
 
 use std::sync::Arc;
 
-use kube::{
-    Api,
-    api::{ApiResource, DynamicObject},
-    runtime::reflector::ObjectRef,
-};
-use latchkey_crds::app::App;
+use kube::{Api, runtime::reflector::ObjectRef};
+use latchkey_crds::{app::App, types::AppId};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -17,7 +13,7 @@ use crate::{
     app::{owner::proves_absence, publish::withdraw},
     context::Context,
     error::Error,
-    watch::PublishedApp,
+    watch::{PublishedApp, rendered_id},
 };
 
 /// Judges each Secret that is named, one after the other, until asked to stop.
@@ -39,30 +35,104 @@ pub(crate) async fn run(context: Arc<Context>, mut named: mpsc::UnboundedReceive
 
 async fn judge(context: &Context, secret: &str) -> Result<(), Error> {
     let Some(published) = context.objects.published.get(secret) else { return Ok(()) };
+    let Some(id) = rendered_id(secret) else { return Ok(()) };
     let (namespace, name) = (published.namespace.as_str(), published.name.as_str());
     // Of a Secret that names nobody, nobody's App can be gone; a reconcile writes it anew if it is somebody's.
-    if name.is_empty() || context.objects.apps.get(&ObjectRef::new(name).within(namespace)).is_some() {
+    let stored = || context.objects.apps.get(&ObjectRef::new(name).within(namespace));
+    if name.is_empty() || stored().is_some_and(|app| app.0.as_ref().map_or(true, |app| may_hold(app, &id))) {
         return Ok(());
     }
-    if exists(context, &published).await? {
+    if exists(context, &published, &id).await? {
         return Ok(());
     }
     withdraw(context, secret, &published).await?;
+    context.probe.expect(&id, None);
     info!(secret, namespace, app = name, "the App is gone; its rendered document is taken away");
     Ok(())
 }
 
 /// Whether there is such an App, by the API server's own word: a watch can be behind.
-async fn exists(context: &Context, published: &PublishedApp) -> Result<bool, Error> {
+async fn exists(context: &Context, published: &PublishedApp, id: &AppId) -> Result<bool, Error> {
     if published.namespace.is_empty() {
         return Ok(false);
     }
-    let resource = ApiResource::erase::<App>(&());
-    // An App that does not decode is one.
-    let api: Api<DynamicObject> = Api::namespaced_with(context.client.clone(), &published.namespace, &resource);
+    let api: Api<App> = Api::namespaced(context.client.clone(), &published.namespace);
     match api.get(&published.name).await {
-        Ok(_) => Ok(true),
+        Ok(app) => Ok(may_hold(&app, id)),
+        // An App that does not decode is one.
+        Err(kube::Error::SerdeError(_)) => Ok(true),
         Err(kube::Error::Api(status)) if proves_absence(&status, &published.name) => Ok(false),
         Err(error) => Err(Error::api("look for an App")(error)),
+    }
+}
+
+/// Whether the App may be the one of this appID; not one that was made anew under the name, with another.
+fn may_hold(app: &App, id: &AppId) -> bool {
+    app.app_id().map_or(true, |own| own == *id)
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{Method, StatusCode};
+    use kube::runtime::watcher::Event;
+    use latchkey_crds::rendered::Revision;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::app::scripted::{Script, context, not_found};
+
+    const APP: &str = "/apis/latchkey.dev/v1alpha1/namespaces/shop/apps/store";
+    const SECRET: &str = "/api/v1/namespaces/latchkey/secrets/latchkey-app-shop";
+
+    fn app(app_id: &str) -> Value {
+        json!({
+            "apiVersion": "latchkey.dev/v1alpha1", "kind": "App", "metadata": { "namespace": "shop", "name": "store" },
+            "spec": { "appID": app_id, "displayName": "Shop" },
+        })
+    }
+
+    /// What becomes of the document of `shop`, which App `shop/store` left.
+    async fn judged(script: &Script, stored: Option<Value>) {
+        let (context, mut apps) = context(script.client());
+        apps.apply_watcher_event(&Event::Init);
+        if let Some(stored) = stored {
+            apps.apply_watcher_event(&Event::InitApply(serde_json::from_value(stored).unwrap()));
+        }
+        apps.apply_watcher_event(&Event::InitDone);
+        let published = PublishedApp {
+            revision: Some(Revision::of(b"1")),
+            namespace: "shop".into(),
+            name: "store".into(),
+            resource_version: "7".into(),
+            uid: "1".into(),
+        };
+        context.objects.published.wrote("latchkey-app-shop", published);
+        judge(&context, "latchkey-app-shop").await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_document_goes_only_when_the_api_server_says_that_there_is_no_such_app() {
+        judged(&Script::default(), Some(app("shop"))).await;
+        let there = Script::default().expect(Method::GET, APP, |_| (StatusCode::OK, app("shop")));
+        judged(&there, None).await;
+        there.calls();
+        let gone =
+            Script::default().expect(Method::GET, APP, |_| not_found("store")).expect(Method::DELETE, SECRET, |call| {
+                assert_eq!(call.body["preconditions"], json!({ "resourceVersion": "7", "uid": "1" }));
+                not_found("latchkey-app-shop")
+            });
+        judged(&gone, None).await;
+        gone.calls();
+    }
+
+    #[tokio::test]
+    async fn a_document_goes_when_its_app_was_made_anew_with_another_app_id() {
+        let script = Script::default().expect(Method::GET, APP, |_| (StatusCode::OK, app("other"))).expect(
+            Method::DELETE,
+            SECRET,
+            |_| not_found("latchkey-app-shop"),
+        );
+        judged(&script, Some(app("other"))).await;
+        script.calls();
     }
 }

@@ -179,7 +179,7 @@ impl Probe {
         (probe, task)
     }
 
-    fn new(wakes: mpsc::UnboundedSender<Wake>) -> Self {
+    pub(crate) fn new(wakes: mpsc::UnboundedSender<Wake>) -> Self {
         let state = State {
             pods: BTreeMap::new(),
             expected: HashMap::new(),

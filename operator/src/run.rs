@@ -3,7 +3,7 @@
 use std::{convert::Infallible, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
-use futures::{StreamExt, stream};
+use futures::{StreamExt, future::select_all, stream};
 use kube::{
     Config, Resource,
     client::ClientBuilder,
@@ -85,11 +85,9 @@ async fn operate(args: RunArgs) -> Result<()> {
 
     // A standby watches too, so that it can act at once.
     let reader = ClientBuilder::try_from(config.clone())?.with_layer(&RequestsLayer::new(&metrics)).build();
-    let (app_wakes, app_queue) = mpsc::unbounded_channel();
-    let (provider_wakes, provider_queue) = mpsc::unbounded_channel();
-    let (orphan_wakes, orphan_queue) = mpsc::unbounded_channel();
-    let wakes = Wakes { apps: app_wakes, providers: provider_wakes, orphans: orphan_wakes };
-    let (objects, _watches) = watch::start(&reader, &args.namespace, &args.watch_namespaces, &health, &wakes);
+    let (wakes, mut queues) = Wakes::new();
+    let (objects, watches) = watch::start(&reader, &args.namespace, &args.watch_namespaces, &health, &wakes);
+    let mut watching = select_all(watches);
     let (probe_wakes, told) = mpsc::unbounded_channel();
     let (probe, _probing) =
         Probe::start(reader.clone(), &args.namespace, &args.server_service, probe_wakes, stop.clone());
@@ -109,6 +107,8 @@ async fn operate(args: RunArgs) -> Result<()> {
     let lease = LeaseOptions::new(&args.namespace, &args.lease, &args.identity);
     let mut held = tokio::select! {
         held = leader::acquire(reader, lease) => held,
+        never = queues.drain() => match never {},
+        _ = &mut watching => bail!("a watch ended"),
         () = &mut asked_to_end => return Ok(()),
     };
     health.leader(true);
@@ -124,7 +124,7 @@ async fn operate(args: RunArgs) -> Result<()> {
         events: Context::recorder(writer.clone(), &args.identity),
         client: writer,
         objects: objects.clone(),
-        wakes,
+        wakes: wakes.clone(),
         probe: probe.clone(),
         pace: Pace::new(),
         written: Written::default(),
@@ -139,20 +139,23 @@ async fn operate(args: RunArgs) -> Result<()> {
         synced(&objects, &health).await;
         probe.wait_settled().await;
         info!("every watch has told all, and every server pod what it serves");
-        let apps = control("app", app::reconcile, &context, objects.apps.clone(), app_queue, &stop);
+        wakes.everything(&objects);
+        let apps = control("app", app::reconcile, &context, objects.apps.clone(), queues.apps, &stop);
         let providers = control(
             "provider",
             provider::reconcile::reconcile,
             &context,
             objects.providers.clone(),
-            provider_queue,
+            queues.providers,
             &stop,
         );
-        tokio::join!(apps, providers, orphans::run(Arc::clone(&context), orphan_queue, &stop));
+        tokio::join!(apps, providers, orphans::run(Arc::clone(&context), queues.orphans, &stop));
     };
     tokio::pin!(controllers);
     let lost = tokio::select! {
         () = &mut controllers => false,
+        // It would go on blind.
+        _ = &mut watching => bail!("a watch ended"),
         lost = held.lost() => {
             error!(reason = %lost, "the Lease is lost");
             true
