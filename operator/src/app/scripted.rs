@@ -119,7 +119,7 @@ pub(crate) fn context(client: Client) -> (Context, Writer<Guarded<App>>) {
         namespace: "latchkey".to_owned(),
         events: Context::recorder(client.clone(), "operator-0"),
         client,
-        objects: Objects { apps, providers, published: Arc::default() },
+        objects: Objects::new(apps, providers),
         wakes: Wakes::new().0,
         probe: Probe::new(mpsc::unbounded_channel().0),
         pace: Pace::new(),
