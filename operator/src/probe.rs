@@ -41,6 +41,9 @@ use crate::{backoff::ShortBackoff, watch::WATCH_SECONDS};
 
 /// A pod that says nothing for so long is silent.
 const SILENCE: Duration = Duration::from_secs(15);
+/// Three heartbeats: a stream that says nothing for so long is begun again, so that a connection that was dropped in
+/// silence is not yet a silent pod.
+const QUIET: Duration = Duration::from_secs(6);
 /// One line may take so long, while it keeps coming: a hello of many Apps has some MiB.
 const LINE: Duration = Duration::from_secs(60);
 /// How often the clock is looked at.

@@ -188,7 +188,7 @@ pub(crate) fn located(field: &str, message: &str) -> String {
     if field.is_empty() { message.to_owned() } else { format!("{field}: {message}") }
 }
 
-fn names(pods: &[String]) -> String {
+pub(crate) fn names(pods: &[String]) -> String {
     match pods {
         [] => "a server pod".to_owned(),
         [one] => format!("server pod {one}"),

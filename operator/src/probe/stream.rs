@@ -15,7 +15,7 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
-use super::{LINE, Probe, SILENCE, table::TooManyApps};
+use super::{LINE, Probe, QUIET, SILENCE, table::TooManyApps};
 use crate::backoff::ShortBackoff;
 
 const CONNECT: Duration = Duration::from_secs(3);
@@ -96,7 +96,8 @@ async fn listen(probe: &Probe, uid: &str, address: SocketAddr, stop: &Cancellati
     let mut lines = Lines { body: response.into_body(), buffer: Vec::new() };
     let mut greeted = false;
     loop {
-        let line = timeout(LINE, lines.next(|| probe.table().part(uid, stop))).await??;
+        let quiet = if greeted { QUIET } else { SILENCE };
+        let line = timeout(LINE, lines.next(quiet, || probe.table().part(uid, stop))).await??;
         match serde_json::from_slice(&line)? {
             RevisionsLine::Hello { hello } if hello.pod_uid == uid => {
                 probe.table().hello(uid, stop, hello)?;
@@ -119,8 +120,8 @@ struct Lines {
 // === impl Lines ===
 
 impl Lines {
-    /// The next one. `part` is called for each part of it.
-    async fn next(&mut self, part: impl Fn()) -> Result<Vec<u8>, Cut> {
+    /// The next one, unless nothing comes for so long. `part` is called for each part of it.
+    async fn next(&mut self, quiet: Duration, part: impl Fn()) -> Result<Vec<u8>, Cut> {
         let mut looked = 0;
         loop {
             if let Some(end) = self.buffer[looked..].iter().position(|byte| *byte == b'\n') {
@@ -128,7 +129,7 @@ impl Lines {
                 return Ok(std::mem::replace(&mut self.buffer, rest));
             }
             looked = self.buffer.len();
-            let frame = timeout(SILENCE, self.body.frame()).await?.ok_or(Cut::End)??;
+            let frame = timeout(quiet, self.body.frame()).await?.ok_or(Cut::End)??;
             if let Ok(data) = frame.into_data() {
                 if self.buffer.len() + data.len() > MAX_LINE {
                     return Err(Cut::TooLong);

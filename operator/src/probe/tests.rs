@@ -279,6 +279,18 @@ async fn a_stream_that_is_cut_and_comes_back_is_no_news() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_connection_that_is_dropped_in_silence_is_no_news() {
+    let (mut fleet, talks) = Fleet::serving(&[1, 2]).await;
+    pass(7, &[&talks[1]]).await;
+    assert!(talks[0].is_cut(), "it is not waited for until the pod is silent");
+    let again = fleet.talk(1).await;
+    pass(4, &[&talks[1]]).await;
+    again.hello(1, revision(1));
+    pass(14, &[&talks[1], &again]).await;
+    assert_eq!((fleet.verdict(), fleet.wakes()), (all(2), vec![]));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_pod_that_has_not_told_is_no_evidence() {
     let (mut fleet, talks) = Fleet::serving(&[1]).await;
     fleet.see(&[1, 2], &[]);
@@ -356,8 +368,8 @@ async fn a_line_has_a_bound() {
 async fn a_long_line_that_keeps_coming_is_a_sign_of_life_and_one_that_hangs_is_not() {
     let (mut fleet, talks) = Fleet::serving(&[1]).await;
     talks[0].part("{\"hello\":");
-    for _ in 0..5 {
-        sleep(Duration::from_secs(10)).await;
+    for _ in 0..10 {
+        sleep(Duration::from_secs(5)).await;
         talks[0].part(" ");
         assert_eq!((fleet.verdict(), fleet.wakes()), (all(1), vec![]));
     }
