@@ -5,6 +5,7 @@ mod apps;
 mod deletion;
 mod drift;
 mod faults;
+mod keys;
 mod leader;
 mod look;
 mod permissions;
