@@ -121,7 +121,7 @@ async fn operate(args: RunArgs) -> Result<()> {
     let context = Context {
         settings: Settings { base_url: args.base_url, allow_insecure: args.allow_insecure },
         namespace: args.namespace,
-        events: Context::recorder(writer.clone(), &args.identity),
+        reporter: Context::reporter(&args.identity),
         client: writer,
         objects: objects.clone(),
         wakes,

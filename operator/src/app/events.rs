@@ -2,7 +2,7 @@
 
 use kube::{
     Resource,
-    runtime::events::{Event, EventType},
+    runtime::events::{Event, EventType, Recorder},
 };
 use latchkey_crds::{
     app::{App, AppStatus, KeyStatus},
@@ -87,7 +87,9 @@ fn event(type_: EventType, reason: &str, action: &str, note: String) -> Event {
 
 /// An Event that is not taken is no failure of what it tells of; a namespace that is going takes none.
 async fn send(context: &Context, app: &App, event: Event) {
-    if let Err(error) = context.events.publish(&event, &app.object_ref(&())).await {
+    // A recorder that is kept would count two of one reason as one, and show the note of the first.
+    let recorder = Recorder::new(context.client.clone(), context.reporter.clone());
+    if let Err(error) = recorder.publish(&event, &app.object_ref(&())).await {
         warn!(reason = event.reason, error = &error as &dyn std::error::Error, "an Event was not written");
     }
 }
