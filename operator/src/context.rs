@@ -30,7 +30,6 @@ pub(crate) struct Context {
     /// Progress of deletions.
     pub(crate) told: Told,
     pub(crate) failures: Failures,
-    /// Who writes Events.
     pub(crate) reporter: Reporter,
     pub(crate) metrics: Metrics,
     /// Tests have another.
@@ -40,6 +39,7 @@ pub(crate) struct Context {
 // === impl Context ===
 
 impl Context {
+    /// Who tells what Events tell.
     pub(crate) fn reporter(identity: &str) -> Reporter {
         Reporter { controller: FIELD_MANAGER.to_owned(), instance: Some(identity.to_owned()) }
     }

@@ -1,9 +1,9 @@
 //! Starts watches, probe, Lease and controllers, and joins them.
 
-use std::{convert::Infallible, process::ExitCode, sync::Arc, time::Duration};
+use std::{collections::HashSet, convert::Infallible, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
-use futures::{StreamExt, stream};
+use futures::{StreamExt, future::select_all, stream};
 use kube::{
     Config, Resource,
     client::ClientBuilder,
@@ -29,7 +29,7 @@ use crate::{
     },
     args::RunArgs,
     context::Context,
-    error::{Error, Failures},
+    error::{Chain, Error, Failures},
     facts::Settings,
     leader::{self, FenceLayer, LeaseOptions},
     metrics::{Metrics, RequestsLayer},
@@ -45,6 +45,8 @@ const RECONCILES: u16 = 32;
 /// An API server that does not answer within this is asked again. Longer than a watch's 30 s and its last event.
 const READ_TIMEOUT: Duration = Duration::from_secs(40);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// What the servers tell is taken in so many at a time.
+const WAKES: usize = 10_000;
 const COUNT_PODS: Duration = Duration::from_secs(5);
 /// What runs when the process is asked to end may take so long.
 const FINISH: Duration = Duration::from_secs(10);
@@ -59,7 +61,7 @@ pub(crate) fn run(args: RunArgs) -> ExitCode {
     match runtime.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(operate(args))) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            error!(error = AsRef::<dyn std::error::Error>::as_ref(&error), "the operator ends");
+            error!(error = %Chain(error.as_ref()), "the operator ends");
             ExitCode::FAILURE
         }
     }
@@ -85,11 +87,9 @@ async fn operate(args: RunArgs) -> Result<()> {
 
     // A standby watches too, so that it can act at once.
     let reader = ClientBuilder::try_from(config.clone())?.with_layer(&RequestsLayer::new(&metrics)).build();
-    let (app_wakes, app_queue) = mpsc::unbounded_channel();
-    let (provider_wakes, provider_queue) = mpsc::unbounded_channel();
-    let (orphan_wakes, orphan_queue) = mpsc::unbounded_channel();
-    let wakes = Wakes { apps: app_wakes, providers: provider_wakes, orphans: orphan_wakes };
-    let (objects, _watches) = watch::start(&reader, &args.namespace, &args.watch_namespaces, &health, &wakes);
+    let (wakes, mut queues) = Wakes::new();
+    let (objects, watches) = watch::start(&reader, &args.namespace, &args.watch_namespaces, &health, &wakes);
+    let mut watching = select_all(watches);
     let (probe_wakes, told) = mpsc::unbounded_channel();
     let (probe, _probing) =
         Probe::start(reader.clone(), &args.namespace, &args.server_service, probe_wakes, stop.clone());
@@ -109,6 +109,8 @@ async fn operate(args: RunArgs) -> Result<()> {
     let lease = LeaseOptions::new(&args.namespace, &args.lease, &args.identity);
     let mut held = tokio::select! {
         held = leader::acquire(reader, lease) => held,
+        never = queues.drain() => match never {},
+        _ = &mut watching => bail!("a watch ended"),
         () = &mut asked_to_end => return Ok(()),
     };
     health.leader(true);
@@ -124,7 +126,7 @@ async fn operate(args: RunArgs) -> Result<()> {
         reporter: Context::reporter(&args.identity),
         client: writer,
         objects: objects.clone(),
-        wakes,
+        wakes: wakes.clone(),
         probe: probe.clone(),
         pace: Pace::new(),
         written: Written::default(),
@@ -139,20 +141,23 @@ async fn operate(args: RunArgs) -> Result<()> {
         synced(&objects, &health).await;
         probe.wait_settled().await;
         info!("every watch has told all, and every server pod what it serves");
-        let apps = control("app", app::reconcile, &context, objects.apps.clone(), app_queue, &stop);
+        wakes.everything(&objects);
+        let apps = control("app", app::reconcile, &context, objects.apps.clone(), queues.apps, &stop);
         let providers = control(
             "provider",
             provider::reconcile::reconcile,
             &context,
             objects.providers.clone(),
-            provider_queue,
+            queues.providers,
             &stop,
         );
-        tokio::join!(apps, providers, orphans::run(Arc::clone(&context), orphan_queue, &stop));
+        tokio::join!(apps, providers, orphans::run(Arc::clone(&context), queues.orphans, &stop));
     };
     tokio::pin!(controllers);
     let lost = tokio::select! {
         () = &mut controllers => false,
+        // It would go on blind.
+        _ = &mut watching => bail!("a watch ended"),
         lost = held.lost() => {
             error!(reason = %lost, "the Lease is lost");
             true
@@ -186,10 +191,20 @@ async fn synced(objects: &Objects, health: &Health) {
 
 /// What the servers tell wakes whom it concerns.
 async fn pass_on(mut told: mpsc::UnboundedReceiver<Wake>, objects: Objects, wakes: Wakes) {
-    while let Some(wake) = told.recv().await {
-        match wake {
-            Wake::App(app) | Wake::Deletion(app) => wakes.apps_with_id(&objects, &app),
-            Wake::All | Wake::Formats => wakes.all(&objects),
+    let mut some = Vec::new();
+    // What came meanwhile is one walk through the store.
+    while told.recv_many(&mut some, WAKES).await > 0 {
+        let (mut apps, mut all) = (HashSet::new(), false);
+        for wake in some.drain(..) {
+            match wake {
+                Wake::Apps(named) => apps.extend(named),
+                Wake::All => all = true,
+            }
+        }
+        if all {
+            wakes.all(&objects);
+        } else {
+            wakes.apps_with_ids(&objects, &apps);
         }
     }
 }
@@ -236,7 +251,7 @@ async fn control<K, F>(
                 Err(error) => {
                     warn!(
                         object = place,
-                        error = error as &dyn std::error::Error,
+                        error = %Chain(error),
                         "a reconcile failed; it is tried again"
                     );
                     context.metrics.reconciled(name, error.kind().as_str(), began.elapsed());

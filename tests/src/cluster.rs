@@ -3,6 +3,7 @@
 
 mod objects;
 mod rbac;
+mod scripted;
 mod servers;
 
 use std::{
@@ -32,7 +33,8 @@ use tokio::sync::OnceCell;
 pub use self::{
     objects::apply,
     rbac::Permission,
-    servers::{Endpoint, PodServer},
+    scripted::{ScriptedServer, Words},
+    servers::{Endpoint, PodServer, ServerPod},
 };
 use crate::{
     builders,

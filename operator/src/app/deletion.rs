@@ -155,6 +155,7 @@ pub(crate) fn progress(verdict: &Verdict, left: Option<u64>) -> String {
             "the servers have not begun; where that stays so, see whether they reach Postgres".to_owned()
         }
         (Verdict::Refused { pod, reason }, _) => format!("server pod {pod} refuses to: {reason}"),
+        (Verdict::KeysLost { pod }, _) => format!("server pod {pod} refuses to: they have other keys, which are lost"),
         (Verdict::Silent { pods }, _) => format!("{} told nothing for 15 s; look at its log", names(pods)),
         (Verdict::Behind { pods } | Verdict::Undecided { pods }, _) => {
             format!("waiting for {} to stop serving the App", names(pods))
