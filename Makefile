@@ -65,8 +65,8 @@ generate: ## Write the CRD YAML (also the chart's), the metadata of the SQL quer
 	@$(BIN)/latchkey-server openapi > docs/openapi.json.new && mv docs/openapi.json.new docs/openapi.json
 
 .PHONY: bench
-bench: ## Measure password logins against the bare argon2 rate of the same cores
-	@scripts/need cc postgres redis
+bench: ## Measure password logins and the operator with many Apps (ARGS='operator --apps 100 --idle-seconds 60', ARGS=logins)
+	@scripts/need cc postgres redis control-plane
 	$(BUILD) --release --bins
 	@exec env $(MALLOC) setpriv --pdeathsig TERM -- $(or $(CARGO_TARGET_DIR),target)/release/latchkey-bench $(ARGS)
 

@@ -36,7 +36,7 @@ use crate::{
     gather,
     probe::Verdict,
     provider::reconcile::undecodable,
-    watch::{Guarded, app_id},
+    watch::Guarded,
 };
 
 pub(crate) mod deletion;
@@ -134,7 +134,10 @@ async fn steps(app: &App, old: &AppStatus, context: &Context) -> Result<Progress
         None => return Ok(Progress::Again(SOON)),
     };
     match keys {
-        TakenKeys::Kept(kept) => serve(app, old, &validated, *kept, &policy, &secrets, context).await,
+        TakenKeys::Kept(kept) => {
+            context.objects.keys.judged(&validated.app_id, kept.version());
+            serve(app, old, &validated, *kept, &policy, &secrets, context).await
+        }
         TakenKeys::LookAgain => Ok(Progress::Again(SOON)),
         TakenKeys::Refused(refusal) => Ok(Progress::Done(refused(app, refusal, validated.problems.clone(), context))),
     }
@@ -263,6 +266,7 @@ async fn serve(
         let Some(replaced) = key_secret::replace(secrets, &kept, &next, &kept.holder).await? else {
             return Ok(Progress::Again(SOON));
         };
+        context.objects.keys.judged(owner.app_id, replaced.version());
         events::keys_changed(context, app, &kept.document.status(policy), &replaced.document.status(policy)).await;
         kept = replaced;
         steps += 1;
@@ -437,11 +441,11 @@ async fn tell_progress(
 
 /// The other Apps in the store that ask for the same appID.
 fn other_claims(app: &App, id: &AppId, context: &Context) -> Vec<Claim> {
-    let others = context.objects.apps.state_filter(|other| app_id(other).as_ref() == Some(id));
+    let others = context.objects.apps_with_id(id);
     others
         .iter()
         .filter_map(|other| other.0.as_ref().ok())
-        .filter(|other| other.metadata.uid != app.metadata.uid)
+        .filter(|other| other.metadata.uid != app.metadata.uid && other.app_id().as_ref() == Ok(id))
         .map(Claim::of)
         .collect()
 }

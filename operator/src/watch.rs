@@ -1,7 +1,9 @@
 //! What the operator sees of the cluster: a store for each kind that it needs whole, and what wakes whom.
 
+mod index;
+
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     convert::Infallible,
     fmt::Debug,
     hash::{BuildHasher, RandomState},
@@ -36,6 +38,8 @@ use latchkey_crds::{
 use tokio::sync::mpsc;
 use tracing::warn;
 
+pub(crate) use self::index::{Index, Named, Place};
+use self::index::{named_by_app, named_by_provider};
 use crate::{
     admin::{Health, why},
     backoff::ShortBackoff,
@@ -56,6 +60,11 @@ pub(crate) struct Objects {
     pub(crate) apps: Store<Guarded<App>>,
     pub(crate) providers: Store<Guarded<Provider>>,
     pub(crate) published: Arc<Published>,
+    pub(crate) keys: Arc<JudgedKeys>,
+    /// The Apps by what they name.
+    apps_by: Arc<Index<Named, Place>>,
+    /// The Providers by their Secret.
+    providers_by: Arc<Index<Place, Place>>,
 }
 
 /// What is published, by the name of its Secret. The documents themselves are not kept.
@@ -65,6 +74,8 @@ pub(crate) struct Published(Mutex<PublishedApps>);
 #[derive(Default)]
 struct PublishedApps {
     apps: HashMap<String, PublishedApp>,
+    /// The Secrets by the App whose they are.
+    secrets: Index<Place, String>,
     /// The newest version that the watch has told of any of them.
     told: u64,
 }
@@ -78,6 +89,10 @@ pub(crate) struct PublishedApp {
     pub(crate) resource_version: String,
     pub(crate) uid: String,
 }
+
+/// The version of each App's keys that its last reconcile went by: what a watch tells of it is no news.
+#[derive(Default)]
+pub(crate) struct JudgedKeys(Mutex<HashMap<AppId, String>>);
 
 /// Versions of one resource grow; what is no number is older than all.
 fn version_number(resource_version: &str) -> u64 {
@@ -123,7 +138,7 @@ pub(crate) fn start(
 ) -> (Objects, Vec<tokio::task::JoinHandle<()>>) {
     let (apps, apps_writer) = store();
     let (providers, providers_writer) = store();
-    let objects = Objects { apps, providers, published: Arc::default() };
+    let objects = Objects::new(apps, providers);
 
     let config = || watcher::Config::default().timeout(WATCH_SECONDS).page_size(PAGE);
     // What belongs to releases of Helm and to ServiceAccounts is nobody's client secret, and there is much of it.
@@ -325,6 +340,14 @@ impl<K: Resource<DynamicType = ()> + Clone + 'static> Keeper<K> {
     }
 }
 
+/// What is named by what is there now.
+fn now<K, N, V>(seen: &Seen<K>, named: fn(&K) -> BTreeSet<(N, V)>) -> BTreeSet<(N, V)> {
+    match seen {
+        Seen::Applied(object) => named(object),
+        Seen::Gone { .. } | Seen::Synced => BTreeSet::new(),
+    }
+}
+
 async fn follow_apps(
     watches: Vec<Watch<Guarded<App>>>,
     writer: Writer<Guarded<App>>,
@@ -335,6 +358,7 @@ async fn follow_apps(
     let mut keeper = Keeper::new(writer);
     follow("apps", watches, health, |seen| {
         let before = keeper.keep(&seen);
+        objects.apps_by.turn(&before.as_deref().map(named_by_app).unwrap_or_default(), &now(&seen, named_by_app));
         let id_before = before.as_ref().and_then(|app| app_id(app));
         let left = |namespace: &str, name: &str| {
             for secret in objects.published.of_app(namespace, name) {
@@ -373,6 +397,8 @@ async fn follow_providers(
     let mut keeper = Keeper::new(writer);
     follow("providers", watches, health, |seen| {
         let before = keeper.keep(&seen);
+        let named_before = before.as_deref().map(named_by_provider).unwrap_or_default();
+        objects.providers_by.turn(&named_before, &now(&seen, named_by_provider));
         match &seen {
             Seen::Applied(provider) => {
                 if before.is_none_or(|before| !same_but_for_status(&before, provider)) {
@@ -389,21 +415,25 @@ async fn follow_providers(
 }
 
 async fn follow_keys(watches: Vec<Watch<Metadata<Secret>>>, objects: Objects, wakes: Wakes, health: Health) {
+    let id = |name: &str| name.strip_prefix(KEYS_PREFIX).and_then(|id| id.parse().ok());
     let mut synced = false;
-    follow("keys", watches, health, |seen| {
-        let name = match seen {
-            Seen::Applied(secret) if synced => secret.name_any(),
-            // At the start everything is reconciled anyway.
-            Seen::Applied(_) => return,
-            Seen::Gone { name, .. } => name,
-            Seen::Synced => {
-                synced = true;
-                return;
+    follow("keys", watches, health, |seen| match seen {
+        Seen::Applied(secret) if synced => {
+            if let Some(id) = id(&secret.name_any())
+                && !objects.is_judged(&id, &secret.resource_version().unwrap_or_default())
+            {
+                wakes.apps_with_id(&objects, &id);
             }
-        };
-        if let Some(id) = name.strip_prefix(KEYS_PREFIX).and_then(|id| id.parse().ok()) {
-            wakes.apps_with_id(&objects, &id);
         }
+        // At the start everything is reconciled anyway.
+        Seen::Applied(_) => {}
+        Seen::Gone { name, .. } => {
+            if let Some(id) = id(&name) {
+                objects.keys.forget(&id);
+                wakes.apps_with_id(&objects, &id);
+            }
+        }
+        Seen::Synced => synced = true,
     })
     .await;
 }
@@ -492,6 +522,43 @@ pub(crate) fn app_id(app: &Guarded<App>) -> Option<AppId> {
     app.0.as_ref().ok()?.app_id().ok()
 }
 
+// === impl Objects ===
+
+impl Objects {
+    pub(crate) fn new(apps: Store<Guarded<App>>, providers: Store<Guarded<Provider>>) -> Self {
+        let (apps_by, providers_by) = (Arc::default(), Arc::default());
+        Self { apps, providers, published: Arc::default(), keys: Arc::default(), apps_by, providers_by }
+    }
+
+    /// The Apps that ask for an appID.
+    pub(crate) fn apps_with_id(&self, id: &AppId) -> Vec<Arc<Guarded<App>>> {
+        let named = self.apps_by.of(&Named::AppId(id.clone()));
+        named.iter().filter_map(|place| self.apps.get(&place.object())).collect()
+    }
+
+    /// Whether these keys are no news to anybody: their App has seen them, and no other asks for the appID.
+    fn is_judged(&self, id: &AppId, version: &str) -> bool {
+        self.keys.held().get(id).is_some_and(|judged| judged == version)
+            && self.apps_by.of(&Named::AppId(id.clone())).len() == 1
+    }
+}
+
+// === impl JudgedKeys ===
+
+impl JudgedKeys {
+    fn held(&self) -> std::sync::MutexGuard<'_, HashMap<AppId, String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn judged(&self, id: &AppId, version: &str) {
+        self.held().insert(id.clone(), version.to_owned());
+    }
+
+    fn forget(&self, id: &AppId) {
+        self.held().remove(id);
+    }
+}
+
 // === impl Queues ===
 
 impl Queues {
@@ -549,60 +616,40 @@ impl Wakes {
     }
 
     pub(crate) fn apps_with_id(&self, objects: &Objects, id: &AppId) {
-        self.apps_that(objects, |app| app.app_id().is_ok_and(|own| own == *id));
+        self.apps_that_name(objects, &Named::AppId(id.clone()));
     }
 
-    /// In one walk through the store, however many they are.
     pub(crate) fn apps_with_ids(&self, objects: &Objects, ids: &HashSet<AppId>) {
-        self.apps_that(objects, |app| app.app_id().is_ok_and(|own| ids.contains(&own)));
+        for id in ids {
+            self.apps_with_id(objects, id);
+        }
     }
 
     fn apps_with_provider(&self, objects: &Objects, namespace: &str, provider: &str) {
-        self.apps_that(objects, |app| {
-            app.metadata.namespace.as_deref() == Some(namespace)
-                && app.spec.provider_refs.iter().any(|reference| reference.name == provider)
-        });
+        self.apps_that_name(objects, &Named::Provider(Place::new(namespace, provider)));
     }
 
     fn apps_with_config_map(&self, objects: &Objects, namespace: &str, name: &str) {
-        self.apps_that(objects, |app| {
-            app.metadata.namespace.as_deref() == Some(namespace)
-                && app.spec.mail.templates_ref.as_ref().is_some_and(|reference| reference.name == name)
-        });
+        self.apps_that_name(objects, &Named::ConfigMap(Place::new(namespace, name)));
     }
 
     fn with_secret(&self, objects: &Objects, namespace: &str, name: &str) {
-        let providers: Vec<String> = objects
-            .providers
-            .state()
-            .iter()
-            .filter_map(|provider| provider.0.as_ref().ok())
-            .filter(|provider| {
-                provider.metadata.namespace.as_deref() == Some(namespace)
-                    && provider.spec.client.secret_ref().name == name
-            })
-            .map(|provider| {
-                self.provider(ObjectRef::new(&provider.name_any()).within(namespace));
-                provider.name_any()
-            })
-            .collect();
-        self.apps_that(objects, |app| {
-            app.metadata.namespace.as_deref() == Some(namespace)
-                && (app.spec.mail.smtp_secret_ref.as_ref().is_some_and(|reference| reference.name == name)
-                    || app.spec.provider_refs.iter().any(|reference| providers.contains(&reference.name)))
-        });
+        let secret = Place::new(namespace, name);
+        for provider in objects.providers_by.of(&secret) {
+            self.apps_with_provider(objects, namespace, provider.name());
+            self.provider(provider.object());
+        }
+        self.apps_that_name(objects, &Named::Secret(secret));
     }
 
-    fn apps_that(&self, objects: &Objects, fits: impl Fn(&App) -> bool) {
-        for app in objects.apps.state() {
-            if app.0.as_ref().is_ok_and(&fits) {
-                self.app(ObjectRef::from_obj(&*app));
-            }
+    fn apps_that_name(&self, objects: &Objects, named: &Named) {
+        for app in objects.apps_by.of(named) {
+            self.app(app.object());
         }
     }
 }
 
-// === impl Published ===
+// === impl Published, PublishedApps ===
 
 impl Published {
     fn held(&self) -> std::sync::MutexGuard<'_, PublishedApps> {
@@ -617,7 +664,7 @@ impl Published {
     pub(crate) fn wrote(&self, secret: &str, app: PublishedApp) {
         let mut held = self.held();
         if version_number(&app.resource_version) > held.told {
-            held.apps.insert(secret.to_owned(), app);
+            held.put(secret, Some(app));
         }
     }
 
@@ -629,7 +676,7 @@ impl Published {
         if held.apps.get(secret).is_some_and(|known| version_number(&known.resource_version) > version) {
             return false;
         }
-        held.apps.insert(secret.to_owned(), app.clone()) != Some(app)
+        held.put(secret, Some(app.clone())) != Some(app)
     }
 
     /// Notes that the watch tells it gone, as of that version.
@@ -639,7 +686,7 @@ impl Published {
         let is_newer =
             |known: &PublishedApp| version.is_some_and(|gone| version_number(&known.resource_version) > gone);
         if !held.apps.get(secret).is_some_and(is_newer) {
-            held.apps.remove(secret);
+            held.put(secret, None);
         }
     }
 
@@ -650,8 +697,21 @@ impl Published {
 
     /// The Secrets that are published for an App.
     fn of_app(&self, namespace: &str, name: &str) -> Vec<String> {
-        let is_its = |app: &PublishedApp| app.namespace == namespace && app.name == name;
-        self.held().apps.iter().filter(|(_, app)| is_its(app)).map(|(secret, _)| secret.clone()).collect()
+        self.held().secrets.of(&Place::new(namespace, name))
+    }
+}
+
+impl PublishedApps {
+    /// Gives what was there.
+    fn put(&mut self, secret: &str, app: Option<PublishedApp>) -> Option<PublishedApp> {
+        let place = |app: &PublishedApp| (Place::new(&app.namespace, &app.name), secret.to_owned());
+        let now = app.iter().map(place).collect();
+        let before = match app {
+            Some(app) => self.apps.insert(secret.to_owned(), app),
+            None => self.apps.remove(secret),
+        };
+        self.secrets.turn(&before.iter().map(place).collect(), &now);
+        before
     }
 }
 
@@ -691,7 +751,7 @@ mod tests {
     fn objects() -> (Objects, Writer<Guarded<App>>) {
         let (apps, writer) = store();
         let (providers, _) = store();
-        (Objects { apps, providers, published: Arc::default() }, writer)
+        (Objects::new(apps, providers), writer)
     }
 
     fn published(version: &str, document: &[u8]) -> PublishedApp {
@@ -786,10 +846,8 @@ mod tests {
 
     #[tokio::test]
     async fn the_app_of_a_document_that_went_is_woken_although_we_took_it_away() {
-        let (objects, mut writer) = objects();
-        writer.apply_watcher_event(&Event::Init);
-        writer.apply_watcher_event(&Event::InitApply(app("shop", "shop", "3")));
-        writer.apply_watcher_event(&Event::InitDone);
+        let there = vec![Event::Init, Event::InitApply(app("shop", "shop", "3")), Event::InitDone];
+        let (objects, _) = seen(vec![there]).await;
         let secret = json!({
             "metadata": { "name": "latchkey-app-shop", "namespace": "latchkey", "uid": "1", "resourceVersion": "7" },
         });
@@ -799,6 +857,31 @@ mod tests {
         let watches = vec![stream::iter(events).map(Ok).boxed()];
         follow_published(watches, objects, wakes, Health::new(&["rendered apps"])).await;
         assert_eq!(queues.apps.try_recv().unwrap().name, "store");
+    }
+
+    #[tokio::test]
+    async fn keys_wake_their_app_unless_it_has_seen_them_and_nobody_else_asks_for_its_app_id() {
+        let keys = |version: &str| {
+            let secret = json!({
+                "apiVersion": "v1", "kind": "Secret",
+                "metadata": { "name": "latchkey-keys-shop", "namespace": "latchkey", "resourceVersion": version },
+            });
+            serde_json::from_value::<Metadata<Secret>>(secret).unwrap()
+        };
+        let woken_by = async |apps: &[&str], event| {
+            let there = apps.iter().map(|namespace| Event::InitApply(app(namespace, "shop", "3")));
+            let (objects, _) =
+                seen(vec![std::iter::once(Event::Init).chain(there).chain([Event::InitDone]).collect()]).await;
+            objects.keys.judged(&"shop".parse().unwrap(), "7");
+            let (wakes, mut queues) = Wakes::new();
+            let watches = vec![stream::iter([Event::Init, Event::InitDone, event]).map(Ok).boxed()];
+            follow_keys(watches, objects, wakes, Health::new(&["keys"])).await;
+            std::iter::from_fn(move || queues.apps.try_recv().ok()).count()
+        };
+        assert_eq!(woken_by(&["shop"], Event::Apply(keys("7"))).await, 0);
+        assert_eq!(woken_by(&["shop"], Event::Apply(keys("8"))).await, 1, "somebody changed them");
+        assert_eq!(woken_by(&["shop", "waiting"], Event::Apply(keys("7"))).await, 2, "the appID is taken");
+        assert_eq!(woken_by(&["shop"], Event::Delete(keys("7"))).await, 1);
     }
 
     #[tokio::test]

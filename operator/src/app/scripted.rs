@@ -118,7 +118,7 @@ pub(crate) fn context(client: Client) -> (Context, Writer<Guarded<App>>) {
         namespace: "latchkey".to_owned(),
         reporter: Context::reporter("operator-0"),
         client,
-        objects: Objects { apps, providers, published: Arc::default() },
+        objects: Objects::new(apps, providers),
         wakes: Wakes::new().0,
         probe: Probe::deaf(),
         pace: Pace::new(),

@@ -70,6 +70,11 @@ pub(crate) struct KeysError {
 // === impl Kept, Found ===
 
 impl Kept {
+    /// Of the Secret as it was read or written.
+    pub(crate) fn version(&self) -> &str {
+        self.metadata.resource_version.as_deref().unwrap_or_default()
+    }
+
     /// Whether the platform team gave them to another namespace since they were written.
     pub(crate) fn are_handed_over(&self) -> bool {
         self.document.namespace.as_ref().is_some_and(|namespace| *namespace != self.holder.namespace)

@@ -1,13 +1,8 @@
-//! `make bench`: password log-ins against what the bare argon2 loop reaches on the same cores in the same run, the
-//! memory they take, and how long a server takes to start.
-//!
-//! Times are noisy, so what is reported is ratios measured in one run; each bound of the service is printed with what
-//! was measured, and a bound that is not met ends the program with 1.
+//! Password log-ins against what the bare argon2 loop reaches on the same cores in the same run, the memory they take, and
+//! how long a server takes to start.
 
 use std::{
-    fs,
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    process::ExitCode,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -31,6 +26,8 @@ use latchkey_tests::{
 use serde_json::json;
 use tokio::net::TcpSocket;
 
+use crate::figures::{Bound, MIB, histogram, micros, millis, resident};
+
 /// A step is rounds of the bare loop and of log-ins by turns, and its figures are those of all rounds together: a
 /// machine that changes its pace then changes it for both.
 const ROUNDS: u32 = 5;
@@ -40,7 +37,6 @@ const MEASURE: Duration = Duration::from_secs(4);
 const BARE: Duration = Duration::from_secs(2);
 const IN_FLIGHT: [u32; 4] = [1, 8, 64, 256];
 const PASSWORD: &str = "a quiet harbour at noon";
-const MIB: f64 = 1024.0 * 1024.0;
 
 /// What is measured of the log-ins at one number in flight.
 struct Step {
@@ -55,25 +51,8 @@ struct Step {
     peak_memory: f64,
 }
 
-/// A bound, and whether it is met.
-struct Bound {
-    what: String,
-    met: bool,
-}
-
-fn main() -> ExitCode {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime starts");
-    match runtime.block_on(bench()) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("bench: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-async fn bench() -> Result<bool> {
+/// Measures, prints, and gives what was promised.
+pub(crate) async fn run() -> Result<Vec<Bound>> {
     let threads = thread::available_parallelism()?.get();
     println!("Password log-ins, on {threads} cores shared by server, client, Postgres and Redis\n");
     let loose: &[(u32, u32)] = &[(10_000_000, 60)];
@@ -112,11 +91,7 @@ async fn bench() -> Result<bool> {
     let start = start_time(server).await?;
     println!("Start, from the process to ready: {:.0} ms\n", start.as_secs_f64() * 1000.0);
 
-    let bounds = bounds(&steps, peak, threads);
-    for bound in &bounds {
-        println!("{}   {}", if bound.met { "met    " } else { "NOT MET" }, bound.what);
-    }
-    Ok(bounds.iter().all(|bound| bound.met))
+    Ok(bounds(&steps, peak, threads))
 }
 
 fn bounds(steps: &[Step], peak: f64, threads: usize) -> Vec<Bound> {
@@ -359,29 +334,5 @@ async fn sample_memory(pid: u32, done: Arc<AtomicBool>, peak: Arc<AtomicU64>) ->
 
 /// Resident memory in MiB.
 fn memory(server: &Server) -> Result<f64> {
-    let bytes = resident(server.pid().context("the server runs")?)?;
-    #[expect(clippy::cast_precision_loss, reason = "memory sizes are far below 2^52")]
-    let mib = bytes as f64 / MIB;
-    Ok(mib)
-}
-
-/// `VmRSS` of proc(5), in octets.
-fn resident(pid: u32) -> Result<u64> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
-    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse()?;
-    Ok(kib * 1024)
-}
-
-fn histogram() -> Histogram<u64> {
-    Histogram::new_with_bounds(1, 60_000_000, 3).expect("bounds of microseconds up to a minute")
-}
-
-fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX).clamp(1, 60_000_000)
-}
-
-fn millis(histogram: &Histogram<u64>, quantile: f64) -> String {
-    let micros = u32::try_from(histogram.value_at_quantile(quantile)).unwrap_or(u32::MAX);
-    format!("{:.1} ms", f64::from(micros) / 1000.0)
+    crate::figures::memory(server.pid().context("the server runs")?)
 }

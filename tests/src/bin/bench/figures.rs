@@ -1,0 +1,63 @@
+//! What all parts measure with, and how they say what was promised.
+
+use std::{fs, time::Duration};
+
+use anyhow::{Context, Result};
+use hdrhistogram::Histogram;
+
+pub(crate) const MIB: f64 = 1024.0 * 1024.0;
+
+/// A bound, and whether it is met.
+pub(crate) struct Bound {
+    pub(crate) what: String,
+    pub(crate) met: bool,
+}
+
+// === impl Bound ===
+
+impl Bound {
+    pub(crate) fn new(what: String, met: bool) -> Self {
+        Self { what, met }
+    }
+}
+
+pub(crate) fn histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 60_000_000, 3).expect("bounds of microseconds up to a minute")
+}
+
+pub(crate) fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX).clamp(1, 60_000_000)
+}
+
+pub(crate) fn millis(histogram: &Histogram<u64>, quantile: f64) -> String {
+    let micros = u32::try_from(histogram.value_at_quantile(quantile)).unwrap_or(u32::MAX);
+    format!("{:.1} ms", f64::from(micros) / 1000.0)
+}
+
+/// Resident memory of a process in MiB.
+pub(crate) fn memory(pid: u32) -> Result<f64> {
+    Ok(mib(resident(pid)?))
+}
+
+/// The most that it ever was, in MiB.
+pub(crate) fn peak_memory(pid: u32) -> Result<f64> {
+    Ok(mib(of_status(pid, "VmHWM:")?))
+}
+
+/// `VmRSS` of proc(5), in octets.
+pub(crate) fn resident(pid: u32) -> Result<u64> {
+    of_status(pid, "VmRSS:")
+}
+
+fn mib(octets: u64) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "memory sizes are far below 2^52")]
+    let octets = octets as f64;
+    octets / MIB
+}
+
+fn of_status(pid: u32, name: &str) -> Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(name)).with_context(|| format!("no {name}"))?;
+    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse()?;
+    Ok(kib * 1024)
+}

@@ -1,0 +1,111 @@
+//! Many Apps, made by the administrator.
+
+use std::{
+    collections::HashSet,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use futures::{StreamExt, TryStreamExt, stream};
+use kube::{
+    Api, Client, ResourceExt,
+    runtime::watcher::{self, Event},
+};
+use latchkey_crds::{
+    app,
+    conditions::{ConditionStatus, ConditionType},
+};
+use latchkey_tests::{
+    builders::{App, Relay},
+    cluster::{Install, apply},
+};
+use tokio::{sync::oneshot, task::JoinHandle};
+
+/// Up to so many Apps have an SMTP Secret each.
+const WITH_SECRETS: usize = 1000;
+/// What the administrator asks for at a time.
+const AT_A_TIME: usize = 16;
+
+/// The Apps, in the tenants' namespaces by turns.
+pub(crate) struct Population {
+    apps: Vec<(String, App)>,
+}
+
+/// Whether a condition says this of the App as it is written now.
+pub(crate) fn says(app: &app::App, type_: ConditionType, wanted: ConditionStatus) -> bool {
+    let conditions = app.status.iter().flat_map(|status| &status.conditions);
+    conditions
+        .filter(|condition| condition.type_ == type_.as_str())
+        .any(|condition| condition.status == wanted && condition.observed_generation == app.metadata.generation)
+}
+
+// === impl Population ===
+
+impl Population {
+    pub(crate) fn new(install: &Install<'_>, apps: usize) -> Self {
+        let make = |(number, tenant): (usize, &String)| {
+            let app = App::with_id(&format!("app-{number}"));
+            let app = if apps <= WITH_SECRETS { app.relay(Relay::to(&install.smtp)) } else { app };
+            (tenant.clone(), app)
+        };
+        Self { apps: (0..apps).zip(install.tenants().iter().cycle()).map(make).collect() }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.apps.len()
+    }
+
+    /// An App with its namespace.
+    pub(crate) fn at(&self, number: usize) -> (&str, &App) {
+        let (namespace, app) = &self.apps[number];
+        (namespace, app)
+    }
+
+    /// Makes them all, and tells how long it took.
+    pub(crate) async fn create(&self, client: &Client) -> Result<Duration> {
+        let started = Instant::now();
+        stream::iter(&self.apps)
+            .map(|(namespace, app)| async move {
+                for object in app.objects(namespace) {
+                    apply(client, &object).await?;
+                }
+                anyhow::Ok(())
+            })
+            .buffer_unordered(AT_A_TIME)
+            .try_for_each(|()| async { Ok(()) })
+            .await?;
+        Ok(started.elapsed())
+    }
+
+    /// Watches the Apps from now on; the task ends when all are Programmed.
+    pub(crate) async fn programmed(&self, client: &Client) -> Result<JoinHandle<Result<()>>> {
+        let apps: Api<app::App> = Api::all(client.clone());
+        let wanted = self.len();
+        let (listed, is_listed) = oneshot::channel();
+        let task = tokio::spawn(async move {
+            let mut listed = Some(listed);
+            let mut done = HashSet::new();
+            let mut events = watcher::watcher(apps, watcher::Config::default()).boxed();
+            while done.len() < wanted {
+                let event = events.try_next().await?.context("a watch does not end")?;
+                match event {
+                    Event::InitApply(app) | Event::Apply(app) => {
+                        if says(&app, ConditionType::Programmed, ConditionStatus::True) {
+                            done.insert(app.name_any());
+                        }
+                    }
+                    Event::InitDone => {
+                        if let Some(listed) = listed.take() {
+                            // Who asked waits for it.
+                            let _ = listed.send(());
+                        }
+                    }
+                    Event::Init | Event::Delete(_) => {}
+                }
+            }
+            Ok(())
+        });
+        is_listed.await.context("the watch begins")?;
+        Ok(task)
+    }
+}

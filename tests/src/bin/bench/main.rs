@@ -1,0 +1,62 @@
+//! `make bench`: what the service promises in figures, measured in one run.
+//!
+//! Times are noisy, so what can be is reported as ratios; each bound of the service is printed with what was measured, and
+//! a bound that is not met ends the program with 1.
+
+mod figures;
+mod fleet;
+mod logins;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, ValueEnum};
+
+use crate::figures::Bound;
+
+/// Measures what the service promises in figures.
+#[derive(Parser)]
+struct Args {
+    /// What to measure; without it everything.
+    parts: Vec<Part>,
+    #[command(flatten)]
+    fleet: fleet::Options,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// Password log-ins against the bare argon2 rate.
+    Logins,
+    /// The operator and the servers in a cluster, with few Apps and with many.
+    Operator,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime starts");
+    match runtime.block_on(bench(&args)) {
+        Ok(bounds) => {
+            println!();
+            for bound in &bounds {
+                println!("{}   {}", if bound.met { "met    " } else { "NOT MET" }, bound.what);
+            }
+            if bounds.iter().all(|bound| bound.met) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        }
+        Err(error) => {
+            eprintln!("bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn bench(args: &Args) -> Result<Vec<Bound>> {
+    let is_wanted = |part| args.parts.is_empty() || args.parts.contains(&part);
+    let mut bounds = Vec::new();
+    if is_wanted(Part::Logins) {
+        bounds.extend(logins::run().await?);
+    }
+    if is_wanted(Part::Operator) {
+        bounds.extend(fleet::run(&args.fleet).await?);
+    }
+    Ok(bounds)
+}
