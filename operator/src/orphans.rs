@@ -17,7 +17,7 @@ use crate::{
     app::{owner::proves_absence, publish::withdraw},
     context::Context,
     error::Error,
-    watch::PublishedApp,
+    watch::{PublishedApp, published_app_id},
 };
 
 /// Judges each Secret that is named, one after the other, until asked to stop.
@@ -46,6 +46,10 @@ async fn judge(context: &Context, secret: &str) -> Result<(), Error> {
     }
     if exists(context, &published).await? {
         return Ok(());
+    }
+    // Before it goes: an App that is made anew meanwhile is woken when its document goes, and expects its own.
+    if let Some(app_id) = published_app_id(secret) {
+        context.probe.forget(&app_id);
     }
     withdraw(context, secret, &published).await?;
     info!(secret, namespace, app = name, "the App is gone; its rendered document is taken away");

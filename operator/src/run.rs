@@ -87,9 +87,9 @@ async fn operate(args: RunArgs) -> Result<()> {
 
     // A standby watches too, so that it can act at once.
     let reader = ClientBuilder::try_from(config.clone())?.with_layer(&RequestsLayer::new(&metrics)).build();
-    let (app_wakes, app_queue) = mpsc::unbounded_channel();
-    let (provider_wakes, provider_queue) = mpsc::unbounded_channel();
-    let (orphan_wakes, orphan_queue) = mpsc::unbounded_channel();
+    let (app_wakes, mut app_queue) = mpsc::unbounded_channel();
+    let (provider_wakes, mut provider_queue) = mpsc::unbounded_channel();
+    let (orphan_wakes, mut orphan_queue) = mpsc::unbounded_channel();
     let wakes = Wakes { apps: app_wakes, providers: provider_wakes, orphans: orphan_wakes };
     let (objects, _watches) = watch::start(&reader, &args.namespace, &args.watch_namespaces, &health, &wakes);
     let (probe_wakes, told) = mpsc::unbounded_channel();
@@ -111,6 +111,8 @@ async fn operate(args: RunArgs) -> Result<()> {
     let lease = LeaseOptions::new(&args.namespace, &args.lease, &args.identity);
     let mut held = tokio::select! {
         held = leader::acquire(reader, lease) => held,
+        // A standby may wait for weeks. It keeps no list of what changed: a leader begins with everything.
+        () = forget(&mut app_queue, &mut provider_queue, &mut orphan_queue) => return Ok(()),
         () = &mut asked_to_end => return Ok(()),
     };
     health.leader(true);
@@ -126,7 +128,7 @@ async fn operate(args: RunArgs) -> Result<()> {
         events: Context::recorder(writer.clone(), &args.identity),
         client: writer,
         objects: objects.clone(),
-        wakes,
+        wakes: wakes.clone(),
         probe: probe.clone(),
         pace: Pace::new(),
         written: Written::default(),
@@ -141,6 +143,7 @@ async fn operate(args: RunArgs) -> Result<()> {
         synced(&objects, &health).await;
         probe.wait_settled().await;
         info!("every watch has told all, and every server pod what it serves");
+        wakes.everything(&objects);
         let apps = control("app", app::reconcile, &context, objects.apps.clone(), app_queue, &stop);
         let providers = control(
             "provider",
@@ -184,6 +187,19 @@ async fn synced(objects: &Objects, health: &Health) {
     let _ = objects.apps.wait_until_ready().await;
     let _ = objects.providers.wait_until_ready().await;
     health.wait_synced().await;
+}
+
+/// Takes what is in the queues away, for as long as the process runs.
+async fn forget<A, P, O>(
+    apps: &mut mpsc::UnboundedReceiver<A>,
+    providers: &mut mpsc::UnboundedReceiver<P>,
+    orphans: &mut mpsc::UnboundedReceiver<O>,
+) {
+    while tokio::select! {
+        app = apps.recv() => app.is_some(),
+        provider = providers.recv() => provider.is_some(),
+        orphan = orphans.recv() => orphan.is_some(),
+    } {}
 }
 
 /// What the servers tell wakes whom it concerns.

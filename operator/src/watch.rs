@@ -392,7 +392,7 @@ async fn follow_published(watches: Vec<Watch<Secret>>, objects: Objects, wakes: 
                 return;
             }
         };
-        if synced && let Some(id) = name.strip_prefix(RENDERED_PREFIX).and_then(|id| id.parse().ok()) {
+        if synced && let Some(id) = published_app_id(&name) {
             wakes.apps_with_id(&objects, &id);
         }
         wakes.orphan(name);
@@ -450,6 +450,11 @@ pub(crate) fn app_id(app: &Guarded<App>) -> Option<AppId> {
     app.0.as_ref().ok()?.app_id().ok()
 }
 
+/// The appID of a rendered Secret, by its name.
+pub(crate) fn published_app_id(secret: &str) -> Option<AppId> {
+    secret.strip_prefix(RENDERED_PREFIX)?.parse().ok()
+}
+
 // === impl Wakes ===
 
 impl Wakes {
@@ -469,6 +474,17 @@ impl Wakes {
     pub(crate) fn all(&self, objects: &Objects) {
         for app in objects.apps.state() {
             self.app(ObjectRef::from_obj(&*app));
+        }
+    }
+
+    /// All that is there: what a leader begins with.
+    pub(crate) fn everything(&self, objects: &Objects) {
+        for provider in objects.providers.state() {
+            self.provider(ObjectRef::from_obj(&*provider));
+        }
+        self.all(objects);
+        for secret in objects.published.names() {
+            self.orphan(secret);
         }
     }
 
@@ -544,6 +560,10 @@ impl Published {
 
     pub(crate) fn forget(&self, secret: &str) -> Option<PublishedApp> {
         self.held().remove(secret)
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.held().keys().cloned().collect()
     }
 
     /// The Secrets that are published for an App.
