@@ -474,9 +474,13 @@ pub struct Hello {
 /// A document that a server does not take. It is named, so that what was refused before says nothing of what is
 /// published now.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct RefusedDocument {
     pub revision: Revision,
     pub reason: String,
+    /// Its keys are not those of the users that are there, whose keys were lost.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub keys_lost: bool,
 }
 
 /// How far the deletion of an App's users is.

@@ -12,13 +12,13 @@ use latchkey_crds::{
     app::{App, AppProviderStatus, AppStatus},
     conditions::Reason,
     names::{RENDERED_APP_KEY, rendered_app_secret},
-    rendered::{FORMAT, RenderedApp},
+    rendered::{FORMAT, RenderedApp, Revision},
     types::AppId,
 };
 
 use crate::{
     app::{
-        deletion::Finalizer,
+        deletion::{Finalizer, Going},
         keys::{
             KeyDocument,
             lifecycle::KeyPolicy,
@@ -84,7 +84,13 @@ pub(crate) async fn reconcile(guarded: Arc<Guarded<App>>, context: Arc<Context>)
     match deletion::finalizer(app) {
         Finalizer::Stay => {}
         Finalizer::Set => deletion::write_finalizer(&context, app, true).await?,
-        Finalizer::Drop => deletion::write_finalizer(&context, app, false).await?,
+        Finalizer::Drop => {
+            deletion::write_finalizer(&context, app, false).await?;
+            if app.metadata.deletion_timestamp.is_some() {
+                // It is gone, or other people's finalizers hold it, and the watch tells so.
+                return Ok(Action::await_change());
+            }
+        }
         Finalizer::DeleteUsers => return delete_users(app, &context).await,
     }
     if app.metadata.deletion_timestamp.is_some() {
@@ -280,7 +286,12 @@ async fn serve(
         ..Outcome::default()
     };
     // A time that is over is looked at again soon: nothing says that it waits for no acknowledgement.
-    let requeue = due.map_or(RESYNC, |due| due.try_into().unwrap_or(SOON).clamp(SOON, RESYNC));
+    let requeue = match due {
+        // There may be one step more.
+        _ if steps == KEY_STEPS => SOON,
+        None => RESYNC,
+        Some(due) => due.try_into().unwrap_or(SOON).clamp(SOON, RESYNC),
+    };
     Ok(Progress::Done(Served { outcome, requeue, wrote }))
 }
 
@@ -314,7 +325,7 @@ fn refused(app: &App, refusal: Refusal, problems: Vec<Problem>, context: &Contex
 async fn conclude(app: &App, old: &AppStatus, served: Served, context: &Context) -> Result<Action, Error> {
     let generation = app.metadata.generation.unwrap_or(0);
     let mut new = served.outcome.status(old, generation, context.now());
-    if served.outcome.refusal.is_some() {
+    if served.outcome.refusal.is_some() && new.revision.is_some() {
         // What goes on has the keys and callbacks that it had.
         new.issuer = new.issuer.or_else(|| old.issuer.clone());
         new.providers.clone_from(&old.providers);
@@ -368,19 +379,17 @@ async fn delete_users(app: &App, context: &Context) -> Result<Action, Error> {
         deletion::write_finalizer(context, app, false).await?;
         return Ok(Action::await_change());
     };
-    let kept = match key_secret::read(&secrets, &id).await? {
-        Found::Kept(kept) if kept.holder == us => Some(kept),
-        // The appID, and so its users, are another's, or nobody's.
-        Found::Kept(_) | Found::Missing => None,
-        Found::Unusable(_, holder) if holder.as_ref() == Some(&us) => None,
-        Found::Unusable(..) => None,
-    };
-    let Some(kept) = kept else {
-        deletion::write_finalizer(context, app, false).await?;
-        return Ok(Action::await_change());
+    let going = deletion::begin(&secrets, &id, &us).await?;
+    let (document, kept) = match going {
+        Going::Ours(document, kept) => (document, kept),
+        Going::NotOurs => {
+            deletion::write_finalizer(context, app, false).await?;
+            return Ok(Action::await_change());
+        }
+        Going::Changed => return Ok(Action::requeue(SOON)),
+        Going::Stuck(why) => return tell_progress(app, &id, None, deletion::stuck(&why), context).await,
     };
     let owner = Owner { app_id: &id, namespace: &us.namespace, name: &us.name };
-    let document = deletion::document(app, &kept.document);
     let rendered = deletion::render_deleted(document);
     if !is_published(context, owner, &rendered) {
         publish(context, owner, &rendered).await?;
@@ -396,20 +405,29 @@ async fn delete_users(app: &App, context: &Context) -> Result<Action, Error> {
             publish::withdraw(context, &secret, &published).await?;
         }
         context.probe.forget(&id);
-        if !key_secret::remove(&secrets, &kept).await? {
+        if let Some(kept) = kept
+            && !key_secret::remove(&secrets, &kept).await?
+        {
             return Ok(Action::requeue(SOON));
         }
         deletion::write_finalizer(context, app, false).await?;
         events::users_deleted(context, app).await;
         return Ok(Action::await_change());
     }
+    let progress = deletion::progress(&verdict, deletion.map(|deletion| deletion.users_left));
+    tell_progress(app, &id, Some(rendered.revision), progress, context).await
+}
+
+/// Says now and then how far a deletion is, and looks again.
+async fn tell_progress(
+    app: &App,
+    id: &AppId,
+    revision: Option<Revision>,
+    progress: String,
+    context: &Context,
+) -> Result<Action, Error> {
     let old: AppStatus = context.written.latest(&app.metadata, app.status.clone());
-    let outcome = Outcome {
-        app_id: Some(id),
-        revision: Some(rendered.revision),
-        deleting: Some(deletion::progress(&verdict, deletion.map(|deletion| deletion.users_left))),
-        ..Outcome::default()
-    };
+    let outcome = Outcome { app_id: Some(id.clone()), revision, deleting: Some(progress), ..Outcome::default() };
     let new = outcome.status(&old, app.metadata.generation.unwrap_or(0), context.now());
     if !says_the_same(&old, &new) && context.told.again(&app.uid().unwrap_or_default(), deletion::PROGRESS) {
         write(context, app, &new).await?;

@@ -32,6 +32,8 @@ use tokio::{
 use tower::{BoxError, Layer, Service};
 use tracing::{info, warn};
 
+use crate::error::Chain;
+
 /// How a Lease is held. The times are client-go's defaults.
 #[derive(Clone, Debug)]
 pub(crate) struct LeaseOptions {
@@ -122,7 +124,7 @@ pub(crate) async fn acquire(client: Client, options: LeaseOptions) -> Held {
         match timeout(candidate.options.renew_deadline, candidate.try_acquire(&mut observed)).await {
             Ok(Ok(Tried::Held(lease))) => return Held::new(candidate, *lease, began),
             Ok(Ok(Tried::Anothers)) => {}
-            Ok(Err(error)) => warn!(error = &error as &dyn std::error::Error, "the Lease cannot be had yet"),
+            Ok(Err(error)) => warn!(error = %Chain(&error), "the Lease cannot be had yet"),
             Err(_) => warn!("the Lease cannot be had yet: the API server does not answer"),
         }
         sleep(candidate.jittered()).await;
@@ -255,7 +257,7 @@ impl Candidate {
                     fence.extend(began + self.options.renew_deadline);
                 }
                 Ok(Ok(Tried::Anothers)) => break Lost::Taken,
-                Ok(Err(error)) => warn!(error = &error as &dyn std::error::Error, "the Lease was not renewed"),
+                Ok(Err(error)) => warn!(error = %Chain(&error), "the Lease was not renewed"),
                 Err(_) => warn!("the Lease was not renewed: the API server does not answer"),
             }
         };
@@ -307,7 +309,7 @@ impl Held {
         match timeout(self.candidate.options.retry, self.candidate.free()).await {
             Ok(Ok(())) => info!("the Lease is given back"),
             Ok(Err(error)) => {
-                warn!(error = &error as &dyn std::error::Error, "the Lease was not given back; it runs out");
+                warn!(error = %Chain(&error), "the Lease was not given back; it runs out");
             }
             Err(_) => warn!("the Lease was not given back; it runs out"),
         }

@@ -63,6 +63,8 @@ pub(crate) enum Wake {
 pub(crate) enum Verdict {
     /// A counting pod refuses the very document that is published.
     Refused { pod: String, reason: String },
+    /// The same, because the App's users have other keys, which were lost.
+    KeysLost { pod: String },
     /// No word for 15 s while serving.
     Silent { pods: Vec<String> },
     /// A counting pod tells another revision, or none.
@@ -109,6 +111,12 @@ impl Probe {
         (probe, task)
     }
 
+    /// One that follows nobody.
+    #[cfg(test)]
+    pub(crate) fn deaf() -> Self {
+        Self::new(mpsc::unbounded_channel().0, stream::tcp())
+    }
+
     fn new(wakes: mpsc::UnboundedSender<Wake>, dial: Dial) -> Self {
         let turns = watch::Sender::new(());
         Self { table: Arc::new(Mutex::new(Table::new(wakes, turns.clone()))), turns, dial }
@@ -149,6 +157,7 @@ impl Probe {
                 Verdict::Behind { .. }
                 | Verdict::Undecided { .. }
                 | Verdict::Refused { .. }
+                | Verdict::KeysLost { .. }
                 | Verdict::Silent { .. }
                 | Verdict::NoServers
                 | Verdict::All { .. } => return verdict,

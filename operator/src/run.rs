@@ -3,7 +3,7 @@
 use std::{collections::HashSet, convert::Infallible, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
-use futures::{StreamExt, stream};
+use futures::{StreamExt, future::select_all, stream};
 use kube::{
     Config, Resource,
     client::ClientBuilder,
@@ -29,7 +29,7 @@ use crate::{
     },
     args::RunArgs,
     context::Context,
-    error::{Error, Failures},
+    error::{Chain, Error, Failures},
     facts::Settings,
     leader::{self, FenceLayer, LeaseOptions},
     metrics::{Metrics, RequestsLayer},
@@ -61,7 +61,7 @@ pub(crate) fn run(args: RunArgs) -> ExitCode {
     match runtime.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(operate(args))) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            error!(error = AsRef::<dyn std::error::Error>::as_ref(&error), "the operator ends");
+            error!(error = %Chain(error.as_ref()), "the operator ends");
             ExitCode::FAILURE
         }
     }
@@ -87,11 +87,9 @@ async fn operate(args: RunArgs) -> Result<()> {
 
     // A standby watches too, so that it can act at once.
     let reader = ClientBuilder::try_from(config.clone())?.with_layer(&RequestsLayer::new(&metrics)).build();
-    let (app_wakes, mut app_queue) = mpsc::unbounded_channel();
-    let (provider_wakes, mut provider_queue) = mpsc::unbounded_channel();
-    let (orphan_wakes, mut orphan_queue) = mpsc::unbounded_channel();
-    let wakes = Wakes { apps: app_wakes, providers: provider_wakes, orphans: orphan_wakes };
-    let (objects, _watches) = watch::start(&reader, &args.namespace, &args.watch_namespaces, &health, &wakes);
+    let (wakes, mut queues) = Wakes::new();
+    let (objects, watches) = watch::start(&reader, &args.namespace, &args.watch_namespaces, &health, &wakes);
+    let mut watching = select_all(watches);
     let (probe_wakes, told) = mpsc::unbounded_channel();
     let (probe, _probing) =
         Probe::start(reader.clone(), &args.namespace, &args.server_service, probe_wakes, stop.clone());
@@ -111,8 +109,8 @@ async fn operate(args: RunArgs) -> Result<()> {
     let lease = LeaseOptions::new(&args.namespace, &args.lease, &args.identity);
     let mut held = tokio::select! {
         held = leader::acquire(reader, lease) => held,
-        // A standby may wait for weeks. It keeps no list of what changed: a leader begins with everything.
-        () = forget(&mut app_queue, &mut provider_queue, &mut orphan_queue) => return Ok(()),
+        never = queues.drain() => match never {},
+        _ = &mut watching => bail!("a watch ended"),
         () = &mut asked_to_end => return Ok(()),
     };
     health.leader(true);
@@ -125,7 +123,7 @@ async fn operate(args: RunArgs) -> Result<()> {
     let context = Context {
         settings: Settings { base_url: args.base_url, allow_insecure: args.allow_insecure },
         namespace: args.namespace,
-        events: Context::recorder(writer.clone(), &args.identity),
+        reporter: Context::reporter(&args.identity),
         client: writer,
         objects: objects.clone(),
         wakes: wakes.clone(),
@@ -144,20 +142,22 @@ async fn operate(args: RunArgs) -> Result<()> {
         probe.wait_settled().await;
         info!("every watch has told all, and every server pod what it serves");
         wakes.everything(&objects);
-        let apps = control("app", app::reconcile, &context, objects.apps.clone(), app_queue, &stop);
+        let apps = control("app", app::reconcile, &context, objects.apps.clone(), queues.apps, &stop);
         let providers = control(
             "provider",
             provider::reconcile::reconcile,
             &context,
             objects.providers.clone(),
-            provider_queue,
+            queues.providers,
             &stop,
         );
-        tokio::join!(apps, providers, orphans::run(Arc::clone(&context), orphan_queue, &stop));
+        tokio::join!(apps, providers, orphans::run(Arc::clone(&context), queues.orphans, &stop));
     };
     tokio::pin!(controllers);
     let lost = tokio::select! {
         () = &mut controllers => false,
+        // It would go on blind.
+        _ = &mut watching => bail!("a watch ended"),
         lost = held.lost() => {
             error!(reason = %lost, "the Lease is lost");
             true
@@ -187,19 +187,6 @@ async fn synced(objects: &Objects, health: &Health) {
     let _ = objects.apps.wait_until_ready().await;
     let _ = objects.providers.wait_until_ready().await;
     health.wait_synced().await;
-}
-
-/// Takes what is in the queues away, for as long as the process runs.
-async fn forget<A, P, O>(
-    apps: &mut mpsc::UnboundedReceiver<A>,
-    providers: &mut mpsc::UnboundedReceiver<P>,
-    orphans: &mut mpsc::UnboundedReceiver<O>,
-) {
-    while tokio::select! {
-        app = apps.recv() => app.is_some(),
-        provider = providers.recv() => provider.is_some(),
-        orphan = orphans.recv() => orphan.is_some(),
-    } {}
 }
 
 /// What the servers tell wakes whom it concerns.
@@ -264,7 +251,7 @@ async fn control<K, F>(
                 Err(error) => {
                     warn!(
                         object = place,
-                        error = error as &dyn std::error::Error,
+                        error = %Chain(error),
                         "a reconcile failed; it is tried again"
                     );
                     context.metrics.reconciled(name, error.kind().as_str(), began.elapsed());

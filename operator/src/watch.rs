@@ -2,6 +2,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    convert::Infallible,
     fmt::Debug,
     hash::{BuildHasher, RandomState},
     sync::{Arc, Mutex, PoisonError},
@@ -35,7 +36,10 @@ use latchkey_crds::{
 use tokio::sync::mpsc;
 use tracing::warn;
 
-use crate::{admin::Health, backoff::ShortBackoff};
+use crate::{
+    admin::{Health, why},
+    backoff::ShortBackoff,
+};
 
 /// An App or a Provider, or why it does not decode: one bad object does not stop the others.
 pub(crate) type Guarded<K> = DeserializeGuard<K>;
@@ -56,7 +60,14 @@ pub(crate) struct Objects {
 
 /// What is published, by the name of its Secret. The documents themselves are not kept.
 #[derive(Default)]
-pub(crate) struct Published(Mutex<HashMap<String, PublishedApp>>);
+pub(crate) struct Published(Mutex<PublishedApps>);
+
+#[derive(Default)]
+struct PublishedApps {
+    apps: HashMap<String, PublishedApp>,
+    /// The newest version that the watch has told of any of them.
+    told: u64,
+}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PublishedApp {
@@ -66,6 +77,18 @@ pub(crate) struct PublishedApp {
     pub(crate) name: String,
     pub(crate) resource_version: String,
     pub(crate) uid: String,
+}
+
+/// Versions of one resource grow; what is no number is older than all.
+fn version_number(resource_version: &str) -> u64 {
+    resource_version.parse().unwrap_or(0)
+}
+
+/// Who is to be reconciled, as the receivers of [`Wakes`] hear it.
+pub(crate) struct Queues {
+    pub(crate) apps: mpsc::UnboundedReceiver<ObjectRef<Guarded<App>>>,
+    pub(crate) providers: mpsc::UnboundedReceiver<ObjectRef<Guarded<Provider>>>,
+    pub(crate) orphans: mpsc::UnboundedReceiver<String>,
 }
 
 /// Who is to be reconciled.
@@ -83,6 +106,8 @@ enum Seen<K> {
     Gone {
         namespace: String,
         name: String,
+        /// None: a list showed it.
+        version: Option<u64>,
     },
     /// Everything that was there at the start was told.
     Synced,
@@ -234,7 +259,7 @@ where
                 let gone: Vec<_> = scope.known.keys().filter(|key| !listed.contains(*key)).cloned().collect();
                 for (namespace, name) in gone {
                     scope.known.remove(&(namespace.clone(), name.clone()));
-                    tell(Seen::Gone { namespace, name });
+                    tell(Seen::Gone { namespace, name, version: None });
                 }
                 if !std::mem::replace(&mut scope.synced, true) && scopes.iter().all(|scope| scope.synced) {
                     tell(Seen::Synced);
@@ -248,10 +273,11 @@ where
             Ok(Event::Delete(object)) => {
                 let (namespace, name) = key(&object);
                 scope.known.remove(&(namespace.clone(), name.clone()));
-                tell(Seen::Gone { namespace, name });
+                let version = object.resource_version().as_deref().map(version_number);
+                tell(Seen::Gone { namespace, name, version });
             }
             Err(error) => {
-                warn!(watch = what, error = &error as &dyn std::error::Error, "a watch failed; it is tried again");
+                warn!(watch = what, error = why(&error), "a watch failed; it is tried again");
                 health.watch_failed(what, &error);
             }
         }
@@ -262,32 +288,36 @@ where
 struct Keeper<K: Resource<DynamicType = ()> + Clone + 'static> {
     writer: Writer<K>,
     store: Store<K>,
-    synced: bool,
+    /// What is there before everything was told; none afterwards. What goes meanwhile is not to come into the store.
+    early: Option<HashMap<ObjectRef<K>, Arc<K>>>,
 }
 
 impl<K: Resource<DynamicType = ()> + Clone + 'static> Keeper<K> {
-    fn new(mut writer: Writer<K>) -> Self {
+    fn new(writer: Writer<K>) -> Self {
         let store = writer.as_reader();
-        writer.apply_watcher_event(&Event::Init);
-        Self { writer, store, synced: false }
+        Self { writer, store, early: Some(HashMap::new()) }
     }
 
     /// Gives the object before it.
     fn keep(&mut self, seen: &Seen<K>) -> Option<Arc<K>> {
-        match seen {
-            Seen::Applied(object) => {
+        match (seen, &mut self.early) {
+            (Seen::Applied(object), Some(early)) => early.insert(ObjectRef::from_obj(object), Arc::new(object.clone())),
+            (Seen::Applied(object), None) => {
                 let before = self.store.get(&ObjectRef::from_obj(object));
-                let event = if self.synced { Event::Apply(object.clone()) } else { Event::InitApply(object.clone()) };
-                self.writer.apply_watcher_event(&event);
+                self.writer.apply_watcher_event(&Event::Apply(object.clone()));
                 before
             }
-            Seen::Gone { namespace, name } => {
+            (Seen::Gone { namespace, name, .. }, Some(early)) => early.remove(&ObjectRef::new(name).within(namespace)),
+            (Seen::Gone { namespace, name, .. }, None) => {
                 let before = self.store.get(&ObjectRef::new(name).within(namespace))?;
                 self.writer.apply_watcher_event(&Event::Delete(K::clone(&before)));
                 Some(before)
             }
-            Seen::Synced => {
-                self.synced = true;
+            (Seen::Synced, early) => {
+                self.writer.apply_watcher_event(&Event::Init);
+                for (_, object) in early.take().unwrap_or_default() {
+                    self.writer.apply_watcher_event(&Event::InitApply(Arc::unwrap_or_clone(object)));
+                }
                 self.writer.apply_watcher_event(&Event::InitDone);
                 None
             }
@@ -305,22 +335,28 @@ async fn follow_apps(
     let mut keeper = Keeper::new(writer);
     follow("apps", watches, health, |seen| {
         let before = keeper.keep(&seen);
+        let id_before = before.as_ref().and_then(|app| app_id(app));
+        let left = |namespace: &str, name: &str| {
+            for secret in objects.published.of_app(namespace, name) {
+                wakes.orphan(secret);
+            }
+            // The appID may be free for another now.
+            if let Some(id) = &id_before {
+                wakes.apps_with_id(&objects, id);
+            }
+        };
         match &seen {
             Seen::Applied(app) => {
                 // Its own status written is no news.
                 if before.is_none_or(|before| !same_but_for_status(&before, app)) {
                     wakes.app(ObjectRef::from_obj(app));
                 }
-            }
-            Seen::Gone { namespace, name } => {
-                for secret in objects.published.of_app(namespace, name) {
-                    wakes.orphan(secret);
-                }
-                // The appID may be free for another now.
-                if let Some(id) = before.as_ref().and_then(|app| app_id(app)) {
-                    wakes.apps_with_id(&objects, &id);
+                // Made anew under its name, with another appID.
+                if id_before != app_id(app) {
+                    left(&app.namespace().unwrap_or_default(), &app.name_any());
                 }
             }
+            Seen::Gone { namespace, name, .. } => left(namespace, name),
             Seen::Synced => {}
         }
     })
@@ -345,7 +381,7 @@ async fn follow_providers(
                     wakes.apps_with_provider(&objects, &namespace, &provider.name_any());
                 }
             }
-            Seen::Gone { namespace, name } => wakes.apps_with_provider(&objects, namespace, name),
+            Seen::Gone { namespace, name, .. } => wakes.apps_with_provider(&objects, namespace, name),
             Seen::Synced => {}
         }
     })
@@ -378,21 +414,22 @@ async fn follow_published(watches: Vec<Watch<Secret>>, objects: Objects, wakes: 
         let name = match seen {
             Seen::Applied(secret) => {
                 let name = secret.name_any();
-                if !PublishedApp::of(&secret).is_some_and(|app| objects.published.see(&name, app)) {
+                if !PublishedApp::of(&secret).is_some_and(|app| objects.published.told(&name, app)) {
                     return;
                 }
                 name
             }
-            Seen::Gone { name, .. } => match objects.published.forget(&name) {
-                Some(_) => name,
-                None => return,
-            },
+            // Also where this operator took it away: its App may have been made anew meanwhile.
+            Seen::Gone { name, version, .. } => {
+                objects.published.gone(&name, version);
+                name
+            }
             Seen::Synced => {
                 synced = true;
                 return;
             }
         };
-        if synced && let Some(id) = published_app_id(&name) {
+        if synced && let Some(id) = rendered_id(&name) {
             wakes.apps_with_id(&objects, &id);
         }
         wakes.orphan(name);
@@ -409,7 +446,7 @@ async fn follow_secrets(watches: Vec<Watch<Metadata<Secret>>>, objects: Objects,
                 wakes.with_secret(&objects, &secret.namespace().unwrap_or_default(), &secret.name_any());
             }
             Seen::Applied(_) => {}
-            Seen::Gone { namespace, name } => wakes.with_secret(&objects, namespace, name),
+            Seen::Gone { namespace, name, .. } => wakes.with_secret(&objects, namespace, name),
             Seen::Synced => synced = true,
         }
     })
@@ -423,7 +460,7 @@ async fn follow_config_maps(watches: Vec<Watch<Metadata<ConfigMap>>>, objects: O
             wakes.apps_with_config_map(&objects, &map.namespace().unwrap_or_default(), &map.name_any());
         }
         Seen::Applied(_) => {}
-        Seen::Gone { namespace, name } => wakes.apps_with_config_map(&objects, namespace, name),
+        Seen::Gone { namespace, name, .. } => wakes.apps_with_config_map(&objects, namespace, name),
         Seen::Synced => synced = true,
     })
     .await;
@@ -445,19 +482,44 @@ fn same_but_for_status<K: Resource>(one: &Guarded<K>, other: &Guarded<K>) -> boo
     read(one) == read(other)
 }
 
+/// The appID whose document a Secret of this name holds.
+pub(crate) fn rendered_id(secret: &str) -> Option<AppId> {
+    secret.strip_prefix(RENDERED_PREFIX)?.parse().ok()
+}
+
 /// The appID that an App asks for, if it is one.
 pub(crate) fn app_id(app: &Guarded<App>) -> Option<AppId> {
     app.0.as_ref().ok()?.app_id().ok()
 }
 
-/// The appID of a rendered Secret, by its name.
-pub(crate) fn published_app_id(secret: &str) -> Option<AppId> {
-    secret.strip_prefix(RENDERED_PREFIX)?.parse().ok()
+// === impl Queues ===
+
+impl Queues {
+    /// Hears and does nothing, while another operator acts: what nobody takes would be kept for ever.
+    pub(crate) async fn drain(&mut self) -> Infallible {
+        loop {
+            tokio::select! {
+                Some(_) = self.apps.recv() => {}
+                Some(_) = self.providers.recv() => {}
+                Some(_) = self.orphans.recv() => {}
+                // Nobody is left who could wake anybody.
+                else => std::future::pending().await,
+            }
+        }
+    }
 }
 
 // === impl Wakes ===
 
 impl Wakes {
+    pub(crate) fn new() -> (Self, Queues) {
+        let (apps, app_queue) = mpsc::unbounded_channel();
+        let (providers, provider_queue) = mpsc::unbounded_channel();
+        let (orphans, orphan_queue) = mpsc::unbounded_channel();
+        let queues = Queues { apps: app_queue, providers: provider_queue, orphans: orphan_queue };
+        (Self { apps, providers, orphans }, queues)
+    }
+
     /// A receiver that is gone means that the process ends.
     fn app(&self, app: ObjectRef<Guarded<App>>) {
         let _ = self.apps.send(app);
@@ -477,15 +539,13 @@ impl Wakes {
         }
     }
 
-    /// All that is there: what a leader begins with.
+    /// What a reconcile is to begin with.
     pub(crate) fn everything(&self, objects: &Objects) {
+        objects.published.secrets().into_iter().for_each(|secret| self.orphan(secret));
         for provider in objects.providers.state() {
             self.provider(ObjectRef::from_obj(&*provider));
         }
         self.all(objects);
-        for secret in objects.published.names() {
-            self.orphan(secret);
-        }
     }
 
     pub(crate) fn apps_with_id(&self, objects: &Objects, id: &AppId) {
@@ -545,31 +605,53 @@ impl Wakes {
 // === impl Published ===
 
 impl Published {
-    fn held(&self) -> std::sync::MutexGuard<'_, HashMap<String, PublishedApp>> {
+    fn held(&self) -> std::sync::MutexGuard<'_, PublishedApps> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn get(&self, secret: &str) -> Option<PublishedApp> {
-        self.held().get(secret).cloned()
+        self.held().apps.get(secret).cloned()
     }
 
-    /// Notes what is there; tells whether that is news.
-    pub(crate) fn see(&self, secret: &str, app: PublishedApp) -> bool {
-        self.held().insert(secret.to_owned(), app.clone()) != Some(app)
+    /// Notes what this operator wrote. Where the watch is further already, it knows better what is there.
+    pub(crate) fn wrote(&self, secret: &str, app: PublishedApp) {
+        let mut held = self.held();
+        if version_number(&app.resource_version) > held.told {
+            held.apps.insert(secret.to_owned(), app);
+        }
     }
 
-    pub(crate) fn forget(&self, secret: &str) -> Option<PublishedApp> {
-        self.held().remove(secret)
+    /// Notes what the watch tells; tells whether that is news. What this operator wrote since then is newer.
+    fn told(&self, secret: &str, app: PublishedApp) -> bool {
+        let version = version_number(&app.resource_version);
+        let mut held = self.held();
+        held.told = held.told.max(version);
+        if held.apps.get(secret).is_some_and(|known| version_number(&known.resource_version) > version) {
+            return false;
+        }
+        held.apps.insert(secret.to_owned(), app.clone()) != Some(app)
     }
 
-    fn names(&self) -> Vec<String> {
-        self.held().keys().cloned().collect()
+    /// Notes that the watch tells it gone, as of that version.
+    fn gone(&self, secret: &str, version: Option<u64>) {
+        let mut held = self.held();
+        held.told = held.told.max(version.unwrap_or(0));
+        let is_newer =
+            |known: &PublishedApp| version.is_some_and(|gone| version_number(&known.resource_version) > gone);
+        if !held.apps.get(secret).is_some_and(is_newer) {
+            held.apps.remove(secret);
+        }
+    }
+
+    /// Every Secret that is known.
+    fn secrets(&self) -> Vec<String> {
+        self.held().apps.keys().cloned().collect()
     }
 
     /// The Secrets that are published for an App.
     fn of_app(&self, namespace: &str, name: &str) -> Vec<String> {
         let is_its = |app: &PublishedApp| app.namespace == namespace && app.name == name;
-        self.held().iter().filter(|(_, app)| is_its(app)).map(|(secret, _)| secret.clone()).collect()
+        self.held().apps.iter().filter(|(_, app)| is_its(app)).map(|(secret, _)| secret.clone()).collect()
     }
 }
 
@@ -587,5 +669,156 @@ impl PublishedApp {
             resource_version: secret.resource_version()?,
             uid: secret.uid()?,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::stream;
+    use serde_json::json;
+
+    use super::*;
+
+    fn app(namespace: &str, app_id: &str, version: &str) -> Guarded<App> {
+        let app = json!({
+            "apiVersion": "latchkey.dev/v1alpha1", "kind": "App",
+            "metadata": { "namespace": namespace, "name": "store", "uid": app_id, "resourceVersion": version },
+            "spec": { "appID": app_id, "displayName": "Shop" },
+        });
+        serde_json::from_value(app).unwrap()
+    }
+
+    fn objects() -> (Objects, Writer<Guarded<App>>) {
+        let (apps, writer) = store();
+        let (providers, _) = store();
+        (Objects { apps, providers, published: Arc::default() }, writer)
+    }
+
+    fn published(version: &str, document: &[u8]) -> PublishedApp {
+        PublishedApp {
+            revision: Some(Revision::of(document)),
+            namespace: "shop".into(),
+            name: "store".into(),
+            resource_version: version.into(),
+            uid: "1".into(),
+        }
+    }
+
+    /// What the watches of Apps tell, each of a namespace.
+    async fn seen(watches: Vec<Vec<Event<Guarded<App>>>>) -> (Objects, Queues) {
+        let (objects, writer) = objects();
+        objects.published.wrote("latchkey-app-shop", published("1", b"1"));
+        let (wakes, queues) = Wakes::new();
+        let watches = watches.into_iter().map(|events| stream::iter(events).map(Ok).boxed()).collect();
+        follow_apps(watches, writer, objects.clone(), wakes, Health::new(&["apps"])).await;
+        (objects, queues)
+    }
+
+    #[tokio::test]
+    async fn an_app_that_goes_before_every_watch_has_told_all_does_not_come_back() {
+        let first = vec![
+            Event::Init,
+            Event::InitApply(app("shop", "shop", "3")),
+            Event::InitDone,
+            Event::Delete(app("shop", "shop", "4")),
+        ];
+        let second = vec![Event::Init, Event::InitApply(app("other", "other", "3")), Event::InitDone];
+        // The second tells last: every one of the first comes before its end.
+        let (objects, writer) = objects();
+        let (wakes, _queues) = Wakes::new();
+        let (more, late) = mpsc::unbounded_channel();
+        let late = stream::unfold(late, |mut late| async { Some((late.recv().await?, late)) });
+        let follower = tokio::spawn(follow_apps(
+            vec![stream::iter(first).map(Ok).boxed(), late.boxed()],
+            writer,
+            objects.clone(),
+            wakes,
+            Health::new(&["apps"]),
+        ));
+        tokio::task::yield_now().await;
+        second.into_iter().for_each(|event| more.send(Ok(event)).unwrap());
+        drop(more);
+        follower.await.unwrap();
+        let there: Vec<_> = objects.apps.state().iter().map(|app| app.namespace().unwrap()).collect();
+        assert_eq!(there, ["other"]);
+    }
+
+    #[tokio::test]
+    async fn who_is_made_anew_with_another_app_id_leaves_its_document() {
+        let events = vec![
+            Event::Init,
+            Event::InitApply(app("shop", "shop", "3")),
+            Event::InitApply(app("waiting", "shop", "3")),
+            Event::InitDone,
+            Event::Apply(app("shop", "other", "5")),
+        ];
+        let (_, mut queues) = seen(vec![events]).await;
+        assert_eq!(queues.orphans.try_recv().unwrap(), "latchkey-app-shop");
+        let mut woken = Vec::new();
+        while let Ok(app) = queues.apps.try_recv() {
+            woken.push(app.namespace.unwrap());
+        }
+        assert_eq!(woken, ["shop", "waiting", "shop", "waiting"], "its appID may be free for another");
+    }
+
+    #[test]
+    fn of_what_was_written_and_what_the_watch_tells_the_newer_counts() {
+        let there = Published::default();
+        let revision = |there: &Published| there.get("shop").and_then(|app| app.revision);
+        there.wrote("shop", published("10", b"ours"));
+        assert!(!there.told("shop", published("10", b"ours")), "no news");
+        // Somebody edits it at once, and the watch is faster than the answer to our own write.
+        assert!(there.told("shop", published("12", b"theirs")));
+        there.wrote("shop", published("11", b"ours"));
+        assert_eq!(revision(&there), Some(Revision::of(b"theirs")));
+        there.gone("shop", Some(14));
+        there.wrote("shop", published("13", b"ours"));
+        assert_eq!(revision(&there), None);
+        // The watch is behind what we wrote.
+        there.wrote("shop", published("20", b"ours"));
+        assert!(!there.told("shop", published("17", b"theirs")));
+        there.gone("shop", Some(18));
+        assert_eq!(revision(&there), Some(Revision::of(b"ours")));
+        // A list does not say since when.
+        there.gone("shop", None);
+        assert_eq!(revision(&there), None);
+    }
+
+    #[tokio::test]
+    async fn the_app_of_a_document_that_went_is_woken_although_we_took_it_away() {
+        let (objects, mut writer) = objects();
+        writer.apply_watcher_event(&Event::Init);
+        writer.apply_watcher_event(&Event::InitApply(app("shop", "shop", "3")));
+        writer.apply_watcher_event(&Event::InitDone);
+        let secret = json!({
+            "metadata": { "name": "latchkey-app-shop", "namespace": "latchkey", "uid": "1", "resourceVersion": "7" },
+        });
+        let secret: Secret = serde_json::from_value(secret).unwrap();
+        let events = vec![Event::Init, Event::InitApply(secret.clone()), Event::InitDone, Event::Delete(secret)];
+        let (wakes, mut queues) = Wakes::new();
+        let watches = vec![stream::iter(events).map(Ok).boxed()];
+        follow_published(watches, objects, wakes, Health::new(&["rendered apps"])).await;
+        assert_eq!(queues.apps.try_recv().unwrap().name, "store");
+    }
+
+    #[tokio::test]
+    async fn a_standby_keeps_no_list_of_whom_to_wake() {
+        let (objects, mut writer) = objects();
+        writer.apply_watcher_event(&Event::Init);
+        writer.apply_watcher_event(&Event::InitApply(app("shop", "shop", "3")));
+        writer.apply_watcher_event(&Event::InitDone);
+        objects.published.wrote("latchkey-app-shop", published("1", b"1"));
+        let (wakes, mut queues) = Wakes::new();
+        wakes.everything(&objects);
+        tokio::select! {
+            biased;
+            never = queues.drain() => match never {},
+            () = tokio::task::yield_now() => {}
+        }
+        assert!(queues.apps.is_empty() && queues.orphans.is_empty());
+        // Once it acts it begins with everything.
+        wakes.everything(&objects);
+        assert_eq!(queues.apps.try_recv().unwrap().name, "store");
+        assert_eq!(queues.orphans.try_recv().unwrap(), "latchkey-app-shop");
     }
 }

@@ -12,7 +12,8 @@ use crate::args::{Log, LogFormat};
 pub struct BadFilter(#[from] tracing_subscriber::filter::ParseError);
 
 pub fn install(log: &Log) -> Result<(), BadFilter> {
-    let filter = EnvFilter::try_new(&log.log)?;
+    // The client of the API server logs an answer that does not parse, whole; it holds rendered Apps.
+    let filter = EnvFilter::try_new(format!("{},kube_client=error", log.log))?;
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match log.log_format {
         LogFormat::Json => subscriber.json().flatten_event(true).with_current_span(true).with_span_list(false).init(),

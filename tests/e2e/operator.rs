@@ -1,5 +1,12 @@
 //! The operator in a real cluster, with real servers: what people see of an App and its Providers.
 
 mod acknowledgement;
+mod apps;
+mod deletion;
+mod drift;
+mod faults;
 mod leader;
+mod look;
+mod permissions;
+mod references;
 mod status;

@@ -3,19 +3,28 @@
 
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api, ResourceExt,
     api::{Patch, PatchParams},
 };
 use latchkey_crds::{
     app::{App, DeletionPolicy},
-    names::{DELETE_USERS_FINALIZER, FIELD_MANAGER},
+    names::{DELETE_USERS_FINALIZER, FIELD_MANAGER, RENDERED_APP_KEY, rendered_app_secret},
     rendered::{AppState, DeletedApp, FORMAT, Revision},
+    types::AppId,
 };
 use serde_json::json;
 
 use crate::{
-    app::{keys::KeyDocument, render::Rendered},
+    app::{
+        keys::{
+            KeyDocument,
+            secret::{self as key_secret, Found, Holder, Kept, Unusable},
+        },
+        render::Rendered,
+        status::names,
+    },
     context::Context,
     error::Error,
     probe::Verdict,
@@ -33,6 +42,18 @@ pub(crate) enum Finalizer {
     Drop,
     /// The App is to go, and its users before it.
     DeleteUsers,
+}
+
+/// From what the deletion of an App's users begins.
+pub(crate) enum Going {
+    /// The document that tells the servers, and the keys where they are not lost.
+    Ours(DeletedApp, Option<Box<Kept>>),
+    /// The appID, and so its users, are another's, or nobody's.
+    NotOurs,
+    /// The keys are not there any more as they were read.
+    Changed,
+    /// The keys that say whose the users are cannot be used.
+    Stuck(Unusable),
 }
 
 /// Pure: what follows from the App alone.
@@ -74,28 +95,81 @@ pub(crate) fn render_deleted(app: DeletedApp) -> Rendered {
     Rendered { bytes, revision }
 }
 
-pub(crate) fn document(app: &App, keys: &KeyDocument) -> DeletedApp {
+/// Looks whether the appID is this App's, and by what its users are told from those of another App of the appID.
+pub(crate) async fn begin(secrets: &Api<Secret>, app_id: &AppId, us: &Holder) -> Result<Going, Error> {
+    let going = match key_secret::read(secrets, app_id).await? {
+        Found::Kept(kept) if kept.holder != *us => Going::NotOurs,
+        // The servers have to be told of it, or they do not believe that the users are ours.
+        Found::Kept(kept) if kept.are_handed_over() => {
+            match key_secret::replace(secrets, &kept, &kept.document, us).await? {
+                Some(kept) => Going::Ours(of_keys(us, &kept.document), Some(Box::new(kept))),
+                None => Going::Changed,
+            }
+        }
+        Found::Kept(kept) => Going::Ours(of_keys(us, &kept.document), Some(kept)),
+        Found::Unusable(why, Some(holder)) if holder == *us => Going::Stuck(why),
+        Found::Unusable(_, Some(_)) => Going::NotOurs,
+        Found::Unusable(why, None) => match of_rendered(secrets, app_id, us).await? {
+            Some(_) => Going::Stuck(why),
+            None => Going::NotOurs,
+        },
+        Found::Missing => match of_rendered(secrets, app_id, us).await? {
+            Some(document) => Going::Ours(document, None),
+            None => Going::NotOurs,
+        },
+    };
+    Ok(going)
+}
+
+fn of_keys(us: &Holder, keys: &KeyDocument) -> DeletedApp {
     DeletedApp {
         format: FORMAT,
         app_id: keys.app_id.clone(),
-        namespace: app.namespace().unwrap_or_default(),
-        name: app.name_any(),
+        namespace: us.namespace.clone(),
+        name: us.name.clone(),
         state: AppState::Deleted,
         incarnation: keys.incarnation.clone(),
         handover: (keys.handover > 0).then_some(keys.handover),
     }
 }
 
+/// The same from the rendered Secret of this App, where the keys are lost.
+async fn of_rendered(secrets: &Api<Secret>, app_id: &AppId, us: &Holder) -> Result<Option<DeletedApp>, Error> {
+    let read = secrets.get_opt(&rendered_app_secret(app_id)).await.map_err(Error::api("read the rendered App"))?;
+    let Some(secret) = read.filter(|secret| key_secret::holder(&secret.metadata).as_ref() == Some(us)) else {
+        return Ok(None);
+    };
+    let document = secret.data.and_then(|mut data| data.remove(RENDERED_APP_KEY));
+    // What a document of a served App has beyond this is passed over.
+    let document: Option<DeletedApp> = document.and_then(|document| serde_json::from_slice(&document.0).ok());
+    let ours = document.filter(|document| document.app_id == *app_id && document.namespace == us.namespace);
+    Ok(ours.map(|document| DeletedApp { format: FORMAT, name: us.name.clone(), state: AppState::Deleted, ..document }))
+}
+
 /// What the condition says while users are deleted.
 pub(crate) fn progress(verdict: &Verdict, left: Option<u64>) -> String {
     let doing = match (verdict, left) {
         (Verdict::NoServers, _) => "no server pod is there that could delete the users".to_owned(),
-        (Verdict::All { .. }, Some(left)) => format!("{left} users are left"),
-        (Verdict::All { .. }, None) => "the servers begin".to_owned(),
-        (Verdict::Behind { .. } | Verdict::Refused { .. } | Verdict::Silent { .. } | Verdict::Undecided { .. }, _) => {
-            "waiting until every server pod has stopped serving the App".to_owned()
+        (Verdict::All { .. }, Some(left)) => format!("{left} left"),
+        (Verdict::All { .. }, None) => {
+            "the servers have not begun; where that stays so, see whether they reach Postgres".to_owned()
+        }
+        (Verdict::Refused { pod, reason }, _) => format!("server pod {pod} refuses to: {reason}"),
+        (Verdict::KeysLost { pod }, _) => format!("server pod {pod} refuses to: they have other keys, which are lost"),
+        (Verdict::Silent { pods }, _) => format!("{} told nothing for 15 s; look at its log", names(pods)),
+        (Verdict::Behind { pods } | Verdict::Undecided { pods }, _) => {
+            format!("waiting for {} to stop serving the App", names(pods))
         }
     };
+    with_way_out(&doing)
+}
+
+/// What it says where the keys that tell whose the users are cannot be used.
+pub(crate) fn stuck(why: &Unusable) -> String {
+    with_way_out(&format!("the key Secret of the App cannot be used: {why}; put it back from a copy"))
+}
+
+fn with_way_out(doing: &str) -> String {
     format!(
         "deleting the users: {doing}; to keep those that are left and let the App go at once, set \
          spec.deletionPolicy to Retain"
@@ -133,6 +207,9 @@ mod tests {
         for verdict in [Verdict::NoServers, Verdict::All { servers: 2 }, Verdict::Undecided { pods: Vec::new() }] {
             assert!(progress(&verdict, Some(7)).contains("set spec.deletionPolicy to Retain"));
         }
-        assert!(progress(&Verdict::All { servers: 2 }, Some(7)).contains("7 users are left"));
+        assert!(stuck(&Unusable::NotKeys).contains("set spec.deletionPolicy to Retain"));
+        let refused = Verdict::Refused { pod: "server-1".into(), reason: "they are another's".into() };
+        assert!(progress(&refused, None).contains("server pod server-1 refuses to: they are another's"));
+        assert!(progress(&Verdict::All { servers: 2 }, Some(7)).contains("deleting the users: 7 left"));
     }
 }

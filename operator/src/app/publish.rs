@@ -59,7 +59,7 @@ pub(crate) async fn publish(context: &Context, owner: Owner<'_>, rendered: &Rend
     };
     let published = published.map_err(Error::api("publish the rendered App"))?;
     if let Some(app) = PublishedApp::of(&published) {
-        context.objects.published.see(&name, app);
+        context.objects.published.wrote(&name, app);
     }
     context.metrics.published();
     Ok(())
@@ -68,9 +68,7 @@ pub(crate) async fn publish(context: &Context, owner: Owner<'_>, rendered: &Rend
 /// Takes the document away, if it is still the one that was judged.
 pub(crate) async fn withdraw(context: &Context, secret: &str, judged: &PublishedApp) -> Result<(), Error> {
     let api: Api<Secret> = Api::namespaced(context.client.clone(), &context.namespace);
-    delete(&api, secret, Some(judged)).await?;
-    context.objects.published.forget(secret);
-    Ok(())
+    delete(&api, secret, Some(judged)).await
 }
 
 async fn delete(api: &Api<Secret>, name: &str, judged: Option<&PublishedApp>) -> Result<(), Error> {

@@ -7,8 +7,25 @@ use std::{
 };
 
 use http::{Method, Request, Response, StatusCode};
-use kube::{Client, client::Body};
+use kube::{
+    Client,
+    client::Body,
+    runtime::reflector::store::{self, Writer},
+};
+use latchkey_crds::app::App;
 use serde_json::{Value, json};
+use time::OffsetDateTime;
+
+use crate::{
+    app::status::{Told, Written},
+    context::Context,
+    error::Failures,
+    facts::Settings,
+    metrics::Metrics,
+    pace::Pace,
+    probe::Probe,
+    watch::{Guarded, Objects, Wakes},
+};
 
 /// A call that came.
 #[derive(Clone, Debug)]
@@ -90,4 +107,26 @@ pub(crate) fn refusal(status: StatusCode, reason: &str, name: &str) -> (StatusCo
 
 pub(crate) fn not_found(name: &str) -> (StatusCode, Value) {
     refusal(StatusCode::NOT_FOUND, "NotFound", name)
+}
+
+/// A context of an install in `latchkey` with no server, and what writes its store of Apps.
+pub(crate) fn context(client: Client) -> (Context, Writer<Guarded<App>>) {
+    let (apps, writer) = store::store();
+    let (providers, _) = store::store();
+    let context = Context {
+        settings: Settings { base_url: "https://auth.example.com".parse().unwrap(), allow_insecure: false },
+        namespace: "latchkey".to_owned(),
+        reporter: Context::reporter("operator-0"),
+        client,
+        objects: Objects { apps, providers, published: Arc::default() },
+        wakes: Wakes::new().0,
+        probe: Probe::deaf(),
+        pace: Pace::new(),
+        written: Written::default(),
+        told: Told::default(),
+        failures: Failures::default(),
+        metrics: Metrics::default(),
+        now: || OffsetDateTime::UNIX_EPOCH,
+    };
+    (context, writer)
 }

@@ -16,7 +16,7 @@ use kube::{
 use latchkey_crds::{
     app::{AppProviderStatus, AppStatus, KeyStatus},
     conditions::{Condition, ConditionStatus, ConditionType, Reason, Wanted, merge, same_but_for_time},
-    names::FIELD_MANAGER,
+    names::{FIELD_MANAGER, NEW_KEYS_ANNOTATION},
     rendered::Revision,
     types::AppId,
 };
@@ -50,7 +50,16 @@ pub(crate) struct Outcome {
 /// The statuses that were written and that the watch has not told yet: the copy that it keeps is older than they are. By
 /// uid: the resourceVersion of the write, and what it wrote.
 #[derive(Default)]
-pub(crate) struct Written(Mutex<HashMap<String, (u64, serde_json::Value)>>);
+pub(crate) struct Written(Mutex<HashMap<String, WrittenStatus>>);
+
+struct WrittenStatus {
+    version: u64,
+    status: serde_json::Value,
+    at: Instant,
+}
+
+/// For so long it is remembered what was written: longer than a watch can be cut without anybody's notice.
+const REMEMBERED: Duration = Duration::from_secs(60);
 
 /// When the progress of something that goes on by itself was told last, by uid.
 #[derive(Default)]
@@ -132,6 +141,14 @@ impl Outcome {
                 let message = format!("server pod {pod} refuses revision {short}: {reason}");
                 wanted(False, Reason::RefusedByServer, message)
             }
+            Some(Verdict::KeysLost { pod }) => {
+                let message = format!(
+                    "the keys of the App's users are lost: server pod {pod} refuses revision {short}, which has other \
+                     keys; put the key Secret back from a copy, or set the annotation {NEW_KEYS_ANNOTATION} to a new \
+                     value to start anew, which signs every user out"
+                );
+                wanted(False, Reason::KeysLost, message)
+            }
             Some(Verdict::NoServers) => {
                 let message = "no server pod is there; scale the servers up, or see why none is serving";
                 wanted(Unknown, Reason::NoServers, message.to_owned())
@@ -171,7 +188,7 @@ pub(crate) fn located(field: &str, message: &str) -> String {
     if field.is_empty() { message.to_owned() } else { format!("{field}: {message}") }
 }
 
-fn names(pods: &[String]) -> String {
+pub(crate) fn names(pods: &[String]) -> String {
     match pods {
         [] => "a server pod".to_owned(),
         [one] => format!("server pod {one}"),
@@ -212,7 +229,7 @@ impl Written {
         let uid = meta.uid.as_deref().unwrap_or_default();
         let version: u64 = meta.resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or(0);
         match written.get(uid) {
-            Some((at, status)) if *at > version => serde_json::from_value(status.clone()).unwrap_or_default(),
+            Some(newer) if newer.version > version => serde_json::from_value(newer.status.clone()).unwrap_or_default(),
             Some(_) => {
                 written.remove(uid);
                 told.unwrap_or_default()
@@ -223,7 +240,10 @@ impl Written {
 
     fn note(&self, uid: &str, version: Option<String>, status: serde_json::Value) {
         if let Some(version) = version.and_then(|version| version.parse().ok()) {
-            self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(uid.to_owned(), (version, status));
+            let mut written = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let at = Instant::now();
+            written.retain(|_, written| at - written.at < REMEMBERED);
+            written.insert(uid.to_owned(), WrittenStatus { version, status, at });
         }
     }
 }
@@ -326,6 +346,8 @@ mod tests {
         assert_eq!(fallen(Verdict::Silent { pods: pods() }), waiting);
         let refused = Verdict::Refused { pod: "server-1".into(), reason: "no".into() };
         assert_eq!(fallen(refused), (ConditionStatus::False, "RefusedByServer".to_owned()));
+        let lost = Verdict::KeysLost { pod: "server-1".into() };
+        assert_eq!(fallen(lost), (ConditionStatus::False, "KeysLost".to_owned()));
         assert_eq!(fallen(Verdict::NoServers), (ConditionStatus::Unknown, "NoServers".to_owned()));
     }
 
@@ -395,5 +417,16 @@ mod tests {
         assert_eq!(latest("6"), Some(2), "the copy is older");
         assert_eq!(latest("7"), Some(1), "the watch has told it, or what came after it");
         assert_eq!(latest("6"), Some(1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_written_is_not_remembered_for_ever() {
+        let written = Written::default();
+        for uid in ["a", "b"] {
+            written.note(uid, Some("7".into()), json!({}));
+            tokio::time::advance(REMEMBERED).await;
+        }
+        written.note("c", Some("7".into()), json!({}));
+        assert_eq!(written.0.lock().unwrap().len(), 1);
     }
 }

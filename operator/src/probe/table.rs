@@ -83,6 +83,7 @@ struct Known {
 struct Refused {
     revision: Option<Octets>,
     reason: String,
+    keys_lost: bool,
 }
 
 /// A revision as its 32 octets: there are as many as Apps times pods.
@@ -348,7 +349,8 @@ impl Fleet {
             }
         }
         if let Some((pod, refusal)) = refused {
-            Verdict::Refused { pod: pod.to_owned(), reason: refusal.reason.clone() }
+            let (pod, reason) = (pod.to_owned(), refusal.reason.clone());
+            if refusal.keys_lost { Verdict::KeysLost { pod } } else { Verdict::Refused { pod, reason } }
         } else if !silent.is_empty() {
             Verdict::Silent { pods: named(&silent) }
         } else if !behind.is_empty() {
@@ -394,9 +396,9 @@ impl Pod {
 
 impl Refused {
     fn new(refused: RefusedDocument) -> Box<Self> {
-        let RefusedDocument { revision, mut reason } = refused;
+        let RefusedDocument { revision, mut reason, keys_lost } = refused;
         reason.truncate(reason.floor_char_boundary(MAX_REASON));
-        Box::new(Self { revision: octets(&revision), reason })
+        Box::new(Self { revision: octets(&revision), reason, keys_lost })
     }
 }
 

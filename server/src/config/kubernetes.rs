@@ -230,7 +230,7 @@ fn delay(failures: u32, unit: f64) -> Duration {
 /// The App that a Secret's name stands for.
 fn app_of(secret: &Secret) -> Option<AppId> {
     let name = secret.metadata.name.as_deref().unwrap_or_default();
-    let id = name.rsplit_once("latchkey-app-").and_then(|(_, id)| id.parse().ok());
+    let id = name.strip_prefix("latchkey-app-").and_then(|id| id.parse().ok());
     let id = id.filter(|id| rendered_app_secret(id) == name);
     if id.is_none() {
         warn!(secret = name, "a Secret with a rendered App has a name that is of no App; it is passed over");
