@@ -53,8 +53,9 @@ async fn judge(context: &Context, secret: &str) -> Result<(), Error> {
         // Somebody edited whose it says that it is; the holder's reconcile writes it anew.
         return Ok(());
     }
-    withdraw(context, secret, &published).await?;
+    // Before it goes: an App that is made anew meanwhile is woken when its document goes, and then expects its own.
     context.probe.forget(&id);
+    withdraw(context, secret, &published).await?;
     info!(secret, of.namespace, app = of.name, "the App is gone; its rendered document is taken away");
     Ok(())
 }
