@@ -463,12 +463,24 @@ pub struct Hello {
     /// The highest format that this server honours; see [`FORMAT`].
     pub format: u32,
     pub revisions: BTreeMap<AppId, Revision>,
-    /// Why the newest document of an App is refused. Its revision, if it has one, goes on.
+    /// The newest document of an App, where it is refused. What is in `revisions`, if anything is, goes on.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
-    pub refused: BTreeMap<AppId, String>,
+    pub refused: BTreeMap<AppId, RefusedDocument>,
     /// How far the deletion of users is, for each App that is [`AppState::Deleted`] and that this server knows of.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
     pub deletions: BTreeMap<AppId, Deletion>,
+}
+
+/// A document that a server does not take. It is named, so that what was refused before says nothing of what is
+/// published now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RefusedDocument {
+    pub revision: Revision,
+    pub reason: String,
+    /// Its keys are not those of the users that are there, whose keys were lost.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub keys_lost: bool,
 }
 
 /// How far the deletion of an App's users is.
@@ -481,14 +493,14 @@ pub struct Deletion {
     pub done: bool,
 }
 
-/// An App changed, went (`revision` is none), or its new document was refused (`refused` says why, `revision` is the
-/// one that goes on).
+/// An App changed, went (`revision` is none), or its new document was refused (`refused` says which and why, `revision`
+/// is the one that goes on).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Change {
     pub app: AppId,
     pub revision: Option<Revision>,
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub refused: Option<String>,
+    pub refused: Option<RefusedDocument>,
     /// Of an App that is [`AppState::Deleted`]; `revision` is then that of the document that says so.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub deletion: Option<Deletion>,

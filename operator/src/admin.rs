@@ -21,7 +21,7 @@ use tokio::{net::TcpListener, sync::watch};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use crate::metrics::Metrics;
+use crate::{error::Chain, metrics::Metrics};
 
 /// A client that opens a connection and says nothing has no use for it.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -86,7 +86,7 @@ impl Health {
 }
 
 /// The API server's own words, which name the permission that is missing.
-fn why(error: &watcher::Error) -> String {
+pub(crate) fn why(error: &watcher::Error) -> String {
     match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status))
         | watcher::Error::WatchStartFailed(kube::Error::Api(status))
@@ -94,7 +94,7 @@ fn why(error: &watcher::Error) -> String {
         watcher::Error::WatchError(status) => status.message.clone(),
         watcher::Error::InitialListFailed(error)
         | watcher::Error::WatchStartFailed(error)
-        | watcher::Error::WatchFailed(error) => error.to_string(),
+        | watcher::Error::WatchFailed(error) => Chain(error).to_string(),
         watcher::Error::NoResourceVersion => error.to_string(),
     }
 }
@@ -105,7 +105,7 @@ pub(crate) async fn serve(listener: TcpListener, health: Health, metrics: Metric
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
-                warn!(error = &error as &dyn std::error::Error, "a connection was not accepted");
+                warn!(error = %Chain(&error), "a connection was not accepted");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }

@@ -221,7 +221,7 @@ async fn serve(
     context: &Context,
 ) -> Result<Progress<Served>, Error> {
     let owner = Owner { app_id: &validated.app_id, namespace: &validated.namespace, name: &validated.name };
-    let honoured = context.probe.format().unwrap_or(FORMAT);
+    let honoured = context.probe.format();
     let (needed, feature) = needed_format(validated);
     let servers_too_old = (honoured < needed).then(|| {
         let pods = context.probe.pods_at_format(honoured).join(", ");
@@ -237,7 +237,7 @@ async fn serve(
             Err(TooLarge) => return Ok(Progress::Done(refused(app, too_large(), validated.problems.clone(), context))),
         };
         let verdict = if is_published(context, owner, &rendered) {
-            context.probe.expect(owner.app_id, Some(&rendered.revision))
+            context.probe.expect(owner.app_id, &rendered.revision)
         } else {
             if !wrote
                 && !is_fresh(app, old)
@@ -247,7 +247,7 @@ async fn serve(
             }
             publish(context, owner, &rendered).await?;
             wrote = true;
-            context.probe.expect(owner.app_id, Some(&rendered.revision));
+            context.probe.expect(owner.app_id, &rendered.revision);
             context.probe.wait(owner.app_id, ACKNOWLEDGED_WITHIN).await
         };
         if steps == KEY_STEPS {
@@ -313,7 +313,7 @@ fn refused(app: &App, refusal: Refusal, problems: Vec<Problem>, context: &Contex
     });
     let revision = ours.and_then(|published| published.revision);
     if let (Some(id), Some(revision)) = (&app_id, &revision) {
-        context.probe.expect(id, Some(revision));
+        context.probe.expect(id, revision);
     }
     let outcome = Outcome { app_id, revision, refusal: Some(refusal), problems, ..Outcome::default() };
     Served { outcome, requeue: RESYNC, wrote: false }
@@ -323,7 +323,7 @@ fn refused(app: &App, refusal: Refusal, problems: Vec<Problem>, context: &Contex
 async fn conclude(app: &App, old: &AppStatus, served: Served, context: &Context) -> Result<Action, Error> {
     let generation = app.metadata.generation.unwrap_or(0);
     let mut new = served.outcome.status(old, generation, context.now());
-    if served.outcome.refusal.is_some() {
+    if served.outcome.refusal.is_some() && new.revision.is_some() {
         // What goes on has the keys and callbacks that it had.
         new.issuer = new.issuer.or_else(|| old.issuer.clone());
         new.providers.clone_from(&old.providers);
@@ -393,10 +393,10 @@ async fn delete_users(app: &App, context: &Context) -> Result<Action, Error> {
     let rendered = deletion::render_deleted(document);
     if !is_published(context, owner, &rendered) {
         publish(context, owner, &rendered).await?;
-        context.probe.expect(&id, Some(&rendered.revision));
+        context.probe.expect(&id, &rendered.revision);
         context.probe.wait(&id, ACKNOWLEDGED_WITHIN).await;
     }
-    let verdict = context.probe.expect(&id, Some(&rendered.revision));
+    let verdict = context.probe.expect(&id, &rendered.revision);
     let deletion = context.probe.deletion(&id);
     if matches!(verdict, Verdict::All { .. }) && deletion.is_some_and(|deletion| deletion.done) {
         let secret = rendered_app_secret(&id);
@@ -404,7 +404,7 @@ async fn delete_users(app: &App, context: &Context) -> Result<Action, Error> {
         if let Some(published) = context.objects.published.get(&secret) {
             publish::withdraw(context, &secret, &published).await?;
         }
-        context.probe.expect(&id, None);
+        context.probe.forget(&id);
         if !key_secret::remove(&secrets, &kept).await? {
             return Ok(Action::requeue(SOON));
         }

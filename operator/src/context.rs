@@ -2,10 +2,7 @@
 
 use std::sync::Arc;
 
-use kube::{
-    Client,
-    runtime::events::{Recorder, Reporter},
-};
+use kube::{Client, runtime::events::Reporter};
 use latchkey_crds::names::FIELD_MANAGER;
 use time::OffsetDateTime;
 
@@ -33,7 +30,7 @@ pub(crate) struct Context {
     /// Progress of deletions.
     pub(crate) told: Told,
     pub(crate) failures: Failures,
-    pub(crate) events: Recorder,
+    pub(crate) reporter: Reporter,
     pub(crate) metrics: Metrics,
     /// Tests have another.
     pub(crate) now: fn() -> OffsetDateTime,
@@ -42,9 +39,9 @@ pub(crate) struct Context {
 // === impl Context ===
 
 impl Context {
-    pub(crate) fn recorder(client: Client, identity: &str) -> Recorder {
-        let reporter = Reporter { controller: FIELD_MANAGER.to_owned(), instance: Some(identity.to_owned()) };
-        Recorder::new(client, reporter)
+    /// Who tells what Events tell.
+    pub(crate) fn reporter(identity: &str) -> Reporter {
+        Reporter { controller: FIELD_MANAGER.to_owned(), instance: Some(identity.to_owned()) }
     }
 
     pub(crate) fn now(&self) -> OffsetDateTime {

@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    fmt,
     sync::{Mutex, PoisonError},
     time::Duration,
 };
@@ -25,6 +26,10 @@ pub(crate) enum Error {
     #[error("the reconcile panicked: {0}")]
     Panicked(String),
 }
+
+/// An error with its causes, for a log line. Of what the API server answers only its message, which names a permission
+/// that is missing; nothing of an answer that does not parse, since it may be a Secret.
+pub(crate) struct Chain<'a>(pub(crate) &'a (dyn std::error::Error + 'static));
 
 /// How an error is met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +82,33 @@ fn kind(error: &kube::Error) -> Kind {
     }
 }
 
+// === impl Chain ===
+
+impl fmt::Display for Chain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut next = Some(self.0);
+        let mut first = true;
+        while let Some(error) = next {
+            if !std::mem::take(&mut first) {
+                f.write_str(": ")?;
+            }
+            next = error.source();
+            match error.downcast_ref::<kube::Error>() {
+                Some(kube::Error::Api(status)) => return f.write_str(&status.message),
+                Some(kube::Error::SerdeError(_)) => return f.write_str("the answer of the API server does not parse"),
+                // Their own text ends with their cause's.
+                Some(kube::Error::HyperError(cause)) => write!(f, "{cause}")?,
+                Some(kube::Error::Service(cause)) => {
+                    write!(f, "{cause}")?;
+                    next = cause.source();
+                }
+                Some(_) | None => write!(f, "{error}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
 // === impl Kind ===
 
 impl Kind {
@@ -117,6 +149,18 @@ impl Failures {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_causes_are_told_and_the_missing_permission_is_named() {
+        let message = "apps is forbidden: User \"x\" cannot patch resource \"apps\"";
+        let status = kube::core::Status::failure(message, "Forbidden").with_code(403);
+        let error = Error::api("write the finalizer of an App")(kube::Error::Api(Box::new(status)));
+        assert_eq!(Chain(&error).to_string(), format!("could not write the finalizer of an App: {message}"));
+        assert_eq!(error.kind(), Kind::Forbidden);
+        let secret = serde_json::from_str::<u8>("\"hunter2\"").unwrap_err();
+        let error = Error::api("read a Secret")(kube::Error::SerdeError(secret));
+        assert!(!Chain(&error).to_string().contains("hunter2"));
+    }
 
     #[test]
     fn retries_come_ever_later_and_start_anew_after_success() {

@@ -3,6 +3,9 @@
 //! The rules are those of client-go's leader election. Clocks of pods are never compared: who watches another's Lease
 //! counts from when it saw the Lease change.
 
+#[cfg(test)]
+mod tests;
+
 use std::{
     fmt,
     sync::{Arc, Mutex, PoisonError},
@@ -28,6 +31,8 @@ use tokio::{
 };
 use tower::{BoxError, Layer, Service};
 use tracing::{info, warn};
+
+use crate::error::Chain;
 
 /// How a Lease is held. The times are client-go's defaults.
 #[derive(Clone, Debug)]
@@ -119,7 +124,7 @@ pub(crate) async fn acquire(client: Client, options: LeaseOptions) -> Held {
         match timeout(candidate.options.renew_deadline, candidate.try_acquire(&mut observed)).await {
             Ok(Ok(Tried::Held(lease))) => return Held::new(candidate, *lease, began),
             Ok(Ok(Tried::Anothers)) => {}
-            Ok(Err(error)) => warn!(error = &error as &dyn std::error::Error, "the Lease cannot be had yet"),
+            Ok(Err(error)) => warn!(error = %Chain(&error), "the Lease cannot be had yet"),
             Err(_) => warn!("the Lease cannot be had yet: the API server does not answer"),
         }
         sleep(candidate.jittered()).await;
@@ -146,14 +151,7 @@ impl LeaseOptions {
 impl Candidate {
     /// Takes the Lease where it is free, or where its holder was silent for a whole duration while this one looked.
     async fn try_acquire(&self, observed: &mut Option<Observed>) -> kube::Result<Tried> {
-        let Some(lease) = self.api.get_opt(&self.options.name).await? else {
-            let made = self.api.create(&PostParams::default(), &self.lease(None)).await;
-            return match made {
-                Ok(lease) => Ok(Tried::Held(Box::new(lease))),
-                Err(kube::Error::Api(status)) if status.code == 409 => Ok(Tried::Anothers),
-                Err(error) => Err(error),
-            };
-        };
+        let Some(lease) = self.api.get_opt(&self.options.name).await? else { return self.create().await };
         let version = lease.metadata.resource_version.clone();
         let since = match observed {
             Some(before) if before.version == version => before.since,
@@ -174,6 +172,14 @@ impl Candidate {
             return Ok(Tried::Anothers);
         }
         self.put(&lease).await
+    }
+
+    async fn create(&self) -> kube::Result<Tried> {
+        match self.api.create(&PostParams::default(), &self.lease(None)).await {
+            Ok(lease) => Ok(Tried::Held(Box::new(lease))),
+            Err(kube::Error::Api(status)) if status.code == 409 => Ok(Tried::Anothers),
+            Err(error) => Err(error),
+        }
     }
 
     /// Takes or renews it, unless it has changed since.
@@ -206,6 +212,30 @@ impl Candidate {
         }
     }
 
+    fn holds(&self, lease: &Lease) -> bool {
+        let holder = lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_deref());
+        holder == Some(self.options.identity.as_str())
+    }
+
+    /// Gives it back, if it is still this one's.
+    async fn free(&self) -> kube::Result<()> {
+        loop {
+            let Some(mut lease) = self.api.get_opt(&self.options.name).await?.filter(|lease| self.holds(lease)) else {
+                return Ok(());
+            };
+            let spec = lease.spec.get_or_insert_default();
+            spec.holder_identity = Some(String::new());
+            spec.lease_duration_seconds = Some(1);
+            spec.renew_time = Some(MicroTime(Timestamp::now()));
+            match self.api.replace(&self.options.name, &PostParams::default(), &lease).await {
+                Ok(_) => return Ok(()),
+                // A renewal that was on its way came first.
+                Err(kube::Error::Api(status)) if status.code == 409 => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
     /// So that those who wait do not ask at one moment.
     fn jittered(&self) -> Duration {
         self.options.retry.mul_f64(rand::random_range(1.0..=1.2))
@@ -220,14 +250,15 @@ impl Candidate {
                 Some(left) => left,
                 None => break Lost::NotRenewed,
             };
-            match timeout(left, self.renew_once(&lease)).await {
+            // Twice at least: a connection that was dropped in silence does not cost the Lease.
+            match timeout(left.min(self.options.renew_deadline / 2), self.renew_once(&lease)).await {
                 Ok(Ok(Tried::Held(renewed))) => {
                     lease = *renewed;
                     fence.extend(began + self.options.renew_deadline);
                 }
                 Ok(Ok(Tried::Anothers)) => break Lost::Taken,
-                Ok(Err(error)) => warn!(error = &error as &dyn std::error::Error, "the Lease was not renewed"),
-                Err(_) => break Lost::NotRenewed,
+                Ok(Err(error)) => warn!(error = %Chain(&error), "the Lease was not renewed"),
+                Err(_) => warn!("the Lease was not renewed: the API server does not answer"),
             }
         };
         fence.drop_now();
@@ -237,13 +268,12 @@ impl Candidate {
     async fn renew_once(&self, lease: &Lease) -> kube::Result<Tried> {
         let tried = self.put(lease).await?;
         if let Tried::Anothers = tried {
-            // Changed: by somebody who only touched it, or by another holder.
-            if let Some(there) = self.api.get_opt(&self.options.name).await? {
-                let holder = there.spec.as_ref().and_then(|spec| spec.holder_identity.as_deref());
-                if holder == Some(self.options.identity.as_str()) {
-                    return self.put(&there).await;
-                }
-            }
+            // Changed: by this one's own try whose answer was lost, by somebody who only touched it, or by another holder.
+            return match self.api.get_opt(&self.options.name).await? {
+                Some(there) if self.holds(&there) => self.put(&there).await,
+                Some(_) => Ok(tried),
+                None => self.create().await,
+            };
         }
         Ok(tried)
     }
@@ -276,24 +306,10 @@ impl Held {
     pub(crate) async fn release(self) {
         self.renewing.abort();
         self.fence.drop_now();
-        let free = async {
-            let Some(mut lease) = self.candidate.api.get_opt(&self.candidate.options.name).await? else {
-                return Ok(());
-            };
-            let spec = lease.spec.get_or_insert_default();
-            if spec.holder_identity.as_deref() != Some(self.candidate.options.identity.as_str()) {
-                return Ok(());
-            }
-            spec.holder_identity = Some(String::new());
-            spec.lease_duration_seconds = Some(1);
-            spec.renew_time = Some(MicroTime(Timestamp::now()));
-            self.candidate.api.replace(&self.candidate.options.name, &PostParams::default(), &lease).await.map(drop)
-        };
-        match timeout(self.candidate.options.retry, free).await {
+        match timeout(self.candidate.options.retry, self.candidate.free()).await {
             Ok(Ok(())) => info!("the Lease is given back"),
             Ok(Err(error)) => {
-                let error: kube::Error = error;
-                warn!(error = &error as &dyn std::error::Error, "the Lease was not given back; it runs out");
+                warn!(error = %Chain(&error), "the Lease was not given back; it runs out");
             }
             Err(_) => warn!("the Lease was not given back; it runs out"),
         }

@@ -7,6 +7,7 @@ use clap::{CommandFactory, Parser, error::ErrorKind};
 mod admin;
 mod app;
 mod args;
+mod backoff;
 mod context;
 mod error;
 mod facts;

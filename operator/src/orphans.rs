@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, runtime::reflector::ObjectRef};
 use latchkey_crds::{app::App, types::AppId};
 use tokio::sync::mpsc;
@@ -10,10 +11,14 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::{
-    app::{owner::proves_absence, publish::withdraw},
+    app::{
+        keys::secret as key_secret,
+        owner::{Holder, proves_absence},
+        publish::withdraw,
+    },
     context::Context,
-    error::Error,
-    watch::{PublishedApp, rendered_id},
+    error::{Chain, Error},
+    watch::rendered_id,
 };
 
 /// Judges each Secret that is named, one after the other, until asked to stop.
@@ -21,7 +26,7 @@ pub(crate) async fn run(context: Arc<Context>, mut named: mpsc::UnboundedReceive
     while let Some(Some(secret)) = stop.run_until_cancelled(named.recv()).await {
         if let Err(error) = judge(&context, &secret).await {
             let wait = context.failures.retry_after(&secret, error.kind());
-            warn!(secret, error = &error as &dyn std::error::Error, "a rendered App is not taken away yet");
+            warn!(secret, error = %Chain(&error), "a rendered App is not taken away yet");
             let again = context.wakes.orphans.clone();
             tokio::spawn(async move {
                 tokio::time::sleep(wait).await;
@@ -36,32 +41,45 @@ pub(crate) async fn run(context: Arc<Context>, mut named: mpsc::UnboundedReceive
 async fn judge(context: &Context, secret: &str) -> Result<(), Error> {
     let Some(published) = context.objects.published.get(secret) else { return Ok(()) };
     let Some(id) = rendered_id(secret) else { return Ok(()) };
-    let (namespace, name) = (published.namespace.as_str(), published.name.as_str());
+    let of = Holder { namespace: published.namespace.clone(), name: published.name.clone() };
     // Of a Secret that names nobody, nobody's App can be gone; a reconcile writes it anew if it is somebody's.
-    let stored = || context.objects.apps.get(&ObjectRef::new(name).within(namespace));
-    if name.is_empty() || stored().is_some_and(|app| app.0.as_ref().map_or(true, |app| may_hold(app, &id))) {
+    if of.name.is_empty() || exists(context, &of, &id).await? {
         return Ok(());
     }
-    if exists(context, &published, &id).await? {
+    if let Some(holder) = holder(context, &id).await?
+        && holder != of
+        && exists(context, &holder, &id).await?
+    {
+        // Somebody edited whose it says that it is; the holder's reconcile writes it anew.
         return Ok(());
     }
     withdraw(context, secret, &published).await?;
-    context.probe.expect(&id, None);
-    info!(secret, namespace, app = name, "the App is gone; its rendered document is taken away");
+    context.probe.forget(&id);
+    info!(secret, of.namespace, app = of.name, "the App is gone; its rendered document is taken away");
     Ok(())
 }
 
-/// Whether there is such an App, by the API server's own word: a watch can be behind.
-async fn exists(context: &Context, published: &PublishedApp, id: &AppId) -> Result<bool, Error> {
-    if published.namespace.is_empty() {
+/// Who holds the appID by its keys.
+async fn holder(context: &Context, id: &AppId) -> Result<Option<Holder>, Error> {
+    let secrets: Api<Secret> = Api::namespaced(context.client.clone(), &context.namespace);
+    Ok(key_secret::read(&secrets, id).await?.holder().cloned())
+}
+
+/// Whether there is such an App: in the store, else by the API server's own word, since a watch can be behind.
+async fn exists(context: &Context, holder: &Holder, id: &AppId) -> Result<bool, Error> {
+    let stored = context.objects.apps.get(&ObjectRef::new(&holder.name).within(&holder.namespace));
+    // An App that does not decode is one.
+    if stored.is_some_and(|app| app.0.as_ref().map_or(true, |app| may_hold(app, id))) {
+        return Ok(true);
+    }
+    if holder.namespace.is_empty() {
         return Ok(false);
     }
-    let api: Api<App> = Api::namespaced(context.client.clone(), &published.namespace);
-    match api.get(&published.name).await {
+    let api: Api<App> = Api::namespaced(context.client.clone(), &holder.namespace);
+    match api.get(&holder.name).await {
         Ok(app) => Ok(may_hold(&app, id)),
-        // An App that does not decode is one.
         Err(kube::Error::SerdeError(_)) => Ok(true),
-        Err(kube::Error::Api(status)) if proves_absence(&status, &published.name) => Ok(false),
+        Err(kube::Error::Api(status)) if proves_absence(&status, &holder.name) => Ok(false),
         Err(error) => Err(Error::api("look for an App")(error)),
     }
 }
@@ -80,9 +98,11 @@ mod tests {
 
     use super::*;
     use crate::app::scripted::{Script, context, not_found};
+    use crate::watch::PublishedApp;
 
     const APP: &str = "/apis/latchkey.dev/v1alpha1/namespaces/shop/apps/store";
     const SECRET: &str = "/api/v1/namespaces/latchkey/secrets/latchkey-app-shop";
+    const KEYS: &str = "/api/v1/namespaces/latchkey/secrets/latchkey-keys-shop";
 
     fn app(app_id: &str) -> Value {
         json!({
@@ -116,8 +136,10 @@ mod tests {
         let there = Script::default().expect(Method::GET, APP, |_| (StatusCode::OK, app("shop")));
         judged(&there, None).await;
         there.calls();
-        let gone =
-            Script::default().expect(Method::GET, APP, |_| not_found("store")).expect(Method::DELETE, SECRET, |call| {
+        let gone = Script::default()
+            .expect(Method::GET, APP, |_| not_found("store"))
+            .expect(Method::GET, KEYS, |_| not_found("latchkey-keys-shop"))
+            .expect(Method::DELETE, SECRET, |call| {
                 assert_eq!(call.body["preconditions"], json!({ "resourceVersion": "7", "uid": "1" }));
                 not_found("latchkey-app-shop")
             });
@@ -127,11 +149,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_document_goes_when_its_app_was_made_anew_with_another_app_id() {
-        let script = Script::default().expect(Method::GET, APP, |_| (StatusCode::OK, app("other"))).expect(
-            Method::DELETE,
-            SECRET,
-            |_| not_found("latchkey-app-shop"),
-        );
+        let script = Script::default()
+            .expect(Method::GET, APP, |_| (StatusCode::OK, app("other")))
+            .expect(Method::GET, KEYS, |_| not_found("latchkey-keys-shop"))
+            .expect(Method::DELETE, SECRET, |_| not_found("latchkey-app-shop"));
         judged(&script, Some(app("other"))).await;
         script.calls();
     }

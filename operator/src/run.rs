@@ -1,6 +1,6 @@
 //! Starts watches, probe, Lease and controllers, and joins them.
 
-use std::{convert::Infallible, process::ExitCode, sync::Arc, time::Duration};
+use std::{collections::HashSet, convert::Infallible, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
 use futures::{StreamExt, future::select_all, stream};
@@ -29,7 +29,7 @@ use crate::{
     },
     args::RunArgs,
     context::Context,
-    error::{Error, Failures},
+    error::{Chain, Error, Failures},
     facts::Settings,
     leader::{self, FenceLayer, LeaseOptions},
     metrics::{Metrics, RequestsLayer},
@@ -45,6 +45,8 @@ const RECONCILES: u16 = 32;
 /// An API server that does not answer within this is asked again. Longer than a watch's 30 s and its last event.
 const READ_TIMEOUT: Duration = Duration::from_secs(40);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// What the servers tell is taken in so many at a time.
+const WAKES: usize = 10_000;
 const COUNT_PODS: Duration = Duration::from_secs(5);
 /// What runs when the process is asked to end may take so long.
 const FINISH: Duration = Duration::from_secs(10);
@@ -59,7 +61,7 @@ pub(crate) fn run(args: RunArgs) -> ExitCode {
     match runtime.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(operate(args))) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            error!(error = AsRef::<dyn std::error::Error>::as_ref(&error), "the operator ends");
+            error!(error = %Chain(error.as_ref()), "the operator ends");
             ExitCode::FAILURE
         }
     }
@@ -121,7 +123,7 @@ async fn operate(args: RunArgs) -> Result<()> {
     let context = Context {
         settings: Settings { base_url: args.base_url, allow_insecure: args.allow_insecure },
         namespace: args.namespace,
-        events: Context::recorder(writer.clone(), &args.identity),
+        reporter: Context::reporter(&args.identity),
         client: writer,
         objects: objects.clone(),
         wakes: wakes.clone(),
@@ -189,10 +191,19 @@ async fn synced(objects: &Objects, health: &Health) {
 
 /// What the servers tell wakes whom it concerns.
 async fn pass_on(mut told: mpsc::UnboundedReceiver<Wake>, objects: Objects, wakes: Wakes) {
-    while let Some(wake) = told.recv().await {
-        match wake {
-            Wake::App(app) | Wake::Deletion(app) => wakes.apps_with_id(&objects, &app),
-            Wake::All | Wake::Formats => wakes.all(&objects),
+    let mut some = Vec::new();
+    while told.recv_many(&mut some, WAKES).await > 0 {
+        let (mut apps, mut all) = (HashSet::new(), false);
+        for wake in some.drain(..) {
+            match wake {
+                Wake::Apps(named) => apps.extend(named),
+                Wake::All => all = true,
+            }
+        }
+        if all {
+            wakes.all(&objects);
+        } else {
+            apps.iter().for_each(|id| wakes.apps_with_id(&objects, id));
         }
     }
 }
@@ -239,7 +250,7 @@ async fn control<K, F>(
                 Err(error) => {
                     warn!(
                         object = place,
-                        error = error as &dyn std::error::Error,
+                        error = %Chain(error),
                         "a reconcile failed; it is tried again"
                     );
                     context.metrics.reconciled(name, error.kind().as_str(), began.elapsed());

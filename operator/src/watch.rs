@@ -8,7 +8,6 @@ use std::{
     fmt::Debug,
     hash::{BuildHasher, RandomState},
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
 };
 
 use futures::{
@@ -25,7 +24,6 @@ use kube::{
     runtime::{
         WatchStreamExt,
         reflector::{ObjectRef, Store, store, store::Writer},
-        utils::Backoff,
         watcher,
         watcher::Event,
     },
@@ -40,17 +38,17 @@ use latchkey_crds::{
 use tokio::sync::mpsc;
 use tracing::warn;
 
-pub(crate) use self::index::{Index, Named, Place};
-use self::index::{named_by_app, named_by_provider};
-use crate::admin::Health;
+use self::index::{Index, Named, Place, named_by_app, named_by_provider};
+use crate::{
+    admin::{Health, why},
+    backoff::ShortBackoff,
+};
 
 /// An App or a Provider, or why it does not decode: one bad object does not stop the others.
 pub(crate) type Guarded<K> = DeserializeGuard<K>;
 
 /// A watch that is dropped in silence is else unseen for five minutes (design, "How config reaches the servers").
-const WATCH_SECONDS: u32 = 30;
-const BACKOFF_LEAST: Duration = Duration::from_millis(200);
-const BACKOFF_MOST: Duration = Duration::from_secs(5);
+pub(crate) const WATCH_SECONDS: u32 = 30;
 /// Objects in a page of a list. Rendered Apps may have half a MiB each.
 const PAGE: u32 = 500;
 const PAGE_OF_DOCUMENTS: u32 = 100;
@@ -127,11 +125,6 @@ enum Seen<K> {
     },
     /// Everything that was there at the start was told.
     Synced,
-}
-
-/// Exponential, with jitter, and short: see [`WATCH_SECONDS`].
-struct ShortBackoff {
-    next: Duration,
 }
 
 /// Starts every watch. Each goes on until the process ends.
@@ -218,7 +211,7 @@ where
     K: Resource<Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug + Send + 'static,
     K::DynamicType: Default,
 {
-    let watch = |api| watcher(api, config.clone()).backoff(ShortBackoff::new()).map(lighter).boxed();
+    let watch = |api| watcher(api, config.clone()).backoff(ShortBackoff::of_watch()).map(lighter).boxed();
     apis(client, watched).into_iter().map(watch).collect()
 }
 
@@ -298,7 +291,7 @@ where
                 tell(Seen::Gone { namespace, name, version });
             }
             Err(error) => {
-                warn!(watch = what, error = &error as &dyn std::error::Error, "a watch failed; it is tried again");
+                warn!(watch = what, error = why(&error), "a watch failed; it is tried again");
                 health.watch_failed(what, &error);
             }
         }
@@ -729,31 +722,6 @@ impl PublishedApp {
             resource_version: secret.resource_version()?,
             uid: secret.uid()?,
         })
-    }
-}
-
-// === impl ShortBackoff ===
-
-impl ShortBackoff {
-    fn new() -> Self {
-        Self { next: BACKOFF_LEAST }
-    }
-}
-
-impl Iterator for ShortBackoff {
-    type Item = Duration;
-
-    fn next(&mut self) -> Option<Duration> {
-        let now = self.next;
-        self.next = (now * 2).min(BACKOFF_MOST);
-        // Many that lost one API server do not come back at one moment.
-        Some(now.mul_f64(rand::random_range(0.5..=1.0)))
-    }
-}
-
-impl Backoff for ShortBackoff {
-    fn reset(&mut self) {
-        self.next = BACKOFF_LEAST;
     }
 }
 

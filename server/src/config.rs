@@ -8,7 +8,10 @@ use std::{
 
 use arc_swap::ArcSwap;
 use latchkey_crds::{
-    rendered::{AppState, Change, DeletedApp, Deletion, FORMAT, Head, Hello, LimitName, RenderedApp, Revision, Window},
+    rendered::{
+        AppState, Change, DeletedApp, Deletion, FORMAT, Head, Hello, LimitName, RefusedDocument, RenderedApp, Revision,
+        Window,
+    },
     types::AppId,
 };
 use tokio::sync::broadcast;
@@ -60,8 +63,7 @@ struct Aside {
 
 /// The newest document of an App, which is not served.
 struct Refusal {
-    revision: Revision,
-    reason: String,
+    document: RefusedDocument,
     /// Where the database refuses it: it may take it later, when the users of an earlier App are deleted.
     withheld: Option<Arc<App>>,
 }
@@ -110,6 +112,8 @@ pub enum Refused {
     NoDocument,
     #[error("the appID belongs to another namespace")]
     OtherNamespace,
+    #[error("the App's users belong to other keys than these, which were lost")]
+    KeysLost,
     #[error("the users of this App were deleted; a new App needs new keys")]
     Gone,
     #[error("the database knows another App of this appID, whose users are not this one's to delete")]
@@ -128,6 +132,7 @@ pub enum Reason {
     WrongApp,
     NoDocument,
     OtherNamespace,
+    KeysLost,
     Gone,
     OtherApp,
     Keys,
@@ -136,6 +141,11 @@ pub enum Reason {
 // === impl Refused ===
 
 impl Refused {
+    /// As it is told.
+    fn document(&self, revision: Revision) -> RefusedDocument {
+        RefusedDocument { revision, reason: self.to_string(), keys_lost: matches!(self, Self::KeysLost) }
+    }
+
     const fn reason(&self) -> Reason {
         match self {
             Self::NotText => Reason::NotText,
@@ -145,6 +155,7 @@ impl Refused {
             Self::WrongApp => Reason::WrongApp,
             Self::NoDocument => Reason::NoDocument,
             Self::OtherNamespace => Reason::OtherNamespace,
+            Self::KeysLost => Reason::KeysLost,
             Self::Gone => Reason::Gone,
             Self::OtherApp => Reason::OtherApp,
             Self::Keys(_) => Reason::Keys,
@@ -164,6 +175,7 @@ impl Reason {
             Self::WrongApp => "wrong_app",
             Self::NoDocument => "no_document",
             Self::OtherNamespace => "other_namespace",
+            Self::KeysLost => "keys_lost",
             Self::Gone => "gone",
             Self::OtherApp => "other_app",
             Self::Keys => "keys",
@@ -295,7 +307,7 @@ impl Apps {
         let mut revisions: BTreeMap<_, _> =
             self.serving.load().iter().map(|(id, app)| (id.clone(), app.revision.clone())).collect();
         revisions.extend(aside.deleted.iter().map(|(id, deleted)| (id.clone(), deleted.revision.clone())));
-        let refused = aside.refused.iter().map(|(id, refusal)| (id.clone(), refusal.reason.clone())).collect();
+        let refused = aside.refused.iter().map(|(id, refusal)| (id.clone(), refusal.document.clone())).collect();
         let deletions =
             aside.deleted.iter().filter_map(|(id, deleted)| Some((id.clone(), deleted.progress?))).collect();
         (Hello { pod_uid, format: FORMAT, revisions, refused, deletions }, receiver)
@@ -362,7 +374,7 @@ impl Apps {
     /// The database does not refuse it any more.
     pub fn admit(&self, id: &AppId, revision: &Revision) {
         self.change(|aside, serving, told| {
-            let waiting = aside.refused.get(id).filter(|refusal| refusal.revision == *revision);
+            let waiting = aside.refused.get(id).filter(|refusal| refusal.document.revision == *revision);
             if let Some(app) = waiting.and_then(|refusal| refusal.withheld.clone()) {
                 self.serve(id, app, aside, serving, told);
             }
@@ -372,19 +384,18 @@ impl Apps {
     /// The database refuses to delete the users.
     pub fn refuse_deletion(&self, id: &AppId, revision: &Revision, refused: &Refused) {
         self.change(|aside, _, told| {
-            let reason = refused.to_string();
-            let known = aside.refused.get(id).is_some_and(|known| known.revision == *revision);
+            let known = aside.refused.get(id).is_some_and(|known| known.document.revision == *revision);
             if known || aside.deleted.get(id).is_none_or(|deleted| deleted.revision != *revision) {
                 return;
             }
-            error!(app = %id, reason, "the users of an App are not deleted");
+            error!(app = %id, reason = %refused, "the users of an App are not deleted");
             self.metrics.refused(refused.reason());
-            let refusal = Refusal { revision: revision.clone(), reason: reason.clone(), withheld: None };
-            aside.refused.insert(id.clone(), refusal);
+            let document = refused.document(revision.clone());
+            aside.refused.insert(id.clone(), Refusal { document: document.clone(), withheld: None });
             told.push(Change {
                 app: id.clone(),
                 revision: Some(revision.clone()),
-                refused: Some(reason),
+                refused: Some(document),
                 deletion: None,
             });
         });
@@ -412,7 +423,7 @@ impl Apps {
     fn settled(&self, id: &AppId, revision: &Revision) -> bool {
         let aside = self.aside();
         match aside.refused.get(id) {
-            Some(refusal) => refusal.revision == *revision,
+            Some(refusal) => refusal.document.revision == *revision,
             None => match aside.deleted.get(id) {
                 Some(deleted) => deleted.revision == *revision,
                 None => self.serving.load().get(id.as_str()).is_some_and(|app| app.revision == *revision),
@@ -425,33 +436,40 @@ impl Apps {
         let read =
             load(id, document, revision.clone(), &self.ceilings).map_err(|refused| (refused, revision.clone()))?;
         if let Some(cache) = &self.cache
-            && !self.is_strangers(id, &read)
+            && self.strange(id, &read).is_none()
         {
             cache.keep(id, &revision, document);
         }
         Ok(read)
     }
 
-    /// Whether the App that is served is of another namespace, and was not handed over.
-    fn is_strangers(&self, id: &AppId, document: &Document) -> bool {
-        let (namespace, handover) = match document {
-            Document::App(app) => (&app.doc.namespace, app.doc.handover),
-            Document::Deleted(deleted) => (&deleted.doc.namespace, deleted.doc.handover),
+    /// Why a document is not of the App that is served: that is of another namespace or has other keys, and nothing
+    /// says that they changed.
+    fn strange(&self, id: &AppId, document: &Document) -> Option<Refused> {
+        let (namespace, handover, incarnation) = match document {
+            Document::App(app) => (&app.doc.namespace, app.doc.handover, app.doc.incarnation.as_ref()),
+            // The database says whether it is of the users that are there.
+            Document::Deleted(deleted) => (&deleted.doc.namespace, deleted.doc.handover, None),
         };
-        self.get(id.as_str()).is_some_and(|app| app.doc.namespace != *namespace && app.doc.handover >= handover)
+        let served = self.get(id.as_str()).filter(|app| app.doc.handover >= handover)?;
+        if served.doc.namespace != *namespace {
+            return Some(Refused::OtherNamespace);
+        }
+        let known = served.doc.incarnation.as_ref();
+        known.zip(incarnation).is_some_and(|(known, other)| known != other).then_some(Refused::KeysLost)
     }
 
     fn apply(&self, id: &AppId, read: Read, aside: &mut Aside, serving: &mut Serving, told: &mut Vec<Change>) {
-        match read {
-            Ok(document) if self.is_strangers(id, &document) => {
+        match read.map(|document| (self.strange(id, &document), document)) {
+            Ok((Some(refused), document)) => {
                 let (revision, withheld) = match document {
                     Document::App(app) => (app.revision.clone(), Some(app)),
                     Document::Deleted(deleted) => (deleted.revision, None),
                 };
-                self.set_aside(id, Refused::OtherNamespace, revision, withheld, aside, serving, told);
+                self.set_aside(id, refused, revision, withheld, aside, serving, told);
             }
-            Ok(Document::App(app)) => self.serve(id, app, aside, serving, told),
-            Ok(Document::Deleted(deleted)) => {
+            Ok((None, Document::App(app))) => self.serve(id, app, aside, serving, told),
+            Ok((None, Document::Deleted(deleted))) => {
                 info!(app = %id, revision = %deleted.revision, "no longer serving; its users are to be deleted");
                 serving.remove(id);
                 aside.refused.remove(id);
@@ -490,13 +508,14 @@ impl Apps {
             "a rendered App is refused; what was served before goes on"
         );
         self.metrics.refused(refused.reason());
+        let document = refused.document(revision);
         told.push(Change {
             app: id.clone(),
             revision: goes_on.cloned(),
-            refused: Some(refused.to_string()),
+            refused: Some(document.clone()),
             deletion: deleted.and_then(|deleted| deleted.progress),
         });
-        aside.refused.insert(id.clone(), Refusal { revision, reason: refused.to_string(), withheld });
+        aside.refused.insert(id.clone(), Refusal { document, withheld });
     }
 
     fn take_away(&self, id: &AppId, aside: &mut Aside, serving: &mut Serving, told: &mut Vec<Change>) {
@@ -655,7 +674,9 @@ mod tests {
             apps.put(&id(), bad);
             let told = changes.try_recv().unwrap();
             assert_eq!(told.revision.as_ref(), Some(&serving));
-            assert!(told.refused.is_some_and(|reason| !reason.contains("PRIVATE")));
+            let refused = told.refused.unwrap();
+            assert_eq!(refused.revision, Revision::of(bad), "the document that is refused is named");
+            assert!(!refused.reason.contains("PRIVATE"));
             assert_eq!(apps.get("shop").unwrap().revision, serving);
         }
     }
@@ -752,6 +773,28 @@ mod tests {
         stray.handover = Some(1);
         apps.put(&id(), &stray.to_bytes());
         assert_eq!(apps.get("shop").unwrap().doc.namespace, "thief");
+    }
+
+    #[test]
+    fn other_keys_do_not_replace_those_of_the_app_that_is_served() {
+        let apps = Apps::default();
+        let mut doc = fixtures::rendered("shop");
+        doc.incarnation = Some("i1".to_owned());
+        apps.put(&id(), &doc.to_bytes());
+        let first = Revision::of(&doc.to_bytes());
+        doc.incarnation = Some("i2".to_owned());
+        let mut changes = apps.changes();
+        apps.put(&id(), &doc.to_bytes());
+        let told = changes.try_recv().unwrap();
+        assert!(told.refused.is_some_and(|refused| refused.keys_lost) && told.revision == Some(first));
+        assert!(apps.subscribe(String::new()).0.refused[&id()].keys_lost);
+        // The database may know better: no user is there.
+        apps.admit(&id(), &Revision::of(&doc.to_bytes()));
+        assert_eq!(changes.try_recv().unwrap().refused, None);
+        doc.incarnation = Some("i3".to_owned());
+        doc.handover = Some(1);
+        apps.put(&id(), &doc.to_bytes());
+        assert_eq!(changes.try_recv().unwrap().revision, Some(Revision::of(&doc.to_bytes())), "they are to be new");
     }
 
     #[test]

@@ -103,6 +103,7 @@ impl Witness {
                         self.held.insert(app.id().clone(), claim);
                     }
                     AppClaim::OtherNamespace => self.apps.withhold(app.id(), &app.revision, Refused::OtherNamespace),
+                    AppClaim::KeysLost => self.apps.withhold(app.id(), &app.revision, Refused::KeysLost),
                     AppClaim::Deleted => self.apps.withhold(app.id(), &app.revision, Refused::Gone),
                 }
             }

@@ -226,8 +226,8 @@ fn whole_providers() -> Vec<Value> {
 }
 
 fn schema_of(kind: &str) -> Value {
-    let definitions = latchkey_crds::all().into_iter();
-    let definition = definitions.filter(|definition| definition.spec.names.kind == kind).next().unwrap();
+    let mut definitions = latchkey_crds::all().into_iter();
+    let definition = definitions.find(|definition| definition.spec.names.kind == kind).unwrap();
     serde_json::to_value(&definition.spec.versions[0].schema).unwrap()["openAPIV3Schema"]["properties"]["spec"].clone()
 }
 

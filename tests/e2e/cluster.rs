@@ -1,6 +1,6 @@
 //! The chart's objects are there, and give each program what it needs and no more.
 
-use std::{fmt::Debug, time::Duration};
+use std::{fmt::Debug, fs, time::Duration};
 
 use k8s_openapi::api::{
     authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
@@ -12,10 +12,16 @@ use kube::{
     Api, Client,
     api::{DeleteParams, ListParams, ObjectMeta, PostParams},
 };
-use latchkey_tests::{
-    cluster::{Cluster, Endpoint, Install},
-    eventually,
+use latchkey_crds::names::{
+    NAME_ANNOTATION, NAMESPACE_ANNOTATION, RENDERED_APP_KEY, RENDERED_APP_TYPE, rendered_app_secret,
 };
+use latchkey_tests::{
+    builders::App,
+    cluster::{Cluster, Endpoint, Install, PodServer},
+    eventually,
+    stack::Stack,
+};
+use serde_json::json;
 
 /// RBAC follows a change within milliseconds; a loaded machine takes longer.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -185,4 +191,59 @@ async fn a_pod_of_a_server_is_an_endpoint_as_a_controller_would_make_it() {
     assert_eq!(phase.as_deref(), Some("Running"));
     server.remove_endpoint().await.unwrap();
     assert!(slices.list(&of_service).await.unwrap().items.is_empty());
+}
+
+/// A rendered App as the operator would publish it.
+async fn publish(install: &Install<'_>, app: &App) {
+    let stack = Stack::with(app).await;
+    let document = fs::read_to_string(stack.rendered().join(format!("{}.json", app.id()))).unwrap();
+    let rendered = json!({
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": rendered_app_secret(&app.id().parse().unwrap()),
+            "namespace": install.namespace(),
+            "annotations": { NAMESPACE_ANNOTATION: install.tenant(), NAME_ANNOTATION: app.id() },
+        },
+        "type": RENDERED_APP_TYPE,
+        "stringData": { RENDERED_APP_KEY: document },
+    });
+    install.apply_all(&[rendered]).await.unwrap();
+}
+
+async fn served(install: &Install<'_>, server: &PodServer, app: &App) {
+    let jwks = format!("{}/.well-known/jwks.json", app.id());
+    eventually("the App is served", LIMIT, || async {
+        install.client_of(server).get(&jwks).await.status.is_success().then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn servers_of_an_install_serve_what_is_in_its_namespace() {
+    let install = Cluster::shared().await.install().await;
+    let servers = install.serve(2).await;
+    let app = App::new("shop");
+    publish(&install, &app).await;
+    for server in servers {
+        served(&install, &server, &app).await;
+        server.remove().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_server_needs_each_of_its_permissions_and_says_which_it_lacks() {
+    let install = Cluster::shared().await.install().await;
+    for permission in install.permissions("server") {
+        install.take(&permission).await.unwrap();
+        let server = install.server_as(install.server_account(), &[]).await.unwrap();
+        server.start().unwrap();
+        let lack = format!("cannot {} resource", permission.verb);
+        eventually(&lack, LIMIT, || async { server.logged().contains(&lack).then_some(()) }).await;
+        install.give_back(&permission).await.unwrap();
+        server.ready().await.unwrap();
+        let app = App::new("shop");
+        publish(&install, &app).await;
+        served(&install, &server, &app).await;
+    }
 }

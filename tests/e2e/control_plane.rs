@@ -90,6 +90,7 @@ async fn the_audit_log_tells_who_did_what() {
     assert_eq!(audit::count(by_admin), BTreeMap::from(["create", "get", "watch"].map(once)));
     assert_eq!(by_nobody.len(), 1, "{by_nobody:?}");
     assert_eq!(by_nobody[0].user, nobody.user_name());
+    assert_eq!(by_nobody[0].credential.as_deref(), Some(nobody.credential()));
     assert!(by_nobody[0].is_write() && by_nobody[0].is_forbidden(), "{by_nobody:?}");
 }
 

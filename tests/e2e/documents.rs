@@ -377,7 +377,7 @@ async fn a_rendered_document_that_does_not_parse_is_refused_whole_and_the_old_on
         let change = revisions.change_that(|change| change.refused.is_some()).await;
         assert_eq!(change.app.as_str(), shop.id());
         assert_eq!(change.revision, Some(serving.clone()), "the one that goes on is told");
-        assert!(!change.refused.unwrap().contains("PRIVATE"));
+        assert!(!change.refused.unwrap().reason.contains("PRIVATE"));
         let (_, hello) = Revisions::of(shop.stack.server()).await;
         assert!(hello.revisions.values().any(|revision| *revision == serving));
         client.register(shop.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);

@@ -67,6 +67,11 @@ impl App {
         self
     }
 
+    /// A field of the spec as it was set.
+    pub fn spec_value(&self, pointer: &str) -> Option<Value> {
+        Value::Object(self.spec.clone()).pointer(pointer).cloned()
+    }
+
     /// One limit of the contract's section 7, as `(count, windowSeconds)`.
     pub fn limit(self, name: &str, windows: &[(u32, u32)]) -> Self {
         let windows: Vec<Value> =

@@ -3,6 +3,7 @@
 
 mod objects;
 mod rbac;
+mod scripted;
 mod servers;
 
 use std::{
@@ -32,7 +33,8 @@ use tokio::sync::OnceCell;
 pub use self::{
     objects::apply,
     rbac::Permission,
-    servers::{Endpoint, PodServer},
+    scripted::{ScriptedServer, Words},
+    servers::{Endpoint, PodServer, ServerPod},
 };
 use crate::{
     builders,
@@ -94,7 +96,7 @@ pub struct Install<'a> {
 pub struct Operator {
     pub ops: SocketAddr,
     identity: String,
-    kubeconfig: PathBuf,
+    account: Account,
     args: Vec<String>,
     log: PathBuf,
     process: Mutex<Option<Process>>,
@@ -318,9 +320,10 @@ impl Install<'_> {
 
     // --- The operator
 
-    /// Starts one more operator, under the chart's ServiceAccount.
-    pub fn operator(&self) -> Operator {
-        self.operator_as(&self.operator, &[])
+    /// Starts one more operator, under the chart's ServiceAccount with a token of its own.
+    pub async fn operator(&self) -> Operator {
+        let account = self.cluster.plane().account(&self.namespace, self.operator.name()).await;
+        self.operator_as(&account.expect("a token for the operator"), &[])
     }
 
     /// The same, under an account that reaches the API server by another way (see [`ControlPlane::account_at`]) and with
@@ -349,7 +352,7 @@ impl Install<'_> {
             ops,
             log: self.dir.join(format!("{identity}.log")),
             identity,
-            kubeconfig: account.kubeconfig().to_owned(),
+            account: account.clone(),
             args,
             process: Mutex::new(None),
         };
@@ -473,6 +476,11 @@ impl Operator {
         &self.identity
     }
 
+    /// Whom it acts as. By its credential the audit log tells which operator wrote what.
+    pub fn account(&self) -> &Account {
+        &self.account
+    }
+
     pub fn log(&self) -> &Path {
         &self.log
     }
@@ -486,7 +494,7 @@ impl Operator {
     pub fn start(&self) -> Result<()> {
         let program = Program::new(&self.identity, process::our_program("latchkey-operator")?, &self.log)
             .args(&self.args)
-            .env("KUBECONFIG", &self.kubeconfig.display().to_string());
+            .env("KUBECONFIG", &self.account.kubeconfig().display().to_string());
         drop(process::lock(&self.process).replace(program.start()?));
         Ok(())
     }

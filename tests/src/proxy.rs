@@ -54,6 +54,8 @@ struct Shared {
     flow: watch::Sender<Flow>,
     /// Raised to cut what is open.
     epoch: watch::Sender<u64>,
+    /// Raised to lose in silence what is open.
+    lost: AtomicUsize,
     trap: Mutex<Option<Trap>>,
     sprung: Notify,
     connections: AtomicUsize,
@@ -68,6 +70,7 @@ impl Proxy {
             upstream,
             flow: watch::Sender::new(Flow::Pass),
             epoch: watch::Sender::new(0),
+            lost: AtomicUsize::new(0),
             trap: Mutex::new(None),
             sprung: Notify::new(),
             connections: AtomicUsize::new(0),
@@ -89,6 +92,11 @@ impl Proxy {
     /// Cuts what is open; new connections are served.
     pub fn cut(&self) {
         self.shared.epoch.send_modify(|epoch| *epoch += 1);
+    }
+
+    /// What is open stays open and carries nothing any more, as where a router forgets it; new connections are served.
+    pub fn lose(&self) {
+        self.shared.lost.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Closes the port and cuts what is open: the server is gone.
@@ -172,13 +180,21 @@ impl Shared {
         let (mut from_server, mut to_server) = server.into_split();
         // Raised when the trap has sprung: from then on the client hears nothing.
         let cut = AtomicBool::new(false);
+        let born = self.lost.load(Ordering::Relaxed);
         tokio::select! {
-            ended = self.pump(&mut from_client, &mut to_server, true, &cut) => ended,
-            ended = self.pump(&mut from_server, &mut to_client, false, &cut) => ended,
+            ended = self.pump(&mut from_client, &mut to_server, true, &cut, born) => ended,
+            ended = self.pump(&mut from_server, &mut to_client, false, &cut, born) => ended,
         }
     }
 
-    async fn pump<R, W>(&self, from: &mut R, to: &mut W, of_client: bool, cut: &AtomicBool) -> io::Result<()>
+    async fn pump<R, W>(
+        &self,
+        from: &mut R,
+        to: &mut W,
+        of_client: bool,
+        cut: &AtomicBool,
+        born: usize,
+    ) -> io::Result<()>
     where
         R: AsyncRead + Unpin,
         W: AsyncWrite + Unpin,
@@ -189,8 +205,16 @@ impl Shared {
         let mut before = Vec::new();
         loop {
             let read = from.read(&mut buffer).await?;
+            let lost = self.lost.load(Ordering::Relaxed) > born;
+            if lost && !of_client && read == 0 {
+                // The client does not hear of the end either.
+                std::future::pending::<()>().await;
+            }
             if read == 0 {
                 return Ok(());
+            }
+            if lost {
+                continue;
             }
             let piece = &buffer[..read];
             let now = *flow.borrow_and_update();

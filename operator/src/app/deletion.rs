@@ -92,7 +92,9 @@ pub(crate) fn progress(verdict: &Verdict, left: Option<u64>) -> String {
         (Verdict::NoServers, _) => "no server pod is there that could delete the users".to_owned(),
         (Verdict::All { .. }, Some(left)) => format!("{left} users are left"),
         (Verdict::All { .. }, None) => "the servers begin".to_owned(),
-        (Verdict::Behind { .. } | Verdict::Refused { .. } | Verdict::Silent { .. } | Verdict::Undecided { .. }, _) => {
+        (Verdict::Refused { pod, reason }, _) => format!("server pod {pod} refuses to: {reason}"),
+        (Verdict::KeysLost { pod }, _) => format!("server pod {pod} refuses to: they have other keys, which are lost"),
+        (Verdict::Behind { .. } | Verdict::Silent { .. } | Verdict::Undecided { .. }, _) => {
             "waiting until every server pod has stopped serving the App".to_owned()
         }
     };
@@ -134,5 +136,7 @@ mod tests {
             assert!(progress(&verdict, Some(7)).contains("set spec.deletionPolicy to Retain"));
         }
         assert!(progress(&Verdict::All { servers: 2 }, Some(7)).contains("7 users are left"));
+        let refused = Verdict::Refused { pod: "server-1".into(), reason: "it is another's".into() };
+        assert!(progress(&refused, None).contains("server pod server-1 refuses to: it is another's; to keep"));
     }
 }

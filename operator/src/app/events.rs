@@ -2,7 +2,7 @@
 
 use kube::{
     Resource,
-    runtime::events::{Event, EventType},
+    runtime::events::{Event, EventType, Recorder},
 };
 use latchkey_crds::{
     app::{App, AppStatus, KeyStatus},
@@ -10,7 +10,7 @@ use latchkey_crds::{
 };
 use tracing::warn;
 
-use crate::{app::status::condition, context::Context};
+use crate::{app::status::condition, context::Context, error::Chain};
 
 /// An Event may hold this many octets of text (validation of events.k8s.io/v1).
 const MAX_NOTE: usize = 1024;
@@ -87,21 +87,28 @@ fn event(type_: EventType, reason: &str, action: &str, note: String) -> Event {
 
 /// An Event that is not taken is no failure of what it tells of; a namespace that is going takes none.
 async fn send(context: &Context, app: &App, event: Event) {
-    if let Err(error) = context.events.publish(&event, &app.object_ref(&())).await {
-        warn!(reason = event.reason, error = &error as &dyn std::error::Error, "an Event was not written");
+    // A recorder that knows of one of the same reason only counts that up: the new note would be lost.
+    let recorder = Recorder::new(context.client.clone(), context.reporter.clone());
+    if let Err(error) = recorder.publish(&event, &app.object_ref(&())).await {
+        warn!(reason = event.reason, error = %Chain(&error), "an Event was not written");
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use http::{Method, StatusCode};
     use latchkey_crds::{
+        app::AppSpec,
         conditions::{Reason, Wanted, merge},
         rendered::Revision,
     };
     use time::OffsetDateTime;
 
     use super::*;
-    use crate::app::status::time;
+    use crate::app::{
+        scripted::{Call, Script, context},
+        status::time,
+    };
 
     fn status(wanted: &[Wanted], document: &[u8]) -> AppStatus {
         AppStatus {
@@ -133,6 +140,21 @@ mod tests {
         let broken = status(&[accepted, missing, programmed], b"1");
         assert_eq!(reasons(&first, &broken), ["SecretNotFound"]);
         assert!(reasons(&broken, &first).is_empty());
+    }
+
+    #[tokio::test]
+    async fn each_event_is_told_with_its_own_note() {
+        const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/shop/events";
+        let taken = |call: &Call| (StatusCode::OK, call.body.clone());
+        let script = Script::default().expect(Method::POST, EVENTS, taken).expect(Method::POST, EVENTS, taken);
+        let (context, _) = context(script.client());
+        let mut app = App::new("shop", AppSpec::default());
+        app.metadata.namespace = Some("shop".into());
+        for note in ["h1 is Active", "h2 is Active"] {
+            send(&context, &app, event(EventType::Normal, "KeysChanged", "Rotate", note.to_owned())).await;
+        }
+        let notes: Vec<_> = script.calls().into_iter().map(|call| call.body["note"].clone()).collect();
+        assert_eq!(notes, ["h1 is Active", "h2 is Active"]);
     }
 
     #[test]

@@ -15,7 +15,6 @@ use kube::{
 use latchkey_crds::app::App;
 use serde_json::{Value, json};
 use time::OffsetDateTime;
-use tokio::sync::mpsc;
 
 use crate::{
     app::status::{Told, Written},
@@ -117,11 +116,11 @@ pub(crate) fn context(client: Client) -> (Context, Writer<Guarded<App>>) {
     let context = Context {
         settings: Settings { base_url: "https://auth.example.com".parse().unwrap(), allow_insecure: false },
         namespace: "latchkey".to_owned(),
-        events: Context::recorder(client.clone(), "operator-0"),
+        reporter: Context::reporter("operator-0"),
         client,
         objects: Objects::new(apps, providers),
         wakes: Wakes::new().0,
-        probe: Probe::new(mpsc::unbounded_channel().0),
+        probe: Probe::deaf(),
         pace: Pace::new(),
         written: Written::default(),
         told: Told::default(),

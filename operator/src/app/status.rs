@@ -16,7 +16,7 @@ use kube::{
 use latchkey_crds::{
     app::{AppProviderStatus, AppStatus, KeyStatus},
     conditions::{Condition, ConditionStatus, ConditionType, Reason, Wanted, merge, same_but_for_time},
-    names::FIELD_MANAGER,
+    names::{FIELD_MANAGER, NEW_KEYS_ANNOTATION},
     rendered::Revision,
     types::AppId,
 };
@@ -140,6 +140,14 @@ impl Outcome {
             Some(Verdict::Refused { pod, reason }) => {
                 let message = format!("server pod {pod} refuses revision {short}: {reason}");
                 wanted(False, Reason::RefusedByServer, message)
+            }
+            Some(Verdict::KeysLost { pod }) => {
+                let message = format!(
+                    "the keys of the App's users are lost: server pod {pod} refuses revision {short}, which has other \
+                     keys; put the key Secret back from a copy, or set the annotation {NEW_KEYS_ANNOTATION} to a new \
+                     value to start anew, which signs every user out"
+                );
+                wanted(False, Reason::KeysLost, message)
             }
             Some(Verdict::NoServers) => {
                 let message = "no server pod is there; scale the servers up, or see why none is serving";
@@ -338,6 +346,8 @@ mod tests {
         assert_eq!(fallen(Verdict::Silent { pods: pods() }), waiting);
         let refused = Verdict::Refused { pod: "server-1".into(), reason: "no".into() };
         assert_eq!(fallen(refused), (ConditionStatus::False, "RefusedByServer".to_owned()));
+        let lost = Verdict::KeysLost { pod: "server-1".into() };
+        assert_eq!(fallen(lost), (ConditionStatus::False, "KeysLost".to_owned()));
         assert_eq!(fallen(Verdict::NoServers), (ConditionStatus::Unknown, "NoServers".to_owned()));
     }
 

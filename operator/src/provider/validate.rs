@@ -16,6 +16,10 @@ use crate::{
     provider::resolve::ProviderFacts,
 };
 
+/// The largest secret, in octets: no provider gives one that is nearly as long, and those of 32 Providers leave room in
+/// an App's document.
+const MAX_SECRET: usize = 4 * 1024;
+
 /// A Provider that can be served; without its secret it answers 503.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ValidatedProvider {
@@ -101,6 +105,9 @@ fn secret(facts: &ProviderFacts) -> Result<SecretString, Problem> {
     let text = value.text().ok_or_else(|| invalid("is not text"))?;
     if text.expose().is_empty() {
         return Err(invalid("is empty"));
+    }
+    if text.expose().len() > MAX_SECRET {
+        return Err(invalid("is over 4 KiB; put the secret alone there"));
     }
     if is_apple && !is_p256_key(text.expose()) {
         return Err(invalid("is not a private key as Apple gives it (the .p8 file, PKCS#8 in PEM)"));

@@ -11,7 +11,7 @@ use latchkey_tests::{
 async fn an_app_that_is_applied_becomes_ready_on_every_server() {
     let install = Cluster::shared().await.install().await;
     let servers = install.serve(2).await;
-    let _operator = install.operator();
+    let _operator = install.operator().await;
     let github = Provider::new("github", "github");
     let app = App::new("shop").relay(Relay::to(&install.smtp)).provider(&github);
     install.apply_provider(&github).await.unwrap();
@@ -19,7 +19,8 @@ async fn an_app_that_is_applied_becomes_ready_on_every_server() {
     install.ready(&app).await;
 
     for server in &servers {
-        let answer = install.client_of(server).register(app.id(), "Ada", "ada@example.com", "a quiet harbour at noon").await;
+        let answer =
+            install.client_of(server).register(app.id(), "Ada", "ada@example.com", "a quiet harbour at noon").await;
         answer.expect(http::StatusCode::OK);
     }
     let status = install.get(&app).await.unwrap().status.unwrap();

@@ -18,7 +18,7 @@ use latchkey_server::{
     },
     witness::Witness,
 };
-use latchkey_tests::proxy::Proxy;
+use latchkey_tests::{eventually, proxy::Proxy};
 use tokio::{
     sync::{broadcast, watch},
     task::{AbortHandle, JoinSet},
@@ -92,6 +92,42 @@ async fn an_app_belongs_to_one_namespace_until_it_is_handed_over() {
     let handed_over = Claim { handover: 1, ..a_claim(&fixture, "heir") };
     assert_eq!(claimed(&fixture, &handed_over).await, AppClaim::Held);
     assert_eq!(claimed(&fixture, &shop).await, AppClaim::OtherNamespace, "an old document of the former holder");
+}
+
+#[tokio::test]
+async fn other_keys_than_those_of_the_users_are_refused_until_they_are_to_be_new() {
+    let fixture = Fixture::new().await;
+    let first = a_claim(&fixture, "shop");
+    let other = Claim { incarnation: Some("i2".to_owned()), ..first.clone() };
+    assert_eq!(claimed(&fixture, &first).await, AppClaim::Held);
+    // Nobody is there yet who would feel it.
+    assert_eq!(claimed(&fixture, &other).await, AppClaim::Held);
+    assert_eq!(claimed(&fixture, &first).await, AppClaim::Held);
+    register(&fixture, 0).await.unwrap();
+    assert_eq!(claimed(&fixture, &other).await, AppClaim::KeysLost);
+    // Those of a rendered document of before say nothing of it.
+    assert_eq!(claimed(&fixture, &Claim { incarnation: None, ..first.clone() }).await, AppClaim::Held);
+    assert_eq!(claimed(&fixture, &first).await, AppClaim::Held, "the first are put back from a copy");
+
+    let anew = Claim { handover: 29_000_000, ..other };
+    assert_eq!(claimed(&fixture, &anew).await, AppClaim::Held);
+    assert_eq!(claimed(&fixture, &anew).await, AppClaim::Held);
+    assert_eq!(claimed(&fixture, &first).await, AppClaim::KeysLost, "an old document");
+    let stray = Claim { handover: 29_000_000, ..a_claim(&fixture, "thief") };
+    assert_eq!(claimed(&fixture, &stray).await, AppClaim::OtherNamespace);
+}
+
+#[tokio::test]
+async fn a_deletion_is_not_taken_back_by_other_keys() {
+    let fixture = Fixture::new().await;
+    let first = a_claim(&fixture, "shop");
+    claimed(&fixture, &first).await;
+    for number in 0..2 {
+        register(&fixture, number).await.unwrap();
+    }
+    assert_eq!(fixture.stores.delete_users(&first, 1).await.unwrap(), Deleting::Some);
+    let other = Claim { incarnation: Some("i2".to_owned()), ..first };
+    assert_eq!(claimed(&fixture, &other).await, AppClaim::KeysLost);
 }
 
 #[tokio::test]
@@ -312,6 +348,32 @@ async fn an_app_of_another_namespace_is_withheld_until_the_users_of_the_first_ar
     let told = until(&mut changes, |change| change.revision.is_some()).await;
     assert_eq!(told.refused, None);
     assert!(apps.get(fixture.app.as_str()).is_some());
+}
+
+#[tokio::test]
+async fn an_app_with_other_keys_than_its_users_have_is_withheld_and_told_as_such() {
+    let fixture = Fixture::new().await;
+    let namespace = super::codes::loaded(&fixture).doc.namespace;
+    claimed(&fixture, &a_claim(&fixture, &namespace)).await;
+    register(&fixture, 0).await.unwrap();
+    let apps = serving(&fixture);
+    let mut changes = apps.changes();
+    let _witness = a_witness(&apps, &fixture.stores);
+    let told = until(&mut changes, |_| true).await;
+    assert!(told.revision.is_none() && told.refused.as_ref().is_some_and(|refused| refused.keys_lost), "{told:?}");
+    assert!(apps.subscribe(String::new()).0.refused[&fixture.app].keys_lost);
+    assert!(apps.get(fixture.app.as_str()).is_none());
+
+    let mut anew = super::codes::loaded(&fixture).doc;
+    (anew.incarnation, anew.handover) = (Some("i2".to_owned()), Some(29_000_000));
+    apps.put(&fixture.app, &anew.to_bytes());
+    let told = until(&mut changes, |change| change.revision.is_some()).await;
+    assert_eq!(told.refused, None);
+    let first = a_claim(&fixture, &namespace);
+    eventually("the database knows the new keys", LIMIT, || async {
+        (claimed(&fixture, &first).await == AppClaim::KeysLost).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]

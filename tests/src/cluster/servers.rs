@@ -1,6 +1,12 @@
 //! Servers of an install: each a real process, with the Pod and the endpoint that a kubelet and a controller would make.
 
-use std::{fs, net::IpAddr, ops::Deref, path::Path, sync::atomic::Ordering};
+use std::{
+    fs,
+    net::{IpAddr, SocketAddr},
+    ops::Deref,
+    path::Path,
+    sync::atomic::Ordering,
+};
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::{core::v1::Pod, discovery::v1::EndpointSlice};
@@ -17,12 +23,18 @@ use crate::{control_plane::Account, process, stack::Server};
 /// A `latchkey-server` as the only container of a Pod.
 pub struct PodServer {
     server: Server,
+    pod: ServerPod,
+}
+
+/// A Pod of the servers' Service, whatever runs in it.
+pub struct ServerPod {
     client: Client,
     namespace: String,
     service: String,
     name: String,
     uid: String,
-    address: IpAddr,
+    /// Of its operations port.
+    ops: SocketAddr,
 }
 
 /// What an EndpointSlice says of a Pod.
@@ -66,21 +78,13 @@ impl Install<'_> {
     pub async fn server_as(&self, account: &Account, more: &[&str]) -> Result<PodServer> {
         let index = self.servers.fetch_add(1, Ordering::Relaxed);
         let public = if index == 0 { self.public } else { process::free_addr() };
-        let address = own_address()?;
-        let ops = (address, process::free_port()).into();
-        let client = self.admin().await;
-        let name = format!("{}-server-{index}", self.release);
-        let pods: Api<Pod> = Api::namespaced(client.clone(), self.namespace());
-        let pod: Pod = serde_json::from_value(self.pod(&name))?;
-        let pod = pods.create(&PostParams::default(), &pod).await.context("making the server's Pod")?;
-        let uid = pod.metadata.uid.context("a Pod has a UID")?;
-
+        let pod = self.server_pod(&format!("{}-server-{index}", self.release)).await?;
         let cache = self.dir().join(format!("cache-{index}"));
         fs::create_dir_all(&cache)?;
         let mut args: Vec<String> = [
             ("--namespace", self.namespace().to_owned()),
             ("--cache-dir", cache.display().to_string()),
-            ("--pod-uid", uid.clone()),
+            ("--pod-uid", pod.uid.clone()),
         ]
         .into_iter()
         .flat_map(|(flag, value)| [flag.to_owned(), value])
@@ -92,15 +96,23 @@ impl Install<'_> {
             // No load balancer has to catch up; a flag of a test wins over this.
             ("LATCHKEY_DRAIN_SECONDS".to_owned(), "0".to_owned()),
         ];
-        let server = Server::new(index, self.dir(), (public, ops), &self.base_url(), &args, &envs);
-        Ok(PodServer {
-            server,
+        let server = Server::new(index, self.dir(), (public, pod.ops), &self.base_url(), &args, &envs);
+        Ok(PodServer { server, pod })
+    }
+
+    /// A Pod in which nothing runs, and whose endpoint does not exist yet.
+    pub(super) async fn server_pod(&self, name: &str) -> Result<ServerPod> {
+        let client = self.admin().await;
+        let pods: Api<Pod> = Api::namespaced(client.clone(), self.namespace());
+        let pod: Pod = serde_json::from_value(self.pod(name))?;
+        let pod = pods.create(&PostParams::default(), &pod).await.context("making the server's Pod")?;
+        Ok(ServerPod {
             client,
             namespace: self.namespace().to_owned(),
             service: self.ops_service().to_owned(),
-            name,
-            uid,
-            address,
+            name: name.to_owned(),
+            uid: pod.metadata.uid.context("a Pod has a UID")?,
+            ops: (own_address()?, process::free_port()).into(),
         })
     }
 
@@ -126,12 +138,48 @@ impl Install<'_> {
 impl PodServer {
     /// The Pod's name.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.pod.name
     }
 
     /// The Pod's UID, which the server tells on its stream.
     pub fn uid(&self) -> &str {
+        &self.pod.uid
+    }
+
+    /// See [`ServerPod::set_endpoint`].
+    pub async fn set_endpoint(&self, endpoint: Endpoint) -> Result<()> {
+        self.pod.set_endpoint(endpoint).await
+    }
+
+    /// See [`ServerPod::remove_endpoint`].
+    pub async fn remove_endpoint(&self) -> Result<()> {
+        self.pod.remove_endpoint().await
+    }
+
+    /// As a rollout takes a Pod away: terminating, drained, gone.
+    pub async fn remove(self) -> Result<()> {
+        self.set_endpoint(Endpoint::TERMINATING).await?;
+        self.terminate().await.context("the server drains")?;
+        self.pod.remove().await
+    }
+}
+
+// === impl ServerPod ===
+
+impl ServerPod {
+    /// The Pod's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The Pod's UID, which a server tells on its stream.
+    pub fn uid(&self) -> &str {
         &self.uid
+    }
+
+    /// Where its operations port is.
+    pub fn ops(&self) -> SocketAddr {
+        self.ops
     }
 
     /// Writes the Pod's endpoint and its status: what a kubelet and the controller of EndpointSlices do.
@@ -139,7 +187,7 @@ impl PodServer {
     /// Each has a slice of its own, because all servers share an address and a slice has one port for all its endpoints.
     pub async fn set_endpoint(&self, endpoint: Endpoint) -> Result<()> {
         let condition = json!({ "type": "Ready", "status": if endpoint.serving { "True" } else { "False" } });
-        let address = self.address.to_string();
+        let address = self.ops.ip().to_string();
         let status = json!({ "status": {
             "phase": "Running",
             "podIP": address,
@@ -156,7 +204,7 @@ impl PodServer {
                 "namespace": self.namespace,
                 "labels": { "kubernetes.io/service-name": self.service },
             },
-            "addressType": if self.address.is_ipv4() { "IPv4" } else { "IPv6" },
+            "addressType": if self.ops.is_ipv4() { "IPv4" } else { "IPv6" },
             "endpoints": [{
                 "addresses": [address],
                 "conditions": {
@@ -179,10 +227,8 @@ impl PodServer {
         Ok(())
     }
 
-    /// As a rollout takes a Pod away: terminating, drained, gone.
-    pub async fn remove(self) -> Result<()> {
-        self.set_endpoint(Endpoint::TERMINATING).await?;
-        self.terminate().await.context("the server drains")?;
+    /// Takes endpoint and Pod away.
+    pub async fn remove(&self) -> Result<()> {
         self.remove_endpoint().await?;
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
         pods.delete(&self.name, &DeleteParams::default().grace_period(0)).await?;

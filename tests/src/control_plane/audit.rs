@@ -10,6 +10,9 @@ use std::{
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
+/// Under which the API server tells a token's id.
+const CREDENTIAL: &str = "authentication.kubernetes.io/credential-id";
+
 /// A place in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark(u64);
@@ -19,6 +22,8 @@ pub struct Mark(u64);
 pub struct Event {
     /// As RBAC has it: a ServiceAccount is `system:serviceaccount:<namespace>:<name>`.
     pub user: String,
+    /// Which of the user's tokens it was, where it was one; see [`Account::credential`](super::Account::credential).
+    pub credential: Option<String>,
     /// get, list, watch, create, update, patch, delete, deletecollection.
     pub verb: String,
     /// `apps`, or with its subresource `apps/status`.
@@ -41,6 +46,8 @@ struct Line {
 #[derive(Deserialize)]
 struct User {
     username: String,
+    #[serde(default)]
+    extra: BTreeMap<String, Vec<String>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -103,7 +110,8 @@ fn event(line: Line) -> Option<Event> {
         sub => format!("{}/{sub}", object.resource),
     };
     let (namespace, name) = (object.namespace, object.name);
-    Some(Event { user: line.user.username, verb: line.verb, resource, namespace, name, status })
+    let credential = line.user.extra.get(CREDENTIAL).and_then(|values| values.first().cloned());
+    Some(Event { user: line.user.username, credential, verb: line.verb, resource, namespace, name, status })
 }
 
 // === impl Event ===

@@ -237,6 +237,7 @@ async fn a_secret_must_be_named_as_its_app_is() {
                 named_secret("latchkey-app-victim", "mine", "1"),
                 named_secret("something-else", "other", "2"),
                 secret("good", "3"),
+                secret("latchkey-app-x", "4"),
             ],
             next: None,
         },
@@ -246,7 +247,7 @@ async fn a_secret_must_be_named_as_its_app_is() {
     let apps = Arc::new(Apps::default());
     let (_watching, mut told) = stage.watch(&apps);
     assert_eq!(next(&mut told).await, Ok(()));
-    assert_eq!(ids(&apps), ["good"]);
+    assert_eq!(ids(&apps), ["good", "latchkey-app-x"]);
     let (hello, _) = apps.subscribe(String::new());
     assert_eq!(hello.refused.keys().map(AppId::as_str).collect::<Vec<_>>(), ["victim"]);
 }

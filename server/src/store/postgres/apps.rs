@@ -30,6 +30,8 @@ pub enum AppClaim {
     Held,
     /// Its users are those of an App of another namespace.
     OtherNamespace,
+    /// Its users are those of an incarnation of the App before it, whose keys are not these.
+    KeysLost,
     /// The users of this very App were deleted.
     Deleted,
 }
@@ -62,6 +64,7 @@ struct Row {
     state: String,
     incarnation: Option<String>,
     handover: i64,
+    has_users: bool,
 }
 
 /// What is to be done about a claim.
@@ -112,13 +115,22 @@ impl Row {
         self.namespace == claim.namespace || i64::from(claim.handover) > self.handover
     }
 
-    /// `claim_rows` has the same rule in SQL.
+    /// Whether users are there whose codes and refresh tokens are under keys that these do not follow.
+    fn lost_keys(&self, claim: &Claim) -> bool {
+        let incarnations = self.incarnation.as_ref().zip(claim.incarnation.as_ref());
+        self.has_users
+            && i64::from(claim.handover) <= self.handover
+            && incarnations.is_some_and(|(known, claimed)| known != claimed)
+    }
+
+    /// `write_claims` has the same rule in SQL.
     fn judge(&self, claim: &Claim) -> Verdict {
         let is_news = claim.incarnation.is_some() && claim.incarnation != self.incarnation;
         match self.state() {
             State::Deleted if is_news => Verdict::Write,
             State::Deleted => Verdict::Answer(AppClaim::Deleted),
             State::Active | State::Deleting if !self.is_of(claim) => Verdict::Answer(AppClaim::OtherNamespace),
+            State::Active | State::Deleting if self.lost_keys(claim) => Verdict::Answer(AppClaim::KeysLost),
             // The deletion was taken back.
             State::Deleting => Verdict::Write,
             State::Active if is_news || i64::from(claim.handover) > self.handover => Verdict::Write,
@@ -187,7 +199,11 @@ async fn claimed_rows(connection: &mut PgConnection, claims: &[Claim]) -> Result
     let ids: Vec<String> = claims.iter().map(|claim| claim.app.to_string()).collect();
     sqlx::query_as!(
         Row,
-        "SELECT app_id, namespace, state, incarnation, handover FROM apps WHERE app_id = ANY ($1)",
+        r#"
+        SELECT app_id, namespace, state, incarnation, handover,
+            EXISTS (SELECT FROM users WHERE users.app_id = apps.app_id) AS "has_users!"
+        FROM apps WHERE app_id = ANY ($1)
+        "#,
         &ids
     )
     .fetch_all(connection)
@@ -219,7 +235,12 @@ async fn write_claims(connection: &mut PgConnection, claims: &[Claim]) -> Result
         WHERE CASE
             WHEN known.state = 'deleted'
                 THEN excluded.incarnation IS NOT NULL AND excluded.incarnation IS DISTINCT FROM known.incarnation
-            ELSE known.namespace = excluded.namespace OR excluded.handover > known.handover
+            WHEN excluded.handover > known.handover THEN true
+            ELSE known.namespace = excluded.namespace AND (
+                known.incarnation IS NULL OR excluded.incarnation IS NULL
+                OR known.incarnation = excluded.incarnation
+                OR NOT EXISTS (SELECT FROM users WHERE users.app_id = known.app_id)
+            )
         END
         "#,
         &ids,
@@ -253,8 +274,8 @@ impl Stores {
             let mut transaction = connection.begin().await?;
             let row = sqlx::query_as!(
                 Row,
-                "SELECT app_id, namespace, state, incarnation, handover FROM apps WHERE app_id = $1
-                 FOR UPDATE SKIP LOCKED",
+                r#"SELECT app_id, namespace, state, incarnation, handover, true AS "has_users!" FROM apps
+                 WHERE app_id = $1 FOR UPDATE SKIP LOCKED"#,
                 claim.app.as_str()
             )
             .fetch_optional(&mut *transaction)
