@@ -192,7 +192,6 @@ async fn synced(objects: &Objects, health: &Health) {
 /// What the servers tell wakes whom it concerns.
 async fn pass_on(mut told: mpsc::UnboundedReceiver<Wake>, objects: Objects, wakes: Wakes) {
     let mut some = Vec::new();
-    // What came meanwhile is one walk through the store.
     while told.recv_many(&mut some, WAKES).await > 0 {
         let (mut apps, mut all) = (HashSet::new(), false);
         for wake in some.drain(..) {
@@ -204,7 +203,7 @@ async fn pass_on(mut told: mpsc::UnboundedReceiver<Wake>, objects: Objects, wake
         if all {
             wakes.all(&objects);
         } else {
-            wakes.apps_with_ids(&objects, &apps);
+            apps.iter().for_each(|id| wakes.apps_with_id(&objects, id));
         }
     }
 }

@@ -619,12 +619,6 @@ impl Wakes {
         self.apps_that_name(objects, &Named::AppId(id.clone()));
     }
 
-    pub(crate) fn apps_with_ids(&self, objects: &Objects, ids: &HashSet<AppId>) {
-        for id in ids {
-            self.apps_with_id(objects, id);
-        }
-    }
-
     fn apps_with_provider(&self, objects: &Objects, namespace: &str, provider: &str) {
         self.apps_that_name(objects, &Named::Provider(Place::new(namespace, provider)));
     }
