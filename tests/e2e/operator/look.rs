@@ -1,5 +1,5 @@
-//! What the tests of the operator look at beside an App's conditions: Secrets, documents, Events, users, and what kubectl
-//! says.
+//! What the tests of the operator look at beside an App's conditions: Secrets, documents, Events, users, and what
+//! kubectl says.
 
 use std::{collections::BTreeMap, time::Duration};
 
