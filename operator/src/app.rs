@@ -83,9 +83,9 @@ pub(crate) async fn reconcile(guarded: Arc<Guarded<App>>, context: Arc<Context>)
     };
     match deletion::finalizer(app) {
         Finalizer::Stay => {}
-        Finalizer::Set => deletion::write_finalizer(&context, app, true).await?,
+        Finalizer::Set => deletion::write_finalizer(&context, &app.metadata, true).await?,
         Finalizer::Drop => {
-            deletion::write_finalizer(&context, app, false).await?;
+            deletion::write_finalizer(&context, &app.metadata, false).await?;
             if app.metadata.deletion_timestamp.is_some() {
                 // It is gone, or other people's finalizers hold it, and the watch tells so.
                 return Ok(Action::await_change());
@@ -361,6 +361,10 @@ async fn undecoded(guarded: &Guarded<App>, error: &str, context: &Context) -> Re
     let Some(there) = api.get_opt(&name).await.map_err(Error::api("read an App"))? else {
         return Ok(Action::await_change());
     };
+    if deletion::is_let_go(&there) {
+        deletion::write_finalizer(context, &there.metadata, false).await?;
+        return Ok(Action::await_change());
+    }
     let old: AppStatus =
         there.data.get("status").and_then(|status| serde_json::from_value(status.clone()).ok()).unwrap_or_default();
     let refusal = Refusal::new(Reason::InvalidSpec, "", undecodable(error));
@@ -380,14 +384,14 @@ async fn delete_users(app: &App, context: &Context) -> Result<Action, Error> {
     let secrets: Api<Secret> = Api::namespaced(context.client.clone(), &context.namespace);
     let us = Holder { namespace: app.namespace().unwrap_or_default(), name: app.name_any() };
     let Ok(id) = app.app_id() else {
-        deletion::write_finalizer(context, app, false).await?;
+        deletion::write_finalizer(context, &app.metadata, false).await?;
         return Ok(Action::await_change());
     };
     let going = deletion::begin(&secrets, &id, &us).await?;
     let (document, kept) = match going {
         Going::Ours(document, kept) => (document, kept),
         Going::NotOurs => {
-            deletion::write_finalizer(context, app, false).await?;
+            deletion::write_finalizer(context, &app.metadata, false).await?;
             return Ok(Action::await_change());
         }
         Going::Changed => return Ok(Action::requeue(SOON)),
@@ -414,7 +418,7 @@ async fn delete_users(app: &App, context: &Context) -> Result<Action, Error> {
         {
             return Ok(Action::requeue(SOON));
         }
-        deletion::write_finalizer(context, app, false).await?;
+        deletion::write_finalizer(context, &app.metadata, false).await?;
         events::users_deleted(context, app).await;
         return Ok(Action::await_change());
     }

@@ -59,12 +59,12 @@ fn refuse(apps: &Apps, deleted: &Deleted, refused: &Refused) {
 async fn turn(apps: &Apps, stores: &Stores, deleted: &Deleted) -> Result<Deleting, StoreError> {
     let claim = Claim::from(&*deleted.doc);
     let begun = Instant::now();
+    let wanted = || apps.is_deleted(&claim.app, &deleted.revision);
     loop {
-        // The App's owner may have taken it back.
-        if !apps.is_deleted(&claim.app, &deleted.revision) {
+        if !wanted() {
             return Ok(Deleting::Elsewhere);
         }
-        let deleting = stores.delete_users(&claim, BATCH).await?;
+        let deleting = stores.delete_users(&claim, BATCH, wanted).await?;
         match deleting {
             Deleting::Some if begun.elapsed() < TURN => continue,
             Deleting::OtherNamespace | Deleting::OtherApp => return Ok(deleting),

@@ -35,6 +35,7 @@ mod mail_faults;
 mod mails;
 #[cfg(test)]
 mod make_run;
+#[cfg(test)]
 mod operator;
 #[cfg(test)]
 mod reset;

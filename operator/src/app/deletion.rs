@@ -6,7 +6,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api, ResourceExt,
-    api::{Patch, PatchParams},
+    api::{DynamicObject, ObjectMeta, Patch, PatchParams},
 };
 use latchkey_crds::{
     app::{App, DeletionPolicy},
@@ -70,18 +70,27 @@ pub(crate) fn finalizer(app: &App) -> Finalizer {
     }
 }
 
+/// Whether an App that does not decode is held back by this finalizer alone, though its owner wants it gone at once: of
+/// such an App only the policy's text is read.
+pub(crate) fn is_let_go(app: &DynamicObject) -> bool {
+    let policy = app.data.pointer("/spec/deletionPolicy").and_then(|policy| policy.as_str());
+    let set = app.finalizers().iter().any(|finalizer| finalizer == DELETE_USERS_FINALIZER);
+    set && app.metadata.deletion_timestamp.is_some() && policy != Some("Delete")
+}
+
 /// Sets or drops the finalizer, and no other's.
-pub(crate) async fn write_finalizer(context: &Context, app: &App, set: bool) -> Result<(), Error> {
-    let api: Api<App> = Api::namespaced(context.client.clone(), &app.namespace().unwrap_or_default());
+pub(crate) async fn write_finalizer(context: &Context, app: &ObjectMeta, set: bool) -> Result<(), Error> {
+    let name = app.name.as_deref().unwrap_or_default();
+    let api: Api<App> = Api::namespaced(context.client.clone(), app.namespace.as_deref().unwrap_or_default());
     let finalizers = if set { vec![DELETE_USERS_FINALIZER] } else { Vec::new() };
     let body = json!({
         "apiVersion": "latchkey.dev/v1alpha1",
         "kind": "App",
         // With the uid it cannot make an App that has gone meanwhile.
-        "metadata": { "name": app.name_any(), "uid": app.uid(), "finalizers": finalizers },
+        "metadata": { "name": name, "uid": app.uid, "finalizers": finalizers },
     });
     let parameters = PatchParams::apply(FIELD_MANAGER).force();
-    match api.patch_metadata(&app.name_any(), &parameters, &Patch::Apply(&body)).await {
+    match api.patch_metadata(name, &parameters, &Patch::Apply(&body)).await {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.code == 404 || (!set && status.code == 409) => Ok(()),
         Err(error) => Err(Error::api("write the finalizer of an App")(error)),
@@ -200,6 +209,20 @@ mod tests {
         assert_eq!(finalizer(&app(Delete, true, true)), Finalizer::DeleteUsers);
         // The API server refuses a new finalizer on what is going.
         assert_eq!(finalizer(&app(Delete, false, true)), Finalizer::Stay);
+    }
+
+    #[test]
+    fn an_app_that_does_not_decode_can_be_let_go() {
+        let app = |policy: &str, going: bool| -> DynamicObject {
+            let mut metadata = json!({ "name": "shop", "finalizers": [DELETE_USERS_FINALIZER] });
+            if going {
+                metadata["deletionTimestamp"] = json!("2026-01-02T03:04:05Z");
+            }
+            let app = json!({ "metadata": metadata, "spec": { "deletionPolicy": policy, "signUp": 7 } });
+            serde_json::from_value(app).unwrap()
+        };
+        assert!(is_let_go(&app("Retain", true)));
+        assert!(!is_let_go(&app("Retain", false)) && !is_let_go(&app("Delete", true)));
     }
 
     #[test]

@@ -25,6 +25,7 @@ use super::look::{
     LIMIT, PASSWORD, events, jwks, keys, keys_name, named, own_secrets, register, rendered, rendered_name, served, sql,
     told, users, values,
 };
+use crate::support::Revisions;
 
 const FINALIZER: &str = "latchkey.dev/delete-users";
 const WAY_OUT: &str = "to keep those that are left and let the App go at once, set spec.deletionPolicy to Retain";
@@ -290,6 +291,14 @@ async fn without_postgres_a_deletion_waits_and_names_the_way_out() {
     retain(&install, &kept).await;
     gone(&install, install.tenant(), kept.id()).await;
     no_document(&install, &kept).await;
+    // What a server has not heard of it cannot heed.
+    for server in &servers {
+        eventually("the server knows that it was taken back", LIMIT, || async {
+            let (_, hello) = Revisions::of(server).await;
+            (!hello.revisions.contains_key(kept.id())).then_some(())
+        })
+        .await;
+    }
     damage(good).await;
     proxy.restore().unwrap();
 

@@ -66,7 +66,7 @@ async fn delete_all(fixture: &Fixture, claim: &Claim, most: u32) -> usize {
     let mut batches = 1;
     let deleting = async {
         loop {
-            match fixture.stores.delete_users(claim, most).await.unwrap() {
+            match fixture.stores.delete_users(claim, most, || true).await.unwrap() {
                 Deleting::Some => batches += 1,
                 // Somebody registers at this moment.
                 Deleting::Elsewhere => tokio::task::yield_now().await,
@@ -125,7 +125,7 @@ async fn a_deletion_is_not_taken_back_by_other_keys() {
     for number in 0..2 {
         register(&fixture, number).await.unwrap();
     }
-    assert_eq!(fixture.stores.delete_users(&first, 1).await.unwrap(), Deleting::Some);
+    assert_eq!(fixture.stores.delete_users(&first, 1, || true).await.unwrap(), Deleting::Some);
     let other = Claim { incarnation: Some("i2".to_owned()), ..first };
     assert_eq!(claimed(&fixture, &other).await, AppClaim::KeysLost);
 }
@@ -177,7 +177,12 @@ async fn deletion_leaves_nothing_of_the_app_and_all_of_the_others() {
     let spared = a_new_user("user0@example.com");
     fixture.stores.create_user(&other, spared.clone(), Some(a_mail(Some(spared.id)))).await.unwrap();
 
-    assert_eq!(fixture.stores.delete_users(&claim, 3).await.unwrap(), Deleting::Some);
+    assert_eq!(
+        fixture.stores.delete_users(&claim, 3, || false).await.unwrap(),
+        Deleting::Elsewhere,
+        "taken back while Postgres was asked"
+    );
+    assert_eq!(fixture.stores.delete_users(&claim, 3, || true).await.unwrap(), Deleting::Some);
     let progress = fixture.stores.postgres.deletion(&claim).await.unwrap();
     assert_eq!((progress.users_left, progress.done), (4, false));
     assert_eq!(delete_all(&fixture, &claim, 3).await, 3, "the last looks, and finds nothing");
@@ -190,7 +195,7 @@ async fn deletion_leaves_nothing_of_the_app_and_all_of_the_others() {
     assert!(fixture.stores.session(&fixture.app, users[0].id, session).await.unwrap().is_none());
     assert!(fixture.stores.user(&other, spared.id).await.unwrap().is_some());
     assert_eq!(fixture.count("SELECT count(*) FROM outbox").await, 1);
-    assert_eq!(fixture.stores.delete_users(&claim, 3).await.unwrap(), Deleting::Done, "again");
+    assert_eq!(fixture.stores.delete_users(&claim, 3, || true).await.unwrap(), Deleting::Done, "again");
 }
 
 #[tokio::test]
@@ -199,7 +204,7 @@ async fn nobody_registers_at_an_app_that_is_being_deleted() {
     let claim = a_claim(&fixture, "shop");
     claimed(&fixture, &claim).await;
     let user = register(&fixture, 0).await.unwrap();
-    assert_eq!(fixture.stores.delete_users(&claim, 1).await.unwrap(), Deleting::Some);
+    assert_eq!(fixture.stores.delete_users(&claim, 1, || true).await.unwrap(), Deleting::Some);
     let refused = register(&fixture, 1).await.unwrap_err();
     assert!(matches!(refused, StoreError::Unavailable { .. }), "{refused:?}");
     let again = fixture.stores.registered_again(&fixture.app, user.id, Epoch(1), true, Some(a_mail(None))).await;
@@ -238,7 +243,7 @@ async fn several_servers_delete_together_and_end() {
     for _ in 0..3 {
         let (stores, claim) = (fixture.another().await, claim.clone());
         tasks.spawn(async move {
-            while stores.delete_users(&claim, 4).await.unwrap() != Deleting::Done {
+            while stores.delete_users(&claim, 4, || true).await.unwrap() != Deleting::Done {
                 tokio::task::yield_now().await;
             }
         });
@@ -253,9 +258,9 @@ async fn only_the_apps_own_document_deletes_its_users() {
     claimed(&fixture, &a_claim(&fixture, "shop")).await;
     register(&fixture, 0).await.unwrap();
     let stray = a_claim(&fixture, "thief");
-    assert_eq!(fixture.stores.delete_users(&stray, 9).await.unwrap(), Deleting::OtherNamespace);
+    assert_eq!(fixture.stores.delete_users(&stray, 9, || true).await.unwrap(), Deleting::OtherNamespace);
     let later = Claim { incarnation: Some("i0".to_owned()), ..a_claim(&fixture, "shop") };
-    assert_eq!(fixture.stores.delete_users(&later, 9).await.unwrap(), Deleting::OtherApp);
+    assert_eq!(fixture.stores.delete_users(&later, 9, || true).await.unwrap(), Deleting::OtherApp);
     assert_eq!(fixture.count("SELECT count(*) FROM users").await, 1);
     register(&fixture, 1).await.unwrap();
 }
@@ -268,7 +273,7 @@ async fn a_deletion_can_be_taken_back_before_its_end_and_not_after_it() {
     for number in 0..2 {
         register(&fixture, number).await.unwrap();
     }
-    assert_eq!(fixture.stores.delete_users(&claim, 1).await.unwrap(), Deleting::Some);
+    assert_eq!(fixture.stores.delete_users(&claim, 1, || true).await.unwrap(), Deleting::Some);
     assert_eq!(claimed(&fixture, &a_claim(&fixture, "thief")).await, AppClaim::OtherNamespace);
     assert_eq!(claimed(&fixture, &claim).await, AppClaim::Held);
     register(&fixture, 2).await.unwrap();

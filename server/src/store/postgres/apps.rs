@@ -256,7 +256,13 @@ async fn write_claims(connection: &mut PgConnection, claims: &[Claim]) -> Result
 impl Stores {
     /// Deletes up to so many of an App's users, with their sessions, and as many of its mails and events. Several servers
     /// may call it at once: one is at it. The row of the App is locked meanwhile, so who registers waits, and is refused.
-    pub async fn delete_users(&self, claim: &Claim, most: u32) -> Result<Deleting, StoreError> {
+    /// `wanted` is asked once Postgres answers, which may be long after the call: the App's owner may have taken it back.
+    pub async fn delete_users(
+        &self,
+        claim: &Claim,
+        most: u32,
+        wanted: impl Fn() -> bool + Send + Sync,
+    ) -> Result<Deleting, StoreError> {
         let mut held = self.postgres.hold().await?;
         let (connection, until) = held.parts();
         let deleting = async {
@@ -281,6 +287,9 @@ impl Stores {
             .fetch_optional(&mut *transaction)
             .await?;
             let Some(row) = row else { return Ok(Ok(Deleting::Elsewhere)) };
+            if !wanted() {
+                return Ok(Ok(Deleting::Elsewhere));
+            }
             let same = row.incarnation == claim.incarnation;
             match row.state() {
                 State::Deleted if same || claim.incarnation.is_none() => return Ok(Ok(Deleting::Done)),
