@@ -190,7 +190,7 @@ impl<'a> Fleet<'a> {
         let programmed = population.programmed(&client).await?;
         let mark = cluster.plane().audit_mark();
         let started = Instant::now();
-        let operator = install.operator();
+        let operator = install.operator().await;
         programmed.await??;
         let took = started.elapsed().as_secs_f64();
         println!("  operator start to all Programmed: {took:.2} s");
@@ -345,7 +345,7 @@ impl<'a> Fleet<'a> {
         writes.push(("scaling 3 → 6 → 3".to_owned(), self.writes(mark)?));
 
         let mark = self.mark();
-        let standby = self.install.operator();
+        let standby = self.install.operator().await;
         tokio::time::sleep(CALM).await;
         let began = Instant::now();
         self.operator.terminate().await.context("the operator ends when it is asked to")?;
