@@ -286,20 +286,22 @@ impl Stores {
             )
             .fetch_optional(&mut *transaction)
             .await?;
-            let Some(row) = row else { return Ok(Ok(Deleting::Elsewhere)) };
-            if !wanted() {
-                return Ok(Ok(Deleting::Elsewhere));
-            }
-            let same = row.incarnation == claim.incarnation;
-            match row.state() {
-                State::Deleted if same || claim.incarnation.is_none() => return Ok(Ok(Deleting::Done)),
-                // Of a later App, which never was served.
-                State::Deleted => {}
-                State::Active | State::Deleting if !row.is_of(claim) => return Ok(Ok(Deleting::OtherNamespace)),
-                State::Active | State::Deleting if !same && row.incarnation.is_some() => {
-                    return Ok(Ok(Deleting::OtherApp));
+            let row = row.filter(|_| wanted());
+            let ends = row.map_or(Some(Deleting::Elsewhere), |row| {
+                let same = row.incarnation == claim.incarnation;
+                match row.state() {
+                    State::Deleted if same || claim.incarnation.is_none() => Some(Deleting::Done),
+                    // Of a later App, which never was served.
+                    State::Deleted => None,
+                    State::Active | State::Deleting if !row.is_of(claim) => Some(Deleting::OtherNamespace),
+                    State::Active | State::Deleting if !same && row.incarnation.is_some() => Some(Deleting::OtherApp),
+                    State::Active | State::Deleting => None,
                 }
-                State::Active | State::Deleting => {}
+            });
+            if let Some(ends) = ends {
+                // Said, not left to the drop, which would hold the lock until the connection is used again.
+                transaction.rollback().await?;
+                return Ok(Ok(ends));
             }
             let users = sqlx::query_scalar!(
                 "SELECT id FROM users WHERE app_id = $1 ORDER BY id LIMIT $2",
