@@ -13,8 +13,8 @@ BUILD := $(CARGO) build --workspace
 BIN := $(or $(CARGO_TARGET_DIR),target)/debug
 # What `make generate` writes.
 GENERATED := .sqlx crds/yaml charts/latchkey/templates/crd-*.yaml docs/openapi.json docs/resources.md
-# How a server's memory is had from glibc (docs/decisions/0011): huge pages for argon2, and few arenas.
-MALLOC := GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.arena_max=2
+# How a server's memory is had from glibc (docs/decisions/0011): one arena, and what is free is given back.
+MALLOC := GLIBC_TUNABLES=glibc.malloc.arena_max=1:glibc.malloc.trim_threshold=131072
 DENY_VERSION := 0.20.2
 DENY := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/latchkey/cargo-deny-$(DENY_VERSION)/bin/cargo-deny
 
