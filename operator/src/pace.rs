@@ -13,6 +13,9 @@ const RATE: u32 = 100;
 /// How many may go out at once after a pause; an edit of a Secret that a few Apps share is no fleet-wide change.
 const BURST: u32 = 100;
 
+/// For how long a place is kept whose turn has come.
+const KEPT: Duration = Duration::from_secs(60);
+
 /// Places in time, given out in order.
 pub(crate) struct Pace(Mutex<Places>);
 
@@ -47,6 +50,8 @@ impl Pace {
         if turn <= now {
             return Ok(());
         }
+        // Who did not come back for its turn is gone.
+        places.given.retain(|_, turn| now.saturating_duration_since(*turn) < KEPT);
         places.given.insert(who.to_owned(), turn);
         Err(turn - now)
     }
@@ -77,6 +82,19 @@ mod tests {
         tokio::time::advance(last).await;
         assert_eq!(pace.enter("999"), Ok(()));
         assert!(began.elapsed() >= last);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_place_for_which_nobody_comes_is_not_kept() {
+        let pace = Pace::new();
+        let kept = || pace.0.lock().unwrap().given.len();
+        for round in 0..5 {
+            for number in 0..300 {
+                let _ = pace.enter(&format!("{round}/{number}"));
+            }
+            tokio::time::advance(KEPT * 2).await;
+        }
+        assert!(kept() <= 300, "{}", kept());
     }
 
     #[tokio::test(start_paused = true)]
