@@ -8,7 +8,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -313,6 +313,37 @@ async fn without_redis_nobody_comes_in_and_nobody_is_called_a_stranger() {
         (front.visit(Some(user.token())).await.status == StatusCode::OK).then_some(())
     })
     .await;
+}
+
+/// How often the server has looked a session up.
+async fn looks(shop: &Shop) -> u64 {
+    let metrics = shop.stack.server().ops("metrics").await.text;
+    let line = "latchkey_redis_seconds_count{operation=\"get_session\"} ";
+    let count = metrics.lines().find_map(|told| told.strip_prefix(line)).unwrap_or("0");
+    count.parse().unwrap()
+}
+
+#[tokio::test]
+async fn however_often_a_token_comes_its_session_is_looked_up_once_a_second() {
+    let shop = Shop::open().await;
+    let user = signed_in(&shop, EMAIL).await;
+    let other = signed_in(&shop, "grace@example.com").await;
+    let before = looks(&shop).await;
+    let began = Instant::now();
+    for _ in 0..300 {
+        user.get("authorize").await.expect(StatusCode::OK);
+    }
+    let most = began.elapsed().as_secs() + 1;
+    let after = looks(&shop).await;
+    assert!((1..=most).contains(&(after - before)), "{} looks, at most {most} are right", after - before);
+    // What is known of one token is nothing to another, and no store keeps the gate from refusing.
+    other.get("authorize").await.expect(StatusCode::OK);
+    assert_eq!(looks(&shop).await, after + 1);
+    for _ in 0..50 {
+        let stranger = shop.client().signed_in(shop.id(), "a.b.c");
+        stranger.get("authorize").await.expect(StatusCode::UNAUTHORIZED);
+    }
+    assert_eq!(looks(&shop).await, after + 1);
 }
 
 /// The five headers as the gate sends them.
