@@ -88,6 +88,8 @@ impl ClusterKeys {
         config.connect_timeout = Some(LIMIT);
         config.read_timeout = Some(LIMIT);
         config.write_timeout = Some(LIMIT);
+        // Else the time for which a connection rested would count.
+        config.reset_reader_on_write = true;
         Ok(Self::from(Client::try_from(config)?))
     }
 
@@ -103,12 +105,13 @@ impl ClusterKeys {
         {
             return Some(Arc::clone(&known.keys));
         }
-        let known_before = self.known.load_full();
-        let mut tries = match (self.tries.try_lock(), known_before) {
-            (Ok(tries), _) => tries,
-            // Somebody else is asking; until then the old copy does.
-            (Err(_), Some(known)) if known.keys.has(id) => return Some(Arc::clone(&known.keys)),
-            (Err(_), _) => self.tries.lock().await,
+        let mut tries = match self.tries.try_lock() {
+            Ok(tries) => tries,
+            Err(_) => match self.known.load_full() {
+                // Somebody else is asking; until then the old copy does.
+                Some(known) if known.keys.has(id) => return Some(Arc::clone(&known.keys)),
+                Some(_) | None => self.tries.lock().await,
+            },
         };
         let known = self.known.load_full();
         let only_unknown = known.as_ref().is_some_and(|known| known.is_fresh(now));

@@ -35,6 +35,19 @@ pub enum Bearer<'a> {
     Unreadable,
 }
 
+/// The proof that a request is that of a ServiceAccount which the App lists.
+#[derive(Clone, Debug)]
+pub struct Administrator {
+    pub account: ServiceAccount,
+    /// What it may do. Every role may introspect.
+    pub role: AdministratorRole,
+}
+
+/// A caller that is known, and not to the App; told in the log alone.
+#[derive(Debug, thiserror::Error)]
+#[error("the App does not list {0} among its administrators")]
+struct NotListed(ServiceAccount);
+
 // === impl Bearer ===
 
 impl<'a> Bearer<'a> {
@@ -91,14 +104,6 @@ fn not_signed_in(app: &App, error: NotSignedIn) -> Problem {
     }
 }
 
-/// A ServiceAccount that the App lists, by the token that it showed.
-#[derive(Clone, Debug)]
-pub struct Administrator {
-    pub account: ServiceAccount,
-    /// What it may do. Every role may introspect.
-    pub role: AdministratorRole,
-}
-
 /// The caller in the cluster. Whatever is wrong with the token, and an account that is not listed: one answer, so that
 /// nobody learns whom an App lists.
 pub async fn administrator<S: Ports>(
@@ -120,11 +125,6 @@ pub async fn administrator<S: Ports>(
         None => Err(invalid_client(app, true).because(NotListed(account))),
     }
 }
-
-/// For the log alone.
-#[derive(Debug, thiserror::Error)]
-#[error("the App does not list {0} among its administrators")]
-struct NotListed(ServiceAccount);
 
 /// The strongest of those that the App gives it.
 fn role(app: &App, account: &ServiceAccount) -> Option<AdministratorRole> {
