@@ -115,6 +115,7 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     let listen = !serve.without_listen;
     let postgres = Postgres::connect(postgres::Options { listen, ..postgres::Options::new(database_url(database)?) })?;
     postgres.register(registry.sub_registry_with_prefix("postgres"));
+    postgres.audit_metrics().register(registry.sub_registry_with_prefix("audit"));
     let redis = Redis::connect(redis::Options::new(redis_url(&serve)?))?;
     redis.register(registry.sub_registry_with_prefix("redis"));
     let hashing = Hashing::start(HashingOptions::default(), &mut registry);
