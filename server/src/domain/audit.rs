@@ -200,12 +200,12 @@ impl RefusalKind {
 // === impl Event ===
 
 impl Event {
-    /// An event of this moment, at the request of this caller.
-    pub fn new(env: &Env, caller: &Caller, kind: EventKind, user: UserId) -> Self {
+    /// An event of this moment, at the request of this caller. Without a user it costs the same and leaves no row.
+    pub fn new(env: &Env, caller: &Caller, kind: EventKind, user: impl Into<Option<UserId>>) -> Self {
         Self {
             id: env.uuid(),
             kind,
-            user: Some(user),
+            user: user.into(),
             session: None,
             ip: Some(caller.ip.to_canonical()),
             at: env.now(),
@@ -221,12 +221,6 @@ impl Event {
     #[must_use]
     pub fn with(self, detail: Detail) -> Self {
         Self { detail, ..self }
-    }
-
-    /// The same work, but no row: for an address that has no account.
-    #[must_use]
-    pub fn of_nobody(self) -> Self {
-        Self { user: None, ..self }
     }
 }
 

@@ -49,6 +49,7 @@ pub struct NewUser {
     pub name: Name,
     pub password_hash: PasswordHash,
     pub created_at: OffsetDateTime,
+    pub event: Event,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +70,7 @@ pub struct Confirmation {
     /// The caller's session, where the caller is the account itself: it goes on, and identities stay.
     pub keep: Option<SessionId>,
     pub at: OffsetDateTime,
+    pub event: Event,
 }
 
 /// What a confirmation or a reset left.
@@ -89,9 +91,10 @@ pub struct PasswordReset {
     pub address: String,
     pub password_hash: PasswordHash,
     pub at: OffsetDateTime,
+    pub event: Event,
 }
 
-/// Users, in Postgres. What changes a user and what must be mailed about it is one transaction.
+/// Users, in Postgres. What changes a user, what must be mailed about it and its event are one transaction.
 pub trait Users: Sync {
     fn user(&self, app: &AppId, id: UserId) -> impl Future<Output = Answer<Option<User>>> + Send;
 
@@ -116,6 +119,7 @@ pub trait Users: Sync {
         epoch: Epoch,
         contest: bool,
         mail: Option<Mail>,
+        event: Event,
     ) -> impl Future<Output = Answer<()>> + Send;
 
     /// Replaces a hash by one of the same password; nothing happens where the hash is another by now.

@@ -101,6 +101,7 @@ impl Users for Failing {
         _: Epoch,
         _: bool,
         _: Option<Mail>,
+        _: Event,
     ) -> Result<(), StoreError> {
         self.answer()
     }

@@ -30,6 +30,7 @@ mod outbox;
 mod users;
 
 pub use apps::{AppClaim, Claim, Deleting};
+pub(crate) use audit::RefusalColumns;
 pub use audit::AuditMetrics;
 pub use errors::{Fault, FaultKind};
 pub use outbox::DeadLetter;

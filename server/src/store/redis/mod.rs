@@ -1,6 +1,9 @@
-//! Codes, sessions and limits, in Redis: connections, scripts, and what errors mean.
+//! Codes, sessions, limits and refusals, in Redis: connections, scripts, and what errors mean.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use prometheus_client::registry::Registry;
 use redis::{Cmd, Pipeline, Script, Value};
@@ -15,6 +18,7 @@ mod errors;
 mod limits;
 mod link;
 mod metrics;
+pub(crate) mod refusals;
 mod sessions;
 
 pub use errors::{Fault, FaultKind};
@@ -61,6 +65,7 @@ struct Shared {
     metrics: Metrics,
     clock_offset: time::Duration,
     watch: AbortHandle,
+    refusals: refusals::Counting,
 }
 
 /// Each touches the keys of one slot.
@@ -70,6 +75,8 @@ struct Scripts {
     raise: Script,
     take: Script,
     give_back: Script,
+    refuse: Script,
+    due: Script,
 }
 
 // === impl Options ===
@@ -90,6 +97,8 @@ impl Scripts {
             raise: Script::new(include_str!("raise.lua")),
             take: Script::new(include_str!("take.lua")),
             give_back: Script::new(include_str!("give_back.lua")),
+            refuse: Script::new(include_str!("refuse.lua")),
+            due: Script::new(include_str!("due.lua")),
         }
     }
 
@@ -102,6 +111,8 @@ impl Scripts {
             include_str!("raise.lua"),
             include_str!("take.lua"),
             include_str!("give_back.lua"),
+            include_str!("refuse.lua"),
+            include_str!("due.lua"),
         ] {
             pipeline.cmd("SCRIPT").arg("LOAD").arg(code);
         }
@@ -128,7 +139,11 @@ impl Redis {
         let metrics = Metrics::new();
         let watch = tokio::spawn(watch_policy(Arc::clone(&link), metrics.clone())).abort_handle();
         let clock_offset = options.clock_offset;
-        Ok(Self { shared: Arc::new(Shared { link, replicated, scripts, metrics, clock_offset, watch }) })
+        let shared = Arc::new_cyclic(|shared| {
+            let refusals = refusals::Counting::start(Weak::clone(shared));
+            Shared { link, replicated, scripts, metrics, clock_offset, watch, refusals }
+        });
+        Ok(Self { shared })
     }
 
     /// Under names without a prefix: the registry is to be one of Redis's own.
