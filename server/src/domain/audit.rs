@@ -115,7 +115,7 @@ pub struct Activity {
     pub ip: Option<String>,
     pub session: Option<SessionId>,
     /// How many refusals the row tells of; 1 for what is no refusal.
-    pub count: u32,
+    pub count: u64,
 }
 
 // === impl EventKind ===
@@ -237,6 +237,14 @@ impl Refusal {
 impl Detail {
     pub fn amr(amr: Amr) -> Self {
         Self { amr: Some(amr), ..Self::default() }
+    }
+
+    pub fn ended(session: SessionId) -> Self {
+        Self { ended: Some(session), ..Self::default() }
+    }
+
+    pub fn sessions(ended: usize) -> Self {
+        Self { sessions: Some(ended), ..Self::default() }
     }
 
     pub fn is_empty(&self) -> bool {

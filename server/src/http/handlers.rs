@@ -1,6 +1,10 @@
 //! One file for each endpoint: request, mapping, answer.
 
+pub mod activity;
 pub mod discovery;
 pub mod email;
 pub mod jwks;
 pub mod ops;
+pub mod revoke;
+pub mod sessions;
+pub mod token;

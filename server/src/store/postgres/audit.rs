@@ -436,7 +436,7 @@ impl TryFrom<Row> for Activity {
             kind: EventKind::named(&row.kind).ok_or(Fault::unreadable())?,
             ip: row.ip,
             session: row.session_id.map(SessionId),
-            count: u32::try_from(row.count).map_err(|_| Fault::unreadable())?,
+            count: u64::try_from(row.count).map_err(|_| Fault::unreadable())?,
         })
     }
 }

@@ -4,8 +4,6 @@
 -- of users and rows of nobody, life of the rows (ms).
 -- Answers 0 or, where it is another quarter by Redis's clock, that quarter; nothing is counted then. So a quarter that is
 -- over does not change any more.
-local now = redis.call('TIME')
-now = now[1] * 1000 + math.floor(now[2] / 1000) + ARGV[1]
 local quarter = math.floor(now / 900000)
 if quarter ~= tonumber(ARGV[2]) then
   return quarter
