@@ -204,7 +204,7 @@ async fn without_postgres_events_are_lost_and_counted_and_nobody_waits_long() {
     let started = Instant::now();
     stores.record(&fixture.app, an_event(EventKind::LoggedIn, a_user_id())).await;
     assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
-    proxy.cut();
+    proxy.refuse().await;
     for _ in 0..5 {
         stores.record_later(&fixture.app, an_event(EventKind::RefreshLate, a_user_id()));
     }
@@ -362,7 +362,7 @@ async fn refusals_wait_for_a_postgres_that_is_away() {
     await_counted(&fixture, 1).await;
     let proxy = Proxy::start(fixture.database.addr).unwrap();
     let stores = Stores { postgres: through(&fixture, &proxy).postgres, ..fixture.later(LATER).await };
-    proxy.cut();
+    proxy.refuse().await;
     let app = fixture.app.clone();
     stores.write_refusals(|of| *of == app).await.unwrap_err();
     await_counted(&fixture, 1).await;
