@@ -48,4 +48,6 @@ mod storm;
 #[cfg(test)]
 mod support;
 #[cfg(test)]
+mod token;
+#[cfg(test)]
 mod trouble;

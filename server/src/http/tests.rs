@@ -351,7 +351,7 @@ const EMAIL_ENDPOINTS: [(&str, &str); 5] = [
 #[tokio::test]
 async fn what_is_not_there_is_told_apart() {
     let house = House::new(Failing::Panicking);
-    for path in ["/", "/nothing", "/v1/shop/email/login/", "/v1/shop/token", "/shop/github/redirect"] {
+    for path in ["/", "/nothing", "/v1/shop/email/login/", "/v1/shop/nothing", "/shop/nothing"] {
         house.ask(get(path, "")).await.refused(404, "not_found");
     }
     house.post("/v1/nobody/email/login", "", "{}").await.refused(404, "app_not_found");
