@@ -26,7 +26,7 @@ use crate::domain::ports::Carried;
 /// The hash of Redis Cluster's specification, "Key distribution model".
 static CRC: LazyLock<Crc<u16>> = LazyLock::new(|| Crc::<u16>::new(&CRC_16_XMODEM));
 const SLOTS: u16 = 16_384;
-/// A node that says nothing for so long is not waited for when the map of slots is looked up.
+/// When nodes that are asked for the map of slots say nothing for so long, others are asked too.
 const ANSWER_LIMIT: Duration = Duration::from_millis(500);
 /// How many nodes are asked for the map at a time.
 const ASKED: usize = 3;
@@ -308,11 +308,17 @@ impl Cluster {
             nodes
         };
         let lines: Vec<&Line> = nodes.iter().map(|node| node.shared()).chain(&self.seeds).collect();
-        let mut fault = Fault::of(FaultKind::Away);
-        for lines in lines.chunks(ASKED) {
+        let mut fault = Fault::of(FaultKind::Deadline);
+        let mut further = lines.chunks(ASKED);
+        let mut answers = FuturesUnordered::new();
+        loop {
+            if let Some(lines) = further.next() {
+                answers.extend(lines.iter().map(|line| ask(line, until)));
+            } else if answers.is_empty() || Instant::now() >= until {
+                return Err(fault);
+            }
             let limit = until.min(Instant::now() + ANSWER_LIMIT);
-            let mut answers: FuturesUnordered<_> = lines.iter().map(|line| ask(line, limit)).collect();
-            while let Some(answer) = answers.next().await {
+            while let Ok(Some(answer)) = timeout_at(limit, answers.next()).await {
                 match answer {
                     Ok(ranges) => {
                         self.map().learn(ranges);
@@ -322,7 +328,6 @@ impl Cluster {
                 }
             }
         }
-        Err(fault)
     }
 }
 

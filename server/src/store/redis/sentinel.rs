@@ -22,7 +22,7 @@ use super::{
     node::Node,
 };
 
-/// A sentinel that says nothing for so long is not waited for.
+/// Sentinels that say nothing for so long are not waited for, where another did.
 const ANSWER_LIMIT: Duration = Duration::from_millis(500);
 /// How often sentinels are asked though nothing fails: a primary that is cut off from them still takes writes, which are
 /// lost when it comes back.
@@ -128,12 +128,14 @@ impl Sentinel {
 
     /// Where most sentinels say that the primary is.
     async fn ask(&self, until: Instant) -> Result<Address, Fault> {
-        let until = until.min(Instant::now() + ANSWER_LIMIT);
+        let soon = until.min(Instant::now() + ANSWER_LIMIT);
         let mut answers: FuturesUnordered<_> =
             self.sentinels.iter().map(|sentinel| ask(sentinel, &self.name, until)).collect();
         let mut votes: HashMap<Address, usize> = HashMap::new();
         let mut fault = Fault::of(FaultKind::Configuration);
-        while let Some(answer) = answers.next().await {
+        loop {
+            let limit = if votes.is_empty() { until } else { soon };
+            let Ok(Some(answer)) = timeout_at(limit, answers.next()).await else { break };
             match answer {
                 Ok(address) => {
                     let count = votes.entry(address.clone()).or_default();
