@@ -8,6 +8,8 @@ mod admission;
 #[cfg(test)]
 mod callers;
 #[cfg(test)]
+mod chaos;
+#[cfg(test)]
 mod cluster;
 #[cfg(test)]
 mod concurrency;

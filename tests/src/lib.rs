@@ -2,6 +2,7 @@
 //! the two programs, and a network that fails on request.
 
 pub mod builders;
+pub mod chaos;
 pub mod client;
 pub mod cluster;
 pub mod control_plane;
