@@ -100,7 +100,7 @@ pub struct Serve {
     /// transaction lose it. Behind such a pooler also put `statement-cache-capacity=0` into the database's URL.
     #[arg(long, env = "LATCHKEY_WITHOUT_LISTEN")]
     pub without_listen: bool,
-    /// File with the URL of Redis, `redis://` or `rediss://`.
+    /// File with the URL of Redis: `redis://`, `redis-sentinel://` or `redis-cluster://`, with `rediss` for TLS.
     #[arg(long, env = "LATCHKEY_REDIS_URL_FILE")]
     pub redis_url_file: Option<PathBuf>,
     /// The URL itself; only by environment.
