@@ -169,7 +169,12 @@ async fn a_user_sees_the_newest_hundred_of_their_own() {
     assert_eq!(fixture.stores.activity(&fixture.app, other, day).await.unwrap().len(), 1);
 
     // Of a newer server, which has kinds that this one does not know.
-    fixture.execute("INSERT INTO audit_events (app_id, id, at, kind, user_id) SELECT app_id, gen_random_uuid(), now(), 'of_tomorrow', user_id FROM audit_events").await;
+    fixture
+        .execute(
+            "INSERT INTO audit_events (app_id, id, at, kind, user_id)
+             SELECT app_id, gen_random_uuid(), now(), 'of_tomorrow', user_id FROM audit_events",
+        )
+        .await;
     assert_eq!(fixture.stores.activity(&fixture.app, user, day).await.unwrap().len(), 100);
 }
 
