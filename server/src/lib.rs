@@ -3,6 +3,7 @@
 
 pub mod args;
 pub mod audit;
+pub mod callers;
 pub mod config;
 pub mod deletion;
 pub mod domain;

@@ -8,6 +8,8 @@ mod admission;
 #[cfg(test)]
 mod audit;
 #[cfg(test)]
+mod callers;
+#[cfg(test)]
 mod cluster;
 #[cfg(test)]
 mod concurrency;
@@ -24,9 +26,13 @@ mod errors;
 #[cfg(test)]
 mod faults;
 #[cfg(test)]
+mod gate;
+#[cfg(test)]
 mod harness;
 #[cfg(test)]
 mod input;
+#[cfg(test)]
+mod introspect;
 #[cfg(test)]
 mod limits;
 #[cfg(test)]

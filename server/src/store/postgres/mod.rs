@@ -30,8 +30,8 @@ mod outbox;
 mod users;
 
 pub use apps::{AppClaim, Claim, Deleting};
-pub(crate) use audit::RefusalColumns;
 pub use audit::AuditMetrics;
+pub(crate) use audit::RefusalColumns;
 pub use errors::{Fault, FaultKind};
 pub use outbox::DeadLetter;
 

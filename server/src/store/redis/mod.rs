@@ -55,6 +55,7 @@ pub enum ConnectError {
 #[derive(Clone)]
 pub struct Redis {
     shared: Arc<Shared>,
+    clock_offset: time::Duration,
 }
 
 struct Shared {
@@ -63,7 +64,6 @@ struct Shared {
     replicated: Replicated,
     scripts: Arc<Scripts>,
     metrics: Metrics,
-    clock_offset: time::Duration,
     watch: AbortHandle,
     refusals: refusals::Counting,
 }
@@ -139,12 +139,16 @@ impl Redis {
         let replicated = Replicated::new(&options.url, &scripts);
         let metrics = Metrics::new();
         let watch = tokio::spawn(watch_policy(Arc::clone(&link), metrics.clone())).abort_handle();
-        let clock_offset = options.clock_offset;
         let shared = Arc::new_cyclic(|shared| {
-            let refusals = refusals::Counting::start(Weak::clone(shared));
-            Shared { link, replicated, scripts, metrics, clock_offset, watch, refusals }
+            let refusals = refusals::Counting::start(Weak::clone(shared), options.clock_offset);
+            Shared { link, replicated, scripts, metrics, watch, refusals }
         });
-        Ok(Self { shared })
+        Ok(Self { shared, clock_offset: options.clock_offset })
+    }
+
+    /// The same Redis over the same connections, so much later by its clock.
+    pub fn later(&self, by: time::Duration) -> Self {
+        Self { shared: Arc::clone(&self.shared), clock_offset: self.clock_offset + by }
     }
 
     /// Under names without a prefix: the registry is to be one of Redis's own.
@@ -157,7 +161,7 @@ impl Redis {
     }
 
     fn offset_millis(&self) -> String {
-        self.shared.clock_offset.whole_milliseconds().to_string()
+        self.clock_offset.whole_milliseconds().to_string()
     }
 
     /// Sends commands in one go; an answer for each.

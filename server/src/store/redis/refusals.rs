@@ -71,21 +71,26 @@ fn accounts_key(app: &AppId, quarter: i64) -> String {
 
 impl Counting {
     /// The task that counts ends when the last handle to Redis goes.
-    pub(super) fn start(redis: Weak<Shared>) -> Self {
+    pub(super) fn start(redis: Weak<Shared>, clock_offset: time::Duration) -> Self {
         let (queue, refusals) = mpsc::channel(ROOM);
         let lost = Counter::default();
-        tokio::spawn(count(redis, refusals, lost.clone()));
+        tokio::spawn(count(redis, clock_offset, refusals, lost.clone()));
         Self { queue, lost }
     }
 }
 
-async fn count(redis: Weak<Shared>, mut refusals: mpsc::Receiver<(AppId, Refusal)>, lost: Counter) {
+async fn count(
+    redis: Weak<Shared>,
+    clock_offset: time::Duration,
+    mut refusals: mpsc::Receiver<(AppId, Refusal)>,
+    lost: Counter,
+) {
     let mut batch = Vec::with_capacity(BATCH);
     let mut known = Known::default();
     let mut losing = false;
     while refusals.recv_many(&mut batch, BATCH).await > 0 {
         let Some(shared) = redis.upgrade() else { return };
-        let redis = Redis { shared };
+        let redis = Redis { shared, clock_offset };
         match redis.count_refusals(&mut known, &mut batch).await {
             Ok(()) => {
                 if std::mem::take(&mut losing) {
