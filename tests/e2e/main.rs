@@ -6,6 +6,8 @@ mod accounts;
 #[cfg(test)]
 mod admission;
 #[cfg(test)]
+mod audit;
+#[cfg(test)]
 mod callers;
 #[cfg(test)]
 mod chaos;
