@@ -44,6 +44,8 @@ mod make_run;
 #[cfg(test)]
 mod operator;
 #[cfg(test)]
+mod redis_forms;
+#[cfg(test)]
 mod reset;
 #[cfg(test)]
 mod secrecy;
