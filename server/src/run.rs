@@ -20,6 +20,7 @@ use latchkey_server::{
     hashing::{Hashing, HashingOptions},
     http::{self, Drain, HttpMetrics, Readiness},
     mail::{InstallRelay, MailMetrics, MailSettings, Worker},
+    providers::SocialProviders,
     settings::Settings,
     state::State,
     store::{
@@ -118,7 +119,7 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     let redis = Redis::connect(redis::Options::new(redis_url(&serve)?))?;
     redis.register(registry.sub_registry_with_prefix("redis"));
     let hashing = Hashing::start(HashingOptions::default(), &mut registry);
-    let stores = Stores { postgres: postgres.clone(), redis, hashing };
+    let stores = Stores { postgres: postgres.clone(), redis, hashing, providers: SocialProviders::default() };
 
     let mail_settings = MailSettings {
         install: install_relay(serve.smtp_file.as_deref())?,

@@ -7,6 +7,7 @@ pub mod client;
 pub mod clock;
 pub mod code;
 pub mod email;
+pub mod identity;
 pub mod keys;
 pub mod limits;
 pub mod mail;
