@@ -10,6 +10,7 @@ mod fixtures;
 pub mod hashing;
 pub mod http;
 pub mod mail;
+pub mod outbound;
 pub mod providers;
 pub mod settings;
 pub mod state;

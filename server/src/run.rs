@@ -20,7 +20,8 @@ use latchkey_server::{
     hashing::{Hashing, HashingOptions},
     http::{self, Drain, HttpMetrics, Readiness},
     mail::{InstallRelay, MailMetrics, MailSettings, Worker},
-    providers::SocialProviders,
+    outbound::Reach,
+    providers::{ProviderOptions, SocialProviders},
     settings::Settings,
     state::State,
     store::{
@@ -98,6 +99,9 @@ async fn outbox(database: &Database, command: Outbox) -> Result<()> {
 
 async fn serve(serve: Serve, database: &Database) -> Result<()> {
     let place = Place::of(&serve)?;
+    if !serve.provider_hosts.is_empty() && !serve.allow_insecure {
+        bail!("--provider-host is for tests; it goes with --allow-insecure");
+    }
     let settings = settings(&serve)?;
     let mut registry = Registry::with_prefix("latchkey");
 
@@ -119,13 +123,13 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     let redis = Redis::connect(redis::Options::new(redis_url(&serve)?))?;
     redis.register(registry.sub_registry_with_prefix("redis"));
     let hashing = Hashing::start(HashingOptions::default(), &mut registry);
-    let stores = Stores { postgres: postgres.clone(), redis, hashing, providers: SocialProviders::default() };
+    let reach = Reach { private_cidrs: serve.private_cidrs.clone(), allow_insecure: serve.allow_insecure };
+    let hosts = serve.provider_hosts.iter().cloned().collect();
+    let options = ProviderOptions { reach: reach.clone(), hosts, ..ProviderOptions::default() };
+    let providers = SocialProviders::new(options, Env::system());
+    let stores = Stores { postgres: postgres.clone(), redis, hashing, providers };
 
-    let mail_settings = MailSettings {
-        install: install_relay(serve.smtp_file.as_deref())?,
-        private_cidrs: serve.private_cidrs.clone(),
-        allow_insecure: serve.allow_insecure,
-    };
+    let mail_settings = MailSettings { install: install_relay(serve.smtp_file.as_deref())?, reach: reach.clone() };
     let mail_metrics = MailMetrics::register(&mut registry);
     let worker = Worker::new(stores.clone(), Arc::clone(&apps), Arc::new(Env::system()), mail_settings, mail_metrics);
     let http_metrics = HttpMetrics::register(&mut registry);

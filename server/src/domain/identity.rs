@@ -144,6 +144,8 @@ pub enum Fault {
     Incomplete,
     #[error("refused the code")]
     CodeRefused,
+    #[error("refused the request")]
+    Refused,
     #[error("does not know the client, or not with this secret")]
     ClientRefused,
     #[error("gave no ID token")]
