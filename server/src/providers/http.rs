@@ -281,7 +281,6 @@ mod tests {
         for host in [
             "127.0.0.1",
             "localhost",
-            "localhost.",
             "[::1]",
             "[::ffff:127.0.0.1]",
             "[::ffff:10.0.0.1]",
