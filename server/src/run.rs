@@ -21,7 +21,7 @@ use latchkey_server::{
     http::{self, Drain, HttpMetrics, Readiness},
     mail::{InstallRelay, MailMetrics, MailSettings, Worker},
     outbound::Reach,
-    providers::{ProviderOptions, SocialProviders},
+    providers::{ProviderOptions, Reports, SocialProviders},
     settings::Settings,
     state::State,
     store::{
@@ -141,11 +141,18 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
         bind("--admin-addr", serve.admin_addr).await?,
         bind("--ops-addr", serve.ops_addr).await?,
     );
+    let reports = Arc::new(Reports::default());
     let drain = Drain::new(serve.drain_seconds, FINISH);
     // Operations are to be asked about the draining until it is over.
     let ops_drain = Drain::new(Duration::ZERO, Duration::from_secs(1));
-    let ops_service =
-        http::ops_service(Arc::clone(&state), http_metrics.clone(), registry, Arc::clone(&readiness), &ops_drain);
+    let ops_service = http::ops_service(
+        Arc::clone(&state),
+        http_metrics.clone(),
+        registry,
+        Arc::clone(&readiness),
+        Arc::clone(&reports),
+        &ops_drain,
+    );
     let requests = TaskTracker::new();
     requests.spawn(http::serve(public, http::public_service(Arc::clone(&state), http_metrics.clone()), drain.clone()));
     requests.spawn(http::serve(admin, http::admin_service(Arc::clone(&state), http_metrics), drain.clone()));
@@ -158,6 +165,8 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     let witness = tokio::spawn(witness).abort_handle();
     let deletion = deletion::run(Arc::clone(&state.apps), state.stores.clone(), deleting);
     let deletion = tokio::spawn(deletion).abort_handle();
+    let checks = state.stores.providers.clone().run_checks(Arc::clone(&state.apps), reports);
+    let checks = tokio::spawn(checks).abort_handle();
     info!(public = %serve.public_addr, admin = %serve.admin_addr, ops = %serve.ops_addr, "listening");
 
     asked_to_stop().await?;
@@ -168,6 +177,7 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     // A transaction that is cut off is done again, by another server or the next one.
     deletion.abort();
     witness.abort();
+    checks.abort();
     requests.wait().await;
     mails.await?;
     ops_drain.begin();

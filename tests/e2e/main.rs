@@ -38,6 +38,8 @@ mod make_run;
 #[cfg(test)]
 mod operator;
 #[cfg(test)]
+mod providers;
+#[cfg(test)]
 mod reset;
 #[cfg(test)]
 mod secrecy;

@@ -16,6 +16,7 @@ pub mod redis;
 pub mod smtp;
 pub mod stack;
 pub mod tls;
+pub mod upstream;
 pub mod wire;
 
 use std::{
