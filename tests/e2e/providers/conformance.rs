@@ -322,8 +322,9 @@ impl Row {
             Reply::status(401, &json!({ "error": "x", "error_description": "<b>peer text</b>" })),
             Reply::status(500, &json!({})),
         ];
+        let shape = self.fixture.upstream.shape();
         for place in [Place::Discovery, Place::Keys, Place::Token, Place::UserInfo, Place::Emails] {
-            for reply in replies.iter().filter(|_| self.fixture.upstream.shape().has(place)) {
+            for reply in replies.iter().filter(|_| shape.has(place)) {
                 // Nothing is remembered from before.
                 self.restart().await;
                 let outcome = if place == Place::Discovery {
