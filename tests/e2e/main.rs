@@ -48,6 +48,8 @@ mod make_run;
 #[cfg(test)]
 mod operator;
 #[cfg(test)]
+mod providers;
+#[cfg(test)]
 mod redis_forms;
 #[cfg(test)]
 mod reset;

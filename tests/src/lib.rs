@@ -19,6 +19,7 @@ pub mod service_account;
 pub mod smtp;
 pub mod stack;
 pub mod tls;
+pub mod upstream;
 pub mod wire;
 
 use std::{

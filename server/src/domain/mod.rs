@@ -9,6 +9,7 @@ pub mod clock;
 pub mod code;
 pub mod email;
 pub mod gate;
+pub mod identity;
 pub mod introspection;
 pub mod keys;
 pub mod limits;

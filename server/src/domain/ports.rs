@@ -1,9 +1,9 @@
-//! What the rules need from outside, as narrow traits. `store` and `hashing` implement them on one type each use-case is
-//! generic over; a use-case names just the traits it needs.
+//! What the rules need from outside, as narrow traits. `store`, `hashing` and `providers` implement them on one type
+//! each use-case is generic over; a use-case names just the traits it needs.
 
 use std::future::Future;
 
-use latchkey_crds::types::AppId;
+use latchkey_crds::{rendered::RenderedProvider, types::AppId};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -13,6 +13,7 @@ use super::{
     client::ClientAddress,
     code::{CodeKey, CodeRecord},
     email::{AccountKey, Email},
+    identity::{Authorization, Grant, ProviderError, ProviderTraits, Vouched},
     limits::{Check, Limited},
     mail::{EpochNews, Mail},
     password::{Busy, Password, PasswordHash},
@@ -375,4 +376,37 @@ pub trait Audit: Sync {
         user: UserId,
         since: OffsetDateTime,
     ) -> impl Future<Output = Answer<Vec<Activity>>> + Send;
+}
+
+/// Social providers, over the network: every call to one, and all that is believed of its answers. A provider is one of
+/// the App's document.
+pub trait Providers: Sync {
+    /// What a flow must know before anybody is called. An unknown preset has none of it; the calls below refuse it.
+    fn traits_of(&self, provider: &RenderedProvider) -> ProviderTraits;
+
+    /// Where the browser is sent to log in.
+    fn authorization_url(
+        &self,
+        app: &App,
+        provider: &RenderedProvider,
+        request: &Authorization<'_>,
+    ) -> impl Future<Output = Result<String, ProviderError>> + Send;
+
+    /// Makes a code a user: code exchange, ID token in full, `iss` of the callback (RFC 9207), userinfo, addresses.
+    fn exchange(
+        &self,
+        app: &App,
+        provider: &RenderedProvider,
+        grant: &Grant<'_>,
+    ) -> impl Future<Output = Result<Vouched, ProviderError>> + Send;
+
+    /// Makes a provider's token, ID token or access token, a user, where it was issued for one of our clients. A nonce
+    /// must be the ID token's, plain or as lower-case hexadecimal SHA-256.
+    fn check_token(
+        &self,
+        app: &App,
+        provider: &RenderedProvider,
+        token: &str,
+        nonce: Option<&str>,
+    ) -> impl Future<Output = Result<Vouched, ProviderError>> + Send;
 }
