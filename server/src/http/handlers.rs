@@ -2,8 +2,10 @@
 
 pub mod discovery;
 pub mod email;
+pub mod identities;
 pub mod jwks;
 pub mod ops;
 pub mod revoke;
 pub mod sessions;
+pub mod social;
 pub mod token;

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use prometheus_client::registry::Registry;
 
 use crate::{
-    domain::ports::{Codes, Hasher, Limits, Outbox, Sessions, Users},
+    domain::ports::{Codes, Flows, Hasher, Identities, Limits, Outbox, Providers, Sessions, Users},
     state::State,
 };
 
 mod admin;
+pub mod cookies;
 pub mod cors;
 #[cfg(test)]
 mod docs;
@@ -19,6 +20,7 @@ pub mod guard;
 pub mod handlers;
 pub mod metrics;
 pub mod openapi;
+pub mod parameters;
 pub mod patience;
 mod public;
 pub mod request;
@@ -34,9 +36,9 @@ pub use metrics::HttpMetrics;
 pub use serve::{Drain, serve};
 
 /// All that the endpoints need from outside.
-pub trait Ports: Users + Limits + Hasher + Sessions + Codes + Outbox + Send + Sync + 'static {}
+pub trait Ports: Users + Identities + Limits + Hasher + Sessions + Codes + Flows + Outbox + Providers + Send + Sync + 'static {}
 
-impl<S: Users + Limits + Hasher + Sessions + Codes + Outbox + Send + Sync + 'static> Ports for S {}
+impl<S: Users + Identities + Limits + Hasher + Sessions + Codes + Flows + Outbox + Providers + Send + Sync + 'static> Ports for S {}
 
 /// The login API.
 pub fn public_service<S: Ports>(state: Arc<State<S>>, metrics: HttpMetrics) -> Service {

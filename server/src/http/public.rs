@@ -12,7 +12,7 @@ use super::{
     handlers::{
         discovery,
         email::{confirm, confirm_password, forgot_password, login, register, verify},
-        jwks, revoke, sessions, token,
+        identities, jwks, revoke, sessions, social, token,
     },
     openapi,
     request::Inbound,
@@ -86,6 +86,13 @@ impl<S: Ports> Endpoints for Public<S> {
             Route::Sessions => sessions::list(state, app, request).await,
             Route::EndOtherSessions => sessions::end_others(state, app, request).await,
             Route::EndSession => sessions::end(state, app, request).await,
+            Route::Identities => identities::list(state, app, request).await,
+            Route::LinkIdentity => identities::link(state, app, request).await,
+            Route::UnlinkIdentity => identities::unlink(state, app, request).await,
+            Route::SocialRedirect => social::redirect::handle(state, app, request).await,
+            Route::SocialCallback => social::callback::handle(state, app, request).await,
+            Route::SocialCallbackForm => social::callback::handle_form(state, app, request).await,
+            Route::SocialLogin => social::login::handle(state, app, request).await,
             Route::Jwks => jwks::handle(app, &request),
             Route::OpenIdConfiguration => discovery::openid_configuration(base, app, &request),
             Route::AuthorizationServer | Route::AuthorizationServerOfApp => {

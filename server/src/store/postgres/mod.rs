@@ -23,6 +23,7 @@ use crate::domain::ports::StoreError;
 
 mod apps;
 mod errors;
+mod identities;
 mod metrics;
 pub mod migrate;
 mod outbox;

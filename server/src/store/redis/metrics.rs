@@ -33,6 +33,12 @@ pub(super) enum Operation {
     GiveBack,
     IsKnown,
     Remember,
+    KeepFlow,
+    FindFlow,
+    UseFlow,
+    PutLogin,
+    FindLogin,
+    TakeLogin,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -72,6 +78,12 @@ impl Operation {
             Self::GiveBack => "give_back",
             Self::IsKnown => "is_known",
             Self::Remember => "remember",
+            Self::KeepFlow => "keep_flow",
+            Self::FindFlow => "find_flow",
+            Self::UseFlow => "use_flow",
+            Self::PutLogin => "put_login",
+            Self::FindLogin => "find_login",
+            Self::TakeLogin => "take_login",
         }
     }
 }

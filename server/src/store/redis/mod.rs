@@ -12,6 +12,7 @@ use crate::domain::ports::StoreError;
 
 mod codes;
 mod errors;
+mod flows;
 mod limits;
 mod link;
 mod metrics;
@@ -91,6 +92,7 @@ scripts! {
     profile = "session.lua" "profile.lua";
     take = "now.lua" "windows.lua" "take.lua";
     give_back = "give_back.lua";
+    keep_flow = "now.lua" "keep_flow.lua";
 }
 
 // === impl Options ===
