@@ -112,7 +112,7 @@ async fn create(
             INSERT INTO users
                 (app_id, id, email, email_canonical, email_verified_at, pending_email, pending_email_canonical, name,
                     created_at, updated_at)
-            SELECT $1, $2, $3, $4, CASE WHEN $3::text IS NULL THEN NULL ELSE $8 END, $5, $6, $7, $8, $8
+            SELECT $1, $2, $3, $4, CASE WHEN $3::text IS NULL THEN NULL ELSE $8::timestamptz END, $5, $6, $7, $8, $8
             WHERE NOT EXISTS (SELECT FROM gate WHERE state <> 'active')
             ON CONFLICT DO NOTHING
             RETURNING id
