@@ -3,12 +3,15 @@
 
 pub mod accounts;
 pub mod app;
+pub mod audit;
 pub mod client;
 pub mod clock;
 pub mod code;
 pub mod email;
 pub mod flow;
+pub mod gate;
 pub mod identity;
+pub mod introspection;
 pub mod keys;
 pub mod limits;
 pub mod mail;

@@ -10,6 +10,7 @@ use tracing::warn;
 use super::{
     accounts::{self, Trouble},
     app::App,
+    audit::{Detail, Event, EventKind},
     client::Caller,
     clock::Env,
     email::Email,
@@ -21,7 +22,7 @@ use super::{
     limits::{self, MailPurpose},
     mail::{Mail, MailKind},
     ports::{
-        FederatedUser, Flows, Identities, KeepError, Limits, Linked, Linking, NewIdentity, Outbox, Providers, Sessions,
+        Audit, FederatedUser, Flows, Identities, KeepError, Limits, Linked, Linking, NewIdentity, Outbox, Providers, Sessions,
         TakeOver, Unlinked, Users,
     },
     redirect::{self, NotAllowed, Place, Target},
@@ -253,7 +254,7 @@ pub async fn callback<S>(
     returned: Returned<'_>,
 ) -> Result<Ended, CallbackError>
 where
-    S: Users + Identities + Limits + Outbox + Sessions + Flows + Providers,
+    S: Users + Identities + Limits + Outbox + Sessions + Flows + Providers + Audit,
 {
     let id = returned.state.id();
     let now = env.now();
@@ -295,7 +296,7 @@ async fn finish<S>(
     target: Option<&Target>,
 ) -> Result<Given, SignInError>
 where
-    S: Users + Identities + Limits + Outbox + Sessions + Flows + Providers,
+    S: Users + Identities + Limits + Outbox + Sessions + Flows + Providers + Audit,
 {
     let code = match (returned.error, returned.code) {
         (Some(error), _) => return Err(SignInError::Refused(refusal(error))),
@@ -356,7 +357,7 @@ pub async fn log_in<S>(
     nonce: Option<&str>,
 ) -> Result<SignedUp, SignInError>
 where
-    S: Users + Identities + Limits + Outbox + Sessions + Providers,
+    S: Users + Identities + Limits + Outbox + Sessions + Providers + Audit,
 {
     stores.take(app.id(), limits::provider_login(app, caller)).await.map_err(Trouble::from)?;
     let vouched = stores.check_token(app, provider, token, nonce).await?;
@@ -386,7 +387,7 @@ enum Plan {
     },
 }
 
-impl<S: Users + Identities + Limits + Outbox + Sessions> SigningIn<'_, S> {
+impl<S: Users + Identities + Limits + Outbox + Sessions + Audit> SigningIn<'_, S> {
     /// A session for whom the provider vouches for.
     async fn session(&self, vouched: &Vouched) -> Result<SignedUp, SignInError> {
         for _ in 0..ATTEMPTS {
@@ -466,15 +467,18 @@ impl<S: Users + Identities + Limits + Outbox + Sessions> SigningIn<'_, S> {
     /// None: somebody was faster, and all is to be looked at again; nothing was written.
     async fn carry_out(&self, plan: Plan, vouched: &Vouched) -> Result<Option<User>, Trouble> {
         let now = self.env.now();
-        let identity = self.identity(vouched, now);
+        let identity = new_identity(self.provider, vouched, now);
         match plan {
             Plan::Link(user) => {
                 let address = user.email.as_ref().map(|email| email.canonical().to_owned());
                 let linking = Linking { user: user.id, epoch: user.epoch, address, identity };
-                Ok(match self.stores.link_identity(self.app.id(), linking).await? {
-                    Linked::Done => Some(user),
-                    Linked::Taken(_) | Linked::Moved => None,
-                })
+                match self.stores.link_identity(self.app.id(), linking).await? {
+                    Linked::Done => {
+                        self.record(EventKind::IdentityLinked, user.id).await;
+                        Ok(Some(user))
+                    }
+                    Linked::Taken(_) | Linked::Moved => Ok(None),
+                }
             }
             Plan::TakeOver(user, email) => {
                 let change = TakeOver {
@@ -487,6 +491,7 @@ impl<S: Users + Identities + Limits + Outbox + Sessions> SigningIn<'_, S> {
                 let changed = self.stores.take_over(self.app.id(), change).await?;
                 if let Some(user) = &changed {
                     accounts::carry_epoch(self.stores, self.app, user, None).await;
+                    self.record(EventKind::IdentityLinked, user.id).await;
                 }
                 Ok(changed)
             }
@@ -522,7 +527,11 @@ impl<S: Users + Identities + Limits + Outbox + Sessions> SigningIn<'_, S> {
         if !matches!(made, Ok(true)) {
             accounts::not_mailed(self.stores, self.app, mailing).await;
         }
-        Ok(made?.then(|| User {
+        if !made? {
+            return Ok(None);
+        }
+        self.record(EventKind::Registered, id).await;
+        Ok(Some(User {
             id,
             email_verified: email.is_some(),
             email,
@@ -552,9 +561,15 @@ impl<S: Users + Identities + Limits + Outbox + Sessions> SigningIn<'_, S> {
         })
     }
 
-    fn identity(&self, vouched: &Vouched, at: OffsetDateTime) -> NewIdentity {
-        new_identity(self.provider, vouched, at)
+    async fn record(&self, kind: EventKind, user: UserId) {
+        let event = Event::new(self.env, self.caller, kind, user).with(by(&self.provider.name));
+        self.stores.record(self.app.id(), event).await;
     }
+}
+
+/// By which Provider it was done.
+fn by(provider: &ProviderName) -> Detail {
+    Detail { provider: Some(provider.clone()), ..Detail::default() }
 }
 
 fn new_identity(provider: &RenderedProvider, vouched: &Vouched, at: OffsetDateTime) -> NewIdentity {
@@ -615,7 +630,7 @@ pub enum ExchangeError {
 }
 
 /// Exchanges a one-time code for a session. A second use ends the session of the first (RFC 6749, 4.1.2).
-pub async fn exchange<S: Flows + Sessions>(
+pub async fn exchange<S: Flows + Sessions + Audit>(
     stores: &S,
     env: &Env,
     app: &App,
@@ -636,6 +651,9 @@ pub async fn exchange<S: Flows + Sessions>(
     }
     let opened_at = OffsetDateTime::from_unix_timestamp(login.auth_time).map_err(|_| ExchangeError::InvalidGrant)?;
     let tokens = &app.doc.tokens;
+    // That of the browser, whoever exchanges its code.
+    let ip = login.ip.parse().map_err(|_| ExchangeError::InvalidGrant)?;
+    let caller = Caller { ip, user_agent: login.user_agent.clone() };
     let new = NewSession {
         id: SessionId(env.uuid()),
         user: login.user,
@@ -649,7 +667,7 @@ pub async fn exchange<S: Flows + Sessions>(
         idle_seconds: tokens.refresh_idle_seconds,
     };
     // Opened before it is noted: whoever comes second finds a session that can be ended.
-    let tokens = match accounts::open_new(stores, env, app, &new).await? {
+    let tokens = match accounts::open_new(stores, env, app, &caller, &new).await? {
         Some(tokens) => tokens,
         // The user's password was reset since, or the user disabled.
         None => return Err(ExchangeError::InvalidGrant),
@@ -692,7 +710,7 @@ pub enum LinkError {
 
 /// Gives a signed-in user one more way to sign in. Linking again what is linked already changes nothing.
 #[expect(clippy::too_many_arguments, reason = "what every use-case has, the provider and its token")]
-pub async fn link<S: Users + Identities + Limits + Providers>(
+pub async fn link<S: Users + Identities + Limits + Providers + Audit>(
     stores: &S,
     env: &Env,
     app: &App,
@@ -717,7 +735,11 @@ pub async fn link<S: Users + Identities + Limits + Providers>(
     let identity = new_identity(provider, &vouched, env.now());
     let linking = Linking { user: user.id, epoch: user.epoch, address: None, identity };
     match stores.link_identity(app.id(), linking).await.map_err(Trouble::from)? {
-        Linked::Done => Ok(()),
+        Linked::Done => {
+            let event = Event::new(env, caller, EventKind::IdentityLinked, user.id);
+            stores.record(app.id(), event.in_session(signed_in.session.id).with(by(&provider.name))).await;
+            Ok(())
+        }
         Linked::Taken(owner) if owner == user.id => Ok(()),
         Linked::Taken(_) => Err(LinkError::Taken),
         Linked::Moved => Err(LinkError::InvalidToken),
@@ -730,13 +752,20 @@ pub async fn identities<S: Identities>(stores: &S, app: &App, signed_in: &Signed
 }
 
 /// Takes a Provider's identities from their user, but never the last way in.
-pub async fn unlink<S: Identities>(
+pub async fn unlink<S: Identities + Audit>(
     stores: &S,
+    env: &Env,
     app: &App,
+    caller: &Caller,
     signed_in: &SignedIn,
     provider: &ProviderName,
 ) -> Result<Unlinked, Trouble> {
     // An identity of a Provider that the App does not have any more is no way in.
     let usable: Vec<&ProviderName> = app.doc.providers.iter().map(|provider| &provider.name).collect();
-    Ok(stores.unlink_identity(app.id(), signed_in.user(), provider, &usable).await?)
+    let unlinked = stores.unlink_identity(app.id(), signed_in.user(), provider, &usable).await?;
+    if unlinked == Unlinked::Done {
+        let event = Event::new(env, caller, EventKind::IdentityUnlinked, signed_in.user());
+        stores.record(app.id(), event.in_session(signed_in.session.id).with(by(provider))).await;
+    }
+    Ok(unlinked)
 }

@@ -1,8 +1,11 @@
 //! One file for each endpoint: request, mapping, answer.
 
+pub mod activity;
+pub mod authorize;
 pub mod discovery;
 pub mod email;
 pub mod identities;
+pub mod introspect;
 pub mod jwks;
 pub mod ops;
 pub mod revoke;

@@ -10,9 +10,9 @@ use serde_json::{Map, Value, json};
 use super::{
     error::{ErrorBody, ErrorCode, FieldCode, FieldProblem},
     handlers::{
-        discovery,
+        activity, discovery,
         email::{confirm, confirm_password, forgot_password, login, register, verify},
-        identities, revoke, sessions, social, token,
+        identities, introspect, revoke, sessions, social, token,
     },
     routes::{Route, Verb},
 };
@@ -32,6 +32,8 @@ enum NeedsBearer {
     No,
     Optional,
     Yes,
+    /// That of a ServiceAccount.
+    InCluster,
 }
 
 struct Content {
@@ -58,6 +60,8 @@ pub fn document(base_url: &IssuerUrl) -> Value {
             Verb::Get | Verb::GetOnly => "get",
             Verb::Post => "post",
             Verb::Delete => "delete",
+            // OpenAPI has no "any": the description says it.
+            Verb::Any => "get",
         };
         let item = paths.entry(route.template()).or_insert_with(|| {
             let used = PARAMETERS.iter().filter(|name| route.template().contains(&format!("{{{name}}}")));
@@ -98,6 +102,14 @@ pub fn document(base_url: &IssuerUrl) -> Value {
                     "schema": provider,
                     "example": "github",
                 },
+                "SUFFIX": {
+                    "name": "SUFFIX",
+                    "in": "path",
+                    "required": true,
+                    "description": "Anything, slashes too.",
+                    "schema": { "type": "string" },
+                    "example": "basket/items",
+                },
                 "SESSION": {
                     "name": "SESSION",
                     "in": "path",
@@ -114,6 +126,12 @@ pub fn document(base_url: &IssuerUrl) -> Value {
                     "scheme": "bearer",
                     "bearerFormat": "JWT",
                     "description": "The `token` of *login* or the `access_token` of *confirm*.",
+                },
+                "serviceAccount": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "bearerFormat": "JWT",
+                    "description": "The token of a Kubernetes ServiceAccount, for the audience `latchkey`.",
                 },
             },
         },
@@ -133,6 +151,11 @@ fn headers() -> Value {
         "RateLimit": header("What is left of the limit `r`, and the seconds until there is more `t`.", text()),
         "WWW-Authenticate": header("How to authenticate (RFC 6750).", text()),
         "Allow": header("The methods that the path takes.", text()),
+        "X-Auth-User-Id": header("`local_id` of the user.", text()),
+        "X-Auth-Email": header("The address where it is verified, else empty.", text()),
+        "X-Auth-Email-Verified": header("Whether it is.", json!({ "type": "string", "enum": ["true", "false"] })),
+        "X-Auth-Name": header("The name in UTF-8, percent-encoded.", text()),
+        "X-Auth-Session-Id": header("The session.", text()),
         "Cache-Control": header("Whether the answer may be kept.", text()),
         "Location": header("Where the browser is sent.", text()),
         "Referrer-Policy": header("`no-referrer`.", text()),
@@ -142,7 +165,7 @@ fn headers() -> Value {
 }
 
 /// The placeholders of paths.
-const PARAMETERS: [&str; 3] = ["APPID", "PROVIDER", "SESSION"];
+const PARAMETERS: [&str; 4] = ["APPID", "PROVIDER", "SESSION", "SUFFIX"];
 
 /// What any operation may answer.
 fn common_errors(route: Route) -> &'static [ErrorCode] {
@@ -172,7 +195,8 @@ fn common_errors(route: Route) -> &'static [ErrorCode] {
             TemporarilyUnavailable,
         ],
         (Verb::Get, Route::OpenApi) => &[MethodNotAllowed, ServerError],
-        (Verb::Get, Route::Sessions | Route::Identities) | (Verb::Delete, _) => {
+        (Verb::Any, _) => &[AppNotFound, ServerError, TemporarilyUnavailable],
+        (Verb::Get, Route::Sessions | Route::Activity | Route::Identities) | (Verb::Delete, _) => {
             &[AppNotFound, MethodNotAllowed, ServerError, TemporarilyUnavailable]
         }
         (Verb::GetOnly, _) => {
@@ -473,6 +497,65 @@ impl Operation {
                     ErrorCode::ProviderError,
                 ],
             },
+            Route::Introspect => Self {
+                summary: "What a token is worth now (RFC 7662)",
+                description: "For the ServiceAccounts that the App lists as administrators, whatever their role. What is \
+                    not a token of this App with a live session, a refresh token that was replaced too, is \
+                    `{\"active\": false}` and no more.",
+                bearer: NeedsBearer::InCluster,
+                request: Some(Content::or_form::<introspect::Request>(schemas, json!({ "token": token }))),
+                answer: Content::of::<introspect::Answer<'static>>(
+                    schemas,
+                    json!({
+                        "active": true,
+                        "token_type": "Bearer",
+                        "iss": "https://auth.example.com/shop",
+                        "client_id": "shop",
+                        "sub": local_id,
+                        "sid": session_id,
+                        "email": "ada@example.com",
+                        "email_verified": true,
+                        "name": "Ada Lovelace",
+                        "auth_time": 1_762_339_600,
+                        "amr": ["pwd"],
+                        "aud": "shop",
+                        "iat": 1_762_339_600,
+                        "exp": 1_762_340_474,
+                        "jti": "019a8452-a0b1-7c2d-8e3f-405162738495",
+                    }),
+                ),
+                errors: &[ErrorCode::InvalidClient],
+            },
+            Route::Authorize | Route::AuthorizeBelow => Self {
+                summary: "The gate for ingresses: whether the token is that of a live session",
+                description: "By any method, whatever the body. Without CORS: OPTIONS needs a token too. A session that \
+                    ends is refused within a second.",
+                bearer: NeedsBearer::Yes,
+                request: None,
+                answer: Content::none(),
+                errors: &[ErrorCode::InvalidToken],
+            },
+            Route::Activity => Self {
+                summary: "What happened to the user's account lately",
+                description: "The newest 100 events: log-ins, changes, and refusals, which are counted by quarters of an \
+                    hour and shown when theirs is over.",
+                bearer: NeedsBearer::Yes,
+                request: None,
+                answer: Content::of::<activity::Answer>(
+                    schemas,
+                    json!({ "events": [
+                        {
+                            "at": 1_762_339_600, "kind": "logged_in", "ip": "203.0.113.7", "session_id": session_id,
+                            "count": 1,
+                        },
+                        {
+                            "at": 1_762_338_600, "kind": "login_refused", "ip": "198.51.100.23", "session_id": null,
+                            "count": 4,
+                        },
+                    ] }),
+                ),
+                errors: &[ErrorCode::InvalidToken],
+            },
             Route::Jwks => Self {
                 summary: "The keys that tokens of the App are signed with",
                 description: "A JWK Set (RFC 7517), with keys published ahead and keys retired.",
@@ -546,6 +629,16 @@ impl Operation {
         let public = route.verb() == Verb::Get && matches!(self.bearer, NeedsBearer::No);
         let success = if public {
             &["X-Request-Id", "Cache-Control", "ETag"][..]
+        } else if route.verb() == Verb::Any {
+            &[
+                "X-Request-Id",
+                "Cache-Control",
+                "X-Auth-User-Id",
+                "X-Auth-Email",
+                "X-Auth-Email-Verified",
+                "X-Auth-Name",
+                "X-Auth-Session-Id",
+            ][..]
         } else {
             &["X-Request-Id", "Cache-Control"][..]
         };
@@ -581,6 +674,7 @@ impl Operation {
                 NeedsBearer::No => json!([]),
                 NeedsBearer::Optional => json!([{}, { "bearer": [] }]),
                 NeedsBearer::Yes => json!([{ "bearer": [] }]),
+                NeedsBearer::InCluster => json!([{ "serviceAccount": [] }]),
             },
             "responses": responses,
         });
@@ -710,7 +804,15 @@ impl Content {
         Self { schema, example: json!({}), required: false, form: false }
     }
 
+    /// No body.
+    fn none() -> Self {
+        Self { schema: Schema::default(), example: Value::Null, required: false, form: false }
+    }
+
     fn render(&self) -> Value {
+        if self.example.is_null() {
+            return json!({});
+        }
         let media = json!({ "schema": self.schema, "example": self.example });
         if self.form {
             json!({ "application/json": media, "application/x-www-form-urlencoded": media })

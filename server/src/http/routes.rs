@@ -61,6 +61,11 @@ routes! {
     /// From providers that send their users back by a form.
     SocialCallbackForm = Post "social-callback-form" "/{APPID}/{PROVIDER}/callback";
     SocialLogin = Post "social-login" "/{APPID}/{PROVIDER}/login";
+    Introspect = Post "introspect" "/v1/{APPID}/introspect";
+    Authorize = Any "authorize" "/v1/{APPID}/authorize";
+    /// The same for ingresses that put the path of what they ask about behind it.
+    AuthorizeBelow = Any "authorize-below" "/v1/{APPID}/authorize/{SUFFIX}";
+    Activity = Get "activity" "/v1/{APPID}/user/activity";
     Jwks = Get "jwks" "/{APPID}/.well-known/jwks.json";
     OpenIdConfiguration = Get "openid-configuration" "/{APPID}/.well-known/openid-configuration";
     /// Where RFC 8414, 3.1 puts it: before the issuer's path.
@@ -80,6 +85,8 @@ pub enum Verb {
     GetOnly,
     Post,
     Delete,
+    /// Whatever it is, OPTIONS too.
+    Any,
 }
 
 /// A path, and the routes that it has, one for each verb.
@@ -97,6 +104,8 @@ enum Segment {
     Provider,
     /// Whatever the route is about.
     Item,
+    /// All that is left of the path, be it nothing.
+    Rest,
 }
 
 static PATHS: LazyLock<Vec<Path>> = LazyLock::new(|| {
@@ -149,6 +158,7 @@ impl Path {
         let segments = route.template().split('/').map(|segment| match segment {
             "{APPID}" => Segment::App,
             "{PROVIDER}" => Segment::Provider,
+            "{SUFFIX}" => Segment::Rest,
             placeholder if placeholder.starts_with('{') => Segment::Item,
             literal => Segment::Literal(literal),
         });
@@ -165,6 +175,7 @@ impl Path {
                 Segment::App if !segment.is_empty() => matched.app = Some(segment),
                 Segment::Provider if segment.parse::<ProviderName>().is_ok() => matched.item = Some(segment),
                 Segment::Item if !segment.is_empty() => matched.item = Some(segment),
+                Segment::Rest => return Some(matched),
                 Segment::Literal(_) | Segment::App | Segment::Provider | Segment::Item => return None,
             }
         }
@@ -200,11 +211,12 @@ impl Verb {
             Self::GetOnly => &["GET"],
             Self::Post => &["POST"],
             Self::Delete => &["DELETE"],
+            Self::Any => &["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"],
         }
     }
 
     pub fn admits(self, method: &Method) -> bool {
-        self.methods().contains(&method.as_str())
+        self == Self::Any || self.methods().contains(&method.as_str())
     }
 }
 
@@ -216,7 +228,8 @@ mod tests {
     fn every_route_is_found_under_its_own_path() {
         let app: AppId = "shop".parse().unwrap();
         for route in Route::ALL {
-            let path = route.path(&app).replace("{SESSION}", "an-item").replace("{PROVIDER}", "an-item");
+            let path = route.path(&app).replace("{SESSION}", "an-item").replace("{SUFFIX}", "a/suffix");
+            let path = path.replace("{PROVIDER}", "an-item");
             let found = Route::of(&path).unwrap();
             let methods = route.verb().methods();
             assert_eq!(found.route(&methods[0].parse().unwrap()), Some(*route), "{path}");
@@ -268,10 +281,30 @@ mod tests {
             "/.well-known/oauth-authorization-server/",
             "/v1/shop/sessions/",
             "/v1/shop/sessions/1/2",
+            "/v1/shop/authorized",
+            "/v1//authorize",
             "/openapi.json/",
             "/openapi",
         ] {
             assert!(Route::of(path).is_none(), "{path}");
+        }
+    }
+
+    #[test]
+    fn the_gate_takes_any_suffix_and_any_method() {
+        for path in [
+            "/v1/shop/authorize",
+            "/v1/shop/authorize/",
+            "/v1/shop/authorize//",
+            "/v1/shop/authorize/a/b/c/d/e",
+            "/v1/shop/authorize/..%2f../email/login",
+        ] {
+            let found = Route::of(path).unwrap();
+            assert_eq!(found.app, Some("shop"), "{path}");
+            for method in ["GET", "HEAD", "POST", "DELETE", "OPTIONS", "TRACE", "PROPFIND"] {
+                let route = found.route(&method.parse().unwrap()).map(Route::name).unwrap();
+                assert!(route.starts_with("authorize"), "{method} {path}");
+            }
         }
     }
 

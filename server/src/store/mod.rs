@@ -2,6 +2,7 @@
 
 use crate::{hashing::Hashing, providers::SocialProviders};
 
+mod audit;
 mod hashing;
 pub mod postgres;
 mod providers;

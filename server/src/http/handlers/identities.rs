@@ -78,7 +78,7 @@ pub async fn unlink<S: Ports>(state: &State<S>, app: &App, request: Inbound) -> 
     // A Provider that the App does not have any more may be unlinked all the same.
     let name = request.item.as_deref().and_then(|name| name.parse::<ProviderName>().ok());
     let name = name.ok_or_else(not_linked)?;
-    match social::unlink(&state.stores, app, &signed_in, &name).await? {
+    match social::unlink(&state.stores, &state.env, app, &request.caller, &signed_in, &name).await? {
         Unlinked::Done => response::nothing(),
         Unlinked::NotLinked => Err(not_linked()),
         Unlinked::LastWayIn => {

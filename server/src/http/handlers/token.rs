@@ -6,6 +6,7 @@ use serde::Serialize;
 use crate::{
     domain::{
         app::App,
+        client::Caller,
         refresh::{self, Fresh},
         social::{self, Exchange, ExchangeError},
         token::Tokens,
@@ -56,7 +57,7 @@ pub struct Answer {
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: Inbound) -> Result<Response, Problem> {
     let body: Request = request.read_form().await?;
     match body.grant_type.as_ref().map(|Text(grant)| grant.as_str()) {
-        None | Some("refresh_token") => refreshed(state, app, body).await,
+        None | Some("refresh_token") => refreshed(state, app, &request.caller, body).await,
         Some("authorization_code") => exchanged(state, app, body).await,
         Some(_) => {
             let why = "grant_type may be refresh_token or authorization_code";
@@ -65,9 +66,14 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: Inbound)
     }
 }
 
-async fn refreshed<S: Ports>(state: &State<S>, app: &App, body: Request) -> Result<Response, Problem> {
+async fn refreshed<S: Ports>(
+    state: &State<S>,
+    app: &App,
+    caller: &Caller,
+    body: Request,
+) -> Result<Response, Problem> {
     let Some(Text(token)) = body.refresh_token else { return Err(missing(&["refresh_token"])) };
-    let Fresh { user, tokens } = refresh::refresh(&state.stores, &state.env, app, &token).await?;
+    let Fresh { user, tokens } = refresh::refresh(&state.stores, &state.env, app, caller, &token).await?;
     answer(user, tokens)
 }
 

@@ -39,6 +39,8 @@ pub(super) enum Operation {
     PutLogin,
     FindLogin,
     TakeLogin,
+    CountRefusals,
+    WriteRefusals,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -84,6 +86,8 @@ impl Operation {
             Self::PutLogin => "put_login",
             Self::FindLogin => "find_login",
             Self::TakeLogin => "take_login",
+            Self::CountRefusals => "count_refusals",
+            Self::WriteRefusals => "write_refusals",
         }
     }
 }

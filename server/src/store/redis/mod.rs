@@ -1,6 +1,9 @@
-//! Codes, sessions and limits, in Redis: connections, scripts, and what errors mean.
+//! Codes, sessions, limits and refusals, in Redis: connections, scripts, and what errors mean.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use prometheus_client::registry::Registry;
 use redis::{Cmd, Pipeline, Script, Value};
@@ -16,6 +19,7 @@ mod flows;
 mod limits;
 mod link;
 mod metrics;
+pub(crate) mod refusals;
 mod sessions;
 
 pub use errors::{Fault, FaultKind};
@@ -52,6 +56,7 @@ pub enum ConnectError {
 #[derive(Clone)]
 pub struct Redis {
     shared: Arc<Shared>,
+    clock_offset: time::Duration,
 }
 
 struct Shared {
@@ -60,8 +65,8 @@ struct Shared {
     replicated: Replicated,
     scripts: Arc<Scripts>,
     metrics: Metrics,
-    clock_offset: time::Duration,
     watch: AbortHandle,
+    refusals: refusals::Counting,
 }
 
 /// Declares the scripts, each put together from its parts; each touches the keys of one slot.
@@ -93,6 +98,8 @@ scripts! {
     take = "now.lua" "windows.lua" "take.lua";
     give_back = "give_back.lua";
     keep_flow = "now.lua" "keep_flow.lua";
+    refuse = "now.lua" "refuse.lua";
+    due = "now.lua" "due.lua";
 }
 
 // === impl Options ===
@@ -134,8 +141,16 @@ impl Redis {
         let replicated = Replicated::new(&options.url, &scripts);
         let metrics = Metrics::new();
         let watch = tokio::spawn(watch_policy(Arc::clone(&link), metrics.clone())).abort_handle();
-        let clock_offset = options.clock_offset;
-        Ok(Self { shared: Arc::new(Shared { link, replicated, scripts, metrics, clock_offset, watch }) })
+        let shared = Arc::new_cyclic(|shared| {
+            let refusals = refusals::Counting::start(Weak::clone(shared), options.clock_offset);
+            Shared { link, replicated, scripts, metrics, watch, refusals }
+        });
+        Ok(Self { shared, clock_offset: options.clock_offset })
+    }
+
+    /// The same Redis over the same connections, so much later by its clock.
+    pub fn later(&self, by: time::Duration) -> Self {
+        Self { shared: Arc::clone(&self.shared), clock_offset: self.clock_offset + by }
     }
 
     /// Under names without a prefix: the registry is to be one of Redis's own.
@@ -148,7 +163,7 @@ impl Redis {
     }
 
     fn offset_millis(&self) -> String {
-        self.shared.clock_offset.whole_milliseconds().to_string()
+        self.clock_offset.whole_milliseconds().to_string()
     }
 
     /// Sends commands in one go; an answer for each.
