@@ -164,6 +164,10 @@ impl Provider {
         self
     }
 
+    pub fn client_id(&self) -> &str {
+        self.settings["clientID"].as_str().expect("a client's id is text")
+    }
+
     pub fn secret(&self) -> &str {
         &self.secret
     }
