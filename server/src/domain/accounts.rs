@@ -370,11 +370,11 @@ async fn use_confirmation<S: Users + Outbox + Limits + Codes + Sessions>(
         }
     };
     let user = changed.user;
-    carry_epoch(stores, app, EpochNews { user: user.id, epoch: user.epoch, keep }).await;
+    carry_epoch(stores, app, &user, keep).await;
     let tokens = match own {
         Some(session) => {
             let session = Session { epoch: user.epoch, ..session };
-            token::issue(app, env, &user, &session).map_err(Trouble::from)?
+            token::issue(app, env, &user.profile(), &session).map_err(Trouble::from)?
         }
         // A session that cannot open because of a still later change: to the caller the code is spent.
         None => open(stores, env, app, caller, &user, Amr::Code).await?.ok_or(ConfirmError::InvalidCode)?,
@@ -511,7 +511,7 @@ async fn use_reset_code<S: Users + Outbox + Limits + Codes + Sessions + Hasher>(
         }
     };
     let user = changed.user;
-    carry_epoch(stores, app, EpochNews { user: user.id, epoch: user.epoch, keep: None }).await;
+    carry_epoch(stores, app, &user, None).await;
     remember(stores, app, caller, &user).await;
     Ok(())
 }
@@ -593,8 +593,9 @@ async fn give_back_unless_wrong<S: Limits>(stores: &S, app: &App, guess: Taken, 
 }
 
 /// Tells Redis of a raised epoch before the answer; where that fails, the outbox row of the transaction does it.
-async fn carry_epoch<S: Sessions + Outbox>(stores: &S, app: &App, news: EpochNews) {
-    let carried = match stores.raise_epoch(app.id(), &news).await {
+async fn carry_epoch<S: Sessions + Outbox>(stores: &S, app: &App, user: &User, keep: Option<SessionId>) {
+    let news = EpochNews { user: user.id, epoch: user.epoch, keep };
+    let carried = match stores.raise_epoch(app.id(), &news, Some(&user.profile())).await {
         Ok(Carried::Safely) => stores.epoch_carried(app.id(), &news).await,
         Ok(Carried::Unconfirmed) => Ok(()),
         Err(error) => Err(error),
@@ -618,6 +619,7 @@ async fn open<S: Sessions>(
         id: SessionId(env.uuid()),
         user: user.id,
         epoch: user.epoch,
+        profile: user.profile(),
         amr,
         auth_time: now,
         ip: caller.ip.to_string(),
@@ -626,7 +628,7 @@ async fn open<S: Sessions>(
         idle_seconds: app.doc.tokens.refresh_idle_seconds,
     };
     // Signed first: what cannot be answered is not opened.
-    let tokens = token::issue(app, env, user, &Session::opened(&new))?;
+    let tokens = token::issue(app, env, &new.profile, &Session::opened(&new))?;
     match stores.open_session(app.id(), &new).await? {
         Opening::Opened => Ok(Some(tokens)),
         Opening::Stale => Ok(None),

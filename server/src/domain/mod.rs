@@ -12,6 +12,7 @@ pub mod limits;
 pub mod mail;
 pub mod password;
 pub mod ports;
+pub mod refresh;
 pub mod session;
 pub mod signed_in;
 pub mod token;

@@ -15,7 +15,8 @@ use super::{
     limits::{Check, Limited},
     mail::{EpochNews, Mail},
     password::{Busy, Password, PasswordHash},
-    session::{NewSession, Opening, Session, SessionId},
+    session::{LiveSession, NewSession, Opening, Profile, RefreshRules, Refreshed, SessionId, SessionInfo},
+    token::RefreshToken,
     user::{Epoch, Name, User, UserId},
 };
 
@@ -160,6 +161,8 @@ pub struct Claimed {
 pub enum Task {
     Mail(Mail),
     CarryEpoch(EpochNews),
+    /// The user's name has changed, and Redis may not know.
+    CarryProfile(UserId),
 }
 
 /// How a worker leaves a row.
@@ -245,10 +248,41 @@ pub trait Sessions: Sync {
         app: &AppId,
         user: UserId,
         session: SessionId,
-    ) -> impl Future<Output = Answer<Option<Session>>> + Send;
+    ) -> impl Future<Output = Answer<Option<LiveSession>>> + Send;
 
-    /// Raises the epoch (never lowers it): every session ends but the kept one, which moves to the new epoch.
-    fn raise_epoch(&self, app: &AppId, news: &EpochNews) -> impl Future<Output = Answer<Carried>> + Send;
+    /// The live sessions of a user, the one used last first.
+    fn sessions(&self, app: &AppId, user: UserId) -> impl Future<Output = Answer<Vec<SessionInfo>>> + Send;
+
+    /// Decides a refresh by a token whose HMAC holds. One round trip, whatever comes of it.
+    fn refresh(
+        &self,
+        app: &AppId,
+        token: &RefreshToken,
+        rules: &RefreshRules,
+    ) -> impl Future<Output = Answer<Refreshed>> + Send;
+
+    /// Whether a live session was there to be ended.
+    fn end_session(&self, app: &AppId, user: UserId, session: SessionId) -> impl Future<Output = Answer<bool>> + Send;
+
+    /// Ends every session of the user but one; answers those that were there.
+    fn end_other_sessions(
+        &self,
+        app: &AppId,
+        user: UserId,
+        keep: SessionId,
+    ) -> impl Future<Output = Answer<Vec<SessionId>>> + Send;
+
+    /// Raises the epoch (never lowers it): every session ends but the kept one, which moves to the new epoch. Brings the
+    /// profile with it; none where the user is gone.
+    fn raise_epoch(
+        &self,
+        app: &AppId,
+        news: &EpochNews,
+        profile: Option<&Profile>,
+    ) -> impl Future<Output = Answer<Carried>> + Send;
+
+    /// Tells what tokens say of the user from now on; an older profile than the one that is there changes nothing.
+    fn put_profile(&self, app: &AppId, user: UserId, profile: &Profile) -> impl Future<Output = Answer<()>> + Send;
 }
 
 /// What was taken of limits, so that it can be given back.

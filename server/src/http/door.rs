@@ -44,6 +44,8 @@ pub enum Lookup<R> {
     Route {
         route: R,
         app: Option<Arc<App>>,
+        /// What of the path says what it is about, beside the App.
+        item: Option<String>,
     },
     /// The route does not take the method.
     WrongMethod {
@@ -202,7 +204,7 @@ impl<E: Endpoints, S: Send + Sync + 'static> Door<E, S> {
 
         let lookup = self.endpoints.find(&parts.method, parts.uri.path());
         let (route, app) = match &lookup {
-            Lookup::Route { route, app }
+            Lookup::Route { route, app, .. }
             | Lookup::WrongMethod { route, app, .. }
             | Lookup::Options { route, app, .. } => (Some(*route), app.clone()),
             Lookup::NoApp { route } => (Some(*route), None),
@@ -216,8 +218,8 @@ impl<E: Endpoints, S: Send + Sync + 'static> Door<E, S> {
         let method = parts.method;
         let version = parts.version;
         let answered = match lookup {
-            Lookup::Route { route, app } => {
-                let inbound = Inbound { headers: parts.headers, body, body_time, caller };
+            Lookup::Route { route, app, item } => {
+                let inbound = Inbound { headers: parts.headers, uri: parts.uri, item, body, body_time, caller };
                 let call = AssertUnwindSafe(self.endpoints.call(route, app, inbound)).catch_unwind();
                 call.instrument(span.clone()).await.unwrap_or_else(|_| Err(Problem::server_error().because(Panicked)))
             }

@@ -4,3 +4,6 @@ pub mod discovery;
 pub mod email;
 pub mod jwks;
 pub mod ops;
+pub mod revoke;
+pub mod sessions;
+pub mod token;

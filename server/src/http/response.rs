@@ -37,6 +37,11 @@ pub fn json<T: Serialize>(body: &T) -> Result<Response, Problem> {
     Ok(private(StatusCode::OK, bytes))
 }
 
+/// A call with nothing to say answers `{}`.
+pub fn nothing() -> Result<Response, Problem> {
+    Ok(private(StatusCode::OK, b"{}".to_vec()))
+}
+
 fn private(status: StatusCode, json: Vec<u8>) -> Response {
     let mut response = Response::new(full(json));
     *response.status_mut() = status;

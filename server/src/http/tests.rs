@@ -48,7 +48,8 @@ use crate::{
             Backlog, Carried, Changed, Claimed, Codes, Confirmation, Creation, Hasher, Limits, NewUser, Outbox,
             Outcome, PasswordReset, Sessions, StoreError, TakeError, Taken, Users,
         },
-        session::{NewSession, Opening, Session, SessionId},
+        session::{LiveSession, NewSession, Opening, Profile, RefreshRules, Refreshed, SessionId, SessionInfo},
+        token::RefreshToken,
         user::{Epoch, User, UserId},
     },
     fixtures,
@@ -148,10 +149,25 @@ impl Sessions for Failing {
     async fn open_session(&self, _: &AppId, _: &NewSession) -> Result<Opening, StoreError> {
         self.answer()
     }
-    async fn session(&self, _: &AppId, _: UserId, _: SessionId) -> Result<Option<Session>, StoreError> {
+    async fn session(&self, _: &AppId, _: UserId, _: SessionId) -> Result<Option<LiveSession>, StoreError> {
         self.answer()
     }
-    async fn raise_epoch(&self, _: &AppId, _: &EpochNews) -> Result<Carried, StoreError> {
+    async fn sessions(&self, _: &AppId, _: UserId) -> Result<Vec<SessionInfo>, StoreError> {
+        self.answer()
+    }
+    async fn refresh(&self, _: &AppId, _: &RefreshToken, _: &RefreshRules) -> Result<Refreshed, StoreError> {
+        self.answer()
+    }
+    async fn end_session(&self, _: &AppId, _: UserId, _: SessionId) -> Result<bool, StoreError> {
+        self.answer()
+    }
+    async fn end_other_sessions(&self, _: &AppId, _: UserId, _: SessionId) -> Result<Vec<SessionId>, StoreError> {
+        self.answer()
+    }
+    async fn raise_epoch(&self, _: &AppId, _: &EpochNews, _: Option<&Profile>) -> Result<Carried, StoreError> {
+        self.answer()
+    }
+    async fn put_profile(&self, _: &AppId, _: UserId, _: &Profile) -> Result<(), StoreError> {
         self.answer()
     }
 }
@@ -880,7 +896,7 @@ impl Endpoints for Slow {
     const LISTENER: &'static str = "slow";
 
     fn find(&self, _: &Method, _: &str) -> Lookup<()> {
-        Lookup::Route { route: (), app: None }
+        Lookup::Route { route: (), app: None, item: None }
     }
 
     fn name(_: ()) -> &'static str {

@@ -9,7 +9,7 @@ use latchkey_server::{
     domain::{
         mail::EpochNews,
         ports::{Creation, NewUser, Sessions, StoreError, Users},
-        session::{Amr, NewSession, Opening, SessionId},
+        session::{Amr, NewSession, Opening, Profile, SessionId},
         user::{Epoch, UserId},
     },
     store::{
@@ -51,6 +51,7 @@ async fn open(fixture: &Fixture, user: UserId) -> SessionId {
         id,
         user,
         epoch: Epoch(1),
+        profile: Profile { version: 1, email: None, email_verified: false, name: "Ada".to_owned() },
         amr: Amr::Password,
         auth_time: now(),
         ends_at: now() + time::Duration::days(1),
@@ -293,7 +294,7 @@ async fn the_epoch_of_a_deleted_user_is_forgotten() {
     claimed(&fixture, &claim).await;
     let user = register(&fixture, 0).await.unwrap();
     let news = EpochNews { user: user.id, epoch: Epoch(5), keep: None };
-    fixture.stores.raise_epoch(&fixture.app, &news).await.unwrap();
+    fixture.stores.raise_epoch(&fixture.app, &news, None).await.unwrap();
     delete_all(&fixture, &claim, 9).await;
     // Redis would refuse a session of an older epoch.
     open(&fixture, user.id).await;

@@ -26,6 +26,7 @@ struct Row {
     password_hash: Option<String>,
     contested: bool,
     epoch: i64,
+    version: i64,
     disabled_at: Option<OffsetDateTime>,
     created_at: OffsetDateTime,
 }
@@ -40,6 +41,7 @@ struct ChangedRow {
     password_hash: Option<String>,
     contested: bool,
     epoch: i64,
+    version: i64,
     disabled_at: Option<OffsetDateTime>,
     created_at: OffsetDateTime,
     was_contested: bool,
@@ -64,6 +66,7 @@ impl TryFrom<Row> for User {
             contested: row.contested,
             disabled: row.disabled_at.is_some(),
             epoch: Epoch(row.epoch),
+            version: row.version,
             created_at: row.created_at,
         })
     }
@@ -83,6 +86,7 @@ impl TryFrom<ChangedRow> for Changed {
             password_hash: row.password_hash,
             contested: row.contested,
             epoch: row.epoch,
+            version: row.version,
             disabled_at: row.disabled_at,
             created_at: row.created_at,
         };
@@ -113,7 +117,7 @@ impl Users for Stores {
         let (connection, until) = held.parts();
         let query = sqlx::query_as!(
             Row,
-            "SELECT id, email, email_verified_at, pending_email, name, password_hash, contested, epoch, disabled_at, \
+            "SELECT id, email, email_verified_at, pending_email, name, password_hash, contested, epoch, version, disabled_at, \
              created_at
              FROM users WHERE app_id = $1 AND id = $2",
             app.as_str(),
@@ -128,7 +132,7 @@ impl Users for Stores {
         let (connection, until) = held.parts();
         let query = sqlx::query_as!(
             Row,
-            "SELECT id, email, email_verified_at, pending_email, name, password_hash, contested, epoch, disabled_at, \
+            "SELECT id, email, email_verified_at, pending_email, name, password_hash, contested, epoch, version, disabled_at, \
              created_at
              FROM users WHERE app_id = $1 AND email_canonical = $2",
             app.as_str(),
@@ -274,6 +278,7 @@ impl Users for Stores {
                 UPDATE users
                 SET email_verified_at = coalesce(email_verified_at, $5),
                     epoch = epoch + 1,
+                    version = version + 1,
                     password_hash = CASE WHEN users.contested THEN NULL ELSE password_hash END,
                     contested = false,
                     updated_at = $5
@@ -287,8 +292,8 @@ impl Users for Stores {
                 INSERT INTO outbox (app_id, kind, user_id, epoch, keep_session, due_at)
                 SELECT $1, 'epoch', id, epoch, $6, statement_timestamp() + make_interval(secs => $7) FROM changed
             )
-            SELECT id, email, email_verified_at, pending_email, name, password_hash, contested, epoch, disabled_at,
-                created_at, was_contested
+            SELECT id, email, email_verified_at, pending_email, name, password_hash, contested, epoch, version,
+                disabled_at, created_at, was_contested
             FROM changed
             "#,
             app.as_str(),
@@ -317,6 +322,7 @@ impl Users for Stores {
                 UPDATE users
                 SET email_verified_at = coalesce(email_verified_at, $5),
                     epoch = epoch + 1,
+                    version = version + 1,
                     password_hash = $6,
                     contested = false,
                     updated_at = $5
@@ -337,7 +343,7 @@ impl Users for Stores {
                 SELECT count(pg_notify('latchkey_outbox', '')) AS times FROM queued WHERE $9
             )
             SELECT id AS "id!", email, email_verified_at, pending_email, name AS "name!", password_hash,
-                contested AS "contested!", epoch AS "epoch!", disabled_at, created_at AS "created_at!",
+                contested AS "contested!", epoch AS "epoch!", version AS "version!", disabled_at, created_at AS "created_at!",
                 was_contested AS "was_contested!"
             FROM changed, told
             WHERE told.times >= 0

@@ -63,13 +63,34 @@ struct Shared {
     watch: AbortHandle,
 }
 
-/// Each touches the keys of one slot.
-struct Scripts {
-    open: Script,
-    get: Script,
-    raise: Script,
-    take: Script,
-    give_back: Script,
+/// Declares the scripts, each put together from its parts; each touches the keys of one slot.
+macro_rules! scripts {
+    ($($name:ident = $($part:literal)+;)+) => {
+        struct Scripts {
+            $($name: Script,)+
+        }
+
+        impl Scripts {
+            const CODES: &[&str] = &[$(concat!($(include_str!($part)),+)),+];
+
+            fn new() -> Self {
+                Self { $($name: Script::new(concat!($(include_str!($part)),+)),)+ }
+            }
+        }
+    };
+}
+
+scripts! {
+    open = "now.lua" "session.lua" "open.lua";
+    get = "now.lua" "session.lua" "get.lua";
+    refresh = "now.lua" "session.lua" "windows.lua" "refresh.lua";
+    list = "now.lua" "list.lua";
+    end = "now.lua" "session.lua" "end.lua";
+    end_others = "end_others.lua";
+    raise = "session.lua" "raise.lua";
+    profile = "session.lua" "profile.lua";
+    take = "now.lua" "windows.lua" "take.lua";
+    give_back = "give_back.lua";
 }
 
 // === impl Options ===
@@ -83,27 +104,11 @@ impl Options {
 // === impl Scripts ===
 
 impl Scripts {
-    fn new() -> Self {
-        Self {
-            open: Script::new(include_str!("open.lua")),
-            get: Script::new(include_str!("get.lua")),
-            raise: Script::new(include_str!("raise.lua")),
-            take: Script::new(include_str!("take.lua")),
-            give_back: Script::new(include_str!("give_back.lua")),
-        }
-    }
-
     /// Loads all of them, so that calls need only name them.
     fn load(&self) -> Pipeline {
         let mut pipeline = Pipeline::new();
-        for code in [
-            include_str!("open.lua"),
-            include_str!("get.lua"),
-            include_str!("raise.lua"),
-            include_str!("take.lua"),
-            include_str!("give_back.lua"),
-        ] {
-            pipeline.cmd("SCRIPT").arg("LOAD").arg(code);
+        for code in Self::CODES {
+            pipeline.cmd("SCRIPT").arg("LOAD").arg(*code);
         }
         pipeline
     }
@@ -149,6 +154,13 @@ impl Redis {
         let started = Instant::now();
         let answer = self.shared.link.send(commands, started + CALL_LIMIT).await;
         self.observed(operation, started, answer)
+    }
+
+    /// Sends one command; its answer.
+    async fn ask(&self, operation: Operation, command: Cmd) -> Result<Value, StoreError> {
+        let mut commands = Pipeline::new();
+        commands.add_command(command);
+        self.send(operation, &commands).await?.into_iter().next().ok_or_else(|| self.unreadable())
     }
 
     /// As `send`, for what must not be lost: whether a replica has it too, where there are any.
