@@ -7,10 +7,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use http::Method;
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use url::{Url, form_urlencoded};
 
 use crate::{
     browser::Browser,
@@ -252,4 +253,21 @@ pub async fn grant(browser: &Browser) {
 /// The other button of that page. Dex does not lead back then: it says itself what happened.
 pub async fn cancel(browser: &Browser) {
     browser.click("form:has(input[value=rejected]) button").await;
+}
+
+/// Logs in without a browser, at one that does not ask: the address that a browser at this authorization address would be
+/// sent back to.
+pub async fn way_back(authorization: &str, email: &str) -> Result<Url> {
+    // Up to the page with the form, which is sent to its own address.
+    let http = reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::limited(5)).build()?;
+    let page = http.get(authorization).send().await?.error_for_status()?;
+    let form = page.url().clone();
+    let http = reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none()).build()?;
+    let body: String = form_urlencoded::Serializer::new(String::new())
+        .extend_pairs([("login", email), ("password", PASSWORD)])
+        .finish();
+    let form = http.post(form).header("content-type", "application/x-www-form-urlencoded").body(body);
+    let answer = form.send().await?;
+    let back = answer.headers().get("location").with_context(|| format!("Dex answered {}", answer.status()))?;
+    Ok(back.to_str()?.parse()?)
 }
