@@ -6,6 +6,8 @@ mod accounts;
 #[cfg(test)]
 mod admission;
 #[cfg(test)]
+mod callers;
+#[cfg(test)]
 mod cluster;
 #[cfg(test)]
 mod concurrency;
@@ -22,9 +24,13 @@ mod errors;
 #[cfg(test)]
 mod faults;
 #[cfg(test)]
+mod gate;
+#[cfg(test)]
 mod harness;
 #[cfg(test)]
 mod input;
+#[cfg(test)]
+mod introspect;
 #[cfg(test)]
 mod limits;
 #[cfg(test)]
@@ -47,5 +53,7 @@ mod stores;
 mod storm;
 #[cfg(test)]
 mod support;
+#[cfg(test)]
+mod token;
 #[cfg(test)]
 mod trouble;

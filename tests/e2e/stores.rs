@@ -33,6 +33,7 @@ mod faults;
 mod limits;
 mod migrate;
 mod outbox;
+mod session_model;
 mod sessions;
 mod users;
 
@@ -65,9 +66,7 @@ impl Fixture {
 
     /// Another by Redis's clock, so much later.
     async fn later(&self, by: time::Duration) -> Stores {
-        let url = UrlSource::given(RedisServer::shared().await.url());
-        let redis = Redis::connect(redis::Options { clock_offset: by, ..redis::Options::new(url) }).unwrap();
-        Stores { redis, ..self.stores.clone() }
+        Stores { redis: self.stores.redis.later(by), ..self.stores.clone() }
     }
 
     async fn execute(&self, sql: &str) {

@@ -7,6 +7,8 @@ pub mod client;
 pub mod clock;
 pub mod code;
 pub mod email;
+pub mod gate;
+pub mod introspection;
 pub mod keys;
 pub mod limits;
 pub mod mail;

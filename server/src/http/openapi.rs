@@ -12,7 +12,7 @@ use super::{
     handlers::{
         discovery,
         email::{confirm, confirm_password, forgot_password, login, register, verify},
-        revoke, sessions, token,
+        introspect, revoke, sessions, token,
     },
     routes::{Route, Verb},
 };
@@ -32,6 +32,8 @@ enum NeedsBearer {
     No,
     Optional,
     Yes,
+    /// That of a ServiceAccount.
+    InCluster,
 }
 
 struct Content {
@@ -57,6 +59,8 @@ pub fn document(base_url: &IssuerUrl) -> Value {
             Verb::Get => "get",
             Verb::Post => "post",
             Verb::Delete => "delete",
+            // OpenAPI has no "any": the description says it.
+            Verb::Any => "get",
         };
         let item = paths.entry(route.template()).or_insert_with(|| {
             let used = PARAMETERS.iter().filter(|name| route.template().contains(&format!("{{{name}}}")));
@@ -89,6 +93,14 @@ pub fn document(base_url: &IssuerUrl) -> Value {
                     "schema": app,
                     "example": "shop",
                 },
+                "SUFFIX": {
+                    "name": "SUFFIX",
+                    "in": "path",
+                    "required": true,
+                    "description": "Anything, slashes too.",
+                    "schema": { "type": "string" },
+                    "example": "basket/items",
+                },
                 "SESSION": {
                     "name": "SESSION",
                     "in": "path",
@@ -105,6 +117,12 @@ pub fn document(base_url: &IssuerUrl) -> Value {
                     "scheme": "bearer",
                     "bearerFormat": "JWT",
                     "description": "The `token` of *login* or the `access_token` of *confirm*.",
+                },
+                "serviceAccount": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "bearerFormat": "JWT",
+                    "description": "The token of a Kubernetes ServiceAccount, for the audience `latchkey`.",
                 },
             },
         },
@@ -124,13 +142,18 @@ fn headers() -> Value {
         "RateLimit": header("What is left of the limit `r`, and the seconds until there is more `t`.", text()),
         "WWW-Authenticate": header("How to authenticate (RFC 6750).", text()),
         "Allow": header("The methods that the path takes.", text()),
+        "X-Auth-User-Id": header("`local_id` of the user.", text()),
+        "X-Auth-Email": header("The address where it is verified, else empty.", text()),
+        "X-Auth-Email-Verified": header("Whether it is.", json!({ "type": "string", "enum": ["true", "false"] })),
+        "X-Auth-Name": header("The name in UTF-8, percent-encoded.", text()),
+        "X-Auth-Session-Id": header("The session.", text()),
         "Cache-Control": header("Whether the answer may be kept.", text()),
         "ETag": header("Names this version of the document, for `If-None-Match`.", text()),
     })
 }
 
 /// The placeholders of paths.
-const PARAMETERS: [&str; 2] = ["APPID", "SESSION"];
+const PARAMETERS: [&str; 3] = ["APPID", "SESSION", "SUFFIX"];
 
 /// What any operation may answer.
 fn common_errors(route: Route) -> &'static [ErrorCode] {
@@ -160,6 +183,7 @@ fn common_errors(route: Route) -> &'static [ErrorCode] {
             TemporarilyUnavailable,
         ],
         (Verb::Get, Route::OpenApi) => &[MethodNotAllowed, ServerError],
+        (Verb::Any, _) => &[AppNotFound, ServerError, TemporarilyUnavailable],
         (Verb::Get, Route::Sessions) | (Verb::Delete, _) => {
             &[AppNotFound, MethodNotAllowed, ServerError, TemporarilyUnavailable]
         }
@@ -341,6 +365,44 @@ impl Operation {
                 answer: Content::nothing(),
                 errors: &[ErrorCode::InvalidToken, ErrorCode::NotFound],
             },
+            Route::Introspect => Self {
+                summary: "What a token is worth now (RFC 7662)",
+                description: "For the ServiceAccounts that the App lists as administrators, whatever their role. What is \
+                    not a token of this App with a live session, a refresh token that was replaced too, is \
+                    `{\"active\": false}` and no more.",
+                bearer: NeedsBearer::InCluster,
+                request: Some(Content::or_form::<introspect::Request>(schemas, json!({ "token": token }))),
+                answer: Content::of::<introspect::Answer<'static>>(
+                    schemas,
+                    json!({
+                        "active": true,
+                        "token_type": "Bearer",
+                        "iss": "https://auth.example.com/shop",
+                        "client_id": "shop",
+                        "sub": local_id,
+                        "sid": session_id,
+                        "email": "ada@example.com",
+                        "email_verified": true,
+                        "name": "Ada Lovelace",
+                        "auth_time": 1_762_339_600,
+                        "amr": ["pwd"],
+                        "aud": "shop",
+                        "iat": 1_762_339_600,
+                        "exp": 1_762_340_474,
+                        "jti": "019a8452-a0b1-7c2d-8e3f-405162738495",
+                    }),
+                ),
+                errors: &[ErrorCode::InvalidClient],
+            },
+            Route::Authorize | Route::AuthorizeBelow => Self {
+                summary: "The gate for ingresses: whether the token is that of a live session",
+                description: "By any method, whatever the body. Without CORS: OPTIONS needs a token too. A session that \
+                    ends is refused within a second.",
+                bearer: NeedsBearer::Yes,
+                request: None,
+                answer: Content::none(),
+                errors: &[ErrorCode::InvalidToken],
+            },
             Route::Jwks => Self {
                 summary: "The keys that tokens of the App are signed with",
                 description: "A JWK Set (RFC 7517), with keys published ahead and keys retired.",
@@ -414,6 +476,16 @@ impl Operation {
         let public = route.verb() == Verb::Get && matches!(self.bearer, NeedsBearer::No);
         let success = if public {
             &["X-Request-Id", "Cache-Control", "ETag"][..]
+        } else if route.verb() == Verb::Any {
+            &[
+                "X-Request-Id",
+                "Cache-Control",
+                "X-Auth-User-Id",
+                "X-Auth-Email",
+                "X-Auth-Email-Verified",
+                "X-Auth-Name",
+                "X-Auth-Session-Id",
+            ][..]
         } else {
             &["X-Request-Id", "Cache-Control"][..]
         };
@@ -445,6 +517,7 @@ impl Operation {
                 NeedsBearer::No => json!([]),
                 NeedsBearer::Optional => json!([{}, { "bearer": [] }]),
                 NeedsBearer::Yes => json!([{ "bearer": [] }]),
+                NeedsBearer::InCluster => json!([{ "serviceAccount": [] }]),
             },
             "responses": responses,
         });
@@ -519,7 +592,15 @@ impl Content {
         Self { schema, example: json!({}), required: false, form: false }
     }
 
+    /// No body.
+    fn none() -> Self {
+        Self { schema: Schema::default(), example: Value::Null, required: false, form: false }
+    }
+
     fn render(&self) -> Value {
+        if self.example.is_null() {
+            return json!({});
+        }
         let media = json!({ "schema": self.schema, "example": self.example });
         if self.form {
             json!({ "application/json": media, "application/x-www-form-urlencoded": media })

@@ -51,6 +51,7 @@ pub enum ConnectError {
 #[derive(Clone)]
 pub struct Redis {
     shared: Arc<Shared>,
+    clock_offset: time::Duration,
 }
 
 struct Shared {
@@ -59,7 +60,6 @@ struct Shared {
     replicated: Replicated,
     scripts: Arc<Scripts>,
     metrics: Metrics,
-    clock_offset: time::Duration,
     watch: AbortHandle,
 }
 
@@ -132,8 +132,13 @@ impl Redis {
         let replicated = Replicated::new(&options.url, &scripts);
         let metrics = Metrics::new();
         let watch = tokio::spawn(watch_policy(Arc::clone(&link), metrics.clone())).abort_handle();
-        let clock_offset = options.clock_offset;
-        Ok(Self { shared: Arc::new(Shared { link, replicated, scripts, metrics, clock_offset, watch }) })
+        let shared = Arc::new(Shared { link, replicated, scripts, metrics, watch });
+        Ok(Self { shared, clock_offset: options.clock_offset })
+    }
+
+    /// The same Redis over the same connections, so much later by its clock.
+    pub fn later(&self, by: time::Duration) -> Self {
+        Self { shared: Arc::clone(&self.shared), clock_offset: self.clock_offset + by }
     }
 
     /// Under names without a prefix: the registry is to be one of Redis's own.
@@ -146,7 +151,7 @@ impl Redis {
     }
 
     fn offset_millis(&self) -> String {
-        self.shared.clock_offset.whole_milliseconds().to_string()
+        self.clock_offset.whole_milliseconds().to_string()
     }
 
     /// Sends commands in one go; an answer for each.
