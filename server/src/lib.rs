@@ -2,6 +2,7 @@
 //! Postgres.
 
 pub mod args;
+pub mod audit;
 pub mod callers;
 pub mod config;
 pub mod deletion;

@@ -14,6 +14,7 @@ use latchkey_crds::{
 };
 use latchkey_server::{
     args::{Arguments, Command, Database, Outbox, Serve},
+    audit,
     callers::Callers,
     config::{Apps, Ceilings, cache::Cache, directory, kubernetes, metrics::ConfigMetrics},
     deletion,
@@ -112,6 +113,7 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     let current = watch::Sender::new(false);
     let claiming = current.subscribe();
     let deleting = current.subscribe();
+    let auditing = current.subscribe();
     let _watching = watch_documents(place, &apps, &readiness, current).await?;
 
     let listen = !serve.without_listen;
@@ -119,6 +121,9 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     postgres.register(registry.sub_registry_with_prefix("postgres"));
     let redis = Redis::connect(redis::Options::new(redis_url(&serve)?))?;
     redis.register(registry.sub_registry_with_prefix("redis"));
+    let audit_registry = registry.sub_registry_with_prefix("audit");
+    postgres.audit_metrics().register(audit_registry);
+    redis.register_audit(audit_registry);
     let hashing = Hashing::start(HashingOptions::default(), &mut registry);
     let stores = Stores { postgres: postgres.clone(), redis, hashing };
 
@@ -157,6 +162,8 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     let witness = tokio::spawn(witness).abort_handle();
     let deletion = deletion::run(Arc::clone(&state.apps), state.stores.clone(), deleting);
     let deletion = tokio::spawn(deletion).abort_handle();
+    let audit = audit::run(Arc::clone(&state.apps), state.stores.clone(), Env::system(), auditing);
+    let audit = tokio::spawn(audit).abort_handle();
     info!(public = %serve.public_addr, admin = %serve.admin_addr, ops = %serve.ops_addr, "listening");
 
     asked_to_stop().await?;
@@ -166,6 +173,7 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     stop.cancel();
     // A transaction that is cut off is done again, by another server or the next one.
     deletion.abort();
+    audit.abort();
     witness.abort();
     requests.wait().await;
     mails.await?;

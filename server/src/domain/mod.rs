@@ -3,6 +3,7 @@
 
 pub mod accounts;
 pub mod app;
+pub mod audit;
 pub mod client;
 pub mod clock;
 pub mod code;

@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use super::{
     app::App,
+    audit::{Activity, Event, Refusal},
     client::ClientAddress,
     code::{CodeKey, CodeRecord},
     email::{AccountKey, Email},
@@ -49,6 +50,7 @@ pub struct NewUser {
     pub name: Name,
     pub password_hash: PasswordHash,
     pub created_at: OffsetDateTime,
+    pub event: Event,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +71,7 @@ pub struct Confirmation {
     /// The caller's session, where the caller is the account itself: it goes on, and identities stay.
     pub keep: Option<SessionId>,
     pub at: OffsetDateTime,
+    pub event: Event,
 }
 
 /// What a confirmation or a reset left.
@@ -89,9 +92,10 @@ pub struct PasswordReset {
     pub address: String,
     pub password_hash: PasswordHash,
     pub at: OffsetDateTime,
+    pub event: Event,
 }
 
-/// Users, in Postgres. What changes a user and what must be mailed about it is one transaction.
+/// Users, in Postgres. What changes a user, what must be mailed about it and its event are one transaction.
 pub trait Users: Sync {
     fn user(&self, app: &AppId, id: UserId) -> impl Future<Output = Answer<Option<User>>> + Send;
 
@@ -116,6 +120,7 @@ pub trait Users: Sync {
         epoch: Epoch,
         contest: bool,
         mail: Option<Mail>,
+        event: Event,
     ) -> impl Future<Output = Answer<()>> + Send;
 
     /// Replaces a hash by one of the same password; nothing happens where the hash is another by now.
@@ -349,4 +354,25 @@ pub trait Hasher: Sync {
         password: &Password,
         guesses: Vec<String>,
     ) -> impl Future<Output = Result<bool, Busy>> + Send;
+}
+
+/// What is written down of accounts: events in Postgres, refusals counted in Redis until they are a row there. No request
+/// fails for it: what cannot be written is lost, with a metric.
+pub trait Audit: Sync {
+    /// Writes an event; it is durable when this resolves, or lost. Waits a second at most, then goes on without waiting.
+    fn record(&self, app: &AppId, event: Event) -> impl Future<Output = ()> + Send;
+
+    /// The same without waiting at all, for what is answered without Postgres.
+    fn record_later(&self, app: &AppId, event: Event);
+
+    /// Counts a refusal, after the answer.
+    fn refuse(&self, app: &AppId, refusal: Refusal);
+
+    /// The newest 100 events of a user since then, the newest first.
+    fn activity(
+        &self,
+        app: &AppId,
+        user: UserId,
+        since: OffsetDateTime,
+    ) -> impl Future<Output = Answer<Vec<Activity>>> + Send;
 }

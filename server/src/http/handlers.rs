@@ -1,5 +1,6 @@
 //! One file for each endpoint: request, mapping, answer.
 
+pub mod activity;
 pub mod authorize;
 pub mod discovery;
 pub mod email;

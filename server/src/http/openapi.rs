@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::{
     error::{ErrorBody, ErrorCode, FieldCode, FieldProblem},
     handlers::{
-        discovery,
+        activity, discovery,
         email::{confirm, confirm_password, forgot_password, login, register, verify},
         introspect, revoke, sessions, token,
     },
@@ -184,7 +184,7 @@ fn common_errors(route: Route) -> &'static [ErrorCode] {
         ],
         (Verb::Get, Route::OpenApi) => &[MethodNotAllowed, ServerError],
         (Verb::Any, _) => &[AppNotFound, ServerError, TemporarilyUnavailable],
-        (Verb::Get, Route::Sessions) | (Verb::Delete, _) => {
+        (Verb::Get, Route::Sessions | Route::Activity) | (Verb::Delete, _) => {
             &[AppNotFound, MethodNotAllowed, ServerError, TemporarilyUnavailable]
         }
         (Verb::Get, _) => &[AppNotFound, MethodNotAllowed, ServerError],
@@ -401,6 +401,27 @@ impl Operation {
                 bearer: NeedsBearer::Yes,
                 request: None,
                 answer: Content::none(),
+                errors: &[ErrorCode::InvalidToken],
+            },
+            Route::Activity => Self {
+                summary: "What happened to the user's account lately",
+                description: "The newest 100 events: log-ins, changes, and refusals, which are counted by quarters of an \
+                    hour and shown when theirs is over.",
+                bearer: NeedsBearer::Yes,
+                request: None,
+                answer: Content::of::<activity::Answer>(
+                    schemas,
+                    json!({ "events": [
+                        {
+                            "at": 1_762_339_600, "kind": "logged_in", "ip": "203.0.113.7", "session_id": session_id,
+                            "count": 1,
+                        },
+                        {
+                            "at": 1_762_338_600, "kind": "login_refused", "ip": "198.51.100.23", "session_id": null,
+                            "count": 4,
+                        },
+                    ] }),
+                ),
                 errors: &[ErrorCode::InvalidToken],
             },
             Route::Jwks => Self {

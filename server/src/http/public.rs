@@ -10,7 +10,7 @@ use super::{
     door::{Endpoints, Lookup},
     error::Problem,
     handlers::{
-        authorize, discovery,
+        activity, authorize, discovery,
         email::{confirm, confirm_password, forgot_password, login, register, verify},
         introspect, jwks, revoke, sessions, token,
     },
@@ -94,6 +94,7 @@ impl<S: Ports> Endpoints for Public<S> {
             Route::EndSession => sessions::end(state, app, request).await,
             Route::Introspect => introspect::handle(state, app, request).await,
             Route::Authorize | Route::AuthorizeBelow => authorize::handle(state, app, request).await,
+            Route::Activity => activity::handle(state, app, request).await,
             Route::Jwks => jwks::handle(app, &request),
             Route::OpenIdConfiguration => discovery::openid_configuration(base, app, &request),
             Route::AuthorizationServer | Route::AuthorizationServerOfApp => {

@@ -57,6 +57,7 @@ routes! {
     Authorize = Any "authorize" "/v1/{APPID}/authorize";
     /// The same for ingresses that put the path of what they ask about behind it.
     AuthorizeBelow = Any "authorize-below" "/v1/{APPID}/authorize/{SUFFIX}";
+    Activity = Get "activity" "/v1/{APPID}/user/activity";
     Jwks = Get "jwks" "/{APPID}/.well-known/jwks.json";
     OpenIdConfiguration = Get "openid-configuration" "/{APPID}/.well-known/openid-configuration";
     /// Where RFC 8414, 3.1 puts it: before the issuer's path.

@@ -15,6 +15,7 @@ use latchkey_crds::{
 };
 use prometheus_client::{encoding::text, registry::Registry};
 use serde_json::{Value, json};
+use time::OffsetDateTime;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex},
     sync::Notify,
@@ -38,6 +39,7 @@ use crate::{
     config::Apps,
     domain::{
         app::App,
+        audit::{Activity, Event, Refusal},
         client::ClientAddress,
         clock::Env,
         code::{CodeKey, CodeRecord},
@@ -47,7 +49,7 @@ use crate::{
         mail::{EpochNews, Mail},
         password::{Busy, Password, PasswordHash},
         ports::{
-            Backlog, Carried, Changed, Claimed, Codes, Confirmation, Creation, Hasher, Limits, NewUser, Outbox,
+            Audit, Backlog, Carried, Changed, Claimed, Codes, Confirmation, Creation, Hasher, Limits, NewUser, Outbox,
             Outcome, PasswordReset, Sessions, StoreError, TakeError, Taken, Users,
         },
         session::{
@@ -104,6 +106,7 @@ impl Users for Failing {
         _: Epoch,
         _: bool,
         _: Option<Mail>,
+        _: Event,
     ) -> Result<(), StoreError> {
         self.answer()
     }
@@ -213,6 +216,15 @@ impl Hasher for Failing {
     }
     async fn strong_enough(&self, _: &App, _: ClientAddress, _: &Password, _: Vec<String>) -> Result<bool, Busy> {
         Err(BUSY)
+    }
+}
+
+impl Audit for Failing {
+    async fn record(&self, _: &AppId, _: Event) {}
+    fn record_later(&self, _: &AppId, _: Event) {}
+    fn refuse(&self, _: &AppId, _: Refusal) {}
+    async fn activity(&self, _: &AppId, _: UserId, _: OffsetDateTime) -> Result<Vec<Activity>, StoreError> {
+        self.answer()
     }
 }
 

@@ -374,6 +374,7 @@ mod tests {
     use super::*;
     use crate::{
         domain::{
+            audit::Event,
             code::CodeKey,
             password::PasswordHash,
             ports::{Changed, Confirmation, Creation, NewUser, PasswordReset},
@@ -542,6 +543,7 @@ mod tests {
             _: Epoch,
             _: bool,
             _: Option<Mail>,
+            _: Event,
         ) -> Result<(), StoreError> {
             unreachable!("a mail changes no user")
         }

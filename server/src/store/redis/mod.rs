@@ -1,6 +1,9 @@
-//! Codes, sessions and limits, in Redis: connections, scripts, and what errors mean.
+//! Codes, sessions, limits and refusals, in Redis: connections, scripts, and what errors mean.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use prometheus_client::registry::Registry;
 use redis::{Cmd, Pipeline, Script, Value};
@@ -15,6 +18,7 @@ mod errors;
 mod limits;
 mod link;
 mod metrics;
+pub(crate) mod refusals;
 mod sessions;
 
 pub use errors::{Fault, FaultKind};
@@ -61,6 +65,7 @@ struct Shared {
     scripts: Arc<Scripts>,
     metrics: Metrics,
     watch: AbortHandle,
+    refusals: refusals::Counting,
 }
 
 /// Declares the scripts, each put together from its parts; each touches the keys of one slot.
@@ -91,6 +96,8 @@ scripts! {
     profile = "session.lua" "profile.lua";
     take = "now.lua" "windows.lua" "take.lua";
     give_back = "give_back.lua";
+    refuse = "now.lua" "refuse.lua";
+    due = "now.lua" "due.lua";
 }
 
 // === impl Options ===
@@ -132,7 +139,10 @@ impl Redis {
         let replicated = Replicated::new(&options.url, &scripts);
         let metrics = Metrics::new();
         let watch = tokio::spawn(watch_policy(Arc::clone(&link), metrics.clone())).abort_handle();
-        let shared = Arc::new(Shared { link, replicated, scripts, metrics, watch });
+        let shared = Arc::new_cyclic(|shared| {
+            let refusals = refusals::Counting::start(Weak::clone(shared), options.clock_offset);
+            Shared { link, replicated, scripts, metrics, watch, refusals }
+        });
         Ok(Self { shared, clock_offset: options.clock_offset })
     }
 
