@@ -157,6 +157,8 @@ pub enum Fault {
     Incomplete,
     #[error("refused the code")]
     CodeRefused,
+    #[error("refused the request")]
+    Refused,
     #[error("does not know the client, or not with this secret")]
     ClientRefused,
     #[error("gave no ID token")]
