@@ -36,7 +36,7 @@ impl MakeRun {
     fn new() -> Self {
         let dir = process::fresh_dir("make-run");
         fs::create_dir(dir.join("manifests")).unwrap();
-        let variables = ["PUBLIC_ADDR", "ADMIN_ADDR", "OPS_ADDR", "INBOX_ADDR", "SMTP_ADDR"];
+        let variables = ["PUBLIC_ADDR", "ADMIN_ADDR", "OPS_ADDR", "INBOX_ADDR", "SMTP_ADDR", "PROVIDER_ADDR"];
         let addrs = variables.into_iter().map(|variable| (variable, process::free_addr())).collect();
         Self { dir, addrs, starts: 0 }
     }
@@ -138,7 +138,7 @@ async fn the_printed_session_goes_the_whole_way_and_data_survives() {
     status(StatusCode::NOT_FOUND).await;
 
     let children = family(process.pid());
-    assert!(children.len() >= 4, "server, operator, Postgres and Redis: {children:?}");
+    assert!(children.len() >= 5, "server, operator, provider, Postgres and Redis: {children:?}");
     process.signal(Signal::INT);
     let status = tokio::time::timeout(STOP_LIMIT, process.exit()).await.expect("Ctrl-C ends it");
     assert!(status.success(), "it ended with {status}:\n{}", process::tail(process.log(), 30));
