@@ -34,6 +34,8 @@ mod introspect;
 #[cfg(test)]
 mod limits;
 #[cfg(test)]
+mod login_browser;
+#[cfg(test)]
 mod login_password;
 #[cfg(test)]
 mod mail_faults;
@@ -43,6 +45,8 @@ mod mails;
 mod make_run;
 #[cfg(test)]
 mod operator;
+#[cfg(test)]
+mod provider_down;
 #[cfg(test)]
 mod reset;
 #[cfg(test)]
