@@ -22,6 +22,8 @@ use latchkey_server::{
     hashing::{Hashing, HashingOptions},
     http::{self, Drain, HttpMetrics, Readiness},
     mail::{InstallRelay, MailMetrics, MailSettings, Worker},
+    outbound::Reach,
+    providers::{ProviderOptions, SocialProviders},
     settings::Settings,
     state::State,
     store::{
@@ -100,6 +102,9 @@ async fn outbox(database: &Database, command: Outbox) -> Result<()> {
 async fn serve(serve: Serve, database: &Database) -> Result<()> {
     let place = Place::of(&serve).await?;
     let callers = callers(serve.service_account_keys.as_deref(), &place)?;
+    if !serve.provider_hosts.is_empty() && !serve.allow_insecure {
+        bail!("--provider-host is for tests; it goes with --allow-insecure");
+    }
     let settings = settings(&serve)?;
     let mut registry = Registry::with_prefix("latchkey");
 
@@ -125,13 +130,13 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     postgres.audit_metrics().register(audit_registry);
     redis.register_audit(audit_registry);
     let hashing = Hashing::start(HashingOptions::default(), &mut registry);
-    let stores = Stores { postgres: postgres.clone(), redis, hashing };
+    let reach = Reach { private_cidrs: serve.private_cidrs.clone(), allow_insecure: serve.allow_insecure };
+    let hosts = serve.provider_hosts.iter().cloned().collect();
+    let options = ProviderOptions { reach: reach.clone(), hosts, ..ProviderOptions::default() };
+    let providers = SocialProviders::new(options, Env::system());
+    let stores = Stores { postgres: postgres.clone(), redis, hashing, providers };
 
-    let mail_settings = MailSettings {
-        install: install_relay(serve.smtp_file.as_deref())?,
-        private_cidrs: serve.private_cidrs.clone(),
-        allow_insecure: serve.allow_insecure,
-    };
+    let mail_settings = MailSettings { install: install_relay(serve.smtp_file.as_deref())?, reach: reach.clone() };
     let mail_metrics = MailMetrics::register(&mut registry);
     let worker = Worker::new(stores.clone(), Arc::clone(&apps), Arc::new(Env::system()), mail_settings, mail_metrics);
     let http_metrics = HttpMetrics::register(&mut registry);

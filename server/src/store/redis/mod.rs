@@ -15,6 +15,7 @@ use crate::domain::ports::StoreError;
 
 mod codes;
 mod errors;
+mod flows;
 mod limits;
 mod link;
 mod metrics;
@@ -96,6 +97,7 @@ scripts! {
     profile = "session.lua" "profile.lua";
     take = "now.lua" "windows.lua" "take.lua";
     give_back = "give_back.lua";
+    keep_flow = "now.lua" "keep_flow.lua";
     refuse = "now.lua" "refuse.lua";
     due = "now.lua" "due.lua";
 }
