@@ -38,6 +38,8 @@ mod introspect;
 #[cfg(test)]
 mod limits;
 #[cfg(test)]
+mod login_browser;
+#[cfg(test)]
 mod login_password;
 #[cfg(test)]
 mod mail_faults;
@@ -47,6 +49,8 @@ mod mails;
 mod make_run;
 #[cfg(test)]
 mod operator;
+#[cfg(test)]
+mod provider_down;
 #[cfg(test)]
 mod providers;
 #[cfg(test)]
