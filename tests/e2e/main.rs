@@ -6,6 +6,8 @@ mod accounts;
 #[cfg(test)]
 mod admission;
 #[cfg(test)]
+mod chart;
+#[cfg(test)]
 mod cluster;
 #[cfg(test)]
 mod concurrency;
