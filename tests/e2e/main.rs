@@ -6,6 +6,8 @@ mod accounts;
 #[cfg(test)]
 mod admission;
 #[cfg(test)]
+mod callers;
+#[cfg(test)]
 mod chart;
 #[cfg(test)]
 mod cluster;
@@ -24,9 +26,13 @@ mod errors;
 #[cfg(test)]
 mod faults;
 #[cfg(test)]
+mod gate;
+#[cfg(test)]
 mod harness;
 #[cfg(test)]
 mod input;
+#[cfg(test)]
+mod introspect;
 #[cfg(test)]
 mod limits;
 #[cfg(test)]
@@ -49,5 +55,7 @@ mod stores;
 mod storm;
 #[cfg(test)]
 mod support;
+#[cfg(test)]
+mod token;
 #[cfg(test)]
 mod trouble;

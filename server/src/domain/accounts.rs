@@ -6,6 +6,7 @@ use tracing::warn;
 
 use super::{
     app::App,
+    audit::{Detail, Event, EventKind, Refusal, RefusalKind},
     client::Caller,
     clock::Env,
     code::{Code, CodeKey, CodeRecord, Purpose},
@@ -14,8 +15,8 @@ use super::{
     mail::{EpochNews, Mail, MailKind},
     password::{self, Busy, Password, Weak},
     ports::{
-        Carried, Codes, Confirmation, Creation, Hasher, Limits, NewUser, Outbox, PasswordReset, Sessions, StoreError,
-        TakeError, Taken, Users,
+        Audit, Carried, Codes, Confirmation, Creation, Hasher, Limits, NewUser, Outbox, PasswordReset, Sessions,
+        StoreError, TakeError, Taken, Users,
     },
     session::{Amr, NewSession, Opening, Session, SessionId},
     signed_in::{NotSignedIn, SignedIn},
@@ -101,7 +102,8 @@ pub async fn register<S: Users + Limits + Hasher>(
     }
     let mailing = may_mail(stores, app, caller, &request.email, MailPurpose::Confirm).await?;
     let fresh = UserId(env.uuid());
-    if let Err(trouble) = enter(stores, app, caller, &request, known, fresh, mailing.is_some(), now).await {
+    let event = Event { at: now, ..Event::new(env, caller, EventKind::Registered, fresh) };
+    if let Err(trouble) = enter(stores, app, caller, &request, known, fresh, mailing.is_some(), event).await {
         not_mailed(stores, app, mailing).await;
         return Err(trouble.into());
     }
@@ -124,7 +126,7 @@ async fn enter<S: Users + Hasher>(
     known: Option<User>,
     fresh: UserId,
     mailed: bool,
-    now: time::OffsetDateTime,
+    event: Event,
 ) -> Result<(), Trouble> {
     let known = match known {
         Some(user) => Some(user),
@@ -135,9 +137,10 @@ async fn enter<S: Users + Hasher>(
                 email: request.email.clone(),
                 name: request.name.clone(),
                 password_hash,
-                created_at: now,
+                created_at: event.at,
+                event: event.clone(),
             };
-            let mail = mailed.then_some(Mail { kind: MailKind::Confirm, user: Some(fresh), requested_at: now });
+            let mail = mailed.then_some(Mail { kind: MailKind::Confirm, user: Some(fresh), requested_at: event.at });
             match stores.create_user(app.id(), user, mail).await? {
                 Creation::Created => None,
                 // Two registered the address at once; the later one goes on as for a known address.
@@ -146,7 +149,7 @@ async fn enter<S: Users + Hasher>(
         }
     };
     match known {
-        Some(user) => registered_again(stores, app, caller, request, &user, mailed, now).await,
+        Some(user) => registered_again(stores, app, caller, request, &user, mailed, event).await,
         None => Ok(()),
     }
 }
@@ -159,16 +162,17 @@ async fn registered_again<S: Users + Hasher>(
     request: &Register,
     user: &User,
     mailed: bool,
-    now: time::OffsetDateTime,
+    event: Event,
 ) -> Result<(), Trouble> {
     let hash = user.password_hash.as_ref();
     let same = stores.verify(app.id(), caller.address(), &request.password, hash).await?;
     let kind = if user.email_verified { MailKind::AccountExists } else { MailKind::Confirm };
     // A disabled account's owner is not bothered; the row is there all the same, and sends nothing.
     let to = (!user.disabled).then_some(user.id);
-    let mail = mailed.then_some(Mail { kind, user: to, requested_at: now });
+    let mail = mailed.then_some(Mail { kind, user: to, requested_at: event.at });
     let contest = !user.email_verified && !same;
-    Ok(stores.registered_again(app.id(), user.id, user.epoch, contest, mail).await?)
+    let event = Event { kind: EventKind::RegisteredAgain, user: Some(user.id), ..event };
+    Ok(stores.registered_again(app.id(), user.id, user.epoch, contest, mail, event).await?)
 }
 
 // === login ===
@@ -198,7 +202,7 @@ pub enum LogInError {
     Trouble(#[from] Trouble),
 }
 
-pub async fn log_in<S: Users + Limits + Hasher + Sessions>(
+pub async fn log_in<S: Users + Limits + Hasher + Sessions + Audit>(
     stores: &S,
     env: &Env,
     app: &App,
@@ -210,13 +214,23 @@ pub async fn log_in<S: Users + Limits + Hasher + Sessions>(
     stores.admit(app.id(), client).map_err(Trouble::from)?;
     let exempt = stores.is_known(app.id(), &account, client).await.map_err(Trouble::from)?;
     let checks = limits::login(app, caller, &account, exempt);
-    let attempt = stores.take(app.id(), checks.attempts).await.map_err(Trouble::from)?;
+    let refuse = |kind, user: Option<&User>| {
+        let account = Some(account.clone());
+        stores.refuse(app.id(), Refusal::new(kind, caller, account, user.map(|user| user.id)));
+    };
+    let limited = |error| {
+        if matches!(error, TakeError::Limited(_)) {
+            refuse(RefusalKind::LogInLimit, None);
+        }
+        Trouble::from(error)
+    };
+    let attempt = stores.take(app.id(), checks.attempts).await.map_err(limited)?;
     let failure = match stores.take(app.id(), checks.failures).await {
         Ok(taken) => taken,
         Err(error) => {
             // What is refused consumes nothing.
             stores.give_back(app.id(), attempt).await;
-            return Err(Trouble::from(error).into());
+            return Err(limited(error).into());
         }
     };
     let user = match check_password(stores, app, caller, &request).await {
@@ -227,20 +241,27 @@ pub async fn log_in<S: Users + Limits + Hasher + Sessions>(
             return Err(trouble.into());
         }
     };
-    let Some(user) = user else {
-        return Err(LogInError::InvalidCredentials);
+    let user = match user {
+        Ok(user) => user,
+        Err(named) => {
+            refuse(RefusalKind::LogIn, named.as_ref());
+            return Err(LogInError::InvalidCredentials);
+        }
     };
     let unverified = app.doc.require_verified_email && !user.email_verified;
     if unverified && !user.disabled && app.doc.enumeration_protection == EnumerationProtection::Strict {
         // Else register followed by login would tell whether the address was known; it counts as a failure for the
         // same reason.
+        refuse(RefusalKind::LogIn, Some(&user));
         return Err(LogInError::InvalidCredentials);
     }
     stores.give_back(app.id(), failure).await;
     if user.disabled {
+        refuse(RefusalKind::LogIn, Some(&user));
         return Err(LogInError::Disabled);
     }
     if unverified {
+        refuse(RefusalKind::LogIn, Some(&user));
         return Err(LogInError::EmailNotVerified);
     }
     renew_hash(stores, app, caller, &user, &request.password).await;
@@ -253,17 +274,20 @@ pub async fn log_in<S: Users + Limits + Hasher + Sessions>(
     Ok(LoggedIn { user, tokens })
 }
 
-/// The user whose password it is. Unknown addresses take the same way.
+/// The user whose password it is, or else the one whose address it is. Unknown addresses take the same way.
 async fn check_password<S: Users + Hasher>(
     stores: &S,
     app: &App,
     caller: &Caller,
     request: &LogIn,
-) -> Result<Option<User>, Trouble> {
+) -> Result<Result<User, Option<User>>, Trouble> {
     let user = stores.user_by_email(app.id(), &request.email).await?;
     let hash = user.as_ref().and_then(|user| user.password_hash.as_ref());
     let right = stores.verify(app.id(), caller.address(), &request.password, hash).await?;
-    Ok(user.filter(|_| right))
+    Ok(match user {
+        Some(user) if right => Ok(user),
+        named => Err(named),
+    })
 }
 
 /// A hash with old parameters is replaced while the password is at hand. What fails here is done at the next log-in.
@@ -289,7 +313,7 @@ pub enum VerifyError {
 }
 
 /// Sends the confirmation code again to the user of the session; answers the address.
-pub async fn verify<S: Users + Limits + Outbox>(
+pub async fn verify<S: Users + Limits + Outbox + Audit>(
     stores: &S,
     env: &Env,
     app: &App,
@@ -312,6 +336,8 @@ pub async fn verify<S: Users + Limits + Outbox>(
         stores.give_back(app.id(), taken).await;
         return Err(Trouble::from(error).into());
     }
+    let event = Event::new(env, caller, EventKind::ConfirmationRequested, user.id).in_session(signed_in.session.id);
+    stores.record(app.id(), event).await;
     Ok(address.clone())
 }
 
@@ -333,7 +359,7 @@ pub enum ConfirmError {
     Trouble(#[from] Trouble),
 }
 
-pub async fn confirm<S: Users + Outbox + Limits + Codes + Sessions>(
+pub async fn confirm<S: Users + Outbox + Limits + Codes + Sessions + Audit>(
     stores: &S,
     env: &Env,
     app: &App,
@@ -347,7 +373,7 @@ pub async fn confirm<S: Users + Outbox + Limits + Codes + Sessions>(
     outcome
 }
 
-async fn use_confirmation<S: Users + Outbox + Limits + Codes + Sessions>(
+async fn use_confirmation<S: Users + Outbox + Limits + Codes + Sessions + Audit>(
     stores: &S,
     env: &Env,
     app: &App,
@@ -360,8 +386,15 @@ async fn use_confirmation<S: Users + Outbox + Limits + Codes + Sessions>(
     let own = own_session(stores, env, app, bearer, record.user).await?;
     let record = stores.take_code(app.id(), &key).await.map_err(Trouble::from)?.ok_or(ConfirmError::InvalidCode)?;
     let keep = own.as_ref().map(|session| session.id);
-    let change =
-        Confirmation { user: record.user, epoch: record.epoch, address: record.address.clone(), keep, at: env.now() };
+    let event = Event { session: keep, ..Event::new(env, caller, EventKind::Confirmed, record.user) };
+    let change = Confirmation {
+        user: record.user,
+        epoch: record.epoch,
+        address: record.address.clone(),
+        keep,
+        at: event.at,
+        event,
+    };
     let changed = match stores.confirm_address(app.id(), change).await {
         Ok(changed) => changed.ok_or(ConfirmError::InvalidCode)?,
         Err(error) => {
@@ -370,11 +403,11 @@ async fn use_confirmation<S: Users + Outbox + Limits + Codes + Sessions>(
         }
     };
     let user = changed.user;
-    carry_epoch(stores, app, EpochNews { user: user.id, epoch: user.epoch, keep }).await;
+    carry_epoch(stores, app, &user, keep).await;
     let tokens = match own {
         Some(session) => {
             let session = Session { epoch: user.epoch, ..session };
-            token::issue(app, env, &user, &session).map_err(Trouble::from)?
+            token::issue(app, env, &user.profile(), &session).map_err(Trouble::from)?
         }
         // A session that cannot open because of a still later change: to the caller the code is spent.
         None => open(stores, env, app, caller, &user, Amr::Code).await?.ok_or(ConfirmError::InvalidCode)?,
@@ -403,7 +436,7 @@ async fn own_session<S: Sessions>(
 // === forgot-password ===
 
 /// Queues a reset mail; an unknown address makes a row too, one that sends nothing.
-pub async fn forgot_password<S: Users + Limits + Outbox>(
+pub async fn forgot_password<S: Users + Limits + Outbox + Audit>(
     stores: &S,
     env: &Env,
     app: &App,
@@ -413,10 +446,13 @@ pub async fn forgot_password<S: Users + Limits + Outbox>(
     let mailing = may_mail(stores, app, caller, email, MailPurpose::Reset).await?;
     let queued = async {
         let user = stores.user_by_email(app.id(), email).await?;
+        let (id, disabled) = user.map(|user| (user.id, user.disabled)).unzip();
         if mailing.is_some() {
-            let to = user.filter(|user| !user.disabled).map(|user| user.id);
+            let to = id.filter(|_| disabled != Some(true));
             stores.enqueue(app.id(), Mail { kind: MailKind::Reset, user: to, requested_at: env.now() }).await?;
         }
+        // Without waiting: an unknown address writes nothing, which takes less time.
+        stores.record_later(app.id(), Event::new(env, caller, EventKind::PasswordResetRequested, id));
         Ok(())
     };
     if let Err(error) = queued.await {
@@ -463,7 +499,7 @@ impl From<JudgeError> for RegisterError {
     }
 }
 
-pub async fn reset_password<S: Users + Outbox + Limits + Codes + Sessions + Hasher>(
+pub async fn reset_password<S: Users + Outbox + Limits + Codes + Sessions + Hasher + Audit>(
     stores: &S,
     env: &Env,
     app: &App,
@@ -471,12 +507,21 @@ pub async fn reset_password<S: Users + Outbox + Limits + Codes + Sessions + Hash
     request: ResetPassword,
 ) -> Result<(), ResetError> {
     let guess = stores.take(app.id(), limits::codes(app, caller)).await.map_err(Trouble::from)?;
+    let email = request.email.clone();
     let outcome = use_reset_code(stores, env, app, caller, request).await;
-    give_back_unless_wrong(stores, app, guess, matches!(outcome, Err(ResetError::InvalidCode))).await;
+    let wrong = matches!(outcome, Err(ResetError::InvalidCode));
+    give_back_unless_wrong(stores, app, guess, wrong).await;
+    if wrong {
+        // Looked up for known and unknown addresses alike; that it fails changes nothing about the answer.
+        let user = stores.user_by_email(app.id(), &email).await.ok().flatten();
+        let account = Some(email.account(app.id()));
+        let refusal = Refusal::new(RefusalKind::PasswordReset, caller, account, user.map(|user| user.id));
+        stores.refuse(app.id(), refusal);
+    }
     outcome
 }
 
-async fn use_reset_code<S: Users + Outbox + Limits + Codes + Sessions + Hasher>(
+async fn use_reset_code<S: Users + Outbox + Limits + Codes + Sessions + Hasher + Audit>(
     stores: &S,
     env: &Env,
     app: &App,
@@ -496,12 +541,14 @@ async fn use_reset_code<S: Users + Outbox + Limits + Codes + Sessions + Hasher>(
     judge(stores, app, caller, &request.password, password::guesses(&request.email, name.as_ref())).await?;
     let password_hash = stores.hash(app.id(), caller.address(), &request.password).await.map_err(Trouble::from)?;
     let record = stores.take_code(app.id(), &key).await.map_err(Trouble::from)?.ok_or(ResetError::InvalidCode)?;
+    let event = Event::new(env, caller, EventKind::PasswordReset, record.user);
     let change = PasswordReset {
         user: record.user,
         epoch: record.epoch,
         address: record.address.clone(),
         password_hash,
-        at: env.now(),
+        at: event.at,
+        event,
     };
     let changed = match stores.reset_password(app.id(), change).await {
         Ok(changed) => changed.ok_or(ResetError::InvalidCode)?,
@@ -511,7 +558,7 @@ async fn use_reset_code<S: Users + Outbox + Limits + Codes + Sessions + Hasher>(
         }
     };
     let user = changed.user;
-    carry_epoch(stores, app, EpochNews { user: user.id, epoch: user.epoch, keep: None }).await;
+    carry_epoch(stores, app, &user, None).await;
     remember(stores, app, caller, &user).await;
     Ok(())
 }
@@ -593,8 +640,9 @@ async fn give_back_unless_wrong<S: Limits>(stores: &S, app: &App, guess: Taken, 
 }
 
 /// Tells Redis of a raised epoch before the answer; where that fails, the outbox row of the transaction does it.
-async fn carry_epoch<S: Sessions + Outbox>(stores: &S, app: &App, news: EpochNews) {
-    let carried = match stores.raise_epoch(app.id(), &news).await {
+async fn carry_epoch<S: Sessions + Outbox>(stores: &S, app: &App, user: &User, keep: Option<SessionId>) {
+    let news = EpochNews { user: user.id, epoch: user.epoch, keep };
+    let carried = match stores.raise_epoch(app.id(), &news, Some(&user.profile())).await {
         Ok(Carried::Safely) => stores.epoch_carried(app.id(), &news).await,
         Ok(Carried::Unconfirmed) => Ok(()),
         Err(error) => Err(error),
@@ -604,8 +652,9 @@ async fn carry_epoch<S: Sessions + Outbox>(stores: &S, app: &App, news: EpochNew
     }
 }
 
-/// Opens a session at the user's epoch; none where the epoch has moved since the user was read.
-async fn open<S: Sessions>(
+/// Opens a session at the user's epoch, and writes down that it was; none where the epoch has moved since the user was
+/// read.
+async fn open<S: Sessions + Audit>(
     stores: &S,
     env: &Env,
     app: &App,
@@ -618,6 +667,7 @@ async fn open<S: Sessions>(
         id: SessionId(env.uuid()),
         user: user.id,
         epoch: user.epoch,
+        profile: user.profile(),
         amr,
         auth_time: now,
         ip: caller.ip.to_string(),
@@ -626,11 +676,14 @@ async fn open<S: Sessions>(
         idle_seconds: app.doc.tokens.refresh_idle_seconds,
     };
     // Signed first: what cannot be answered is not opened.
-    let tokens = token::issue(app, env, user, &Session::opened(&new))?;
+    let tokens = token::issue(app, env, &new.profile, &Session::opened(&new))?;
     match stores.open_session(app.id(), &new).await? {
-        Opening::Opened => Ok(Some(tokens)),
-        Opening::Stale => Ok(None),
+        Opening::Opened => {}
+        Opening::Stale => return Ok(None),
     }
+    let event = Event::new(env, caller, EventKind::LoggedIn, user.id).in_session(new.id).with(Detail::amr(amr));
+    stores.record(app.id(), event).await;
+    Ok(Some(tokens))
 }
 
 /// From here on the client address is known to the account.

@@ -3,15 +3,19 @@
 
 pub mod accounts;
 pub mod app;
+pub mod audit;
 pub mod client;
 pub mod clock;
 pub mod code;
 pub mod email;
+pub mod gate;
+pub mod introspection;
 pub mod keys;
 pub mod limits;
 pub mod mail;
 pub mod password;
 pub mod ports;
+pub mod refresh;
 pub mod session;
 pub mod signed_in;
 pub mod token;

@@ -9,13 +9,15 @@ use uuid::Uuid;
 
 use super::{
     app::App,
+    audit::{Activity, Event, Refusal},
     client::ClientAddress,
     code::{CodeKey, CodeRecord},
     email::{AccountKey, Email},
     limits::{Check, Limited},
     mail::{EpochNews, Mail},
     password::{Busy, Password, PasswordHash},
-    session::{NewSession, Opening, Session, SessionId},
+    session::{LiveSession, NewSession, Opening, Profile, RefreshRules, Refreshed, SessionId, SessionInfo},
+    token::RefreshToken,
     user::{Epoch, Name, User, UserId},
 };
 
@@ -48,6 +50,7 @@ pub struct NewUser {
     pub name: Name,
     pub password_hash: PasswordHash,
     pub created_at: OffsetDateTime,
+    pub event: Event,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +71,7 @@ pub struct Confirmation {
     /// The caller's session, where the caller is the account itself: it goes on, and identities stay.
     pub keep: Option<SessionId>,
     pub at: OffsetDateTime,
+    pub event: Event,
 }
 
 /// What a confirmation or a reset left.
@@ -88,9 +92,10 @@ pub struct PasswordReset {
     pub address: String,
     pub password_hash: PasswordHash,
     pub at: OffsetDateTime,
+    pub event: Event,
 }
 
-/// Users, in Postgres. What changes a user and what must be mailed about it is one transaction.
+/// Users, in Postgres. What changes a user, what must be mailed about it and its event are one transaction.
 pub trait Users: Sync {
     fn user(&self, app: &AppId, id: UserId) -> impl Future<Output = Answer<Option<User>>> + Send;
 
@@ -115,6 +120,7 @@ pub trait Users: Sync {
         epoch: Epoch,
         contest: bool,
         mail: Option<Mail>,
+        event: Event,
     ) -> impl Future<Output = Answer<()>> + Send;
 
     /// Replaces a hash by one of the same password; nothing happens where the hash is another by now.
@@ -160,6 +166,8 @@ pub struct Claimed {
 pub enum Task {
     Mail(Mail),
     CarryEpoch(EpochNews),
+    /// The user's name has changed, and Redis may not know.
+    CarryProfile(UserId),
 }
 
 /// How a worker leaves a row.
@@ -245,10 +253,41 @@ pub trait Sessions: Sync {
         app: &AppId,
         user: UserId,
         session: SessionId,
-    ) -> impl Future<Output = Answer<Option<Session>>> + Send;
+    ) -> impl Future<Output = Answer<Option<LiveSession>>> + Send;
 
-    /// Raises the epoch (never lowers it): every session ends but the kept one, which moves to the new epoch.
-    fn raise_epoch(&self, app: &AppId, news: &EpochNews) -> impl Future<Output = Answer<Carried>> + Send;
+    /// The live sessions of a user, the one used last first.
+    fn sessions(&self, app: &AppId, user: UserId) -> impl Future<Output = Answer<Vec<SessionInfo>>> + Send;
+
+    /// Decides a refresh by a token whose HMAC holds. One round trip, whatever comes of it.
+    fn refresh(
+        &self,
+        app: &AppId,
+        token: &RefreshToken,
+        rules: &RefreshRules,
+    ) -> impl Future<Output = Answer<Refreshed>> + Send;
+
+    /// Whether a live session was there to be ended.
+    fn end_session(&self, app: &AppId, user: UserId, session: SessionId) -> impl Future<Output = Answer<bool>> + Send;
+
+    /// Ends every session of the user but one; answers those that were there.
+    fn end_other_sessions(
+        &self,
+        app: &AppId,
+        user: UserId,
+        keep: SessionId,
+    ) -> impl Future<Output = Answer<Vec<SessionId>>> + Send;
+
+    /// Raises the epoch (never lowers it): every session ends but the kept one, which moves to the new epoch. Brings the
+    /// profile with it; none where the user is gone.
+    fn raise_epoch(
+        &self,
+        app: &AppId,
+        news: &EpochNews,
+        profile: Option<&Profile>,
+    ) -> impl Future<Output = Answer<Carried>> + Send;
+
+    /// Tells what tokens say of the user from now on; an older profile than the one that is there changes nothing.
+    fn put_profile(&self, app: &AppId, user: UserId, profile: &Profile) -> impl Future<Output = Answer<()>> + Send;
 }
 
 /// What was taken of limits, so that it can be given back.
@@ -315,4 +354,25 @@ pub trait Hasher: Sync {
         password: &Password,
         guesses: Vec<String>,
     ) -> impl Future<Output = Result<bool, Busy>> + Send;
+}
+
+/// What is written down of accounts: events in Postgres, refusals counted in Redis until they are a row there. No request
+/// fails for it: what cannot be written is lost, with a metric.
+pub trait Audit: Sync {
+    /// Writes an event; it is durable when this resolves, or lost. Waits a second at most, then goes on without waiting.
+    fn record(&self, app: &AppId, event: Event) -> impl Future<Output = ()> + Send;
+
+    /// The same without waiting at all, for what is answered without Postgres.
+    fn record_later(&self, app: &AppId, event: Event);
+
+    /// Counts a refusal, after the answer.
+    fn refuse(&self, app: &AppId, refusal: Refusal);
+
+    /// The newest 100 events of a user since then, the newest first.
+    fn activity(
+        &self,
+        app: &AppId,
+        user: UserId,
+        since: OffsetDateTime,
+    ) -> impl Future<Output = Answer<Vec<Activity>>> + Send;
 }

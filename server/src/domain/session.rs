@@ -1,7 +1,8 @@
 //! Sessions: what Redis keeps of them.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, time::Duration};
 
+use latchkey_crds::rendered::Window;
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -34,6 +35,7 @@ pub struct NewSession {
     pub user: UserId,
     /// Read together with what the login was judged on.
     pub epoch: Epoch,
+    pub profile: Profile,
     pub amr: Amr,
     pub auth_time: OffsetDateTime,
     pub ip: String,
@@ -56,6 +58,71 @@ pub struct Session {
     pub auth_time: OffsetDateTime,
 }
 
+/// What tokens say of a user. Kept beside the sessions, so that a refresh asks no other store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Profile {
+    /// Counts the changes of the user: an older profile never replaces a newer one.
+    pub version: i64,
+    pub email: Option<String>,
+    pub email_verified: bool,
+    pub name: String,
+}
+
+/// A live session, and what tokens say of its user.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LiveSession {
+    pub session: Session,
+    pub profile: Profile,
+}
+
+/// A session as its user sees it in a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionInfo {
+    pub id: SessionId,
+    pub created_at: OffsetDateTime,
+    /// Noted at most once a minute.
+    pub last_used_at: OffsetDateTime,
+    /// Where it was opened from.
+    pub ip: String,
+    pub user_agent: Option<String>,
+    pub amr: Amr,
+}
+
+/// What a refresh is judged by.
+#[derive(Clone, Debug)]
+pub struct RefreshRules {
+    /// For how long a token that was just replaced gives the same answer again.
+    pub grace_seconds: u32,
+    /// Of the limit on new generations; all must hold.
+    pub windows: Vec<Window>,
+}
+
+/// What became of a refresh (contract, 4).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refreshed {
+    /// The session goes on, at the generation of the token to answer.
+    Live(Renewal, LiveSession),
+    /// Too many new generations; nothing was consumed.
+    Limited { window: Window, retry_after: Duration },
+    /// The token is older than the last: two hold tokens of the session, which has ended.
+    Stolen,
+    /// There is no such session.
+    Gone,
+}
+
+/// How a session went on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Renewal {
+    /// The token was the current one.
+    Next,
+    /// It was the one before, within the grace time: the same answer again.
+    Again,
+    /// It was the one before, after the grace time, and the current one was never used: its answer may have been lost.
+    Late,
+    /// It was newer than what the store knew, which has gone back in time.
+    Adopted,
+}
+
 /// What became of opening a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Opening {
@@ -70,6 +137,15 @@ impl Session {
     /// As it is right after it was opened.
     pub fn opened(new: &NewSession) -> Self {
         Self { id: new.id, user: new.user, epoch: new.epoch, generation: 1, amr: new.amr, auth_time: new.auth_time }
+    }
+}
+
+// === impl Profile ===
+
+impl Profile {
+    /// The address, where it may be told as the user's.
+    pub fn verified_email(&self) -> Option<&str> {
+        self.email.as_deref().filter(|_| self.email_verified)
     }
 }
 

@@ -4,7 +4,7 @@ use super::{
     app::App,
     clock::Env,
     ports::{Sessions, StoreError},
-    session::Session,
+    session::{LiveSession, Profile, Session},
     token::{self, AccessClaims},
     user::UserId,
 };
@@ -14,6 +14,7 @@ use super::{
 pub struct SignedIn {
     pub claims: AccessClaims,
     pub session: Session,
+    pub profile: Profile,
 }
 
 /// Why nobody is signed in.
@@ -30,8 +31,9 @@ pub enum NotSignedIn {
 impl SignedIn {
     pub async fn prove<S: Sessions>(stores: &S, env: &Env, app: &App, bearer: &str) -> Result<Self, NotSignedIn> {
         let claims = token::verify_access(app, env.now(), bearer).ok_or(NotSignedIn::InvalidToken)?;
-        let session = stores.session(app.id(), claims.sub, claims.sid).await?.ok_or(NotSignedIn::InvalidToken)?;
-        Ok(Self { claims, session })
+        let live = stores.session(app.id(), claims.sub, claims.sid).await?.ok_or(NotSignedIn::InvalidToken)?;
+        let LiveSession { session, profile } = live;
+        Ok(Self { claims, session, profile })
     }
 
     pub fn user(&self) -> UserId {

@@ -10,8 +10,8 @@ use uuid::Uuid;
 use super::{
     app::App,
     clock::Env,
-    session::{Session, SessionId},
-    user::{User, UserId},
+    session::{Profile, Session, SessionId},
+    user::UserId,
 };
 
 /// `typ` of access tokens (RFC 9068, 2.1).
@@ -31,6 +31,16 @@ pub struct AccessClaims {
     pub exp: i64,
     pub iat: i64,
     pub auth_time: i64,
+    pub jti: Uuid,
+    pub aud: Audiences,
+}
+
+/// One audience is a string, several are a list (RFC 7519, 4.1.3).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Audiences {
+    One(String),
+    Several(Vec<String>),
 }
 
 /// What is written into an access token (contract, 2).
@@ -52,7 +62,7 @@ struct Claims<'a> {
     amr: [&'static str; 1],
 }
 
-/// One audience is a string, several are a list (RFC 7519, 4.1.3).
+/// [`Audiences`], borrowed.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Audience<'a> {
@@ -91,7 +101,12 @@ pub enum BadRefreshToken {
 }
 
 /// Makes the tokens of a session at its current generation.
-pub fn issue(app: &App, env: &Env, user: &User, session: &Session) -> Result<Tokens, jsonwebtoken::errors::Error> {
+pub fn issue(
+    app: &App,
+    env: &Env,
+    profile: &Profile,
+    session: &Session,
+) -> Result<Tokens, jsonwebtoken::errors::Error> {
     let now = env.now().unix_timestamp();
     let expires_in = lifetime(app.doc.tokens.access_lifetime_seconds, env);
     let audiences = &app.doc.tokens.audiences;
@@ -102,15 +117,15 @@ pub fn issue(app: &App, env: &Env, user: &User, session: &Session) -> Result<Tok
             [one] => Audience::One(one),
             several => Audience::Several(several),
         },
-        sub: user.id,
+        sub: session.user,
         client_id: app.id().as_str(),
         iat: now,
         exp: now + expires_in,
         jti: env.uuid(),
         sid: session.id,
-        email: user.email.as_ref().filter(|_| user.email_verified).map(|email| email.as_str()),
-        email_verified: user.email_verified,
-        name: &user.name,
+        email: profile.verified_email(),
+        email_verified: profile.email_verified,
+        name: &profile.name,
         auth_time: session.auth_time.unix_timestamp(),
         amr: [session.amr.as_str()],
     };
@@ -150,6 +165,17 @@ pub fn verify_access(app: &App, now: OffsetDateTime, token: &str) -> Option<Acce
     validation.validate_exp = false;
     let claims = jsonwebtoken::decode::<AccessClaims>(token, &key.decoding, &validation).ok()?.claims;
     (now.unix_timestamp() < claims.exp).then_some(claims)
+}
+
+// === impl Audiences ===
+
+impl Audiences {
+    pub fn has(&self, audience: &str) -> bool {
+        match self {
+            Self::One(one) => one == audience,
+            Self::Several(several) => several.iter().any(|one| one == audience),
+        }
+    }
 }
 
 // === impl RefreshToken ===
@@ -216,7 +242,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        domain::{clock::Clock, email::Email, session::Amr, user::Epoch},
+        domain::{clock::Clock, session::Amr, user::Epoch},
         fixtures,
     };
 
@@ -234,24 +260,17 @@ mod tests {
         Env { clock: Box::new(Fixed(NOW)), ..Env::system() }
     }
 
-    fn user(verified: bool) -> User {
-        User {
-            id: UserId(Uuid::from_u128(7)),
-            email: Some(Email::parse("ada@example.com").unwrap()),
-            email_verified: verified,
-            pending_email: None,
-            name: "Ada".to_owned(),
-            password_hash: None,
-            contested: false,
-            disabled: false,
-            epoch: Epoch(3),
-            created_at: NOW,
-        }
+    fn user() -> UserId {
+        UserId(Uuid::from_u128(7))
+    }
+
+    fn profile(email_verified: bool) -> Profile {
+        Profile { version: 1, email: Some("ada@example.com".to_owned()), email_verified, name: "Ada".to_owned() }
     }
 
     fn session() -> Session {
         let id = SessionId(Uuid::from_u128(9));
-        Session { id, user: user(true).id, epoch: Epoch(3), generation: 1, amr: Amr::Password, auth_time: NOW }
+        Session { id, user: user(), epoch: Epoch(3), generation: 1, amr: Amr::Password, auth_time: NOW }
     }
 
     fn claims(token: &str) -> Value {
@@ -265,12 +284,12 @@ mod tests {
             let mut doc = fixtures::rendered("shop");
             doc.keys.signing = vec![fixtures::signing_key("s4", algorithm, KeyState::Active)];
             let app = fixtures::app(doc);
-            let tokens = issue(&app, &env(), &user(true), &session()).unwrap();
+            let tokens = issue(&app, &env(), &profile(true), &session()).unwrap();
             let header = jsonwebtoken::decode_header(&tokens.access_token).unwrap();
             assert_eq!((header.typ.as_deref(), header.kid.as_deref()), (Some("at+jwt"), Some("s4")));
 
             let read = verify_access(&app, NOW, &tokens.access_token).unwrap();
-            assert_eq!((read.sub, read.sid), (user(true).id, session().id));
+            assert_eq!((read.sub, read.sid), (user(), session().id));
             let end = NOW + time::Duration::seconds(tokens.expires_in);
             assert!(verify_access(&app, end - time::Duration::SECOND, &tokens.access_token).is_some());
             assert!(verify_access(&app, end, &tokens.access_token).is_none());
@@ -284,12 +303,12 @@ mod tests {
     #[test]
     fn an_access_token_says_what_the_contract_lists() {
         let app = fixtures::app(fixtures::rendered("shop"));
-        let tokens = issue(&app, &env(), &user(true), &session()).unwrap();
+        let tokens = issue(&app, &env(), &profile(true), &session()).unwrap();
         let claims = claims(&tokens.access_token);
         assert_eq!(claims["iss"], "https://auth.example.com/shop");
         assert_eq!(claims["aud"], "shop");
         assert_eq!(claims["client_id"], "shop");
-        assert_eq!(claims["sub"], user(true).id.to_string());
+        assert_eq!(claims["sub"], user().to_string());
         assert_eq!(claims["sid"], session().id.to_string());
         assert_eq!(claims["iat"], NOW.unix_timestamp());
         assert_eq!(claims["exp"], tokens.expires_at);
@@ -304,7 +323,7 @@ mod tests {
     #[test]
     fn an_unverified_address_is_not_in_the_token() {
         let app = fixtures::app(fixtures::rendered("shop"));
-        let claims = claims(&issue(&app, &env(), &user(false), &session()).unwrap().access_token);
+        let claims = claims(&issue(&app, &env(), &profile(false), &session()).unwrap().access_token);
         assert_eq!(claims.get("email"), None);
         assert_eq!(claims["email_verified"], false);
     }
@@ -312,7 +331,7 @@ mod tests {
     #[test]
     fn tokens_of_another_sort_are_refused() {
         let app = fixtures::app(fixtures::rendered("shop"));
-        let good = issue(&app, &env(), &user(true), &session()).unwrap().access_token;
+        let good = issue(&app, &env(), &profile(true), &session()).unwrap().access_token;
         let claims = claims(&good);
         let key = app.keys.signing();
         let typed =

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{email::Email, password::PasswordHash};
+use super::{email::Email, password::PasswordHash, session::Profile};
 
 /// `local_id` and `id` of the interface: one value, UUIDv7.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -48,7 +48,23 @@ pub struct User {
     pub contested: bool,
     pub disabled: bool,
     pub epoch: Epoch,
+    /// Counts the changes of name, address and epoch.
+    pub version: i64,
     pub created_at: OffsetDateTime,
+}
+
+// === impl User ===
+
+impl User {
+    /// What tokens say of the user.
+    pub fn profile(&self) -> Profile {
+        Profile {
+            version: self.version,
+            email: self.email.as_ref().map(|email| email.as_str().to_owned()),
+            email_verified: self.email_verified,
+            name: self.name.clone(),
+        }
+    }
 }
 
 // === impl UserId ===

@@ -44,6 +44,8 @@ pub enum Lookup<R> {
     Route {
         route: R,
         app: Option<Arc<App>>,
+        /// What of the path says what it is about, beside the App.
+        item: Option<String>,
     },
     /// The route does not take the method.
     WrongMethod {
@@ -77,6 +79,11 @@ pub trait Endpoints: Send + Sync + 'static {
 
     /// Asked for every few seconds by the platform: logged only for debugging.
     fn is_noise(route: Self::Route) -> bool;
+
+    /// Whether answers of the route carry CORS headers.
+    fn has_cors(_: Self::Route) -> bool {
+        true
+    }
 
     /// Answers; an App is given where the route has one.
     fn call(
@@ -202,7 +209,7 @@ impl<E: Endpoints, S: Send + Sync + 'static> Door<E, S> {
 
         let lookup = self.endpoints.find(&parts.method, parts.uri.path());
         let (route, app) = match &lookup {
-            Lookup::Route { route, app }
+            Lookup::Route { route, app, .. }
             | Lookup::WrongMethod { route, app, .. }
             | Lookup::Options { route, app, .. } => (Some(*route), app.clone()),
             Lookup::NoApp { route } => (Some(*route), None),
@@ -211,13 +218,16 @@ impl<E: Endpoints, S: Send + Sync + 'static> Door<E, S> {
         let name = route.map_or("none", E::name);
         let app_id = app.as_ref().map(|app| app.id().clone());
         let span = info_span!("request", request_id = %id, route = name);
-        let cors = app.as_ref().map_or(Cors::NoApp, |app| Cors::of(&parts.headers, &app.doc.allowed_origins));
+        let cors = app
+            .as_ref()
+            .filter(|_| route.is_none_or(E::has_cors))
+            .map_or(Cors::NoApp, |app| Cors::of(&parts.headers, &app.doc.allowed_origins));
 
         let method = parts.method;
         let version = parts.version;
         let answered = match lookup {
-            Lookup::Route { route, app } => {
-                let inbound = Inbound { headers: parts.headers, body, body_time, caller };
+            Lookup::Route { route, app, item } => {
+                let inbound = Inbound { headers: parts.headers, uri: parts.uri, item, body, body_time, caller };
                 let call = AssertUnwindSafe(self.endpoints.call(route, app, inbound)).catch_unwind();
                 call.instrument(span.clone()).await.unwrap_or_else(|_| Err(Problem::server_error().because(Panicked)))
             }

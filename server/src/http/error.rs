@@ -9,7 +9,13 @@ use http::{
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::domain::{accounts::Trouble, limits::Limited, password::Weak, ports::StoreError};
+use crate::domain::{
+    accounts::Trouble,
+    limits::Limited,
+    password::Weak,
+    ports::StoreError,
+    refresh::{RefreshError, UNKNOWN_KEY_RETRY},
+};
 
 /// Declares the codes, each with its status and its line in the docs.
 macro_rules! error_codes {
@@ -242,6 +248,19 @@ impl From<Trouble> for Problem {
             Trouble::Busy(busy) => Self::unavailable(busy.retry_after).because(busy),
             Trouble::Store(error) => error.into(),
             Trouble::Signing(error) => Self::server_error().because(error),
+        }
+    }
+}
+
+impl From<RefreshError> for Problem {
+    fn from(error: RefreshError) -> Self {
+        match error {
+            RefreshError::InvalidGrant => Self::new(
+                ErrorCode::InvalidGrant,
+                "the refresh token is unknown, expired, revoked or used; log in again",
+            ),
+            RefreshError::UnknownKey => Self::unavailable(UNKNOWN_KEY_RETRY).because(error),
+            RefreshError::Trouble(trouble) => trouble.into(),
         }
     }
 }

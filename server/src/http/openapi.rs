@@ -10,8 +10,9 @@ use serde_json::{Map, Value, json};
 use super::{
     error::{ErrorBody, ErrorCode, FieldCode, FieldProblem},
     handlers::{
-        discovery,
+        activity, discovery,
         email::{confirm, confirm_password, forgot_password, login, register, verify},
+        introspect, revoke, sessions, token,
     },
     routes::{Route, Verb},
 };
@@ -31,12 +32,16 @@ enum NeedsBearer {
     No,
     Optional,
     Yes,
+    /// That of a ServiceAccount.
+    InCluster,
 }
 
 struct Content {
     schema: Schema,
     example: Value,
     required: bool,
+    /// It may be a form as well.
+    form: bool,
 }
 
 /// The document for a service that is reached at `base_url`.
@@ -48,17 +53,21 @@ pub fn document(base_url: &IssuerUrl) -> Value {
     let app = schemas.subschema_for::<AppId>();
 
     let mut paths = Map::new();
-    for route in Route::ALL {
+    for route in Route::ALL.iter().copied() {
         let operation = Operation::of(route, &mut schemas).render(route, &error);
         let method = match route.verb() {
             Verb::Get => "get",
             Verb::Post => "post",
+            Verb::Delete => "delete",
+            // OpenAPI has no "any": the description says it.
+            Verb::Any => "get",
         };
-        let mut item = json!({ method: operation });
-        if route.template().contains("{APPID}") {
-            item["parameters"] = json!([{ "$ref": "#/components/parameters/AppID" }]);
-        }
-        paths.insert(route.template().to_owned(), item);
+        let item = paths.entry(route.template()).or_insert_with(|| {
+            let used = PARAMETERS.iter().filter(|name| route.template().contains(&format!("{{{name}}}")));
+            let used: Vec<_> = used.map(|name| json!({ "$ref": format!("#/components/parameters/{name}") })).collect();
+            if used.is_empty() { json!({}) } else { json!({ "parameters": used }) }
+        });
+        item[method] = operation;
     }
     json!({
         "openapi": "3.1.0",
@@ -76,13 +85,29 @@ pub fn document(base_url: &IssuerUrl) -> Value {
         "components": {
             "schemas": schemas.take_definitions(true),
             "parameters": {
-                "AppID": {
+                "APPID": {
                     "name": "APPID",
                     "in": "path",
                     "required": true,
                     "description": "Which App it is for.",
                     "schema": app,
                     "example": "shop",
+                },
+                "SUFFIX": {
+                    "name": "SUFFIX",
+                    "in": "path",
+                    "required": true,
+                    "description": "Anything, slashes too.",
+                    "schema": { "type": "string" },
+                    "example": "basket/items",
+                },
+                "SESSION": {
+                    "name": "SESSION",
+                    "in": "path",
+                    "required": true,
+                    "description": "A session of the user.",
+                    "schema": { "type": "string", "format": "uuid" },
+                    "example": "019a8452-9f10-7e44-8a3d-5b6c7d8e9f00",
                 },
             },
             "headers": headers(),
@@ -92,6 +117,12 @@ pub fn document(base_url: &IssuerUrl) -> Value {
                     "scheme": "bearer",
                     "bearerFormat": "JWT",
                     "description": "The `token` of *login* or the `access_token` of *confirm*.",
+                },
+                "serviceAccount": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "bearerFormat": "JWT",
+                    "description": "The token of a Kubernetes ServiceAccount, for the audience `latchkey`.",
                 },
             },
         },
@@ -111,10 +142,18 @@ fn headers() -> Value {
         "RateLimit": header("What is left of the limit `r`, and the seconds until there is more `t`.", text()),
         "WWW-Authenticate": header("How to authenticate (RFC 6750).", text()),
         "Allow": header("The methods that the path takes.", text()),
+        "X-Auth-User-Id": header("`local_id` of the user.", text()),
+        "X-Auth-Email": header("The address where it is verified, else empty.", text()),
+        "X-Auth-Email-Verified": header("Whether it is.", json!({ "type": "string", "enum": ["true", "false"] })),
+        "X-Auth-Name": header("The name in UTF-8, percent-encoded.", text()),
+        "X-Auth-Session-Id": header("The session.", text()),
         "Cache-Control": header("Whether the answer may be kept.", text()),
         "ETag": header("Names this version of the document, for `If-None-Match`.", text()),
     })
 }
+
+/// The placeholders of paths.
+const PARAMETERS: [&str; 3] = ["APPID", "SESSION", "SUFFIX"];
 
 /// What any operation may answer.
 fn common_errors(route: Route) -> &'static [ErrorCode] {
@@ -144,6 +183,10 @@ fn common_errors(route: Route) -> &'static [ErrorCode] {
             TemporarilyUnavailable,
         ],
         (Verb::Get, Route::OpenApi) => &[MethodNotAllowed, ServerError],
+        (Verb::Any, _) => &[AppNotFound, ServerError, TemporarilyUnavailable],
+        (Verb::Get, Route::Sessions | Route::Activity) | (Verb::Delete, _) => {
+            &[AppNotFound, MethodNotAllowed, ServerError, TemporarilyUnavailable]
+        }
         (Verb::Get, _) => &[AppNotFound, MethodNotAllowed, ServerError],
     }
 }
@@ -203,11 +246,7 @@ impl Operation {
                 summary: "Send the confirmation code again",
                 description: "For the user of the token. Where the address is verified already nothing is sent.",
                 bearer: NeedsBearer::Yes,
-                request: Some(Content {
-                    schema: schemars::json_schema!({ "type": "object", "maxProperties": 0 }),
-                    example: json!({}),
-                    required: false,
-                }),
+                request: Some(Content::nothing()),
                 answer: Content::of::<verify::Answer>(schemas, json!({ "email": "ada@example.com" })),
                 errors: &[ErrorCode::InvalidToken],
             },
@@ -251,6 +290,140 @@ impl Operation {
                 answer: Content::of::<confirm_password::Answer>(schemas, json!({ "email": "ada@example.com" })),
                 errors: &[ErrorCode::InvalidCode, ErrorCode::WeakPassword],
             },
+            Route::Token => Self {
+                summary: "Refresh: a new access token and a new refresh token",
+                description: "The same refresh token again gives the same answer for the App's grace time, so tabs may \
+                    race and a lost answer may be asked for again. A token that is older than the last ends its \
+                    session: two hold it.",
+                bearer: NeedsBearer::No,
+                request: Some(Content::or_form::<token::Request>(
+                    schemas,
+                    json!({ "grant_type": "refresh_token", "refresh_token": refresh_token }),
+                )),
+                answer: Content::of::<token::Answer>(
+                    schemas,
+                    json!({
+                        "access_token": token,
+                        "refresh_token": refresh_token,
+                        "token_type": "Bearer",
+                        "expires_in": 874,
+                        "expires_at": 1_762_340_474,
+                        "session_id": session_id,
+                        "local_id": local_id,
+                    }),
+                ),
+                errors: &[ErrorCode::UnsupportedGrantType, ErrorCode::InvalidGrant],
+            },
+            Route::Revoke => Self {
+                summary: "End the session that a token belongs to (RFC 7009)",
+                description: "Of a refresh token or an access token. A token that is none is answered alike.",
+                bearer: NeedsBearer::No,
+                request: Some(Content::or_form::<revoke::Request>(schemas, json!({ "token": refresh_token }))),
+                answer: Content::nothing(),
+                errors: &[],
+            },
+            Route::Logout => Self {
+                summary: "End the session of the token",
+                description: "Its access tokens stay valid until they end for those who check the signature alone.",
+                bearer: NeedsBearer::Yes,
+                request: Some(Content::nothing()),
+                answer: Content::nothing(),
+                errors: &[ErrorCode::InvalidToken],
+            },
+            Route::Sessions => Self {
+                summary: "The user's live sessions",
+                description: "The one used last first; a use is noted at most once a minute.",
+                bearer: NeedsBearer::Yes,
+                request: None,
+                answer: Content::of::<sessions::Answer>(
+                    schemas,
+                    json!({ "sessions": [{
+                        "id": session_id,
+                        "created_at": 1_762_339_600,
+                        "last_used_at": 1_762_340_200,
+                        "ip": "203.0.113.7",
+                        "user_agent": "Mozilla/5.0",
+                        "amr": ["pwd"],
+                        "current": true,
+                    }] }),
+                ),
+                errors: &[ErrorCode::InvalidToken],
+            },
+            Route::EndOtherSessions => Self {
+                summary: "End all other sessions of the user",
+                description: "The session of the token goes on.",
+                bearer: NeedsBearer::Yes,
+                request: None,
+                answer: Content::nothing(),
+                errors: &[ErrorCode::InvalidToken],
+            },
+            Route::EndSession => Self {
+                summary: "End a session of the user",
+                description: "Also that of the token itself.",
+                bearer: NeedsBearer::Yes,
+                request: None,
+                answer: Content::nothing(),
+                errors: &[ErrorCode::InvalidToken, ErrorCode::NotFound],
+            },
+            Route::Introspect => Self {
+                summary: "What a token is worth now (RFC 7662)",
+                description: "For the ServiceAccounts that the App lists as administrators, whatever their role. What is \
+                    not a token of this App with a live session, a refresh token that was replaced too, is \
+                    `{\"active\": false}` and no more.",
+                bearer: NeedsBearer::InCluster,
+                request: Some(Content::or_form::<introspect::Request>(schemas, json!({ "token": token }))),
+                answer: Content::of::<introspect::Answer<'static>>(
+                    schemas,
+                    json!({
+                        "active": true,
+                        "token_type": "Bearer",
+                        "iss": "https://auth.example.com/shop",
+                        "client_id": "shop",
+                        "sub": local_id,
+                        "sid": session_id,
+                        "email": "ada@example.com",
+                        "email_verified": true,
+                        "name": "Ada Lovelace",
+                        "auth_time": 1_762_339_600,
+                        "amr": ["pwd"],
+                        "aud": "shop",
+                        "iat": 1_762_339_600,
+                        "exp": 1_762_340_474,
+                        "jti": "019a8452-a0b1-7c2d-8e3f-405162738495",
+                    }),
+                ),
+                errors: &[ErrorCode::InvalidClient],
+            },
+            Route::Authorize | Route::AuthorizeBelow => Self {
+                summary: "The gate for ingresses: whether the token is that of a live session",
+                description: "By any method, whatever the body. Without CORS: OPTIONS needs a token too. A session that \
+                    ends is refused within a second.",
+                bearer: NeedsBearer::Yes,
+                request: None,
+                answer: Content::none(),
+                errors: &[ErrorCode::InvalidToken],
+            },
+            Route::Activity => Self {
+                summary: "What happened to the user's account lately",
+                description: "The newest 100 events: log-ins, changes, and refusals, which are counted by quarters of an \
+                    hour and shown when theirs is over.",
+                bearer: NeedsBearer::Yes,
+                request: None,
+                answer: Content::of::<activity::Answer>(
+                    schemas,
+                    json!({ "events": [
+                        {
+                            "at": 1_762_339_600, "kind": "logged_in", "ip": "203.0.113.7", "session_id": session_id,
+                            "count": 1,
+                        },
+                        {
+                            "at": 1_762_338_600, "kind": "login_refused", "ip": "198.51.100.23", "session_id": null,
+                            "count": 4,
+                        },
+                    ] }),
+                ),
+                errors: &[ErrorCode::InvalidToken],
+            },
             Route::Jwks => Self {
                 summary: "The keys that tokens of the App are signed with",
                 description: "A JWK Set (RFC 7517), with keys published ahead and keys retired.",
@@ -268,6 +441,7 @@ impl Operation {
                         "y": "x_FEzRu9m36HLN_tue659LNpXW6pCyStikYjKIWI5a0",
                     }] }),
                     required: true,
+                    form: false,
                 },
                 errors: &[],
             },
@@ -312,6 +486,7 @@ impl Operation {
                     schema: schemars::json_schema!({ "type": "object" }),
                     example: json!({ "openapi": "3.1.0" }),
                     required: true,
+                    form: false,
                 },
                 errors: &[],
             },
@@ -319,16 +494,28 @@ impl Operation {
     }
 
     fn render(self, route: Route, error: &Schema) -> Value {
-        let success = match route.verb() {
-            Verb::Post => &["X-Request-Id", "Cache-Control"][..],
-            Verb::Get => &["X-Request-Id", "Cache-Control", "ETag"][..],
+        let public = route.verb() == Verb::Get && matches!(self.bearer, NeedsBearer::No);
+        let success = if public {
+            &["X-Request-Id", "Cache-Control", "ETag"][..]
+        } else if route.verb() == Verb::Any {
+            &[
+                "X-Request-Id",
+                "Cache-Control",
+                "X-Auth-User-Id",
+                "X-Auth-Email",
+                "X-Auth-Email-Verified",
+                "X-Auth-Name",
+                "X-Auth-Session-Id",
+            ][..]
+        } else {
+            &["X-Request-Id", "Cache-Control"][..]
         };
         let mut responses = Map::new();
         responses.insert(
             "200".to_owned(),
             json!({ "description": "Done.", "headers": named(success), "content": self.answer.render() }),
         );
-        if route.verb() == Verb::Get {
+        if public {
             let kept = json!({ "description": "The document is the one that `If-None-Match` names.", "headers": named(success) });
             responses.insert("304".to_owned(), kept);
         }
@@ -351,6 +538,7 @@ impl Operation {
                 NeedsBearer::No => json!([]),
                 NeedsBearer::Optional => json!([{}, { "bearer": [] }]),
                 NeedsBearer::Yes => json!([{ "bearer": [] }]),
+                NeedsBearer::InCluster => json!([{ "serviceAccount": [] }]),
             },
             "responses": responses,
         });
@@ -411,11 +599,35 @@ fn named(headers: &[&str]) -> Map<String, Value> {
 
 impl Content {
     fn of<T: JsonSchema>(schemas: &mut SchemaGenerator, example: Value) -> Self {
-        Self { schema: schemas.subschema_for::<T>(), example, required: true }
+        Self { schema: schemas.subschema_for::<T>(), example, required: true, form: false }
+    }
+
+    /// Of a request that may be a form as well.
+    fn or_form<T: JsonSchema>(schemas: &mut SchemaGenerator, example: Value) -> Self {
+        Self { form: true, ..Self::of::<T>(schemas, example) }
+    }
+
+    /// `{}`: a call without data, or an answer with nothing to say.
+    fn nothing() -> Self {
+        let schema = schemars::json_schema!({ "type": "object", "maxProperties": 0 });
+        Self { schema, example: json!({}), required: false, form: false }
+    }
+
+    /// No body.
+    fn none() -> Self {
+        Self { schema: Schema::default(), example: Value::Null, required: false, form: false }
     }
 
     fn render(&self) -> Value {
-        json!({ "application/json": { "schema": self.schema, "example": self.example } })
+        if self.example.is_null() {
+            return json!({});
+        }
+        let media = json!({ "schema": self.schema, "example": self.example });
+        if self.form {
+            json!({ "application/json": media, "application/x-www-form-urlencoded": media })
+        } else {
+            json!({ "application/json": media })
+        }
     }
 }
 
@@ -468,12 +680,18 @@ mod tests {
         }
     }
 
+    /// The ids of a path's operations.
+    fn methods(item: &Value) -> Vec<&str> {
+        item.as_object().unwrap().values().filter_map(|operation| operation["operationId"].as_str()).collect()
+    }
+
     #[test]
     fn every_route_is_described() {
         let document = made();
-        for route in Route::ALL {
-            assert!(document["paths"].get(route.template()).is_some(), "{}", route.template());
-        }
-        assert_eq!(document["paths"].as_object().unwrap().len(), Route::ALL.len());
+        let mut operations: Vec<_> = document["paths"].as_object().unwrap().values().flat_map(methods).collect();
+        operations.sort();
+        let mut names: Vec<_> = Route::ALL.iter().map(|route| route.name()).collect();
+        names.sort();
+        assert_eq!(operations, names);
     }
 }

@@ -10,14 +10,14 @@ use super::{
     door::{Endpoints, Lookup},
     error::Problem,
     handlers::{
-        discovery,
+        activity, authorize, discovery,
         email::{confirm, confirm_password, forgot_password, login, register, verify},
-        jwks,
+        introspect, jwks, revoke, sessions, token,
     },
     openapi,
     request::Inbound,
     response::{self, Response},
-    routes::{Matched, Route},
+    routes::Route,
 };
 use crate::{domain::app::App, state::State};
 
@@ -42,19 +42,18 @@ impl<S: Ports> Endpoints for Public<S> {
     const LISTENER: &'static str = "public";
 
     fn find(&self, method: &Method, path: &str) -> Lookup<Route> {
-        let Some(Matched { route, app }) = Route::of(path) else { return Lookup::Nothing };
-        let app = match app.map(|id| self.state.apps.get(id)) {
-            Some(None) => return Lookup::NoApp { route },
+        let Some(matched) = Route::of(path) else { return Lookup::Nothing };
+        let route = matched.route(method);
+        let app = match matched.app.map(|id| self.state.apps.get(id)) {
+            Some(None) => return Lookup::NoApp { route: route.unwrap_or(matched.first()) },
             Some(Some(app)) => Some(app),
             None => None,
         };
-        let allow = route.verb().allow();
-        if route.verb().admits(method) {
-            Lookup::Route { route, app }
-        } else if method == Method::OPTIONS {
-            Lookup::Options { route, app, allow }
-        } else {
-            Lookup::WrongMethod { route, app, allow }
+        let allow = matched.allow();
+        match route {
+            Some(route) => Lookup::Route { route, app, item: matched.item.map(str::to_owned) },
+            None if method == Method::OPTIONS => Lookup::Options { route: matched.first(), app, allow },
+            None => Lookup::WrongMethod { route: matched.first(), app, allow },
         }
     }
 
@@ -62,27 +61,22 @@ impl<S: Ports> Endpoints for Public<S> {
         route.name()
     }
 
-    fn is_noise(_: Route) -> bool {
-        false
+    /// The ingress, which asks the gate at every request, has a log of its own.
+    fn is_noise(route: Route) -> bool {
+        matches!(route, Route::Authorize | Route::AuthorizeBelow)
+    }
+
+    /// Pages do not call the gate: what it answered about an origin would be the ingress's answer.
+    fn has_cors(route: Route) -> bool {
+        !matches!(route, Route::Authorize | Route::AuthorizeBelow)
     }
 
     async fn call(&self, route: Route, app: Option<Arc<App>>, request: Inbound) -> Result<Response, Problem> {
         let state = &*self.state;
         let base = &state.settings.base_url;
+        let openapi = |request: &Inbound| Ok(response::document(self.openapi.clone(), &request.headers));
         let Some(app) = app else {
-            return match route {
-                Route::OpenApi => Ok(response::document(self.openapi.clone(), &request.headers)),
-                Route::Login
-                | Route::Register
-                | Route::Verify
-                | Route::Confirm
-                | Route::ForgotPassword
-                | Route::ConfirmPassword
-                | Route::Jwks
-                | Route::OpenIdConfiguration
-                | Route::AuthorizationServer
-                | Route::AuthorizationServerOfApp => Err(Problem::app_not_found()),
-            };
+            return if route == Route::OpenApi { openapi(&request) } else { Err(Problem::app_not_found()) };
         };
         let app = &*app;
         match route {
@@ -92,12 +86,21 @@ impl<S: Ports> Endpoints for Public<S> {
             Route::Confirm => confirm::handle(state, app, request).await,
             Route::ForgotPassword => forgot_password::handle(state, app, request).await,
             Route::ConfirmPassword => confirm_password::handle(state, app, request).await,
+            Route::Token => token::handle(state, app, request).await,
+            Route::Revoke => revoke::handle(state, app, request).await,
+            Route::Logout => sessions::log_out(state, app, request).await,
+            Route::Sessions => sessions::list(state, app, request).await,
+            Route::EndOtherSessions => sessions::end_others(state, app, request).await,
+            Route::EndSession => sessions::end(state, app, request).await,
+            Route::Introspect => introspect::handle(state, app, request).await,
+            Route::Authorize | Route::AuthorizeBelow => authorize::handle(state, app, request).await,
+            Route::Activity => activity::handle(state, app, request).await,
             Route::Jwks => jwks::handle(app, &request),
             Route::OpenIdConfiguration => discovery::openid_configuration(base, app, &request),
             Route::AuthorizationServer | Route::AuthorizationServerOfApp => {
                 discovery::authorization_server(base, app, &request)
             }
-            Route::OpenApi => Ok(response::document(self.openapi.clone(), &request.headers)),
+            Route::OpenApi => openapi(&request),
         }
     }
 }

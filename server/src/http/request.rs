@@ -4,7 +4,7 @@ use std::{borrow::Cow, cell::Cell, fmt, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use http::{
-    HeaderMap, StatusCode,
+    HeaderMap, StatusCode, Uri,
     header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE},
 };
 use http_body_util::BodyExt;
@@ -29,6 +29,9 @@ pub const MAX_DEPTH: usize = 16;
 /// A request that has found its route.
 pub struct Inbound {
     pub headers: HeaderMap,
+    pub uri: Uri,
+    /// What of the path says what it is about, beside the App.
+    pub item: Option<String>,
     pub body: Incoming,
     /// The body must be whole in this time.
     pub body_time: Duration,
@@ -45,6 +48,16 @@ pub trait RequestBody: Sized + JsonSchema {
 pub trait FromField: Sized {
     /// Reads what was sent, which is not empty.
     fn read(text: &str) -> Result<Self, BadField>;
+
+    fn schema() -> Schema;
+}
+
+/// A field as a body declares it: a value, or an `Option` of one where it may be left out.
+pub trait Field: Sized {
+    const REQUIRED: bool;
+
+    /// None where what is there is bad, which `fields` has then noted.
+    fn take(fields: &mut Fields, name: &'static str) -> Option<Self>;
 
     fn schema() -> Schema;
 }
@@ -72,7 +85,7 @@ macro_rules! request_body {
         impl $crate::http::request::RequestBody for $name {
             fn read(fields: &mut $crate::http::request::Fields) -> Option<Self> {
                 // All are read before any is asked for, so that every bad one is noted.
-                $(let $field = fields.take::<$type>(stringify!($field));)+
+                $(let $field = <$type as $crate::http::request::Field>::take(fields, stringify!($field));)+
                 Some(Self { $($field: $field?,)+ })
             }
         }
@@ -87,7 +100,8 @@ macro_rules! request_body {
                     $((
                         stringify!($field),
                         concat!($($about),+).trim_ascii(),
-                        <$type as $crate::http::request::FromField>::schema(),
+                        <$type as $crate::http::request::Field>::schema(),
+                        <$type as $crate::http::request::Field>::REQUIRED,
                     )),+
                 ])
             }
@@ -97,15 +111,18 @@ macro_rules! request_body {
 pub(crate) use request_body;
 
 /// The schema of an object whose fields must all be there.
-pub fn object_schema<const N: usize>(fields: [(&'static str, &'static str, Schema); N]) -> Schema {
-    let required: Vec<_> = fields.iter().map(|(name, _, _)| *name).collect();
+pub fn object_schema<const N: usize>(fields: [(&'static str, &'static str, Schema, bool); N]) -> Schema {
+    let required: Vec<_> = fields.iter().filter(|(.., required)| *required).map(|(name, ..)| *name).collect();
     let mut properties = Map::new();
-    for (name, about, mut schema) in fields {
+    for (name, about, mut schema, _) in fields {
         schema.insert("description".to_owned(), about.into());
         properties.insert(name.to_owned(), schema.into());
     }
     json_schema!({ "type": "object", "properties": properties, "required": required })
 }
+
+/// Text that only the rules can judge, such as a token. What is wrong with it is told as of any other wrong value.
+pub struct Text(pub String);
 
 /// A code as it was typed. What has not the form of one is a wrong code like any other.
 pub struct CodeText(pub String);
@@ -115,12 +132,19 @@ pub struct CodeText(pub String);
 impl Inbound {
     /// The body's fields as the operation wants them.
     pub async fn read<T: RequestBody>(&mut self) -> Result<T, Problem> {
-        let object = self.object().await?;
-        let mut fields = Fields { object, bad: Vec::new() };
-        match T::read(&mut fields) {
-            Some(value) if fields.bad.is_empty() => Ok(value),
-            _ => Err(Problem::invalid_fields(fields.bad)),
-        }
+        fields(self.object().await?)
+    }
+
+    /// As [`Self::read`], and the body may be a form as well (RFC 6749, appendix B).
+    pub async fn read_form<T: RequestBody>(&mut self) -> Result<T, Problem> {
+        let form = match essence(&self.headers) {
+            Some(essence) if essence.eq_ignore_ascii_case("application/x-www-form-urlencoded") => {
+                uncoded(&self.headers)?;
+                form(&self.bytes().await?)?
+            }
+            Some(_) | None => self.object().await?,
+        };
+        fields(form)
     }
 
     /// Makes sure that there is no data: no body, or `{}`.
@@ -160,6 +184,37 @@ impl Inbound {
     }
 }
 
+fn fields<T: RequestBody>(object: Map<String, Value>) -> Result<T, Problem> {
+    let mut fields = Fields { object, bad: Vec::new() };
+    match T::read(&mut fields) {
+        Some(value) if fields.bad.is_empty() => Ok(value),
+        _ => Err(Problem::invalid_fields(fields.bad)),
+    }
+}
+
+/// The one media type of the body, without its parameters.
+fn essence(headers: &HeaderMap) -> Option<&str> {
+    let mut types = headers.get_all(CONTENT_TYPE).iter();
+    let (Some(only), None) = (types.next(), types.next()) else { return None };
+    only.to_str().ok()?.split(';').next().map(str::trim)
+}
+
+/// A form as an object of strings. A parameter must not come twice (RFC 6749, 3.2), and an empty one is as good as none.
+fn form(bytes: &[u8]) -> Result<Map<String, Value>, Problem> {
+    let mut object = Map::new();
+    for (name, value) in url::form_urlencoded::parse(bytes) {
+        // What is not UTF-8 has been replaced; nothing that a form of ours may hold has this character.
+        if name.contains(char::REPLACEMENT_CHARACTER) || value.contains(char::REPLACEMENT_CHARACTER) {
+            return Err(Problem::invalid_request("the body is not UTF-8"));
+        }
+        if object.insert(name.into_owned(), value.into_owned().into()).is_some() {
+            return Err(Problem::invalid_request("the body has a parameter twice"));
+        }
+    }
+    object.retain(|_, value| value != "");
+    Ok(object)
+}
+
 async fn collect(body: &mut Incoming) -> Result<Bytes, Problem> {
     let mut bytes = BytesMut::new();
     while let Some(frame) = body.frame().await {
@@ -197,9 +252,17 @@ fn content_type(headers: &HeaderMap) -> Result<(), Problem> {
             return refused("send JSON in UTF-8");
         }
     }
+    uncoded(headers)
+}
+
+fn uncoded(headers: &HeaderMap) -> Result<(), Problem> {
     let coded =
         headers.get_all(CONTENT_ENCODING).iter().any(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity"));
-    if coded { refused("send the body without Content-Encoding") } else { Ok(()) }
+    if coded {
+        let why = "send the body without Content-Encoding";
+        return Err(Problem::new(ErrorCode::UnsupportedMediaType, why));
+    }
+    Ok(())
 }
 
 // === strict JSON ===
@@ -333,6 +396,30 @@ impl Fields {
     }
 }
 
+impl<T: FromField> Field for T {
+    const REQUIRED: bool = true;
+
+    fn take(fields: &mut Fields, name: &'static str) -> Option<Self> {
+        fields.take(name)
+    }
+
+    fn schema() -> Schema {
+        <T as FromField>::schema()
+    }
+}
+
+impl<T: FromField> Field for Option<T> {
+    const REQUIRED: bool = false;
+
+    fn take(fields: &mut Fields, name: &'static str) -> Option<Self> {
+        if fields.object.contains_key(name) { fields.take(name).map(Some) } else { Some(None) }
+    }
+
+    fn schema() -> Schema {
+        T::schema()
+    }
+}
+
 impl BadField {
     pub fn new(code: FieldCode, message: impl Into<Cow<'static, str>>) -> Self {
         Self { code, message: message.into() }
@@ -379,6 +466,16 @@ impl FromField for Password {
 
     fn schema() -> Schema {
         json_schema!({ "type": "string", "format": "password", "minLength": 1 })
+    }
+}
+
+impl FromField for Text {
+    fn read(text: &str) -> Result<Self, BadField> {
+        Ok(Self(text.to_owned()))
+    }
+
+    fn schema() -> Schema {
+        json_schema!({ "type": "string", "minLength": 1 })
     }
 }
 

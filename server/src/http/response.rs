@@ -37,6 +37,11 @@ pub fn json<T: Serialize>(body: &T) -> Result<Response, Problem> {
     Ok(private(StatusCode::OK, bytes))
 }
 
+/// A call with nothing to say answers `{}`.
+pub fn nothing() -> Result<Response, Problem> {
+    Ok(private(StatusCode::OK, b"{}".to_vec()))
+}
+
 fn private(status: StatusCode, json: Vec<u8>) -> Response {
     let mut response = Response::new(full(json));
     *response.status_mut() = status;
@@ -49,6 +54,13 @@ fn private(status: StatusCode, json: Vec<u8>) -> Response {
 pub fn empty(status: StatusCode) -> Response {
     let mut response = Response::new(full(Bytes::new()));
     *response.status_mut() = status;
+    response
+}
+
+/// The same for an answer that nobody may keep.
+pub fn private_empty(status: StatusCode) -> Response {
+    let mut response = empty(status);
+    response.headers_mut().insert(CACHE_CONTROL, NO_STORE);
     response
 }
 

@@ -31,7 +31,8 @@ use crate::{
         email::Email,
         mail::{EpochNews, Mail, MailKind},
         ports::{Carried, Claimed, Codes, Outcome, Sessions, StoreError, Task, Users},
-        user::User,
+        session::Profile,
+        user::{User, UserId},
     },
 };
 
@@ -215,15 +216,41 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> Delivery<S> {
     }
 
     async fn carry_epoch(&self, claimed: &Claimed, news: &EpochNews) -> Outcome {
-        let error = match self.stores.raise_epoch(&claimed.app, news).await {
+        let profile = match self.profile(claimed, news.user).await {
+            Ok(profile) => profile,
+            Err(error) => return self.carry_again(claimed, unreached(&error)),
+        };
+        match self.stores.raise_epoch(&claimed.app, news, profile.as_ref()).await {
             Ok(Carried::Safely) => {
                 self.metrics.epoch(Fate::Sent);
-                return Outcome::Done;
+                Outcome::Done
             }
-            Ok(Carried::Unconfirmed) => "no replica of Redis has it yet",
-            Err(StoreError::Unavailable { .. }) => "Redis is away",
-            Err(StoreError::Unexpected { .. }) => "Redis answered something unexpected",
+            Ok(Carried::Unconfirmed) => self.carry_again(claimed, "no replica of Redis has it yet"),
+            Err(error) => self.carry_again(claimed, unreached(&error)),
+        }
+    }
+
+    async fn carry_profile(&self, claimed: &Claimed, user: UserId) -> Outcome {
+        let carried = match self.profile(claimed, user).await {
+            Ok(Some(profile)) => self.stores.put_profile(&claimed.app, user, &profile).await,
+            Ok(None) => Ok(()),
+            Err(error) => Err(error),
         };
+        match carried {
+            Ok(()) => {
+                self.metrics.epoch(Fate::Sent);
+                Outcome::Done
+            }
+            Err(error) => self.carry_again(claimed, unreached(&error)),
+        }
+    }
+
+    /// What tokens say of the user now; none where the user is gone.
+    async fn profile(&self, claimed: &Claimed, user: UserId) -> Result<Option<Profile>, StoreError> {
+        Ok(self.stores.user(&claimed.app, user).await?.map(|user| user.profile()))
+    }
+
+    fn carry_again(&self, claimed: &Claimed, error: &str) -> Outcome {
         self.metrics.epoch(Fate::Retried);
         let wait = backoff::for_epoch(claimed.attempts, self.env.unit());
         Outcome::Retry { at: self.env.now() + wait, error: error.to_owned() }
@@ -235,11 +262,19 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> Courier for Delivery<S
         match &claimed.task {
             Task::Mail(mail) => self.mail(claimed, mail).await,
             Task::CarryEpoch(news) => self.carry_epoch(claimed, news).await,
+            Task::CarryProfile(user) => self.carry_profile(claimed, *user).await,
         }
     }
 
     fn tidy(&self) {
         self.relays.close_idle();
+    }
+}
+
+fn unreached(error: &StoreError) -> &'static str {
+    match error {
+        StoreError::Unavailable { .. } => "a store is away",
+        StoreError::Unexpected { .. } => "a store answered something unexpected",
     }
 }
 
@@ -339,11 +374,13 @@ mod tests {
     use super::*;
     use crate::{
         domain::{
+            audit::Event,
             code::CodeKey,
             password::PasswordHash,
             ports::{Changed, Confirmation, Creation, NewUser, PasswordReset},
-            session::{NewSession, Opening, Session, SessionId},
-            user::{Epoch, UserId},
+            session::{LiveSession, NewSession, Opening, RefreshRules, Refreshed, SessionId, SessionInfo},
+            token::RefreshToken,
+            user::Epoch,
         },
         fixtures,
         mail::{InstallRelay, relay::tests::relay as listener},
@@ -363,6 +400,7 @@ mod tests {
             contested: false,
             disabled: false,
             epoch: Epoch(3),
+            version: 1,
             created_at: datetime!(2026-02-01 09:30 UTC),
         }
     }
@@ -505,6 +543,7 @@ mod tests {
             _: Epoch,
             _: bool,
             _: Option<Mail>,
+            _: Event,
         ) -> Result<(), StoreError> {
             unreachable!("a mail changes no user")
         }
@@ -543,12 +582,40 @@ mod tests {
             unreachable!("a mail opens no session")
         }
 
-        async fn session(&self, _: &AppId, _: UserId, _: SessionId) -> Result<Option<Session>, StoreError> {
+        async fn session(&self, _: &AppId, _: UserId, _: SessionId) -> Result<Option<LiveSession>, StoreError> {
             unreachable!("a mail reads no session")
         }
 
-        async fn raise_epoch(&self, _: &AppId, _: &EpochNews) -> Result<Carried, StoreError> {
+        async fn sessions(&self, _: &AppId, _: UserId) -> Result<Vec<SessionInfo>, StoreError> {
+            unreachable!("a mail reads no session")
+        }
+
+        async fn refresh(&self, _: &AppId, _: &RefreshToken, _: &RefreshRules) -> Result<Refreshed, StoreError> {
+            unreachable!("a mail refreshes nothing")
+        }
+
+        async fn end_session(&self, _: &AppId, _: UserId, _: SessionId) -> Result<bool, StoreError> {
+            unreachable!("a mail ends no session")
+        }
+
+        async fn end_other_sessions(&self, _: &AppId, _: UserId, _: SessionId) -> Result<Vec<SessionId>, StoreError> {
+            unreachable!("a mail ends no session")
+        }
+
+        async fn raise_epoch(
+            &self,
+            _: &AppId,
+            _: &EpochNews,
+            profile: Option<&Profile>,
+        ) -> Result<Carried, StoreError> {
+            assert_eq!(profile.map(|profile| profile.version), self.user.as_ref().map(|user| user.version));
             self.carried.map_or_else(away, Ok)
+        }
+
+        async fn put_profile(&self, _: &AppId, user: UserId, profile: &Profile) -> Result<(), StoreError> {
+            let known = self.user.as_ref().unwrap();
+            assert_eq!((user, profile), (known.id, &known.profile()));
+            self.carried.map_or_else(away, |_| Ok(()))
         }
     }
 

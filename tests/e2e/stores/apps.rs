@@ -7,9 +7,10 @@ use latchkey_server::{
     config::Apps,
     deletion,
     domain::{
+        audit::EventKind,
         mail::EpochNews,
         ports::{Creation, NewUser, Sessions, StoreError, Users},
-        session::{Amr, NewSession, Opening, SessionId},
+        session::{Amr, NewSession, Opening, Profile, SessionId},
         user::{Epoch, UserId},
     },
     store::{
@@ -26,7 +27,7 @@ use tokio::{
 };
 use uuid::Uuid;
 
-use super::{Fixture, LIMIT, a_mail, a_new_user, an_app, now};
+use super::{Fixture, LIMIT, a_mail, a_new_user, an_app, an_event, now};
 
 fn a_claim(fixture: &Fixture, namespace: &str) -> Claim {
     Claim { app: fixture.app.clone(), namespace: namespace.to_owned(), incarnation: Some("i1".to_owned()), handover: 0 }
@@ -51,6 +52,7 @@ async fn open(fixture: &Fixture, user: UserId) -> SessionId {
         id,
         user,
         epoch: Epoch(1),
+        profile: Profile { version: 1, email: None, email_verified: false, name: "Ada".to_owned() },
         amr: Amr::Password,
         auth_time: now(),
         ends_at: now() + time::Duration::days(1),
@@ -207,7 +209,8 @@ async fn nobody_registers_at_an_app_that_is_being_deleted() {
     assert_eq!(fixture.stores.delete_users(&claim, 1, || true).await.unwrap(), Deleting::Some);
     let refused = register(&fixture, 1).await.unwrap_err();
     assert!(matches!(refused, StoreError::Unavailable { .. }), "{refused:?}");
-    let again = fixture.stores.registered_again(&fixture.app, user.id, Epoch(1), true, Some(a_mail(None))).await;
+    let event = an_event(EventKind::RegisteredAgain, user.id);
+    let again = fixture.stores.registered_again(&fixture.app, user.id, Epoch(1), true, Some(a_mail(None)), event).await;
     assert!(matches!(again, Err(StoreError::Unavailable { .. })), "{again:?}");
     assert_eq!(fixture.count("SELECT count(*) FROM users").await, 0);
     assert_eq!(fixture.count("SELECT count(*) FROM outbox").await, 0);
@@ -293,7 +296,7 @@ async fn the_epoch_of_a_deleted_user_is_forgotten() {
     claimed(&fixture, &claim).await;
     let user = register(&fixture, 0).await.unwrap();
     let news = EpochNews { user: user.id, epoch: Epoch(5), keep: None };
-    fixture.stores.raise_epoch(&fixture.app, &news).await.unwrap();
+    fixture.stores.raise_epoch(&fixture.app, &news, None).await.unwrap();
     delete_all(&fixture, &claim, 9).await;
     // Redis would refuse a session of an older epoch.
     open(&fixture, user.id).await;

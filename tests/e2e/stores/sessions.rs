@@ -1,10 +1,14 @@
 //! Sessions and epochs: what is there, what ends, and that an epoch never falls.
 
+use latchkey_crds::rendered::Window;
 use latchkey_server::{
     domain::{
         mail::EpochNews,
         ports::{Carried, Sessions},
-        session::{Amr, NewSession, Opening, Session, SessionId},
+        session::{
+            Amr, LiveSession, NewSession, Opening, Profile, RefreshRules, Refreshed, Renewal, Session, SessionId,
+        },
+        token::RefreshToken,
         user::{Epoch, UserId},
     },
     store::Stores,
@@ -17,11 +21,17 @@ use super::{Fixture, LIMIT, a_user_id, an_app, now, stores};
 
 const IDLE_SECONDS: u32 = 3600;
 
+fn a_profile(version: i64, name: &str) -> Profile {
+    let email = Some("ada@example.com".to_owned());
+    Profile { version, email, email_verified: true, name: name.to_owned() }
+}
+
 fn a_session(user: UserId, epoch: i64) -> NewSession {
     NewSession {
         id: SessionId(Uuid::from_u128(rand::random())),
         user,
         epoch: Epoch(epoch),
+        profile: a_profile(1, "Ada"),
         amr: Amr::Password,
         auth_time: now(),
         ip: "2001:db8::1".to_owned(),
@@ -39,12 +49,16 @@ async fn opened(fixture: &Fixture, user: UserId, epoch: i64) -> NewSession {
 
 async fn epoch_of(stores: &Stores, fixture: &Fixture, session: &NewSession) -> Option<i64> {
     let session = stores.session(&fixture.app, session.user, session.id).await.unwrap();
-    session.map(|session| session.epoch.0)
+    session.map(|live| live.session.epoch.0)
 }
 
 async fn raise(fixture: &Fixture, user: UserId, epoch: i64, keep: Option<SessionId>) {
     let news = EpochNews { user, epoch: Epoch(epoch), keep };
-    assert_eq!(fixture.stores.raise_epoch(&fixture.app, &news).await.unwrap(), Carried::Safely, "there is no replica");
+    assert_eq!(
+        fixture.stores.raise_epoch(&fixture.app, &news, Some(&a_profile(1, "Ada"))).await.unwrap(),
+        Carried::Safely,
+        "there is no replica"
+    );
 }
 
 #[tokio::test]
@@ -52,7 +66,8 @@ async fn an_opened_session_is_there_for_its_user_and_app_only() {
     let fixture = Fixture::new().await;
     let new = opened(&fixture, a_user_id(), 3).await;
     let stores = &fixture.stores;
-    let seen = stores.session(&fixture.app, new.user, new.id).await.unwrap().unwrap();
+    let LiveSession { session: seen, profile } = stores.session(&fixture.app, new.user, new.id).await.unwrap().unwrap();
+    assert_eq!(profile, new.profile);
     let opened = Session::opened(&new);
     assert_eq!((seen.id, seen.user, seen.epoch), (opened.id, opened.user, opened.epoch));
     assert_eq!((seen.generation, seen.amr), (1, Amr::Password));
@@ -178,7 +193,7 @@ async fn everything_about_sessions_has_an_end_in_redis() {
     for key in keys {
         let lives: i64 = ::redis::cmd("TTL").arg(&key).query_async(&mut redis).await.unwrap();
         assert!(lives > 0, "{key} lives {lives} s");
-        if key.ends_with(":epoch") {
+        if key.ends_with(":user") {
             assert!(lives > 730 * 24 * 60 * 60, "an epoch outlives the longest session: {lives} s");
         }
     }
@@ -200,15 +215,170 @@ async fn an_epoch_is_carried_safely_only_when_a_replica_has_it() {
     let (app, user) = (an_app(), a_user_id());
     let news = |epoch| EpochNews { user, epoch: Epoch(epoch), keep: None };
     eventually("a replica acknowledges", LIMIT, async || {
-        let carried = stores.raise_epoch(&app, &news(2)).await.unwrap();
+        let carried = stores.raise_epoch(&app, &news(2), None).await.unwrap();
         (carried == Carried::Safely).then_some(())
     })
     .await;
     replica.process().signal(rustix::process::Signal::STOP);
     let started = std::time::Instant::now();
-    assert_eq!(stores.raise_epoch(&app, &news(3)).await.unwrap(), Carried::Unconfirmed);
+    assert_eq!(stores.raise_epoch(&app, &news(3), None).await.unwrap(), Carried::Unconfirmed);
     assert!(started.elapsed() < std::time::Duration::from_secs(1), "took {:?}", started.elapsed());
     // Opening goes on without, and calls that wait for nobody are not held up.
     assert_eq!(stores.open_session(&app, &a_session(user, 3)).await.unwrap(), Opening::Opened);
     replica.process().signal(rustix::process::Signal::CONT);
+}
+
+async fn name_of(fixture: &Fixture, session: &NewSession) -> String {
+    fixture.stores.session(&fixture.app, session.user, session.id).await.unwrap().unwrap().profile.name
+}
+
+#[tokio::test]
+async fn an_older_profile_never_replaces_a_newer_one() {
+    let fixture = Fixture::new().await;
+    let user = a_user_id();
+    let session = opened(&fixture, user, 1).await;
+    fixture.stores.put_profile(&fixture.app, user, &a_profile(3, "Third")).await.unwrap();
+    assert_eq!(name_of(&fixture, &session).await, "Third");
+    fixture.stores.put_profile(&fixture.app, user, &a_profile(2, "Second")).await.unwrap();
+    assert_eq!(name_of(&fixture, &session).await, "Third");
+    // A login that read the user before the change, and a raised epoch that did.
+    opened(&fixture, user, 1).await;
+    assert_eq!(name_of(&fixture, &session).await, "Third");
+    raise(&fixture, user, 2, Some(session.id)).await;
+    assert_eq!(name_of(&fixture, &session).await, "Third");
+    fixture.stores.put_profile(&fixture.app, a_user_id(), &a_profile(2, "Nobody")).await.unwrap();
+}
+
+#[tokio::test]
+async fn nothing_is_kept_of_a_user_who_is_gone_but_the_epoch() {
+    let fixture = Fixture::new().await;
+    let user = a_user_id();
+    opened(&fixture, user, 1).await;
+    let news = EpochNews { user, epoch: Epoch(2), keep: None };
+    fixture.stores.raise_epoch(&fixture.app, &news, None).await.unwrap();
+    let mut redis = redis::Redis::shared().await.connect().await.unwrap();
+    let key = format!("lk:{{{}:{user}}}:user", fixture.app);
+    let fields: Vec<String> = ::redis::cmd("HGETALL").arg(&key).query_async(&mut redis).await.unwrap();
+    assert_eq!(fields, ["epoch", "2"]);
+}
+
+#[tokio::test]
+async fn a_user_lists_the_live_sessions_and_ends_them() {
+    let fixture = Fixture::new().await;
+    let user = a_user_id();
+    let (first, second, third) =
+        (opened(&fixture, user, 1).await, opened(&fixture, user, 1).await, opened(&fixture, user, 1).await);
+    opened(&fixture, a_user_id(), 1).await;
+    let listed = async || {
+        let sessions = fixture.stores.sessions(&fixture.app, user).await.unwrap();
+        assert!(sessions.iter().all(|info| info.ip == "2001:db8::1" && info.user_agent.as_deref() == Some("curl/8.0")));
+        let mut ids: Vec<_> = sessions.into_iter().map(|info| info.id.0).collect();
+        ids.sort();
+        ids
+    };
+    let mut all = vec![first.id.0, second.id.0, third.id.0];
+    all.sort();
+    assert_eq!(listed().await, all);
+    assert!(fixture.stores.end_session(&fixture.app, user, second.id).await.unwrap());
+    assert!(!fixture.stores.end_session(&fixture.app, user, second.id).await.unwrap(), "ended before");
+    assert!(!fixture.stores.end_session(&fixture.app, a_user_id(), first.id).await.unwrap(), "another's");
+    assert_eq!(epoch_of(&fixture.stores, &fixture, &second).await, None);
+    let ended = fixture.stores.end_other_sessions(&fixture.app, user, third.id).await.unwrap();
+    assert_eq!(ended, [first.id]);
+    assert_eq!(listed().await, [third.id.0]);
+    let later = fixture.later(Duration::seconds(i64::from(IDLE_SECONDS) + 1)).await;
+    assert!(later.sessions(&fixture.app, user).await.unwrap().is_empty());
+}
+
+/// Refreshes as `stores` see the time; what became of it, and the generation of the next token.
+async fn refreshed(stores: &Stores, fixture: &Fixture, session: &NewSession, generation: u64) -> (Refreshed, u64) {
+    let token = RefreshToken { user: session.user, session: session.id, generation };
+    let rules = RefreshRules { grace_seconds: 30, windows: Vec::new() };
+    let outcome = stores.refresh(&fixture.app, &token, &rules).await.unwrap();
+    let next = match &outcome {
+        Refreshed::Live(_, live) => live.session.generation,
+        Refreshed::Limited { .. } | Refreshed::Stolen | Refreshed::Gone => 0,
+    };
+    (outcome, next)
+}
+
+async fn renewal(stores: &Stores, fixture: &Fixture, session: &NewSession, generation: u64) -> (Renewal, u64) {
+    match refreshed(stores, fixture, session, generation).await {
+        (Refreshed::Live(renewal, _), next) => (renewal, next),
+        (other, _) => panic!("generation {generation}: {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_token_and_the_one_before_it_give_one_result_within_the_grace_time() {
+    let fixture = Fixture::new().await;
+    let session = opened(&fixture, a_user_id(), 1).await;
+    let stores = &fixture.stores;
+    assert_eq!(renewal(stores, &fixture, &session, 1).await, (Renewal::Next, 2));
+    for _ in 0..3 {
+        assert_eq!(renewal(stores, &fixture, &session, 1).await, (Renewal::Again, 2));
+    }
+    assert_eq!(renewal(stores, &fixture, &session, 2).await, (Renewal::Next, 3));
+    let soon = fixture.later(Duration::seconds(29)).await;
+    assert_eq!(renewal(&soon, &fixture, &session, 2).await, (Renewal::Again, 3));
+}
+
+#[tokio::test]
+async fn a_lost_answer_is_given_late_five_times_in_a_day_and_tabs_may_race_for_it() {
+    let fixture = Fixture::new().await;
+    let session = opened(&fixture, a_user_id(), 1).await;
+    assert_eq!(renewal(&fixture.stores, &fixture, &session, 1).await, (Renewal::Next, 2));
+    for time in 1..=5 {
+        let later = fixture.later(Duration::minutes(10 * time)).await;
+        assert_eq!(renewal(&later, &fixture, &session, 1).await, (Renewal::Late, 2), "time {time}");
+        assert_eq!(renewal(&later, &fixture, &session, 1).await, (Renewal::Again, 2), "time {time}");
+    }
+    let sixth = fixture.later(Duration::minutes(70)).await;
+    assert_eq!(refreshed(&sixth, &fixture, &session, 1).await.0, Refreshed::Stolen);
+    assert_eq!(refreshed(&sixth, &fixture, &session, 2).await.0, Refreshed::Gone, "for the honest one too");
+}
+
+#[tokio::test]
+async fn an_older_token_ends_the_session_and_a_newer_one_is_adopted() {
+    let fixture = Fixture::new().await;
+    let session = opened(&fixture, a_user_id(), 1).await;
+    let stores = &fixture.stores;
+    assert_eq!(renewal(stores, &fixture, &session, 7).await, (Renewal::Adopted, 8));
+    assert_eq!(renewal(stores, &fixture, &session, 7).await, (Renewal::Again, 8));
+    assert_eq!(refreshed(stores, &fixture, &session, 6).await.0, Refreshed::Stolen);
+    assert_eq!(epoch_of(stores, &fixture, &session).await, None);
+}
+
+#[tokio::test]
+async fn only_new_generations_count_for_the_limit() {
+    let fixture = Fixture::new().await;
+    let session = opened(&fixture, a_user_id(), 1).await;
+    let window = Window { count: 2, window_seconds: 60 };
+    let refresh = async |generation| {
+        let token = RefreshToken { user: session.user, session: session.id, generation };
+        let rules = RefreshRules { grace_seconds: 30, windows: vec![window] };
+        fixture.stores.refresh(&fixture.app, &token, &rules).await.unwrap()
+    };
+    for generation in [1, 1, 1, 2, 2] {
+        assert!(matches!(refresh(generation).await, Refreshed::Live(..)), "generation {generation}");
+    }
+    let limited = refresh(3).await;
+    assert!(matches!(limited, Refreshed::Limited { window: reached, .. } if reached == window), "{limited:?}");
+    assert!(matches!(refresh(2).await, Refreshed::Live(Renewal::Again, _)), "nothing was consumed");
+}
+
+#[tokio::test]
+async fn a_session_at_an_older_epoch_or_past_its_time_is_not_refreshed() {
+    let fixture = Fixture::new().await;
+    let session = opened(&fixture, a_user_id(), 1).await;
+    let idle = Duration::seconds(IDLE_SECONDS.into());
+    let half = fixture.later(idle / 2).await;
+    assert_eq!(renewal(&half, &fixture, &session, 1).await, (Renewal::Next, 2));
+    let then = fixture.later(idle + Duration::minutes(20)).await;
+    assert_eq!(renewal(&then, &fixture, &session, 2).await, (Renewal::Next, 3));
+    let end = fixture.later(Duration::minutes(181)).await;
+    assert_eq!(refreshed(&end, &fixture, &session, 3).await.0, Refreshed::Gone);
+    let session = opened(&fixture, a_user_id(), 1).await;
+    raise(&fixture, session.user, 2, None).await;
+    assert_eq!(refreshed(&fixture.stores, &fixture, &session, 1).await.0, Refreshed::Gone);
 }

@@ -197,7 +197,7 @@ impl Endpoints for Ops {
             _ => return Lookup::Nothing,
         };
         if method == Method::GET || method == Method::HEAD {
-            Lookup::Route { route, app: None }
+            Lookup::Route { route, app: None, item: None }
         } else {
             Lookup::WrongMethod { route, app: None, allow: "GET, HEAD" }
         }

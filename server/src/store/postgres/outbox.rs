@@ -26,8 +26,9 @@ use crate::{
     store::Stores,
 };
 
-/// The kind of the rows that carry an epoch; the others are named after their mail.
+/// The kinds of the rows that carry an epoch or a profile; the others are named after their mail.
 const EPOCH: &str = "epoch";
+const PROFILE: &str = "profile";
 /// The longest text of an error that is kept, as the table has it.
 const MAX_ERROR_CHARS: usize = 500;
 /// Where counting stops: more than that is a number to worry about, not one to know.
@@ -79,6 +80,8 @@ impl TryFrom<Row> for Claimed {
                 epoch: Epoch(epoch),
                 keep: row.keep_session.map(SessionId),
             })
+        } else if row.kind == PROFILE {
+            Task::CarryProfile(UserId(row.user_id.ok_or(Fault::unreadable())?))
         } else {
             let kind = MailKind::ALL.into_iter().find(|kind| kind.as_str() == row.kind).ok_or(Fault::unreadable())?;
             let requested_at = row.requested_at.unwrap_or(row.created_at);
@@ -180,7 +183,8 @@ async fn claim(
     if !anything_due(connection).await? {
         return Ok(Vec::new());
     }
-    let kinds: Vec<String> = MailKind::ALL.iter().map(|kind| kind.as_str()).chain([EPOCH]).map(str::to_owned).collect();
+    let kinds: Vec<String> =
+        MailKind::ALL.iter().map(|kind| kind.as_str()).chain([EPOCH, PROFILE]).map(str::to_owned).collect();
     let mut transaction = connection.begin().await?;
     // One claims at a time. The claim itself is a second statement, so that it sees what the one before it has taken.
     sqlx::query!("SELECT one FROM outbox_claims FOR UPDATE").fetch_one(&mut *transaction).await?;

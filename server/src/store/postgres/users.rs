@@ -5,9 +5,10 @@ use time::OffsetDateTime;
 use tokio::time::timeout_at;
 use uuid::Uuid;
 
-use super::errors::Fault;
+use super::{audit::EventColumns, errors::Fault};
 use crate::{
     domain::{
+        audit::Event,
         email::Email,
         mail::{Mail, MailKind},
         password::PasswordHash,
@@ -26,6 +27,7 @@ struct Row {
     password_hash: Option<String>,
     contested: bool,
     epoch: i64,
+    version: i64,
     disabled_at: Option<OffsetDateTime>,
     created_at: OffsetDateTime,
 }
@@ -40,6 +42,7 @@ struct ChangedRow {
     password_hash: Option<String>,
     contested: bool,
     epoch: i64,
+    version: i64,
     disabled_at: Option<OffsetDateTime>,
     created_at: OffsetDateTime,
     was_contested: bool,
@@ -64,6 +67,7 @@ impl TryFrom<Row> for User {
             contested: row.contested,
             disabled: row.disabled_at.is_some(),
             epoch: Epoch(row.epoch),
+            version: row.version,
             created_at: row.created_at,
         })
     }
@@ -83,6 +87,7 @@ impl TryFrom<ChangedRow> for Changed {
             password_hash: row.password_hash,
             contested: row.contested,
             epoch: row.epoch,
+            version: row.version,
             disabled_at: row.disabled_at,
             created_at: row.created_at,
         };
@@ -113,7 +118,7 @@ impl Users for Stores {
         let (connection, until) = held.parts();
         let query = sqlx::query_as!(
             Row,
-            "SELECT id, email, email_verified_at, pending_email, name, password_hash, contested, epoch, disabled_at, \
+            "SELECT id, email, email_verified_at, pending_email, name, password_hash, contested, epoch, version, disabled_at, \
              created_at
              FROM users WHERE app_id = $1 AND id = $2",
             app.as_str(),
@@ -128,7 +133,7 @@ impl Users for Stores {
         let (connection, until) = held.parts();
         let query = sqlx::query_as!(
             Row,
-            "SELECT id, email, email_verified_at, pending_email, name, password_hash, contested, epoch, disabled_at, \
+            "SELECT id, email, email_verified_at, pending_email, name, password_hash, contested, epoch, version, disabled_at, \
              created_at
              FROM users WHERE app_id = $1 AND email_canonical = $2",
             app.as_str(),
@@ -140,6 +145,7 @@ impl Users for Stores {
 
     async fn create_user(&self, app: &AppId, user: NewUser, mail: Option<Mail>) -> Result<Creation, StoreError> {
         let (kind, to, requested_at) = columns(mail.as_ref());
+        let event = EventColumns::of(&user.event);
         let mut held = self.postgres.hold().await?;
         let (connection, until) = held.parts();
         // The lock on the App's row orders this with the deletion of its users: what is written here is seen by that, or
@@ -159,6 +165,9 @@ impl Users for Stores {
                 INSERT INTO outbox (app_id, kind, user_id, requested_at)
                 SELECT $1, $8, $9, $10 FROM made WHERE $8::text IS NOT NULL
                 RETURNING id
+            ), recorded AS (
+                INSERT INTO audit_events (app_id, id, at, kind, user_id, session_id, ip, detail)
+                SELECT $1, $12, $13, $14, id, $15, $16::text::inet, $17::text::jsonb FROM made
             ), told AS (
                 SELECT pg_notify('latchkey_outbox', '') FROM queued WHERE $11
             )
@@ -176,6 +185,12 @@ impl Users for Stores {
             to,
             requested_at,
             self.postgres.tells(),
+            event.id,
+            event.at,
+            event.kind,
+            event.session,
+            event.ip,
+            event.detail,
         );
         let answer = timeout_at(until, query.fetch_one(connection)).await;
         let answer = held.done(answer)?;
@@ -196,8 +211,10 @@ impl Users for Stores {
         epoch: Epoch,
         contest: bool,
         mail: Option<Mail>,
+        event: Event,
     ) -> Result<(), StoreError> {
         let (kind, to, requested_at) = columns(mail.as_ref());
+        let event = EventColumns::of(&event);
         let mut held = self.postgres.hold().await?;
         let (connection, until) = held.parts();
         // The row is written whatever comes of it, as `create_user` writes one.
@@ -215,6 +232,9 @@ impl Users for Stores {
                 SELECT $1, $5, $6, $7
                 WHERE $5::text IS NOT NULL AND NOT EXISTS (SELECT FROM gate WHERE state <> 'active')
                 RETURNING id
+            ), recorded AS (
+                INSERT INTO audit_events (app_id, id, at, kind, user_id, session_id, ip, detail)
+                SELECT $1, $9, $10, $11, id, $12, $13::text::inet, $14::text::jsonb FROM touched
             ), told AS (
                 SELECT pg_notify('latchkey_outbox', '') FROM queued WHERE $8
             )
@@ -229,6 +249,12 @@ impl Users for Stores {
             to,
             requested_at,
             self.postgres.tells(),
+            event.id,
+            event.at,
+            event.kind,
+            event.session,
+            event.ip,
+            event.detail,
         );
         let answer = timeout_at(until, query.fetch_one(connection)).await;
         if held.done(answer)?.closed {
@@ -261,6 +287,7 @@ impl Users for Stores {
     }
 
     async fn confirm_address(&self, app: &AppId, change: Confirmation) -> Result<Option<Changed>, StoreError> {
+        let event = EventColumns::of(&change.event);
         let mut held = self.postgres.hold().await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_as!(
@@ -274,6 +301,7 @@ impl Users for Stores {
                 UPDATE users
                 SET email_verified_at = coalesce(email_verified_at, $5),
                     epoch = epoch + 1,
+                    version = version + 1,
                     password_hash = CASE WHEN users.contested THEN NULL ELSE password_hash END,
                     contested = false,
                     updated_at = $5
@@ -286,9 +314,12 @@ impl Users for Stores {
             ), carried AS (
                 INSERT INTO outbox (app_id, kind, user_id, epoch, keep_session, due_at)
                 SELECT $1, 'epoch', id, epoch, $6, statement_timestamp() + make_interval(secs => $7) FROM changed
+            ), recorded AS (
+                INSERT INTO audit_events (app_id, id, at, kind, user_id, session_id, ip, detail)
+                SELECT $1, $8, $9, $10, id, $11, $12::text::inet, $13::text::jsonb FROM changed
             )
-            SELECT id, email, email_verified_at, pending_email, name, password_hash, contested, epoch, disabled_at,
-                created_at, was_contested
+            SELECT id, email, email_verified_at, pending_email, name, password_hash, contested, epoch, version,
+                disabled_at, created_at, was_contested
             FROM changed
             "#,
             app.as_str(),
@@ -298,12 +329,19 @@ impl Users for Stores {
             change.at,
             change.keep.map(|session| session.0),
             EPOCH_DELAY_SECONDS,
+            event.id,
+            event.at,
+            event.kind,
+            event.session,
+            event.ip,
+            event.detail,
         );
         let answer = timeout_at(until, query.fetch_optional(connection)).await;
         held.done(answer)?.map(Changed::try_from).transpose()
     }
 
     async fn reset_password(&self, app: &AppId, change: PasswordReset) -> Result<Option<Changed>, StoreError> {
+        let event = EventColumns::of(&change.event);
         let mut held = self.postgres.hold().await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_as!(
@@ -317,6 +355,7 @@ impl Users for Stores {
                 UPDATE users
                 SET email_verified_at = coalesce(email_verified_at, $5),
                     epoch = epoch + 1,
+                    version = version + 1,
                     password_hash = $6,
                     contested = false,
                     updated_at = $5
@@ -329,6 +368,9 @@ impl Users for Stores {
             ), carried AS (
                 INSERT INTO outbox (app_id, kind, user_id, epoch, due_at)
                 SELECT $1, 'epoch', id, epoch, statement_timestamp() + make_interval(secs => $7) FROM changed
+            ), recorded AS (
+                INSERT INTO audit_events (app_id, id, at, kind, user_id, session_id, ip, detail)
+                SELECT $1, $10, $11, $12, id, $13, $14::text::inet, $15::text::jsonb FROM changed
             ), queued AS (
                 INSERT INTO outbox (app_id, kind, user_id, requested_at)
                 SELECT $1, $8, id, $5 FROM changed
@@ -337,7 +379,7 @@ impl Users for Stores {
                 SELECT count(pg_notify('latchkey_outbox', '')) AS times FROM queued WHERE $9
             )
             SELECT id AS "id!", email, email_verified_at, pending_email, name AS "name!", password_hash,
-                contested AS "contested!", epoch AS "epoch!", disabled_at, created_at AS "created_at!",
+                contested AS "contested!", epoch AS "epoch!", version AS "version!", disabled_at, created_at AS "created_at!",
                 was_contested AS "was_contested!"
             FROM changed, told
             WHERE told.times >= 0
@@ -351,6 +393,12 @@ impl Users for Stores {
             EPOCH_DELAY_SECONDS,
             MailKind::PasswordChanged.as_str(),
             self.postgres.tells(),
+            event.id,
+            event.at,
+            event.kind,
+            event.session,
+            event.ip,
+            event.detail,
         );
         let answer = timeout_at(until, query.fetch_optional(connection)).await;
         let changed = held.done(answer)?.map(Changed::try_from).transpose()?;

@@ -19,7 +19,7 @@ use crate::{
     store::Stores,
 };
 
-/// Into how many parts a window is cut; take.lua has the same number.
+/// Into how many parts a window is cut; windows.lua has the same number.
 const PARTS: i64 = 50;
 /// How long an account knows a client address (contract, 7).
 const KNOWN_SECONDS: u32 = 30 * 24 * 60 * 60;
@@ -29,9 +29,9 @@ fn hashed(subject: &str) -> String {
     URL_SAFE_NO_PAD.encode(&digest(&SHA256, subject.as_bytes()).as_ref()[..18])
 }
 
-/// The windows of a check, one for each length: of two of one length the tighter counts.
-fn windows(check: &Check) -> Vec<Window> {
-    let mut windows = check.windows.clone();
+/// Windows, one for each length: of two of one length the tighter counts.
+pub(super) fn distinct(windows: &[Window]) -> Vec<Window> {
+    let mut windows = windows.to_vec();
     windows.sort_by_key(|window| (window.window_seconds, window.count));
     windows.dedup_by_key(|window| window.window_seconds);
     windows
@@ -45,7 +45,7 @@ fn counters(app: &AppId, check: &Check, windows: &[Window]) -> Vec<String> {
 }
 
 /// A part of a window, in milliseconds; exact, since windows are whole seconds.
-fn part_millis(window: &Window) -> i64 {
+pub(super) fn part_millis(window: &Window) -> i64 {
     i64::from(window.window_seconds) * 1000 / PARTS
 }
 
@@ -83,7 +83,7 @@ impl Limits for Stores {
         let redis = &self.redis;
         let mut commands = Pipeline::new();
         for check in &checks {
-            let windows = windows(check);
+            let windows = distinct(&check.windows);
             let mut arguments = vec![redis.offset_millis()];
             for window in &windows {
                 arguments.push(window.count.to_string());
@@ -99,7 +99,7 @@ impl Limits for Stores {
             match redis.read_answer(value)? {
                 Answer::Taken(at) => taken.0.push((check, at)),
                 Answer::Refused { window, wait } => {
-                    let window = *windows(&check).get(window).ok_or_else(|| redis.unreadable())?;
+                    let window = *distinct(&check.windows).get(window).ok_or_else(|| redis.unreadable())?;
                     let retry_after = wait.max(Duration::from_secs(1));
                     if limited.is_none_or(|limited| limited.retry_after < retry_after) {
                         limited = Some(Limited { limit: check.limit, window, retry_after });
@@ -122,7 +122,7 @@ impl Limits for Stores {
         }
         let mut commands = Pipeline::new();
         for (check, at) in &taken.0 {
-            let windows = windows(check);
+            let windows = distinct(&check.windows);
             let parts: Vec<String> = windows.iter().map(|window| (at / part_millis(window)).to_string()).collect();
             commands.add_command(call(&self.redis.scripts().give_back, &counters(app, check, &windows), &parts));
         }
@@ -164,7 +164,7 @@ mod tests {
             subject: "192.0.2.1".to_owned(),
             windows: LimitName::MailsPerRecipient.default_windows(),
         };
-        let keys = counters(&app, &check, &windows(&check));
+        let keys = counters(&app, &check, &distinct(&check.windows));
         assert_eq!(keys.len(), 2);
         let slot = |key: &str| key[key.find('{').unwrap()..=key.find('}').unwrap()].to_owned();
         assert_eq!(slot(&keys[0]), slot(&keys[1]));
@@ -180,6 +180,6 @@ mod tests {
             subject: String::new(),
             windows: vec![window(9, 60), window(100, 3600), window(5, 60)],
         };
-        assert_eq!(windows(&check), [window(5, 60), window(100, 3600)]);
+        assert_eq!(distinct(&check.windows), [window(5, 60), window(100, 3600)]);
     }
 }

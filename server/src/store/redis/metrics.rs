@@ -23,11 +23,18 @@ pub(super) enum Operation {
     TakeCode,
     OpenSession,
     GetSession,
+    Refresh,
+    ListSessions,
+    EndSession,
+    EndOtherSessions,
+    PutProfile,
     RaiseEpoch,
     TakeLimits,
     GiveBack,
     IsKnown,
     Remember,
+    CountRefusals,
+    WriteRefusals,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -57,11 +64,18 @@ impl Operation {
             Self::TakeCode => "take_code",
             Self::OpenSession => "open_session",
             Self::GetSession => "get_session",
+            Self::Refresh => "refresh",
+            Self::ListSessions => "list_sessions",
+            Self::EndSession => "end_session",
+            Self::EndOtherSessions => "end_other_sessions",
+            Self::PutProfile => "put_profile",
             Self::RaiseEpoch => "raise_epoch",
             Self::TakeLimits => "take_limits",
             Self::GiveBack => "give_back",
             Self::IsKnown => "is_known",
             Self::Remember => "remember",
+            Self::CountRefusals => "count_refusals",
+            Self::WriteRefusals => "write_refusals",
         }
     }
 }

@@ -1,6 +1,9 @@
-//! Codes, sessions and limits, in Redis: connections, scripts, and what errors mean.
+//! Codes, sessions, limits and refusals, in Redis: connections, scripts, and what errors mean.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use prometheus_client::registry::Registry;
 use redis::{Cmd, Pipeline, Script, Value};
@@ -15,6 +18,7 @@ mod errors;
 mod limits;
 mod link;
 mod metrics;
+pub(crate) mod refusals;
 mod sessions;
 
 pub use errors::{Fault, FaultKind};
@@ -51,6 +55,7 @@ pub enum ConnectError {
 #[derive(Clone)]
 pub struct Redis {
     shared: Arc<Shared>,
+    clock_offset: time::Duration,
 }
 
 struct Shared {
@@ -59,17 +64,40 @@ struct Shared {
     replicated: Replicated,
     scripts: Arc<Scripts>,
     metrics: Metrics,
-    clock_offset: time::Duration,
     watch: AbortHandle,
+    refusals: refusals::Counting,
 }
 
-/// Each touches the keys of one slot.
-struct Scripts {
-    open: Script,
-    get: Script,
-    raise: Script,
-    take: Script,
-    give_back: Script,
+/// Declares the scripts, each put together from its parts; each touches the keys of one slot.
+macro_rules! scripts {
+    ($($name:ident = $($part:literal)+;)+) => {
+        struct Scripts {
+            $($name: Script,)+
+        }
+
+        impl Scripts {
+            const CODES: &[&str] = &[$(concat!($(include_str!($part)),+)),+];
+
+            fn new() -> Self {
+                Self { $($name: Script::new(concat!($(include_str!($part)),+)),)+ }
+            }
+        }
+    };
+}
+
+scripts! {
+    open = "now.lua" "session.lua" "open.lua";
+    get = "now.lua" "session.lua" "get.lua";
+    refresh = "now.lua" "session.lua" "windows.lua" "refresh.lua";
+    list = "now.lua" "list.lua";
+    end = "now.lua" "session.lua" "end.lua";
+    end_others = "end_others.lua";
+    raise = "session.lua" "raise.lua";
+    profile = "session.lua" "profile.lua";
+    take = "now.lua" "windows.lua" "take.lua";
+    give_back = "give_back.lua";
+    refuse = "now.lua" "refuse.lua";
+    due = "now.lua" "due.lua";
 }
 
 // === impl Options ===
@@ -83,27 +111,11 @@ impl Options {
 // === impl Scripts ===
 
 impl Scripts {
-    fn new() -> Self {
-        Self {
-            open: Script::new(include_str!("open.lua")),
-            get: Script::new(include_str!("get.lua")),
-            raise: Script::new(include_str!("raise.lua")),
-            take: Script::new(include_str!("take.lua")),
-            give_back: Script::new(include_str!("give_back.lua")),
-        }
-    }
-
     /// Loads all of them, so that calls need only name them.
     fn load(&self) -> Pipeline {
         let mut pipeline = Pipeline::new();
-        for code in [
-            include_str!("open.lua"),
-            include_str!("get.lua"),
-            include_str!("raise.lua"),
-            include_str!("take.lua"),
-            include_str!("give_back.lua"),
-        ] {
-            pipeline.cmd("SCRIPT").arg("LOAD").arg(code);
+        for code in Self::CODES {
+            pipeline.cmd("SCRIPT").arg("LOAD").arg(*code);
         }
         pipeline
     }
@@ -127,8 +139,16 @@ impl Redis {
         let replicated = Replicated::new(&options.url, &scripts);
         let metrics = Metrics::new();
         let watch = tokio::spawn(watch_policy(Arc::clone(&link), metrics.clone())).abort_handle();
-        let clock_offset = options.clock_offset;
-        Ok(Self { shared: Arc::new(Shared { link, replicated, scripts, metrics, clock_offset, watch }) })
+        let shared = Arc::new_cyclic(|shared| {
+            let refusals = refusals::Counting::start(Weak::clone(shared), options.clock_offset);
+            Shared { link, replicated, scripts, metrics, watch, refusals }
+        });
+        Ok(Self { shared, clock_offset: options.clock_offset })
+    }
+
+    /// The same Redis over the same connections, so much later by its clock.
+    pub fn later(&self, by: time::Duration) -> Self {
+        Self { shared: Arc::clone(&self.shared), clock_offset: self.clock_offset + by }
     }
 
     /// Under names without a prefix: the registry is to be one of Redis's own.
@@ -141,7 +161,7 @@ impl Redis {
     }
 
     fn offset_millis(&self) -> String {
-        self.shared.clock_offset.whole_milliseconds().to_string()
+        self.clock_offset.whole_milliseconds().to_string()
     }
 
     /// Sends commands in one go; an answer for each.
@@ -149,6 +169,13 @@ impl Redis {
         let started = Instant::now();
         let answer = self.shared.link.send(commands, started + CALL_LIMIT).await;
         self.observed(operation, started, answer)
+    }
+
+    /// Sends one command; its answer.
+    async fn ask(&self, operation: Operation, command: Cmd) -> Result<Value, StoreError> {
+        let mut commands = Pipeline::new();
+        commands.add_command(command);
+        self.send(operation, &commands).await?.into_iter().next().ok_or_else(|| self.unreadable())
     }
 
     /// As `send`, for what must not be lost: whether a replica has it too, where there are any.

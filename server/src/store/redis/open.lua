@@ -1,20 +1,21 @@
--- Opens a session. KEYS: the user's epoch, the user's index of sessions, the session.
--- ARGV: offset (ms), epoch, session id, ends_at (ms), idle (ms), epoch's life (ms), most sessions, the sessions' key
--- without their id, then the session's fields and values.
-local now = redis.call('TIME')
-now = now[1] * 1000 + math.floor(now[2] / 1000) + ARGV[1]
+-- Opens a session. KEYS: the user, the user's index of sessions, the session.
+-- ARGV: offset (ms), epoch, session id, ends_at (ms), idle (ms), the user's life (ms), most sessions, the sessions' key
+-- without their id, the profile's version, address, whether it is verified and name, then the session's fields and
+-- values.
 local epoch = tonumber(ARGV[2])
-local stored = tonumber(redis.call('GET', KEYS[1]) or '0')
+local stored = tonumber(redis.call('HGET', KEYS[1], 'epoch') or '0')
 if stored > epoch then
   return 0
 end
-redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[6])
+redis.call('HSET', KEYS[1], 'epoch', ARGV[2])
+profile(KEYS[1], ARGV[9], ARGV[10], ARGV[11], ARGV[12])
+redis.call('PEXPIRE', KEYS[1], ARGV[6])
 
 local ends = tonumber(ARGV[4])
 local life = math.max(ends - now, 1)
 redis.call('DEL', KEYS[3])
-redis.call('HSET', KEYS[3], 'epoch', ARGV[2], 'n', 1, 'taken', now, 'resent', 0, 'created', now, 'used', now,
-  'ends', ARGV[4], 'idle', ARGV[5], unpack(ARGV, 9))
+redis.call('HSET', KEYS[3], 'epoch', ARGV[2], 'n', 1, 'taken', now, 'created', now, 'used', now,
+  'ends', ARGV[4], 'idle', ARGV[5], unpack(ARGV, 13))
 redis.call('PEXPIRE', KEYS[3], math.min(life, tonumber(ARGV[5])))
 
 -- The index: session ids by last use. What ran out by itself makes room first.

@@ -1,15 +1,21 @@
-//! Sessions and epochs: a hash for each session, an index of them and an epoch for each user, all in one slot.
+//! Sessions and epochs: a hash for each session, an index of them and a hash for each user, all in one slot.
 
-use latchkey_crds::types::AppId;
+use std::time::Duration;
+
+use latchkey_crds::{rendered::Window, types::AppId};
 use redis::{Pipeline, Value};
 use time::OffsetDateTime;
 
-use super::{Redis, call, metrics::Operation};
+use super::{Redis, call, limits, metrics::Operation};
 use crate::{
     domain::{
         mail::EpochNews,
         ports::{Carried, Sessions, StoreError},
-        session::{Amr, NewSession, Opening, Session, SessionId},
+        session::{
+            Amr, LiveSession, NewSession, Opening, Profile, RefreshRules, Refreshed, Renewal, Session, SessionId,
+            SessionInfo,
+        },
+        token::RefreshToken,
         user::{Epoch, UserId},
     },
     store::Stores,
@@ -18,17 +24,21 @@ use crate::{
 /// At most so many sessions a user (contract, 4).
 const MOST: u32 = 100;
 /// How long an epoch is kept: longer than any session, which an App may let live for 730 days.
-const EPOCH_LIFE_MILLIS: u64 = 800 * 24 * 60 * 60 * 1000;
+const USER_LIFE_MILLIS: u64 = 800 * 24 * 60 * 60 * 1000;
 /// Later than any; the largest number that scripts keep exactly.
 const LAST_EPOCH: i64 = (1 << 53) - 1;
 /// A use is noted at most so often: reading a session is no write.
 const NOTED_EVERY_MILLIS: u32 = 60_000;
+/// How many late answers a session gets in how long; then a late token is a stolen one (contract, 4).
+const LATE_ANSWERS: u32 = 5;
+const LATE_MILLIS: u32 = 24 * 60 * 60 * 1000;
 /// What is kept of a user agent, in octets.
 const MAX_USER_AGENT: usize = 512;
 
 /// The keys of a user.
 struct Keys {
-    epoch: String,
+    /// Epoch and profile.
+    user: String,
     index: String,
     /// Of a session, without its id.
     session: String,
@@ -39,7 +49,12 @@ struct Keys {
 impl Keys {
     fn of(app: &AppId, user: UserId) -> Self {
         let user = format!("lk:{{{app}:{user}}}");
-        Self { epoch: format!("{user}:epoch"), index: format!("{user}:sessions"), session: format!("{user}:session:") }
+        Self { user: format!("{user}:user"), index: format!("{user}:sessions"), session: format!("{user}:session:") }
+    }
+
+    /// User, index and session, in the order that scripts want them.
+    fn of_session(&self, session: SessionId) -> [String; 3] {
+        [self.user.clone(), self.index.clone(), format!("{}{session}", self.session)]
     }
 }
 
@@ -57,16 +72,68 @@ fn amr(text: &str) -> Option<Amr> {
     [Amr::Password, Amr::Code, Amr::Federated].into_iter().find(|amr| amr.as_str() == text)
 }
 
-fn read(user: UserId, id: SessionId, fields: &[String]) -> Option<Session> {
-    let [epoch, generation, means, auth_time] = fields else { return None };
-    Some(Session {
+/// What `told` of session.lua says.
+fn read(user: UserId, id: SessionId, fields: &[String]) -> Option<LiveSession> {
+    let [epoch, generation, means, auth_time, version, email, verified, name] = fields else { return None };
+    let session = Session {
         id,
         user,
         epoch: Epoch(epoch.parse().ok()?),
         generation: generation.parse().ok()?,
         amr: amr(means)?,
-        auth_time: OffsetDateTime::from_unix_timestamp_nanos(auth_time.parse::<i128>().ok()? * 1_000_000).ok()?,
+        auth_time: from_millis(auth_time)?,
+    };
+    let profile = Profile {
+        version: version.parse().ok()?,
+        email: Some(email.clone()).filter(|email| !email.is_empty()),
+        email_verified: verified == "1",
+        name: name.clone(),
+    };
+    Some(LiveSession { session, profile })
+}
+
+fn from_millis(text: &str) -> Option<OffsetDateTime> {
+    OffsetDateTime::from_unix_timestamp_nanos(text.parse::<i128>().ok()? * 1_000_000).ok()
+}
+
+fn listed(fields: &[String]) -> Option<SessionInfo> {
+    let [id, created, used, ip, user_agent, means] = fields else { return None };
+    Some(SessionInfo {
+        id: id.parse().ok()?,
+        created_at: from_millis(created)?,
+        last_used_at: from_millis(used)?,
+        ip: ip.clone(),
+        user_agent: Some(user_agent.clone()).filter(|agent| !agent.is_empty()),
+        amr: amr(means)?,
     })
+}
+
+/// What refresh.lua says.
+fn refreshed(token: &RefreshToken, windows: &[Window], answer: &[String]) -> Option<Refreshed> {
+    let (how, rest) = answer.split_first()?;
+    let renewal = match how.as_str() {
+        "next" => Renewal::Next,
+        "again" => Renewal::Again,
+        "late" => Renewal::Late,
+        "adopted" => Renewal::Adopted,
+        "gone" => return Some(Refreshed::Gone),
+        "stolen" => return Some(Refreshed::Stolen),
+        "limited" => {
+            let [window, wait] = rest else { return None };
+            let window = *windows.get(window.parse::<usize>().ok()?.checked_sub(1)?)?;
+            let retry_after = Duration::from_millis(wait.parse().ok()?).max(Duration::from_secs(1));
+            return Some(Refreshed::Limited { window, retry_after });
+        }
+        _ => return None,
+    };
+    Some(Refreshed::Live(renewal, read(token.user, token.session, rest)?))
+}
+
+/// A profile as scripts want it: version, address, whether it is verified, name.
+fn arguments_of(profile: &Profile) -> [String; 4] {
+    let verified = if profile.email_verified { "1" } else { "0" };
+    let email = profile.email.clone().unwrap_or_default();
+    [profile.version.to_string(), email, verified.to_owned(), profile.name.clone()]
 }
 
 // === impl Redis ===
@@ -80,9 +147,8 @@ impl Redis {
         let mut commands = Pipeline::new();
         for user in users {
             let keys = Keys::of(app, *user);
-            let arguments =
-                [LAST_EPOCH.to_string(), EPOCH_LIFE_MILLIS.to_string(), String::new(), keys.session.clone()];
-            let names = [keys.epoch.clone(), keys.index.clone()];
+            let arguments = [LAST_EPOCH.to_string(), USER_LIFE_MILLIS.to_string(), String::new(), keys.session.clone()];
+            let names = [keys.user.clone(), keys.index.clone()];
             commands.add_command(call(&self.scripts().raise, &names, &arguments));
             commands.cmd("DEL").arg(&names);
         }
@@ -93,16 +159,21 @@ impl Redis {
 impl Sessions for Stores {
     async fn open_session(&self, app: &AppId, session: &NewSession) -> Result<Opening, StoreError> {
         let keys = Keys::of(app, session.user);
-        let key = format!("{}{}", keys.session, session.id);
+        let names = keys.of_session(session.id);
+        let [version, email, verified, name] = arguments_of(&session.profile);
         let arguments = [
             self.redis.offset_millis(),
             session.epoch.0.to_string(),
             session.id.to_string(),
             millis(session.ends_at),
             (u64::from(session.idle_seconds) * 1000).to_string(),
-            EPOCH_LIFE_MILLIS.to_string(),
+            USER_LIFE_MILLIS.to_string(),
             MOST.to_string(),
             keys.session,
+            version,
+            email,
+            verified,
+            name,
             "amr".to_owned(),
             session.amr.as_str().to_owned(),
             "auth_time".to_owned(),
@@ -112,7 +183,7 @@ impl Sessions for Stores {
             "user_agent".to_owned(),
             bounded(session.user_agent.as_deref().unwrap_or("")).to_owned(),
         ];
-        let command = call(&self.redis.scripts().open, &[keys.epoch, keys.index, key], &arguments);
+        let command = call(&self.redis.scripts().open, &names, &arguments);
         // Whether a replica has it is not told: a session that a fail-over loses is opened by the next login.
         let (opened, _) = self.redis.send_replicated(Operation::OpenSession, command).await?;
         match opened {
@@ -122,28 +193,92 @@ impl Sessions for Stores {
         }
     }
 
-    async fn session(&self, app: &AppId, user: UserId, session: SessionId) -> Result<Option<Session>, StoreError> {
-        let keys = Keys::of(app, user);
-        let key = format!("{}{session}", keys.session);
+    async fn session(&self, app: &AppId, user: UserId, session: SessionId) -> Result<Option<LiveSession>, StoreError> {
+        let names = Keys::of(app, user).of_session(session);
         let arguments = [self.redis.offset_millis(), session.to_string(), NOTED_EVERY_MILLIS.to_string()];
-        let mut commands = Pipeline::new();
-        commands.add_command(call(&self.redis.scripts().get, &[keys.epoch, keys.index, key], &arguments));
-        let values = self.redis.send(Operation::GetSession, &commands).await?;
-        let value = values.into_iter().next().ok_or_else(|| self.redis.unreadable())?;
-        let fields: Option<Vec<String>> = redis::from_redis_value(value).map_err(|_| self.redis.unreadable())?;
+        let answer = self.redis.ask(Operation::GetSession, call(&self.redis.scripts().get, &names, &arguments)).await?;
+        let fields: Option<Vec<String>> = redis::from_redis_value(answer).map_err(|_| self.redis.unreadable())?;
         fields.map(|fields| read(user, session, &fields).ok_or_else(|| self.redis.unreadable())).transpose()
     }
 
-    async fn raise_epoch(&self, app: &AppId, news: &EpochNews) -> Result<Carried, StoreError> {
+    async fn sessions(&self, app: &AppId, user: UserId) -> Result<Vec<SessionInfo>, StoreError> {
+        let keys = Keys::of(app, user);
+        let arguments = [self.redis.offset_millis(), keys.session];
+        let command = call(&self.redis.scripts().list, &[keys.user, keys.index], &arguments);
+        let answer = self.redis.ask(Operation::ListSessions, command).await?;
+        let rows: Vec<Vec<String>> = redis::from_redis_value(answer).map_err(|_| self.redis.unreadable())?;
+        rows.iter().map(|row| listed(row).ok_or_else(|| self.redis.unreadable())).collect()
+    }
+
+    async fn refresh(&self, app: &AppId, token: &RefreshToken, rules: &RefreshRules) -> Result<Refreshed, StoreError> {
+        let keys = Keys::of(app, token.user);
+        let windows = limits::distinct(&rules.windows);
+        let mut names = keys.of_session(token.session).to_vec();
+        let mut arguments = vec![
+            self.redis.offset_millis(),
+            token.session.to_string(),
+            NOTED_EVERY_MILLIS.to_string(),
+            token.generation.to_string(),
+            (u64::from(rules.grace_seconds) * 1000).to_string(),
+            LATE_ANSWERS.to_string(),
+            LATE_MILLIS.to_string(),
+        ];
+        for window in &windows {
+            names.push(format!("{}:refreshes:{}", names[2], window.window_seconds));
+            arguments.push(window.count.to_string());
+            arguments.push(limits::part_millis(window).to_string());
+        }
+        let answer =
+            self.redis.ask(Operation::Refresh, call(&self.redis.scripts().refresh, &names, &arguments)).await?;
+        let answer: Vec<String> = redis::from_redis_value(answer).map_err(|_| self.redis.unreadable())?;
+        refreshed(token, &windows, &answer).ok_or_else(|| self.redis.unreadable())
+    }
+
+    async fn end_session(&self, app: &AppId, user: UserId, session: SessionId) -> Result<bool, StoreError> {
+        let names = Keys::of(app, user).of_session(session);
+        let arguments = [self.redis.offset_millis(), session.to_string()];
+        let command = call(&self.redis.scripts().end, &names, &arguments);
+        let (ended, _) = self.redis.send_replicated(Operation::EndSession, command).await?;
+        match ended {
+            Value::Int(ended) => Ok(ended > 0),
+            _ => Err(self.redis.unreadable()),
+        }
+    }
+
+    async fn end_other_sessions(
+        &self,
+        app: &AppId,
+        user: UserId,
+        keep: SessionId,
+    ) -> Result<Vec<SessionId>, StoreError> {
+        let keys = Keys::of(app, user);
+        let command = call(&self.redis.scripts().end_others, &[keys.index], &[keep.to_string(), keys.session]);
+        let (ended, _) = self.redis.send_replicated(Operation::EndOtherSessions, command).await?;
+        let ended: Vec<String> = redis::from_redis_value(ended).map_err(|_| self.redis.unreadable())?;
+        ended.iter().map(|id| id.parse().map_err(|_| self.redis.unreadable())).collect()
+    }
+
+    async fn raise_epoch(
+        &self,
+        app: &AppId,
+        news: &EpochNews,
+        profile: Option<&Profile>,
+    ) -> Result<Carried, StoreError> {
         let keys = Keys::of(app, news.user);
-        let arguments = [
+        let mut arguments = vec![
             news.epoch.0.to_string(),
-            EPOCH_LIFE_MILLIS.to_string(),
+            USER_LIFE_MILLIS.to_string(),
             news.keep.map(|session| session.to_string()).unwrap_or_default(),
             keys.session,
         ];
-        let command = call(&self.redis.scripts().raise, &[keys.epoch, keys.index], &arguments);
+        arguments.extend(profile.into_iter().flat_map(arguments_of));
+        let command = call(&self.redis.scripts().raise, &[keys.user, keys.index], &arguments);
         self.redis.send_replicated(Operation::RaiseEpoch, command).await.map(|(_, carried)| carried)
+    }
+
+    async fn put_profile(&self, app: &AppId, user: UserId, profile: &Profile) -> Result<(), StoreError> {
+        let command = call(&self.redis.scripts().profile, &[Keys::of(app, user).user], &arguments_of(profile));
+        self.redis.ask(Operation::PutProfile, command).await.map(drop)
     }
 }
 

@@ -1,52 +1,7 @@
--- Takes one of each window of a limit, or nothing. KEYS: a counter for each window.
--- ARGV: offset (ms), then for each window its count and the length of a fiftieth of it (ms).
--- Answers {0, now} or, refused, {the window's place from 1, ms until it would be let through}.
--- A counter holds the fiftieths of its window in which something was taken. One counts until it lies wholly outside of
--- the window: so never is more than the count taken in any window, and what was taken is free again at most a fiftieth
--- of the window late.
-local now = redis.call('TIME')
-now = now[1] * 1000 + math.floor(now[2] / 1000) + ARGV[1]
-local refused, longest = 0, -1
-local stale = {}
-for i, key in ipairs(KEYS) do
-  local count, width = tonumber(ARGV[2 * i]), tonumber(ARGV[2 * i + 1])
-  local oldest = math.floor(now / width) - 50
-  local sum, live = 0, {}
-  stale[i] = {}
-  local all = redis.call('HGETALL', key)
-  for j = 1, #all, 2 do
-    local bucket, n = tonumber(all[j]), tonumber(all[j + 1])
-    if bucket < oldest or n <= 0 then
-      table.insert(stale[i], all[j])
-    else
-      sum = sum + n
-      table.insert(live, {bucket, n})
-    end
-  end
-  if sum + 1 > count then
-    table.sort(live, function(a, b) return a[1] < b[1] end)
-    local too_many, wait = sum + 1 - count, 1
-    for _, b in ipairs(live) do
-      too_many = too_many - b[2]
-      wait = (b[1] + 51) * width - now
-      if too_many <= 0 then
-        break
-      end
-    end
-    if wait > longest then
-      refused, longest = i, wait
-    end
-  end
-end
+-- KEYS: a counter for each window. ARGV: offset (ms), then for each window its count and the length of a fiftieth of it
+-- (ms). Answers {0, now} or, refused, {the window's place from 1, ms until it would be let through}.
+local refused, wait = take(now, KEYS, {unpack(ARGV, 2)})
 if refused > 0 then
-  return {refused, longest}
-end
-for i, key in ipairs(KEYS) do
-  local width = tonumber(ARGV[2 * i + 1])
-  if #stale[i] > 0 then
-    redis.call('HDEL', key, unpack(stale[i]))
-  end
-  redis.call('HINCRBY', key, math.floor(now / width), 1)
-  redis.call('PEXPIRE', key, 51 * width)
+  return {refused, wait}
 end
 return {0, now}

@@ -1,0 +1,6 @@
+-- What tokens say of a user has changed. KEYS: the user. ARGV: version, address, whether it is verified, name. A user
+-- without sessions ever needs none.
+if redis.call('EXISTS', KEYS[1]) == 1 then
+  profile(KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4])
+end
+return 1
