@@ -186,6 +186,8 @@ impl Cluster {
                 labels.iter().map(|(name, value)| format!("{name}={}", value.as_str().unwrap_or_default())).collect();
             let pods = self.pods(namespace).list(&ListParams::default().labels(&labels.join(","))).await?;
             ensure!(i64::try_from(pods.items.len())? == wanted, "{} pods are there", pods.items.len());
+            let ending = pods.items.iter().filter(|pod| pod.metadata.deletion_timestamp.is_some()).count();
+            ensure!(ending == 0, "{ending} pods are ending");
             Ok(())
         })
         .await
