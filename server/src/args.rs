@@ -5,6 +5,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use latchkey_crds::types::IssuerUrl;
+use url::Url;
 use uuid::Uuid;
 
 /// The login API of Latchkey.
@@ -33,6 +34,15 @@ pub enum Command {
     },
     /// Print the OpenAPI document.
     Openapi,
+    /// Ask whether addresses in the cluster answer with a success.
+    Check {
+        /// Seconds for which those that do not are asked again.
+        #[arg(long, default_value = "0", value_parser = seconds)]
+        within: Duration,
+        /// `http://HOST:PORT/PATH`.
+        #[arg(required = true)]
+        urls: Vec<Url>,
+    },
 }
 
 #[derive(Debug, Subcommand)]

@@ -12,6 +12,8 @@ mod callers;
 #[cfg(test)]
 mod chaos;
 #[cfg(test)]
+mod chart;
+#[cfg(test)]
 mod cluster;
 #[cfg(test)]
 mod concurrency;
