@@ -64,7 +64,7 @@ async fn over(url: &str, ca: Option<&Path>) -> Shop {
     shop
 }
 
-/// What users do, with each kind of key: codes, sessions, epochs, limits and known addresses.
+/// What users do, with each kind of key: codes, sessions, epochs, limits, known addresses and refusals.
 async fn the_main_flow_works(shop: &Shop) {
     let (client, token) = shop.session(EMAIL).await;
     shop.look(&token).await.expect(StatusCode::OK);
@@ -78,6 +78,14 @@ async fn the_main_flow_works(shop: &Shop) {
     again.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
     let token = client.login(shop.id(), EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
     shop.look(token.string("token")).await.expect(StatusCode::OK);
+
+    let counted = || async {
+        let metrics = shop.stack.server().ops("metrics").await.expect(StatusCode::OK).text;
+        assert!(metrics.contains("\nlatchkey_audit_refusals_lost_total 0\n"), "{metrics}");
+        let took = |operation| format!("latchkey_redis_seconds_count{{operation=\"{operation}\"}}");
+        ["count_refusals", "write_refusals"].iter().all(|of| metrics.contains(&took(of))).then_some(())
+    };
+    eventually("the refusals to be counted", SOON, counted).await;
 }
 
 /// Keys in a database, of one server.
