@@ -108,6 +108,7 @@ async fn operate(args: RunArgs) -> Result<()> {
     };
     tokio::pin!(asked_to_end);
 
+    metrics.leader(&args.lease, false);
     let lease = LeaseOptions::new(&args.namespace, &args.lease, &args.identity);
     let mut held = tokio::select! {
         held = leader::acquire(reader, lease) => held,

@@ -42,6 +42,8 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{info, warn};
 
+use crate::check;
+
 /// The install's own relay, as its file has it.
 #[derive(serde::Deserialize)]
 struct SmtpFile {
@@ -70,6 +72,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<()> {
             println!("{:#}", http::openapi::document(&base_url));
             Ok(())
         }
+        Some(Command::Check { within, urls }) => runtime.block_on(check::check(&urls, within)),
         Some(Command::Migrate) => runtime.block_on(migrate(&arguments.database)),
         Some(Command::Outbox { command }) => runtime.block_on(outbox(&arguments.database, command)),
         None => runtime.block_on(serve(arguments.serve, &arguments.database)),

@@ -1,6 +1,19 @@
 //! Who somebody is, as a social provider vouches for them, and what can go wrong when it is asked.
 
+use time::OffsetDateTime;
+
 use super::{email::Email, user::Name};
+
+/// One way to sign in, as its user sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The Provider's name when it was linked.
+    pub provider: String,
+    pub subject: String,
+    /// The address that the provider told then.
+    pub email: Option<String>,
+    pub linked_at: OffsetDateTime,
+}
 
 /// What a provider says of somebody who logged in there for us. An identity is (authority, subject); the Provider's name
 /// is a label only (contract, 5).

@@ -11,8 +11,8 @@ use std::{
 use http::Method;
 use latchkey_crds::{
     conditions::Reason,
-    rendered::{LimitName, RenderedApp, SignUp, Window},
-    types::AppId,
+    rendered::{LimitName, RenderedApp, RenderedProvider, SignUp, Window},
+    types::{AppId, ProviderName},
 };
 use prometheus_client::{encoding::text, registry::Registry};
 use serde_json::{Value, json};
@@ -45,13 +45,16 @@ use crate::{
         clock::Env,
         code::{CodeKey, CodeRecord},
         email::{AccountKey, Email},
+        flow::{Binding, FlowId, FoundLogin, LoginCodeKey, PendingLogin},
+        identity::{Authorization, Away, Grant, Identity, ProviderError, ProviderTraits, Vouched},
         gate::Gate,
         limits::{Check, Limited},
         mail::{EpochNews, Mail},
         password::{Busy, Password, PasswordHash},
         ports::{
-            Audit, Backlog, Carried, Changed, Claimed, Codes, Confirmation, Creation, Hasher, Limits, NewUser, Outbox,
-            Outcome, PasswordReset, Sessions, StoreError, TakeError, Taken, Users,
+            Audit, Backlog, Carried, Changed, Claimed, Codes, Confirmation, Creation, FederatedUser, Flows, Hasher, Identities,
+            KeepError, Limits, Linked, Linking, NewIdentity, NewUser, Outbox, Outcome, PasswordReset, Providers, Sessions,
+            StoreError, TakeError, TakeOver, Taken, Unlinked, Users,
         },
         session::{
             Amr, LiveSession, NewSession, Opening, Profile, RefreshRules, Refreshed, Session, SessionId, SessionInfo,
@@ -178,6 +181,91 @@ impl Sessions for Failing {
     }
     async fn put_profile(&self, _: &AppId, _: UserId, _: &Profile) -> Result<(), StoreError> {
         self.answer()
+    }
+}
+
+impl Identities for Failing {
+    async fn user_by_identity(&self, _: &AppId, _: &str, _: &str) -> Result<Option<User>, StoreError> {
+        self.answer()
+    }
+    async fn create_federated(
+        &self,
+        _: &AppId,
+        _: FederatedUser,
+        _: NewIdentity,
+        _: Option<Mail>,
+    ) -> Result<bool, StoreError> {
+        self.answer()
+    }
+    async fn link_identity(&self, _: &AppId, _: Linking) -> Result<Linked, StoreError> {
+        self.answer()
+    }
+    async fn take_over(&self, _: &AppId, _: TakeOver) -> Result<Option<User>, StoreError> {
+        self.answer()
+    }
+    async fn identities(&self, _: &AppId, _: UserId) -> Result<Vec<Identity>, StoreError> {
+        self.answer()
+    }
+    async fn unlink_identity(
+        &self,
+        _: &AppId,
+        _: UserId,
+        _: &ProviderName,
+        _: &[&ProviderName],
+    ) -> Result<Unlinked, StoreError> {
+        self.answer()
+    }
+}
+
+impl Flows for Failing {
+    async fn keep_flow(&self, _: &AppId, _: &FlowId, _: &str, _: ClientAddress) -> Result<(), KeepError> {
+        self.answer().map_err(KeepError::Store)
+    }
+    async fn find_flow(&self, _: &AppId, _: &FlowId) -> Result<Option<String>, StoreError> {
+        self.answer()
+    }
+    async fn use_flow(&self, _: &AppId, _: &FlowId, _: Binding) -> Result<bool, StoreError> {
+        self.answer()
+    }
+    async fn put_login(&self, _: &AppId, _: &LoginCodeKey, _: &PendingLogin) -> Result<(), StoreError> {
+        self.answer()
+    }
+    async fn find_login(&self, _: &AppId, _: &LoginCodeKey) -> Result<Option<FoundLogin>, StoreError> {
+        self.answer()
+    }
+    async fn take_login(
+        &self,
+        _: &AppId,
+        _: &LoginCodeKey,
+        _: SessionId,
+    ) -> Result<Option<SessionId>, StoreError> {
+        self.answer()
+    }
+}
+
+impl Providers for Failing {
+    fn traits_of(&self, _: &RenderedProvider) -> ProviderTraits {
+        ProviderTraits { nonce: true, form_post: false }
+    }
+    async fn authorization_url(
+        &self,
+        _: &App,
+        _: &RenderedProvider,
+        request: &Authorization<'_>,
+    ) -> Result<String, ProviderError> {
+        Ok(format!("https://provider.example/authorize?state={}", request.state))
+    }
+    async fn exchange(&self, _: &App, _: &RenderedProvider, _: &Grant<'_>) -> Result<Vouched, ProviderError> {
+        Err(ProviderError::Away(Away::TooSlow))
+    }
+    async fn check_token(
+        &self,
+        _: &App,
+        _: &RenderedProvider,
+        _: &str,
+        _: Option<&str>,
+    ) -> Result<Vouched, ProviderError> {
+        Err(ProviderError::NoTokenCheck)
     }
 }
 
