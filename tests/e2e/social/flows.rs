@@ -124,7 +124,7 @@ async fn of_two_callbacks_with_one_state_one_wins() {
     let mut browser = social.browser();
     let asked = browser.begin(&social.path("redirect")).await;
     let code = social.upstream.log_in(&asked, &grace());
-    let answers = callbacks_at_once(&social, &[(&browser, &asked, &code); 8]).await;
+    let answers = callbacks_at_once(&social, &[(&browser, &asked, code.as_str()); 8]).await;
     let (won, lost): (Vec<_>, Vec<_>) = answers.into_iter().partition(|answer| answer.status == StatusCode::FOUND);
     assert_eq!(won.len(), 1);
     Landed::session(&won[0]);
