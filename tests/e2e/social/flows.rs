@@ -159,10 +159,8 @@ async fn callbacks_at_once(social: &Social, flows: &[(&Browser, &Asked, &str)]) 
     let start = Arc::new(Barrier::new(flows.len()));
     let servers = social.shop.stack.servers().len();
     let calls = flows.iter().enumerate().map(|(number, (browser, asked, code))| {
-        let mut browser = Browser {
-            client: social.shop.stack.client_of(number % servers),
-            cookies: browser.cookies.clone(),
-        };
+        let mut browser =
+            Browser { client: social.shop.stack.client_of(number % servers), cookies: browser.cookies.clone() };
         let path = format!("{}?state={}&code={code}", social.path("callback"), asked.state());
         let start = Arc::clone(&start);
         tokio::spawn(async move {

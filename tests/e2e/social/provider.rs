@@ -189,10 +189,7 @@ async fn serve(listener: TcpListener, script: Arc<Mutex<Script>>) {
     }
 }
 
-async fn answer(
-    script: Arc<Mutex<Script>>,
-    request: Request<Incoming>,
-) -> Result<Response<Full<Bytes>>, Infallible> {
+async fn answer(script: Arc<Mutex<Script>>, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
     let path = request.uri().path().to_owned();
     let bearer = request.headers().get(AUTHORIZATION).and_then(|field| field.to_str().ok());
     let client = bearer.and_then(|field| field.strip_prefix("Basic ")).and_then(|basic| STANDARD.decode(basic).ok());
@@ -212,10 +209,7 @@ async fn answer(
                 None => (StatusCode::UNAUTHORIZED, json!({ "error": "invalid_token" })),
             },
             "/introspect" => match form.get("token").and_then(|token| script.people.get(token)) {
-                Some(person) => (
-                    StatusCode::OK,
-                    json!({ "active": true, "client_id": client, "sub": person.subject }),
-                ),
+                Some(person) => (StatusCode::OK, json!({ "active": true, "client_id": client, "sub": person.subject })),
                 None => (StatusCode::OK, json!({ "active": false })),
             },
             _ => (StatusCode::NOT_FOUND, json!({})),
