@@ -70,6 +70,11 @@ bench: ## Measure password logins and the operator with many Apps (ARGS='operato
 	$(BUILD) --release --bins
 	@exec env $(MALLOC) setpriv --pdeathsig TERM -- $(or $(CARGO_TARGET_DIR),target)/release/latchkey-bench $(ARGS)
 
+.PHONY: cluster-test
+cluster-test: ## Install the chart in the cluster of KUBECONFIG, or of CLUSTER_TOOLS=folder, and upgrade, scale and evict under load
+	@scripts/need cc postgres redis control-plane
+	@scripts/cluster-test
+
 .PHONY: tools
 tools: ## Install what the other targets need
 	@scripts/need cc postgres redis nginx curl control-plane dex chromium cargo-deny=$(DENY_VERSION)

@@ -5,6 +5,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use latchkey_crds::types::IssuerUrl;
+use url::Url;
 use uuid::Uuid;
 
 /// The login API of Latchkey.
@@ -33,6 +34,15 @@ pub enum Command {
     },
     /// Print the OpenAPI document.
     Openapi,
+    /// Ask whether addresses in the cluster answer with a success.
+    Check {
+        /// Seconds for which those that do not are asked again.
+        #[arg(long, default_value = "0", value_parser = seconds)]
+        within: Duration,
+        /// `http://HOST:PORT/PATH`.
+        #[arg(required = true)]
+        urls: Vec<Url>,
+    },
 }
 
 #[derive(Debug, Subcommand)]
@@ -100,7 +110,7 @@ pub struct Serve {
     /// transaction lose it. Behind such a pooler also put `statement-cache-capacity=0` into the database's URL.
     #[arg(long, env = "LATCHKEY_WITHOUT_LISTEN")]
     pub without_listen: bool,
-    /// File with the URL of Redis, `redis://` or `rediss://`.
+    /// File with the URL of Redis: `redis://`, `redis-sentinel://` or `redis-cluster://`, with `rediss` for TLS.
     #[arg(long, env = "LATCHKEY_REDIS_URL_FILE")]
     pub redis_url_file: Option<PathBuf>,
     /// The URL itself; only by environment.

@@ -6,7 +6,13 @@ mod accounts;
 #[cfg(test)]
 mod admission;
 #[cfg(test)]
+mod audit;
+#[cfg(test)]
 mod callers;
+#[cfg(test)]
+mod chaos;
+#[cfg(test)]
+mod chart;
 #[cfg(test)]
 mod cluster;
 #[cfg(test)]
@@ -47,6 +53,10 @@ mod make_run;
 mod operator;
 #[cfg(test)]
 mod provider_down;
+#[cfg(test)]
+mod providers;
+#[cfg(test)]
+mod redis_forms;
 #[cfg(test)]
 mod reset;
 #[cfg(test)]

@@ -219,6 +219,7 @@ async fn start_stores(settings: &Settings, started: &mut Started, terminal: Term
         durable: true,
         // On a machine that others use too, the sessions are not for them.
         password: Some(format!("{:032x}", rand::random::<u128>())),
+        user: None,
         tls: None,
         replica_of: None,
         cluster: false,

@@ -3,6 +3,7 @@
 
 pub mod browser;
 pub mod builders;
+pub mod chaos;
 pub mod client;
 pub mod cluster;
 pub mod control_plane;
@@ -21,6 +22,7 @@ pub mod smtp;
 pub mod stack;
 pub mod tls;
 mod tools;
+pub mod upstream;
 pub mod wire;
 
 use std::{

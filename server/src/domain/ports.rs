@@ -361,6 +361,27 @@ pub trait Hasher: Sync {
     ) -> impl Future<Output = Result<bool, Busy>> + Send;
 }
 
+/// What is written down of accounts: events in Postgres, refusals counted in Redis until they are a row there. No request
+/// fails for it: what cannot be written is lost, with a metric.
+pub trait Audit: Sync {
+    /// Writes an event; it is durable when this resolves, or lost. Waits a second at most, then goes on without waiting.
+    fn record(&self, app: &AppId, event: Event) -> impl Future<Output = ()> + Send;
+
+    /// The same without waiting at all, for what is answered without Postgres.
+    fn record_later(&self, app: &AppId, event: Event);
+
+    /// Counts a refusal, after the answer.
+    fn refuse(&self, app: &AppId, refusal: Refusal);
+
+    /// The newest 100 events of a user since then, the newest first.
+    fn activity(
+        &self,
+        app: &AppId,
+        user: UserId,
+        since: OffsetDateTime,
+    ) -> impl Future<Output = Answer<Vec<Activity>>> + Send;
+}
+
 /// Social providers, over the network: every call to one, and all that is believed of its answers. A provider is one of
 /// the App's document.
 pub trait Providers: Sync {
@@ -545,25 +566,4 @@ pub trait Flows: Sync {
         key: &LoginCodeKey,
         session: SessionId,
     ) -> impl Future<Output = Answer<Option<SessionId>>> + Send;
-}
-
-/// What is written down of accounts: events in Postgres, refusals counted in Redis until they are a row there. No request
-/// fails for it: what cannot be written is lost, with a metric.
-pub trait Audit: Sync {
-    /// Writes an event; it is durable when this resolves, or lost. Waits a second at most, then goes on without waiting.
-    fn record(&self, app: &AppId, event: Event) -> impl Future<Output = ()> + Send;
-
-    /// The same without waiting at all, for what is answered without Postgres.
-    fn record_later(&self, app: &AppId, event: Event);
-
-    /// Counts a refusal, after the answer.
-    fn refuse(&self, app: &AppId, refusal: Refusal);
-
-    /// The newest 100 events of a user since then, the newest first.
-    fn activity(
-        &self,
-        app: &AppId,
-        user: UserId,
-        since: OffsetDateTime,
-    ) -> impl Future<Output = Answer<Vec<Activity>>> + Send;
 }

@@ -6,6 +6,7 @@ use prometheus_client::registry::Registry;
 
 use crate::{
     domain::ports::{Audit, Codes, Flows, Hasher, Identities, Limits, Outbox, Providers, Sessions, Users},
+    providers::Reports,
     state::State,
 };
 
@@ -66,9 +67,11 @@ pub fn ops_service<S: Ports>(
     metrics: HttpMetrics,
     registry: Arc<Registry>,
     readiness: Arc<Readiness>,
+    reports: Arc<Reports>,
     drain: &Drain,
 ) -> Service {
     let apps = Arc::clone(&state.apps);
-    let ops = handlers::ops::Ops::new(apps, state.settings.pod_uid.clone(), readiness, registry, drain.closing());
+    let ops =
+        handlers::ops::Ops::new(apps, state.settings.pod_uid.clone(), readiness, registry, reports, drain.closing());
     Service::new(ops, state, metrics)
 }

@@ -10,6 +10,7 @@ use std::{
 
 use http::Method;
 use latchkey_crds::{
+    conditions::Reason,
     rendered::{LimitName, RenderedApp, RenderedProvider, SignUp, Window},
     types::{AppId, ProviderName},
 };
@@ -62,6 +63,7 @@ use crate::{
         user::{Epoch, User, UserId},
     },
     fixtures,
+    providers::Reports,
     settings::Settings,
     state::State,
 };
@@ -881,8 +883,14 @@ async fn operations_are_told_what_is_missing() {
     let mut house = House::new(Failing::Panicking);
     let readiness = Arc::new(Readiness::default());
     let registry = Arc::new(std::mem::take(&mut house.registry));
-    let ops =
-        ops_service(Arc::clone(&house.state), house.metrics.clone(), registry, Arc::clone(&readiness), &house.drain);
+    let ops = ops_service(
+        Arc::clone(&house.state),
+        house.metrics.clone(),
+        registry,
+        Arc::clone(&readiness),
+        Arc::default(),
+        &house.drain,
+    );
     let asked = async |path: &str| ask(house.connect(ops.clone()), get(path, "").as_bytes()).await;
     assert_eq!(asked("/livez").await.status, 200);
     let reply = asked("/readyz").await;
@@ -912,11 +920,15 @@ async fn operations_are_told_what_is_missing() {
 async fn revisions_are_told_as_they_change() {
     let mut house = House::new(Failing::Panicking);
     let registry = Arc::new(std::mem::take(&mut house.registry));
+    let reports = Arc::new(Reports::default());
+    let provider = ("shop".to_owned(), "github".to_owned());
+    reports.tell(&provider, Reason::Reachable);
     let ops = ops_service(
         Arc::clone(&house.state),
         house.metrics.clone(),
         registry,
         Arc::new(Readiness::default()),
+        Arc::clone(&reports),
         &house.drain,
     );
     let mut client = house.connect(ops);
@@ -932,6 +944,10 @@ async fn revisions_are_told_as_they_change() {
         }
     }
     read_until(&mut client, &mut told, r#"{"hello":{"podUID":"pod-1","format":1,"revisions":{"shop":""#).await;
+    read_until(&mut client, &mut told, r#"{"provider":{"namespace":"shop","name":"github","reason":"Reachable"}}"#)
+        .await;
+    reports.tell(&provider, Reason::ClientRefused);
+    read_until(&mut client, &mut told, r#""reason":"ClientRefused"}}"#).await;
     house.state.apps.remove(&"shop".parse().unwrap());
     read_until(&mut client, &mut told, r#"{"app":"shop","revision":null}"#).await;
     read_until(&mut client, &mut told, r#"{"heartbeat":1}"#).await;

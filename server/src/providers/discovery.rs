@@ -203,8 +203,16 @@ impl Inner {
     }
 
     async fn metadata(&self, address: &str) -> Result<Arc<Metadata>, ProviderError> {
+        self.metadata.get(address, self.read_metadata(address)).await
+    }
+
+    /// Reads a document anew.
+    pub(super) fn read_metadata(
+        &self,
+        address: &str,
+    ) -> impl Future<Output = Result<Metadata, ProviderError>> + Send + use<> {
         let (http, url) = (Arc::clone(&self.http), address.to_owned());
-        let fetch = async move {
+        async move {
             let document = super::get_json(&http, Place::Discovery, &url).await?;
             let fault = |fault| ProviderError::Answer { place: Place::Discovery, fault };
             let metadata = Metadata::parse(document).map_err(fault)?;
@@ -212,21 +220,21 @@ impl Inner {
                 return Err(fault(Fault::NotHttps));
             }
             Ok(metadata)
-        };
-        self.metadata.get(address, fetch).await
+        }
     }
 
     /// The key set at that address.
     pub(super) async fn keys(&self, url: &str) -> Result<Arc<KeySet>, ProviderError> {
-        self.keys.get(url, self.fetch_keys(url)).await
+        self.keys.get(url, self.read_keys(url)).await
     }
 
     /// One that is newer; see [`super::shelf::Shelf::newer`].
     pub(super) async fn newer_keys(&self, url: &str, seen: &Arc<KeySet>) -> Option<Arc<KeySet>> {
-        self.keys.newer(url, seen, self.fetch_keys(url)).await
+        self.keys.newer(url, seen, self.read_keys(url)).await
     }
 
-    fn fetch_keys(&self, url: &str) -> impl Future<Output = Result<KeySet, ProviderError>> + Send + use<> {
+    /// Reads a key set anew.
+    pub(super) fn read_keys(&self, url: &str) -> impl Future<Output = Result<KeySet, ProviderError>> + Send + use<> {
         let (http, url) = (Arc::clone(&self.http), url.to_owned());
         async move {
             let document = super::get_json(&http, Place::Keys, &url).await?;

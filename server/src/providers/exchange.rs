@@ -23,7 +23,7 @@ use super::{
     http::{Http, NoAnswer},
     id_token::Expected,
     preset::{Authentication, Profile},
-    profile::posted_name,
+    profile::{find_text, posted_name},
 };
 use crate::domain::identity::{Fault, Grant, Place, ProviderError, Unusable, Vouched};
 
@@ -201,10 +201,11 @@ fn refusal(client: &Client<'_>, error: RequestTokenError<NoAnswer, BasicErrorRes
         RequestTokenError::ServerResponse(response) => refused(client, response.error().as_ref()),
         // Some refuse with status 200.
         RequestTokenError::Parse(_, body) => match serde_json::from_slice::<Value>(&body) {
-            Ok(answer) => match answer.get("error").and_then(Value::as_str) {
-                Some(error) => refused(client, error),
-                None => Fault::Incomplete,
-            },
+            // RFC 6749's `error`; Facebook's has a number in it, Twitch has only words.
+            Ok(answer) => {
+                let said = ["error", "/error/code", "message"].into_iter().find_map(|name| find_text(&answer, name));
+                said.map_or(Fault::Incomplete, |error| refused(client, &error))
+            }
             Err(_) => Fault::NotJson,
         },
         // An empty answer, or one that says that it is no JSON.

@@ -96,6 +96,10 @@ impl KeySet {
         let keys = document.get("keys")?.as_array()?;
         Some(Self(keys.iter().take(MOST_KEYS).filter_map(Key::parse).collect()))
     }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
 }
 
 // === impl Key ===

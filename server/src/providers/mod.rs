@@ -21,6 +21,7 @@ use crate::{
 };
 
 mod apple;
+mod checks;
 mod client;
 mod discovery;
 mod exchange;
@@ -28,8 +29,11 @@ mod http;
 mod id_token;
 mod preset;
 mod profile;
+mod reports;
 mod shelf;
 mod token_check;
+
+pub use reports::Reports;
 
 use client::Client;
 use discovery::{Endpoints, Metadata};

@@ -391,7 +391,7 @@ pub(super) static PRESETS: [Preset; 15] = [
             unknown: &[400],
             caller_only: true,
         },
-        refusals: STANDARD,
+        refusals: Refusals { code: &["100"], client: &["1", "101"] },
     },
     // https://docs.discord.com/developers/topics/oauth2 (flow, `prompt`, `/oauth2/@me`);
     // https://docs.discord.com/developers/resources/user (`verified`, `global_name`)
@@ -609,7 +609,10 @@ pub(super) static PRESETS: [Preset; 15] = [
             unknown: &[401],
             caller_only: false,
         },
-        refusals: STANDARD,
+        refusals: Refusals {
+            code: &["Invalid authorization code"],
+            client: &["invalid client", "invalid client secret"],
+        },
     },
     // https://developer.spotify.com/documentation/web-api/tutorials/code-flow (flow);
     // https://developer.spotify.com/documentation/web-api/reference/get-current-users-profile (`email` is unverified)

@@ -33,7 +33,7 @@ pub(super) fn text(value: &Value) -> Option<String> {
     }
 }
 
-fn find_text(source: &Value, name: &str) -> Option<String> {
+pub(super) fn find_text(source: &Value, name: &str) -> Option<String> {
     find(source, name).and_then(text)
 }
 
