@@ -201,6 +201,7 @@ async fn pass_on(mut told: mpsc::UnboundedReceiver<Wake>, objects: Objects, wake
             match wake {
                 Wake::Apps(named) => apps.extend(named),
                 Wake::All => all = true,
+                Wake::Provider { namespace, name } => wakes.provider_named(&namespace, &name),
             }
         }
         if all {

@@ -6,7 +6,11 @@ mod accounts;
 #[cfg(test)]
 mod admission;
 #[cfg(test)]
+mod audit;
+#[cfg(test)]
 mod callers;
+#[cfg(test)]
+mod chaos;
 #[cfg(test)]
 mod chart;
 #[cfg(test)]
@@ -36,6 +40,8 @@ mod introspect;
 #[cfg(test)]
 mod limits;
 #[cfg(test)]
+mod login_browser;
+#[cfg(test)]
 mod login_password;
 #[cfg(test)]
 mod mail_faults;
@@ -45,6 +51,12 @@ mod mails;
 mod make_run;
 #[cfg(test)]
 mod operator;
+#[cfg(test)]
+mod provider_down;
+#[cfg(test)]
+mod providers;
+#[cfg(test)]
+mod redis_forms;
 #[cfg(test)]
 mod reset;
 #[cfg(test)]

@@ -15,7 +15,7 @@ use rustix::process::Signal;
 use serde_json::json;
 
 use crate::{
-    builders::{App, Relay},
+    builders::{App, Provider, Relay},
     client::{Anonymous, Answer},
     mail::Mailbox,
     postgres::{self, Database, Postgres},
@@ -34,9 +34,14 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(60);
 
 /// What a test wants to be different.
 pub struct Builder {
+    /// Where the first server will be.
+    public: SocketAddr,
     apps: Vec<App>,
+    providers: Vec<Provider>,
     smtp: smtp::Options,
     redis: Option<redis::Options>,
+    /// Where Redis is, and who vouches for it, where the test runs it.
+    redis_at: Option<(String, Option<PathBuf>)>,
     postgres: Option<postgres::Options>,
     proxied: bool,
     servers: usize,
@@ -54,7 +59,7 @@ pub struct Stack {
     pub redis_proxy: Option<Proxy>,
     servers: Vec<Server>,
     postgres: Store<Postgres>,
-    redis: Store<Redis>,
+    redis: Option<Store<Redis>>,
     watcher: Option<Process>,
     base_url: String,
     dir: PathBuf,
@@ -97,6 +102,17 @@ impl Builder {
         self
     }
 
+    /// With that Provider and its Secret, which Apps name by [`App::provider`].
+    pub fn provider(mut self, provider: &Provider) -> Self {
+        self.providers.push(provider.clone());
+        self
+    }
+
+    /// Where a provider sends people back to, which it is told before the service starts.
+    pub fn callback(&self, app: &App, provider: &Provider) -> String {
+        format!("http://{}/{}/{}/callback", self.public, app.id(), provider.name())
+    }
+
     /// The install's own relay.
     pub fn smtp(mut self, options: smtp::Options) -> Self {
         self.smtp = options;
@@ -106,6 +122,12 @@ impl Builder {
     /// A Redis of its own, for tests that break it.
     pub fn own_redis(mut self, options: redis::Options) -> Self {
         self.redis = Some(options);
+        self
+    }
+
+    /// A Redis that the test runs, in whatever form; `ca` is the authority of its certificates, where it speaks TLS.
+    pub fn redis_at(mut self, url: &str, ca: Option<&Path>) -> Self {
+        self.redis_at = Some((url.to_owned(), ca.map(Path::to_owned)));
         self
     }
 
@@ -158,25 +180,36 @@ impl Builder {
             None => Store::Shared(Postgres::shared().await),
             Some(options) => Store::Own(Box::new(Postgres::start(options).await?)),
         };
-        let redis = match self.redis {
-            None => Store::Shared(Redis::shared().await),
-            Some(options) => Store::Own(Box::new(Redis::start(options).await?)),
+        let redis = match (&self.redis_at, self.redis) {
+            (Some(_), _) => None,
+            (None, None) => Some(Store::Shared(Redis::shared().await)),
+            (None, Some(options)) => Some(Store::Own(Box::new(Redis::start(options).await?))),
         };
         let database = postgres.database().await?;
         let smtp = Smtp::start(self.smtp).await?;
         let (postgres_proxy, redis_proxy) = match self.proxied {
             false => (None, None),
-            true => (Some(Proxy::start(postgres.addr())?), Some(Proxy::start(redis.addr())?)),
+            true => {
+                let redis = redis.as_ref().map(|redis| Proxy::start(redis.addr())).transpose()?;
+                (Some(Proxy::start(postgres.addr())?), redis)
+            }
         };
         let database_url = match &postgres_proxy {
             None => database.url.clone(),
             Some(proxy) => postgres.url(&database.name, proxy.addr()),
         };
-        let redis_url = redis_proxy.as_ref().map_or_else(|| redis.url(), |proxy| redis.url_at(proxy.addr()));
+        let (redis_url, redis_ca) = match (self.redis_at, &redis) {
+            (Some(given), _) => given,
+            (None, Some(redis)) => {
+                let url = redis_proxy.as_ref().map_or_else(|| redis.url(), |proxy| redis.url_at(proxy.addr()));
+                (url, redis.ca().map(Path::to_owned))
+            }
+            (None, None) => bail!("a service has a Redis"),
+        };
         write_store_files(&dir, &database_url, &redis_url, &smtp)?;
 
         let mut envs = self.envs;
-        let authorities = [smtp.ca().map(str::to_owned), read(postgres.ca())?, read(redis.ca())?];
+        let authorities = [smtp.ca().map(str::to_owned), read(postgres.ca())?, read(redis_ca.as_deref())?];
         let authorities: Vec<String> = authorities.into_iter().flatten().collect();
         if !authorities.is_empty() {
             // Where rustls-native-certs looks first.
@@ -188,7 +221,8 @@ impl Builder {
         let mut args = vec!["--config-dir".to_owned(), dir.join("rendered").display().to_string()];
         args.extend(self.args);
         for index in 0..self.servers {
-            let (public, ops) = (process::free_addr(), process::free_addr());
+            let public = if index == 0 { self.public } else { process::free_addr() };
+            let ops = process::free_addr();
             let base_url = format!("http://{}", servers.first().map_or(public, |first| first.public));
             servers.push(Server::new(index, &dir, (public, ops), &base_url, &args, &envs));
         }
@@ -203,10 +237,14 @@ impl Builder {
             redis,
             watcher: None,
             base_url,
-            dir,
+            dir: dir.clone(),
         };
         for app in &self.apps {
             stack.write_manifest(app)?;
+        }
+        for provider in &self.providers {
+            let path = dir.join(format!("manifests/provider-{}.yaml", provider.name()));
+            postgres::write_private(&path, &provider.manifest())?;
         }
         stack.render()?;
         if self.watch {
@@ -227,9 +265,12 @@ impl Builder {
 impl Stack {
     pub fn builder() -> Builder {
         Builder {
+            public: process::free_addr(),
             apps: Vec::new(),
+            providers: Vec::new(),
             smtp: smtp::Options::plain(),
             redis: None,
+            redis_at: None,
             postgres: None,
             proxied: false,
             servers: 1,
@@ -271,8 +312,9 @@ impl Stack {
         &self.postgres
     }
 
+    /// Where this service runs it, or shares it.
     pub fn redis(&self) -> &Redis {
-        &self.redis
+        self.redis.as_ref().expect("the test did not bring a Redis of its own")
     }
 
     pub fn base_url(&self) -> &str {

@@ -24,6 +24,7 @@ use crate::domain::ports::StoreError;
 mod apps;
 mod audit;
 mod errors;
+mod identities;
 mod metrics;
 pub mod migrate;
 mod outbox;

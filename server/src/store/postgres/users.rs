@@ -18,18 +18,18 @@ use crate::{
     store::Stores,
 };
 
-struct Row {
-    id: Uuid,
-    email: Option<String>,
-    email_verified_at: Option<OffsetDateTime>,
-    pending_email: Option<String>,
-    name: String,
-    password_hash: Option<String>,
-    contested: bool,
-    epoch: i64,
-    version: i64,
-    disabled_at: Option<OffsetDateTime>,
-    created_at: OffsetDateTime,
+pub(super) struct Row {
+    pub(super) id: Uuid,
+    pub(super) email: Option<String>,
+    pub(super) email_verified_at: Option<OffsetDateTime>,
+    pub(super) pending_email: Option<String>,
+    pub(super) name: String,
+    pub(super) password_hash: Option<String>,
+    pub(super) contested: bool,
+    pub(super) epoch: i64,
+    pub(super) version: i64,
+    pub(super) disabled_at: Option<OffsetDateTime>,
+    pub(super) created_at: OffsetDateTime,
 }
 
 /// A row as a change left it.
@@ -100,7 +100,7 @@ impl TryFrom<ChangedRow> for Changed {
 #[error("the users of the App are being deleted")]
 struct BeingDeleted;
 
-fn being_deleted() -> StoreError {
+pub(super) fn being_deleted() -> StoreError {
     StoreError::Unavailable { store: "Postgres", source: Box::new(BeingDeleted) }
 }
 
@@ -410,4 +410,4 @@ impl Users for Stores {
 }
 
 /// How long the request has to carry a raised epoch itself before a worker takes its row.
-const EPOCH_DELAY_SECONDS: f64 = 5.0;
+pub(super) const EPOCH_DELAY_SECONDS: f64 = 5.0;
