@@ -149,7 +149,7 @@ impl Flows for Stores {
     async fn put_login(&self, app: &AppId, key: &LoginCodeKey, login: &PendingLogin) -> Result<(), StoreError> {
         let redis = &self.redis;
         let json = serde_json::to_vec(login).map_err(|_| redis.unreadable())?;
-        let until = (login.expires_at + SLACK_SECONDS - redis.shared.clock_offset.whole_seconds()).max(1);
+        let until = (login.expires_at + SLACK_SECONDS - redis.clock_offset.whole_seconds()).max(1);
         let key = login_key(app, key);
         let mut commands = Pipeline::new();
         commands.cmd("HSET").arg(&key).arg("login").arg(json);
