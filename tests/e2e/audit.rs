@@ -8,6 +8,7 @@ use latchkey_server::{
     config::Apps,
     domain::clock::{Clock, SystemClock},
     hashing::{Hashing, HashingOptions},
+    providers::SocialProviders,
     store::{
         Stores, UrlSource,
         postgres::{self, Postgres},
@@ -92,6 +93,7 @@ fn stores_at(shop: &Shop, postgres: &str, later: time::Duration) -> Stores {
         postgres: Postgres::connect(options).expect("the URL is one of Postgres"),
         redis: Redis::connect(redis::Options { clock_offset: later, ..redis }).expect("the URL is one of Redis"),
         hashing: Hashing::start(HashingOptions::default(), &mut Registry::default()),
+        providers: SocialProviders::default(),
     }
 }
 
