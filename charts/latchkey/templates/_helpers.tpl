@@ -204,19 +204,6 @@ topologySpreadConstraints:
 {{- end }}
 {{- end }}
 
-{{- define "latchkey.proxyEnv" -}}
-{{- with .Values.proxy }}
-{{- if .url }}
-- name: HTTPS_PROXY
-  value: {{ .url | quote }}
-- name: HTTP_PROXY
-  value: {{ .url | quote }}
-- name: NO_PROXY
-  value: {{ list "localhost,127.0.0.1,::1,.svc,.cluster.local,$(KUBERNETES_SERVICE_HOST)" .except | compact | join "," | quote }}
-{{- end }}
-{{- end }}
-{{- end }}
-
 {{- define "latchkey.server.adminService" -}}
 {{- printf "%s-admin" (include "latchkey.server.fullname" .) }}
 {{- end }}

@@ -49,7 +49,9 @@ impl Cluster {
     /// That of KUBECONFIG.
     pub(crate) async fn connect() -> Result<Self> {
         tls::install_crypto_provider();
-        let config = Config::infer().await.context("no cluster: set KUBECONFIG")?;
+        let mut config = Config::infer().await.context("no cluster: set KUBECONFIG")?;
+        // A refusal is told, and not tried again behind the back.
+        config.default_retry = false;
         Ok(Self { client: Client::try_from(config)?, helm: control_plane::helm()? })
     }
 
