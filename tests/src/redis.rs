@@ -119,6 +119,8 @@ impl Redis {
             .arg(secrets.display().to_string())
             .args(["--bind", &options.addr.ip().to_string(), "--daemonize", "no", "--save", ""])
             .args(["--appendonly", if options.durable { "yes" } else { "no" }])
+            // Replicas of tests do not wait for more of them to come.
+            .args(["--repl-diskless-sync-delay", "0"])
             .path_arg("--dir", &options.data);
         let mut ca = None;
         match &options.tls {

@@ -60,7 +60,7 @@ struct Watcher {
 impl SentinelOptions {
     /// One replica, no TLS, no passwords.
     pub fn for_tests() -> Self {
-        Self { server: Options::for_tests(), replicas: 1, password: None, down_after: Duration::from_secs(1) }
+        Self { server: Options::for_tests(), replicas: 1, password: None, down_after: Duration::from_secs(2) }
     }
 }
 
@@ -147,7 +147,9 @@ impl RedisSentinel {
         until("the fail-over", LIMIT, async || {
             for sentinel in &self.sentinels {
                 to = sentinel.primary().await?;
-                if to == from {
+                // One that has just been made is taken for gone by sentinels that have not reached it yet.
+                let flags = sentinel.ask("MASTER").await?.remove("flags");
+                if to == from || flags.as_deref() != Some("master") {
                     return Ok(false);
                 }
             }
@@ -165,8 +167,14 @@ impl RedisSentinel {
         let primary = self.primary().await?;
         ensure!(primary != addr, "the sentinels have not left it yet");
         let server = self.server(addr)?;
-        let redis = Redis::start(Options { replica_of: Some(primary), ..server.options.clone() }).await?;
-        *process::lock(&server.redis) = Some(Arc::new(redis));
+        let mut options = Options { replica_of: Some(primary), ..server.options.clone() };
+        // It comes back empty: as a primary, before it has all again, it would be one that has lost all.
+        options.settings.push(("replica-priority".to_owned(), "0".to_owned()));
+        let redis = Arc::new(Redis::start(options).await?);
+        *process::lock(&server.redis) = Some(Arc::clone(&redis));
+        until("the server that came back has all", LIMIT, async || follows(&redis, primary).await).await?;
+        let may_be_primary = ["SET", "replica-priority", "100"];
+        redis::cmd("CONFIG").arg(&may_be_primary).query_async::<()>(&mut redis.connect().await?).await?;
         self.followed().await
     }
 
@@ -178,10 +186,7 @@ impl RedisSentinel {
             for server in self.servers.iter().filter(|server| server.options.addr != primary) {
                 let Some(redis) = server.running() else { continue };
                 replicas += 1;
-                let info: String =
-                    redis::cmd("INFO").arg("replication").query_async(&mut redis.connect().await?).await?;
-                if !info.contains("master_link_status:up") || !info.contains(&format!("master_port:{}", primary.port()))
-                {
+                if !follows(&redis, primary).await? {
                     return Ok(false);
                 }
             }
@@ -198,6 +203,11 @@ impl RedisSentinel {
     fn server(&self, addr: SocketAddr) -> Result<&Server> {
         self.servers.iter().find(|server| server.options.addr == addr).context("the primary is one of the servers")
     }
+}
+
+async fn follows(redis: &Redis, primary: SocketAddr) -> Result<bool> {
+    let info: String = redis::cmd("INFO").arg("replication").query_async(&mut redis.connect().await?).await?;
+    Ok(info.contains("master_link_status:up") && info.contains(&format!("master_port:{}", primary.port())))
 }
 
 // === impl Server ===
@@ -287,7 +297,9 @@ impl Watcher {
             replica.get(name).is_some_and(|found| found == value)
         };
         let good = |replica: &&HashMap<String, String>| {
-            is(replica, "flags", "slave") && is(replica, "master-link-status", "ok")
+            is(replica, "flags", "slave")
+                && is(replica, "master-link-status", "ok")
+                && !is(replica, "slave-priority", "0")
         };
         Ok(replicas.iter().filter(good).count())
     }
