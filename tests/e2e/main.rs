@@ -62,6 +62,8 @@ mod reset;
 #[cfg(test)]
 mod secrecy;
 #[cfg(test)]
+mod social;
+#[cfg(test)]
 mod stores;
 #[cfg(test)]
 mod storm;

@@ -131,6 +131,15 @@ impl Shop {
         keys.len()
     }
 
+    /// How many social flows of this App Redis keeps.
+    pub(crate) async fn flows(&self) -> usize {
+        let mut redis = self.stack.redis().connect().await.expect("Redis is there");
+        let pattern = format!("lk:{{{}:flows}}:flow:*", self.id());
+        let keys: Vec<String> =
+            redis::cmd("KEYS").arg(pattern).query_async(&mut redis).await.expect("Redis lists its keys");
+        keys.len()
+    }
+
     /// What *verify* says to a token: 200 while its session is there.
     pub(crate) async fn look(&self, token: &str) -> Answer {
         self.client().signed_in(self.id(), token).verify().await

@@ -359,7 +359,9 @@ mod tests {
         let flow = Flow {
             app_state: Some("\u{10ffff}".repeat(512)),
             code_challenge: Some(Challenge::of("x")),
-            target: Some(serde_json::from_value(serde_json::json!({ "entry": "e".repeat(22), "port": 65535 })).unwrap()),
+            target: Some(
+                serde_json::from_value(serde_json::json!({ "entry": "e".repeat(22), "port": 65535 })).unwrap(),
+            ),
             ..Flow::begin(&env)
         };
         let sealed = flow.seal(&env, &app, &provider("github"), &FlowState::generate(&env), Binding::Browser);
@@ -378,7 +380,8 @@ mod tests {
         for short in ["", "x", &"x".repeat(42), &"x".repeat(129), &"é".repeat(43)] {
             assert!(!Challenge::of(short).admits(short), "{short}");
         }
-        for bad in ["", "E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-c", "E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM=", "plain"]
+        for bad in
+            ["", "E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-c", "E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM=", "plain"]
         {
             assert_eq!(Challenge::parse(bad), Err(NotAChallenge), "{bad}");
         }

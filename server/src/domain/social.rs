@@ -22,8 +22,8 @@ use super::{
     limits::{self, MailPurpose},
     mail::{Mail, MailKind},
     ports::{
-        Audit, FederatedUser, Flows, Identities, KeepError, Limits, Linked, Linking, NewIdentity, Outbox, Providers, Sessions,
-        TakeOver, Unlinked, Users,
+        Audit, FederatedUser, Flows, Identities, KeepError, Limits, Linked, Linking, NewIdentity, Outbox, Providers,
+        Sessions, TakeOver, Unlinked, Users,
     },
     redirect::{self, NotAllowed, Place, Target},
     session::{Amr, NewSession, SessionId},
@@ -258,8 +258,7 @@ where
 {
     let id = returned.state.id();
     let now = env.now();
-    let open =
-        |binding, sealed: &str| Flow::open(app, &provider.name, &returned.state, binding, sealed, now);
+    let open = |binding, sealed: &str| Flow::open(app, &provider.name, &returned.state, binding, sealed, now);
     let held = returned.sealed.iter().find_map(|sealed| open(Binding::Browser, sealed));
     let (flow, binding) = match held {
         Some(flow) => (flow, Binding::Browser),
@@ -284,7 +283,10 @@ where
 }
 
 /// What remains once the flow is known to be this browser's, and used by nobody else.
-#[expect(clippy::too_many_arguments, reason = "the second half of `callback`, apart so that its failure has one way out")]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "the second half of `callback`, apart so that its failure has one way out"
+)]
 async fn finish<S>(
     stores: &S,
     env: &Env,
@@ -331,6 +333,7 @@ where
                 expires_at: now + LOGIN_CODE_SECONDS,
             };
             stores.put_login(app.id(), &code.key(), &login).await.map_err(Trouble::from)?;
+            accounts::remember(stores, app, caller, &user).await;
             Ok(Given::Code(code))
         }
     }
@@ -553,11 +556,9 @@ impl<S: Users + Identities + Limits + Outbox + Sessions + Audit> SigningIn<'_, S
         Ok(match owner {
             None => Mail { kind: MailKind::Confirm, user: Some(id), requested_at: now },
             // A disabled account's owner is not bothered; the row is there all the same, and sends nothing.
-            Some(owner) => Mail {
-                kind: MailKind::AccountExists,
-                user: (!owner.disabled).then_some(owner.id),
-                requested_at: now,
-            },
+            Some(owner) => {
+                Mail { kind: MailKind::AccountExists, user: (!owner.disabled).then_some(owner.id), requested_at: now }
+            }
         })
     }
 

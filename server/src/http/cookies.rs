@@ -140,10 +140,7 @@ mod tests {
         let cookies = FlowCookies::of(&"https://auth.example.com".parse().unwrap());
         let headers = cookies.begin(&[], &id, NOW, "sealed", 600);
         let name = format!("__Host-latchkey-flow.{}000.{}", NOW.unix_timestamp(), id.as_str());
-        assert_eq!(
-            text(&headers),
-            [format!("{name}=sealed; Max-Age=600; Path=/; Secure; HttpOnly; SameSite=None")]
-        );
+        assert_eq!(text(&headers), [format!("{name}=sealed; Max-Age=600; Path=/; Secure; HttpOnly; SameSite=None")]);
         let request = sent_back(&headers);
         let sent = cookies.sent(&request);
         assert_eq!(sent.len(), 1);

@@ -115,7 +115,7 @@ impl Inner {
             Profile::Endpoint { headers, proof, .. } => (headers, *proof),
             Profile::IdToken | Profile::Given => (&[], Proof::None),
         };
-        let mut request = Request::get("");
+        let mut request = Request::builder();
         match proof {
             Proof::None => {}
             Proof::ClientId => request = request.header("client-id", &client.settings.client_id),

@@ -35,6 +35,8 @@ struct Question<'a> {
     /// Where none of `clients` is there, one of these must be ours.
     audience: Option<&'a str>,
     subject: Option<&'a str>,
+    /// It always tells the subject.
+    tells_subject: bool,
     unknown: &'a [u16],
     caller_only: bool,
 }
@@ -149,7 +151,11 @@ impl Inner {
         if !ours {
             return Err(ProviderError::Token(BadToken::Audience));
         }
-        Ok(question.subject.and_then(|name| find(&answer, name)).and_then(text))
+        let subject = question.subject.and_then(|name| find(&answer, name)).and_then(text);
+        if subject.is_none() && question.tells_subject {
+            return Err(at(Fault::Incomplete));
+        }
+        Ok(subject)
     }
 }
 
@@ -169,6 +175,8 @@ fn question<'a>(client: &Client<'_>, endpoints: &Endpoints) -> Result<Option<Que
             clients: &["client_id", "azp"],
             audience: Some("aud"),
             subject,
+            // RFC 7662, 2.2: optional.
+            tells_subject: false,
             unknown: &[],
             caller_only: false,
         })
@@ -189,6 +197,7 @@ fn question<'a>(client: &Client<'_>, endpoints: &Endpoints) -> Result<Option<Que
                 clients,
                 audience: None,
                 subject: *subject,
+                tells_subject: subject.is_some(),
                 unknown,
                 caller_only: *caller_only,
             })

@@ -81,9 +81,7 @@ async fn a_code_is_bound_to_its_verifier_address_and_app() {
     let social =
         Social::of(app().set("/callbackMode", "Code"), latchkey_tests::stack::Stack::builder().app(&other_app)).await;
     let code = social.code().await;
-    let body = |verifier: &str, address: &str| {
-        json!({ "grant_type": "authorization_code", "code": code, "code_verifier": verifier, "redirect_url": address })
-    };
+    let body = |verifier: &str, address: &str| json!({ "grant_type": "authorization_code", "code": code, "code_verifier": verifier, "redirect_url": address });
     let client = social.shop.client();
     let token = format!("v1/{}/token", social.shop.id());
     invalid_grant(client.post(&token, &body(&VERIFIER.replace('d', "e"), DONE)).await);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures::future::join_all;
 use http::{Method, StatusCode};
-use latchkey_tests::{client::Answer, redis, stack::Stack};
+use latchkey_tests::{client::Answer, stack::Stack};
 use serde_json::json;
 use tokio::sync::Barrier;
 
@@ -124,7 +124,7 @@ async fn of_two_callbacks_with_one_state_one_wins() {
     let mut browser = social.browser();
     let asked = browser.begin(&social.path("redirect")).await;
     let code = social.upstream.log_in(&asked, &grace());
-    let answers = callbacks_at_once(&social, &[(&browser, &asked, &code); 8]).await;
+    let answers = callbacks_at_once(&social, &[(&browser, &asked, code.as_str()); 8]).await;
     let (won, lost): (Vec<_>, Vec<_>) = answers.into_iter().partition(|answer| answer.status == StatusCode::FOUND);
     assert_eq!(won.len(), 1);
     Landed::session(&won[0]);
@@ -159,10 +159,8 @@ async fn callbacks_at_once(social: &Social, flows: &[(&Browser, &Asked, &str)]) 
     let start = Arc::new(Barrier::new(flows.len()));
     let servers = social.shop.stack.servers().len();
     let calls = flows.iter().enumerate().map(|(number, (browser, asked, code))| {
-        let mut browser = Browser {
-            client: social.shop.stack.client_of(number % servers),
-            cookies: browser.cookies.clone(),
-        };
+        let mut browser =
+            Browser { client: social.shop.stack.client_of(number % servers), cookies: browser.cookies.clone() };
         let path = format!("{}?state={}&code={code}", social.path("callback"), asked.state());
         let start = Arc::clone(&start);
         tokio::spawn(async move {
@@ -175,12 +173,12 @@ async fn callbacks_at_once(social: &Social, flows: &[(&Browser, &Asked, &str)]) 
 
 #[tokio::test]
 async fn redis_gone_between_redirect_and_callback_is_told_to_the_app() {
-    let social = Social::of(app(), Stack::builder().own_redis(redis::Options::default()).proxied()).await;
+    let social = Social::of(app(), Stack::builder().proxied()).await;
     let mut browser = social.browser();
     let asked = browser.begin(&format!("{}?state=mine", social.path("redirect"))).await;
     let code = social.upstream.log_in(&asked, &grace());
     let proxy = social.shop.stack.redis_proxy.as_ref().expect("a proxy");
-    proxy.cut();
+    proxy.refuse().await;
     let answer = browser.come_back(&social.path("callback"), &asked, &code).await;
     let landed = Landed::error(&answer, "temporarily_unavailable");
     assert_eq!(landed.get("state"), "mine");
@@ -188,7 +186,7 @@ async fn redis_gone_between_redirect_and_callback_is_told_to_the_app() {
     // A flow that begins while it is away is none that Redis would have to know of yet.
     let asked = browser.begin(&social.path("redirect")).await;
     let code = social.upstream.log_in(&asked, &grace());
-    proxy.restore();
+    proxy.restore().expect("the port is free");
     let answer = social
         .shop
         .recovers("a login by mail", async || {
@@ -400,7 +398,8 @@ async fn an_app_may_want_its_parameters_in_the_fragment() {
 #[tokio::test]
 async fn a_provider_without_its_secret_is_away() {
     let upstream = Upstream::start().await;
-    let provider = upstream.provider("local").without_secret();
+    let nothing = json!({ "name": "nobody", "key": "client-secret" });
+    let provider = upstream.provider("local").set("clientSecretRef", nothing);
     let app = app();
     let shop = Shop::of(app, Stack::builder().provider(&provider)).await;
     let path = format!("{}/local/redirect", shop.id());

@@ -126,7 +126,10 @@ async fn the_last_way_in_is_never_removed() {
 
     // An identity of a Provider that the App does not have any more is no way in.
     social.shop.sql("UPDATE identities SET provider = 'local'").await;
-    social.shop.sql("INSERT INTO identities SELECT app_id, 'gone', 'x', user_id, 'gone', NULL, now() FROM identities").await;
+    social
+        .shop
+        .sql("INSERT INTO identities SELECT app_id, 'gone', 'x', user_id, 'gone', NULL, now() FROM identities")
+        .await;
     unlink(&ada, "local").await.expect_error(StatusCode::CONFLICT, "last_identity");
     unlink(&ada, "gone").await.expect(StatusCode::OK);
     assert_eq!(social.made().await.1, 1);

@@ -8,7 +8,10 @@ use std::{
 };
 
 use aws_lc_rs::digest::{SHA256, digest};
-use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use base64::{
+    Engine,
+    engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD},
+};
 use bytes::Bytes;
 use http::{Request, Response, StatusCode, header::AUTHORIZATION};
 use http_body_util::{BodyExt, Full};
@@ -186,12 +189,12 @@ async fn serve(listener: TcpListener, script: Arc<Mutex<Script>>) {
     }
 }
 
-async fn answer(
-    script: Arc<Mutex<Script>>,
-    request: Request<Incoming>,
-) -> Result<Response<Full<Bytes>>, Infallible> {
+async fn answer(script: Arc<Mutex<Script>>, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
     let path = request.uri().path().to_owned();
     let bearer = request.headers().get(AUTHORIZATION).and_then(|field| field.to_str().ok());
+    let client = bearer.and_then(|field| field.strip_prefix("Basic ")).and_then(|basic| STANDARD.decode(basic).ok());
+    let client = client.and_then(|client| String::from_utf8(client).ok());
+    let client = client.and_then(|client| client.split_once(':').map(|(id, _)| id.to_owned())).unwrap_or_default();
     let bearer = bearer.and_then(|field| field.strip_prefix("Bearer ")).map(str::to_owned);
     let body = request.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
     let form: HashMap<String, String> = url::form_urlencoded::parse(&body).into_owned().collect();
@@ -206,10 +209,7 @@ async fn answer(
                 None => (StatusCode::UNAUTHORIZED, json!({ "error": "invalid_token" })),
             },
             "/introspect" => match form.get("token").and_then(|token| script.people.get(token)) {
-                Some(person) => (
-                    StatusCode::OK,
-                    json!({ "active": true, "client_id": "client-of-local", "sub": person.subject }),
-                ),
+                Some(person) => (StatusCode::OK, json!({ "active": true, "client_id": client, "sub": person.subject })),
                 None => (StatusCode::OK, json!({ "active": false })),
             },
             _ => (StatusCode::NOT_FOUND, json!({})),

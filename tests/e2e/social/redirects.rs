@@ -1,8 +1,8 @@
 //! Where users may be sent: to an address on the App's list, byte for byte, and nowhere else.
 
 use http::StatusCode;
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::json;
+use url::form_urlencoded::byte_serialize;
 
 use super::{DONE, Landed, OTHER, Person, Social, app};
 
@@ -98,7 +98,7 @@ const HOSTILE: [&str; 84] = [
 async fn no_hostile_address_is_redirected_to_or_accepted() {
     let social = Social::open().await;
     for address in HOSTILE {
-        let encoded = utf8_percent_encode(address, NON_ALPHANUMERIC).to_string();
+        let encoded: String = byte_serialize(address.as_bytes()).collect();
         for query in [format!("redirect_url={encoded}"), format!("format=json&redirect_url={encoded}")] {
             let mut browser = social.browser();
             let answer = browser.go(&format!("{}?{query}", social.path("redirect"))).await;
@@ -138,7 +138,7 @@ async fn an_address_that_is_given_twice_or_raw_is_refused() {
 async fn every_address_on_the_list_is_one_and_the_first_is_the_default() {
     let social = Social::open().await;
     let person = Person::verified("1", "grace@example.com");
-    let encoded = |address: &str| utf8_percent_encode(address, NON_ALPHANUMERIC).to_string();
+    let encoded = |address: &str| byte_serialize(address.as_bytes()).collect::<String>();
     for (asked_for, lands_at) in [
         (None, DONE),
         (Some(DONE), DONE),

@@ -17,8 +17,9 @@ use latchkey_server::{
         user::UserId,
     },
     store::{
-        Stores,
+        Stores, UrlSource,
         postgres::{Claim, Deleting},
+        redis::{Options, Redis},
     },
 };
 use latchkey_tests::{eventually, proxy::Proxy, redis::Redis as RedisServer};
@@ -30,6 +31,18 @@ use super::{Fixture, LIMIT, a_new_user, a_user_id, an_app, an_email, an_event, f
 
 /// A quarter of an hour, and a little more for what lies between two calls.
 const LATER: time::Duration = time::Duration::minutes(16);
+
+/// By how much a clock must be later to stand at the beginning of a quarter of an hour: what is refused then is of one.
+fn to_the_next_quarter() -> time::Duration {
+    time::Duration::seconds(900 - now().unix_timestamp() % 900)
+}
+
+/// A server of its own, which counts by a clock that is so much later.
+async fn counting(fixture: &Fixture, by: time::Duration) -> Stores {
+    let url = UrlSource::given(RedisServer::shared().await.url());
+    let redis = Redis::connect(Options { clock_offset: by, ..Options::new(url) }).unwrap();
+    Stores { redis, ..fixture.stores.clone() }
+}
 
 fn client(text: &str) -> ClientAddress {
     ClientAddress::of(text.parse().unwrap())
@@ -237,25 +250,25 @@ async fn an_event_outlives_the_end_of_its_server() {
 #[tokio::test]
 async fn refusals_of_a_quarter_of_an_hour_are_one_row_an_account_and_client_address() {
     let fixture = Fixture::new().await;
-    let another = fixture.another().await;
+    let begin = to_the_next_quarter();
+    let (one, another) = (counting(&fixture, begin).await, counting(&fixture, begin).await);
     let (ada, eva) = (a_user_id(), a_user_id());
     for number in 0..9 {
-        let stores = if number % 2 == 0 { &fixture.stores } else { &another };
+        let stores = if number % 2 == 0 { &one } else { &another };
         stores.refuse(&fixture.app, wrong(Some(ada), "192.0.2.1"));
     }
-    fixture.stores.refuse(&fixture.app, wrong(Some(ada), "192.0.2.2"));
-    fixture.stores.refuse(&fixture.app, wrong(Some(eva), "2001:db8:1:2::7"));
+    one.refuse(&fixture.app, wrong(Some(ada), "192.0.2.2"));
+    one.refuse(&fixture.app, wrong(Some(eva), "2001:db8:1:2::7"));
     let code = Refusal { kind: RefusalKind::PasswordReset, ..wrong(Some(ada), "192.0.2.1") };
     another.refuse(&fixture.app, code);
     for _ in 0..3 {
         another.refuse(&fixture.app, wrong(None, "192.0.2.9"));
     }
     await_counted(&fixture, 15).await;
-    // The quarter may have ended just now; it is not counted on.
-    assert_eq!(write(&fixture, time::Duration::ZERO).await, 0);
+    assert_eq!(write(&fixture, begin).await, 0);
     assert_eq!(count(&fixture).await, 0, "nothing before its quarter of an hour is over");
 
-    assert_eq!(write(&fixture, LATER).await, 1);
+    assert_eq!(write(&fixture, begin + LATER).await, 1);
     let row = |kind: &str, user: Option<UserId>, ip: &str, count| {
         (kind.to_owned(), user.map(|user| user.0), None, Some(ip.to_owned()), count, None)
     };
@@ -270,7 +283,7 @@ async fn refusals_of_a_quarter_of_an_hour_are_one_row_an_account_and_client_addr
     let mut found = rows(&fixture).await;
     found.sort();
     assert_eq!(found, expected);
-    assert_eq!(write(&fixture, LATER).await, 0, "it is written once");
+    assert_eq!(write(&fixture, begin + LATER).await, 0, "it is written once");
     assert!(counted(&fixture).await.is_empty());
     let seen = fixture.stores.activity(&fixture.app, eva, now() - time::Duration::hours(1)).await.unwrap();
     assert_eq!(seen[0].ip.as_deref(), Some("2001:db8:1:2::/64"));
@@ -279,8 +292,10 @@ async fn refusals_of_a_quarter_of_an_hour_are_one_row_an_account_and_client_addr
 #[tokio::test]
 async fn servers_that_write_at_once_or_again_write_each_row_once() {
     let fixture = Fixture::new().await;
+    let begin = to_the_next_quarter();
+    let stores = counting(&fixture, begin).await;
     for number in 0..150 {
-        fixture.stores.refuse(&fixture.app, wrong(Some(a_user_id()), &format!("192.0.2.{number}")));
+        stores.refuse(&fixture.app, wrong(Some(a_user_id()), &format!("192.0.2.{number}")));
     }
     await_counted(&fixture, 150).await;
     let mut redis = RedisServer::shared().await.connect().await.unwrap();
@@ -293,7 +308,7 @@ async fn servers_that_write_at_once_or_again_write_each_row_once() {
 
     let mut tasks = JoinSet::new();
     for _ in 0..4 {
-        let (later, app) = (fixture.later(LATER).await, fixture.app.clone());
+        let (later, app) = (fixture.later(begin + LATER).await, fixture.app.clone());
         tasks.spawn(async move { later.write_refusals(|of| *of == app).await.unwrap() });
     }
     assert!(tasks.join_all().await.into_iter().sum::<usize>() >= 1);
@@ -309,7 +324,7 @@ async fn servers_that_write_at_once_or_again_write_each_row_once() {
         .query_async(&mut redis)
         .await
         .unwrap();
-    assert_eq!(write(&fixture, LATER).await, 1);
+    assert_eq!(write(&fixture, begin + LATER).await, 1);
     assert_eq!(fixture.count("SELECT sum(count)::bigint FROM audit_events").await, 150);
     assert_eq!(count(&fixture).await, 150);
 }
@@ -318,15 +333,17 @@ async fn servers_that_write_at_once_or_again_write_each_row_once() {
 async fn nobody_fills_the_table_with_refusals() {
     let fixture = Fixture::new().await;
     let user = a_user_id();
+    let begin = to_the_next_quarter();
+    let stores = counting(&fixture, begin).await;
     for number in 1..=30 {
-        fixture.stores.refuse(&fixture.app, wrong(Some(user), &format!("192.0.2.{number}")));
+        stores.refuse(&fixture.app, wrong(Some(user), &format!("192.0.2.{number}")));
     }
     for number in 0..300 {
         let from = format!("198.51.{}.{}", number / 200, number % 200);
-        fixture.stores.refuse(&fixture.app, wrong(None, &from));
+        stores.refuse(&fixture.app, wrong(None, &from));
     }
     await_counted(&fixture, 330).await;
-    write(&fixture, LATER).await;
+    write(&fixture, begin + LATER).await;
     let of = async |filter: &str| {
         let rows = fixture.count(&format!("SELECT count(*) FROM audit_events WHERE {filter}")).await;
         let sum = format!("SELECT coalesce(sum(count), 0)::bigint FROM audit_events WHERE {filter}");

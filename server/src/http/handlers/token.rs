@@ -66,12 +66,7 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: Inbound)
     }
 }
 
-async fn refreshed<S: Ports>(
-    state: &State<S>,
-    app: &App,
-    caller: &Caller,
-    body: Request,
-) -> Result<Response, Problem> {
+async fn refreshed<S: Ports>(state: &State<S>, app: &App, caller: &Caller, body: Request) -> Result<Response, Problem> {
     let Some(Text(token)) = body.refresh_token else { return Err(missing(&["refresh_token"])) };
     let Fresh { user, tokens } = refresh::refresh(&state.stores, &state.env, app, caller, &token).await?;
     answer(user, tokens)
@@ -97,11 +92,7 @@ async fn exchanged<S: Ports>(state: &State<S>, app: &App, body: Request) -> Resu
 }
 
 fn missing(fields: &[&'static str]) -> Problem {
-    let missing = |field: &&'static str| FieldProblem {
-        field,
-        code: FieldCode::Missing,
-        message: "is missing".into(),
-    };
+    let missing = |field: &&'static str| FieldProblem { field, code: FieldCode::Missing, message: "is missing".into() };
     Problem::invalid_fields(fields.iter().map(missing).collect())
 }
 

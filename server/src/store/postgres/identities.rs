@@ -186,11 +186,7 @@ async fn link(
     Ok(Linked::Done)
 }
 
-async fn take_over(
-    connection: &mut PgConnection,
-    app: &AppId,
-    change: &TakeOver,
-) -> Result<Option<Row>, sqlx::Error> {
+async fn take_over(connection: &mut PgConnection, app: &AppId, change: &TakeOver) -> Result<Option<Row>, sqlx::Error> {
     let mut transaction = connection.begin().await?;
     let row = sqlx::query_as!(
         Row,
@@ -291,12 +287,7 @@ async fn unlink(
 }
 
 impl Identities for Stores {
-    async fn user_by_identity(
-        &self,
-        app: &AppId,
-        authority: &str,
-        subject: &str,
-    ) -> Result<Option<User>, StoreError> {
+    async fn user_by_identity(&self, app: &AppId, authority: &str, subject: &str) -> Result<Option<User>, StoreError> {
         let mut held = self.postgres.hold().await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_as!(

@@ -268,7 +268,9 @@ impl Cluster {
         if is_known && !is_doubtful {
             return Ok(());
         }
-        let outcome = self.look(is_known, until).await;
+        // Nodes that are silent leave time for those that are not.
+        let limit = if is_known { until.min(Instant::now() + 2 * ANSWER_LIMIT) } else { until };
+        let outcome = self.look(is_known, limit).await;
         // An old map is better than none: a node that is not asked for the map may well serve its slots.
         if is_known { Ok(()) } else { outcome }
     }

@@ -92,13 +92,7 @@ impl Redis {
 }
 
 impl Flows for Stores {
-    async fn keep_flow(
-        &self,
-        app: &AppId,
-        id: &FlowId,
-        sealed: &str,
-        client: ClientAddress,
-    ) -> Result<(), KeepError> {
+    async fn keep_flow(&self, app: &AppId, id: &FlowId, sealed: &str, client: ClientAddress) -> Result<(), KeepError> {
         let redis = &self.redis;
         redis.count_flow(app, client).await?;
         let arguments = [

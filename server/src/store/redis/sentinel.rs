@@ -73,7 +73,9 @@ impl Sentinel {
         if let (Some(primary), false) = self.known() {
             return Ok(primary);
         }
-        let outcome = self.look(until).await;
+        // Where one is known, sentinels that are silent leave time for it.
+        let limit = if self.known().0.is_some() { until.min(Instant::now() + ANSWER_LIMIT) } else { until };
+        let outcome = self.look(limit).await;
         match self.known() {
             // Where sentinels are away, the one before may do.
             (Some(primary), _) => Ok(primary),
@@ -104,9 +106,10 @@ impl Sentinel {
             return outcome.clone();
         }
         // What fails from here on is a new doubt.
-        self.known.lock().unwrap_or_else(PoisonError::into_inner).doubtful = false;
+        let doubted = std::mem::take(&mut self.known.lock().unwrap_or_else(PoisonError::into_inner).doubtful);
         let outcome = self.ask(until).await.map(|address| self.learn(address));
-        if outcome.is_err() {
+        // Sentinels that are away are no reason to doubt a primary that serves.
+        if outcome.is_err() && doubted {
             self.doubt();
         }
         *looked = Some((Instant::now(), outcome.clone()));

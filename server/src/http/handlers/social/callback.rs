@@ -92,9 +92,7 @@ fn answer(app: &App, ended: Ended) -> Result<Response, Problem> {
             Ok(Given::Session(signed_up)) => {
                 response::json(&Answer::Session { session: signed_up.into(), state: app_state })
             }
-            Ok(Given::Code(code)) => {
-                response::json(&Answer::Code { code: code.expose().to_owned(), state: app_state })
-            }
+            Ok(Given::Code(code)) => response::json(&Answer::Code { code: code.expose().to_owned(), state: app_state }),
             Err(error) => Err(super::sign_in_problem(app, error)),
         };
     };

@@ -26,8 +26,7 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: Inbound)
     let provider = super::provider(app, &request)?;
     let Request { token, nonce } = request.read().await?;
     let nonce = nonce.as_ref().map(|Text(nonce)| nonce.as_str());
-    let outcome =
-        social::log_in(&state.stores, &state.env, app, provider, &request.caller, &token.0, nonce).await;
+    let outcome = social::log_in(&state.stores, &state.env, app, provider, &request.caller, &token.0, nonce).await;
     match outcome {
         Ok(signed_up) => response::json(&Session::from(signed_up)),
         Err(error) => Err(super::sign_in_problem(app, error)),
