@@ -6,6 +6,10 @@ mod accounts;
 #[cfg(test)]
 mod admission;
 #[cfg(test)]
+mod change_address;
+#[cfg(test)]
+mod change_password;
+#[cfg(test)]
 mod cluster;
 #[cfg(test)]
 mod concurrency;
@@ -38,6 +42,8 @@ mod make_run;
 #[cfg(test)]
 mod operator;
 #[cfg(test)]
+mod owner;
+#[cfg(test)]
 mod reset;
 #[cfg(test)]
 mod secrecy;
@@ -49,3 +55,5 @@ mod storm;
 mod support;
 #[cfg(test)]
 mod trouble;
+#[cfg(test)]
+mod user;

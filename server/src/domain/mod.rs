@@ -10,6 +10,7 @@ pub mod email;
 pub mod keys;
 pub mod limits;
 pub mod mail;
+pub mod own_account;
 pub mod password;
 pub mod ports;
 pub mod refresh;

@@ -7,3 +7,4 @@ pub mod ops;
 pub mod revoke;
 pub mod sessions;
 pub mod token;
+pub mod user;

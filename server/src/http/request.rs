@@ -147,6 +147,11 @@ impl Inbound {
         fields(form)
     }
 
+    /// As [`Self::read`], where no body is as good as `{}`.
+    pub async fn read_optional<T: RequestBody>(&mut self) -> Result<T, Problem> {
+        if self.body.is_end_stream() { fields(Map::new()) } else { self.read().await }
+    }
+
     /// Makes sure that there is no data: no body, or `{}`.
     pub async fn read_nothing(&mut self) -> Result<(), Problem> {
         if self.body.is_end_stream() {

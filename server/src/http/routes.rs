@@ -49,6 +49,12 @@ routes! {
     ConfirmPassword = Post "confirm-password" "/v1/{APPID}/email/confirm-password";
     Token = Post "token" "/v1/{APPID}/token";
     Revoke = Post "revoke" "/v1/{APPID}/revoke";
+    User = Get "user" "/v1/{APPID}/user";
+    RenameUser = Patch "rename-user" "/v1/{APPID}/user";
+    DeleteUser = Delete "delete-user" "/v1/{APPID}/user";
+    ChangePassword = Post "change-password" "/v1/{APPID}/user/password";
+    ChangeAddress = Post "change-address" "/v1/{APPID}/user/email";
+    UserInfo = Get "userinfo" "/v1/{APPID}/userinfo";
     Logout = Post "logout" "/v1/{APPID}/logout";
     Sessions = Get "sessions" "/v1/{APPID}/sessions";
     EndOtherSessions = Delete "end-other-sessions" "/v1/{APPID}/sessions";
@@ -69,6 +75,7 @@ pub enum Verb {
     /// GET, and so HEAD.
     Get,
     Post,
+    Patch,
     Delete,
 }
 
@@ -184,6 +191,7 @@ impl Verb {
         match self {
             Self::Get => &["GET", "HEAD"],
             Self::Post => &["POST"],
+            Self::Patch => &["PATCH"],
             Self::Delete => &["DELETE"],
         }
     }

@@ -44,11 +44,8 @@ use crate::{
         limits::{Check, Limited},
         mail::{EpochNews, Mail},
         password::{Busy, Password, PasswordHash},
-        ports::{
-            Backlog, Carried, Changed, Claimed, Codes, Confirmation, Creation, Hasher, Limits, NewUser, Outbox,
-            Outcome, PasswordReset, Sessions, StoreError, TakeError, Taken, Users,
-        },
-        session::{LiveSession, NewSession, Opening, Profile, RefreshRules, Refreshed, SessionId, SessionInfo},
+        ports::{Accounts, AddressChange, AddressChanged, AddressRequest, Backlog, Carried, Changed, Claimed, Codes, Confirmation, Creation, Hasher, Limits, NewPassword, NewUser, Outbox, Outcome, PasswordReset, Rename, Renamed, Sessions, StoreError, TakeError, Taken, Users},
+        session::{LiveSession, NewSession, Opening, Profile, RefreshRules, Refreshed, Session, SessionId, SessionInfo},
         token::RefreshToken,
         user::{Epoch, User, UserId},
     },
@@ -110,6 +107,30 @@ impl Users for Failing {
         self.answer()
     }
     async fn reset_password(&self, _: &AppId, _: PasswordReset) -> Result<Option<Changed>, StoreError> {
+        self.answer()
+    }
+}
+
+impl Accounts for Failing {
+    async fn user_of_session(&self, _: &AppId, _: &Session) -> Result<Option<User>, StoreError> {
+        self.answer()
+    }
+    async fn rename(&self, _: &AppId, _: Rename) -> Result<Option<Renamed>, StoreError> {
+        self.answer()
+    }
+    async fn profile_carried(&self, _: &AppId, _: Uuid) -> Result<(), StoreError> {
+        self.answer()
+    }
+    async fn set_password(&self, _: &AppId, _: NewPassword) -> Result<Option<User>, StoreError> {
+        self.answer()
+    }
+    async fn ask_for_address(&self, _: &AppId, _: AddressRequest) -> Result<Option<User>, StoreError> {
+        self.answer()
+    }
+    async fn change_address(&self, _: &AppId, _: AddressChange) -> Result<Option<AddressChanged>, StoreError> {
+        self.answer()
+    }
+    async fn delete_user(&self, _: &AppId, _: UserId, _: Epoch) -> Result<Option<Epoch>, StoreError> {
         self.answer()
     }
 }
