@@ -34,8 +34,8 @@ build: ## Build the programs
 	$(BUILD) --bins
 
 .PHONY: test
-test: ## Run every test, against a real API server, Postgres, Redis and SMTP (ARGS=… goes to the test programs)
-	@scripts/need cc postgres redis control-plane
+test: ## Run every test, against a real API server, Postgres, Redis, SMTP and NGINX (ARGS=… goes to the test programs)
+	@scripts/need cc postgres redis nginx control-plane
 	$(BUILD) --bins
 	@scripts/test $(if $(ARGS),-- $(ARGS))
 
@@ -72,4 +72,4 @@ bench: ## Measure password logins and the operator with many Apps (ARGS='operato
 
 .PHONY: tools
 tools: ## Install what the other targets need
-	@scripts/need cc postgres redis curl control-plane cargo-deny=$(DENY_VERSION)
+	@scripts/need cc postgres redis nginx curl control-plane cargo-deny=$(DENY_VERSION)

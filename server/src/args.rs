@@ -119,6 +119,10 @@ pub struct Serve {
     /// File with ceilings for the limits of Apps: a map from a limit's name to windows, JSON.
     #[arg(long, env = "LATCHKEY_LIMIT_CEILINGS")]
     pub limit_ceilings: Option<PathBuf>,
+    /// File with the public keys by which callers in the cluster are known: a JWKS, read again when it changes. Without
+    /// it, with a namespace, these are the keys of the cluster's own API server; without either nobody is known.
+    #[arg(long, env = "LATCHKEY_SERVICE_ACCOUNT_KEYS")]
+    pub service_account_keys: Option<PathBuf>,
     /// For development on one machine: mail relays on loopback and on any port.
     #[arg(long, env = "LATCHKEY_ALLOW_INSECURE")]
     pub allow_insecure: bool,

@@ -2,6 +2,8 @@
 //! Postgres.
 
 pub mod args;
+pub mod audit;
+pub mod callers;
 pub mod config;
 pub mod deletion;
 pub mod domain;

@@ -14,9 +14,11 @@ use latchkey_crds::{
 };
 use latchkey_server::{
     args::{Arguments, Command, Database, Outbox, Serve},
+    audit,
+    callers::Callers,
     config::{Apps, Ceilings, cache::Cache, directory, kubernetes, metrics::ConfigMetrics},
     deletion,
-    domain::clock::Env,
+    domain::{clock::Env, gate::Gate},
     hashing::{Hashing, HashingOptions},
     http::{self, Drain, HttpMetrics, Readiness},
     mail::{InstallRelay, MailMetrics, MailSettings, Worker},
@@ -96,7 +98,8 @@ async fn outbox(database: &Database, command: Outbox) -> Result<()> {
 }
 
 async fn serve(serve: Serve, database: &Database) -> Result<()> {
-    let place = Place::of(&serve)?;
+    let place = Place::of(&serve).await?;
+    let callers = callers(serve.service_account_keys.as_deref(), &place)?;
     let settings = settings(&serve)?;
     let mut registry = Registry::with_prefix("latchkey");
 
@@ -110,6 +113,7 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     let current = watch::Sender::new(false);
     let claiming = current.subscribe();
     let deleting = current.subscribe();
+    let auditing = current.subscribe();
     let _watching = watch_documents(place, &apps, &readiness, current).await?;
 
     let listen = !serve.without_listen;
@@ -117,6 +121,9 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     postgres.register(registry.sub_registry_with_prefix("postgres"));
     let redis = Redis::connect(redis::Options::new(redis_url(&serve)?))?;
     redis.register(registry.sub_registry_with_prefix("redis"));
+    let audit_registry = registry.sub_registry_with_prefix("audit");
+    postgres.audit_metrics().register(audit_registry);
+    redis.register_audit(audit_registry);
     let hashing = Hashing::start(HashingOptions::default(), &mut registry);
     let stores = Stores { postgres: postgres.clone(), redis, hashing };
 
@@ -129,7 +136,8 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     let worker = Worker::new(stores.clone(), Arc::clone(&apps), Arc::new(Env::system()), mail_settings, mail_metrics);
     let http_metrics = HttpMetrics::register(&mut registry);
 
-    let state = Arc::new(State { apps, stores, env: Env::system(), settings });
+    let gate = Gate::default();
+    let state = Arc::new(State { apps, stores, env: Env::system(), settings, callers, gate });
     let registry = Arc::new(registry);
     let (public, admin, ops) = (
         bind("--public-addr", serve.public_addr).await?,
@@ -149,10 +157,13 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     let stop = CancellationToken::new();
     let mails = tokio::spawn(worker.run(stop.clone()));
     tokio::spawn(watch_schema(postgres.clone(), Arc::clone(&readiness)));
+    tokio::spawn(look_for_callers(Arc::clone(&state)));
     let witness = Witness::new(Arc::clone(&state.apps), postgres.clone()).run(claiming);
     let witness = tokio::spawn(witness).abort_handle();
     let deletion = deletion::run(Arc::clone(&state.apps), state.stores.clone(), deleting);
     let deletion = tokio::spawn(deletion).abort_handle();
+    let audit = audit::run(Arc::clone(&state.apps), state.stores.clone(), Env::system(), auditing);
+    let audit = tokio::spawn(audit).abort_handle();
     info!(public = %serve.public_addr, admin = %serve.admin_addr, ops = %serve.ops_addr, "listening");
 
     asked_to_stop().await?;
@@ -162,6 +173,7 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     stop.cancel();
     // A transaction that is cut off is done again, by another server or the next one.
     deletion.abort();
+    audit.abort();
     witness.abort();
     requests.wait().await;
     mails.await?;
@@ -175,7 +187,7 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
 /// Where the rendered Apps are.
 enum Place {
     Directory(PathBuf),
-    Namespace(String),
+    Namespace { namespace: String, api_server: Box<kube::Config> },
 }
 
 /// Ends the watching when dropped.
@@ -185,13 +197,18 @@ enum Watching {
 }
 
 impl Place {
-    fn of(serve: &Serve) -> Result<Self> {
+    async fn of(serve: &Serve) -> Result<Self> {
         match (serve.config_dir.clone(), serve.namespace.clone()) {
             (Some(_), None) if serve.cache_dir.is_some() => {
                 bail!("--cache-dir goes with --namespace; a directory needs no second one")
             }
             (Some(directory), None) => Ok(Self::Directory(directory)),
-            (None, Some(namespace)) => Ok(Self::Namespace(namespace)),
+            (None, Some(namespace)) => {
+                let api_server = kube::Config::infer()
+                    .await
+                    .context("say where the API server is: by KUBECONFIG, or run in a pod with a ServiceAccount")?;
+                Ok(Self::Namespace { namespace, api_server: Box::new(api_server) })
+            }
             (None, None) => bail!("say where the rendered Apps are: --config-dir DIR, or --namespace NAMESPACE"),
             (Some(_), Some(_)) => bail!("the rendered Apps come from one place: --config-dir or --namespace, not both"),
         }
@@ -212,13 +229,10 @@ async fn watch_documents(
             current.send_replace(true);
             Ok(Watching::Directory { _watching: watching })
         }
-        Place::Namespace(namespace) => {
+        Place::Namespace { namespace, api_server } => {
             if apps.restore() {
                 readiness.configuration_loaded();
             }
-            let config = kube::Config::infer()
-                .await
-                .context("say where the API server is: by KUBECONFIG, or run in a pod with a ServiceAccount")?;
             let readiness = Arc::clone(readiness);
             let told = move |told| match told {
                 Ok(()) => {
@@ -227,10 +241,25 @@ async fn watch_documents(
                 }
                 Err(reason) => readiness.configuration_refused(reason),
             };
-            let watching = kubernetes::watch(config, &namespace, Arc::clone(apps), told)?;
+            let watching = kubernetes::watch(*api_server, &namespace, Arc::clone(apps), told)?;
             Ok(Watching::Kubernetes { _watching: watching })
         }
     }
+}
+
+/// A file goes before the cluster's own keys.
+fn callers(file: Option<&Path>, place: &Place) -> Result<Callers> {
+    match (file, place) {
+        (Some(file), _) => Callers::by_file(file.to_owned()).context("--service-account-keys"),
+        (None, Place::Namespace { api_server, .. }) => {
+            Callers::by_cluster((**api_server).clone()).context("the client of the API server cannot be made")
+        }
+        (None, Place::Directory(_)) => Ok(Callers::Nobody),
+    }
+}
+
+async fn look_for_callers(state: Arc<State>) {
+    state.callers.look().await;
 }
 
 async fn bind(flag: &str, address: std::net::SocketAddr) -> Result<TcpListener> {

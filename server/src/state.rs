@@ -2,7 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::{config::Apps, domain::clock::Env, settings::Settings, store::Stores};
+use crate::{
+    callers::Callers,
+    config::Apps,
+    domain::{clock::Env, gate::Gate},
+    settings::Settings,
+    store::Stores,
+};
 
 /// Generic over the stores, so that the door can be tested without any.
 pub struct State<S = Stores> {
@@ -10,4 +16,6 @@ pub struct State<S = Stores> {
     pub stores: S,
     pub env: Env,
     pub settings: Settings,
+    pub callers: Callers,
+    pub gate: Gate,
 }

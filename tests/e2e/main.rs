@@ -6,6 +6,8 @@ mod accounts;
 #[cfg(test)]
 mod admission;
 #[cfg(test)]
+mod callers;
+#[cfg(test)]
 mod change_address;
 #[cfg(test)]
 mod change_password;
@@ -26,9 +28,13 @@ mod errors;
 #[cfg(test)]
 mod faults;
 #[cfg(test)]
+mod gate;
+#[cfg(test)]
 mod harness;
 #[cfg(test)]
 mod input;
+#[cfg(test)]
+mod introspect;
 #[cfg(test)]
 mod limits;
 #[cfg(test)]
@@ -44,6 +50,8 @@ mod operator;
 #[cfg(test)]
 mod owner;
 #[cfg(test)]
+mod redis_forms;
+#[cfg(test)]
 mod reset;
 #[cfg(test)]
 mod secrecy;
@@ -53,6 +61,8 @@ mod stores;
 mod storm;
 #[cfg(test)]
 mod support;
+#[cfg(test)]
+mod token;
 #[cfg(test)]
 mod trouble;
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use http::StatusCode;
+use http::{Method, StatusCode};
 use latchkey_tests::{
     builders::App,
     client::Anonymous,
@@ -16,6 +16,7 @@ use latchkey_tests::{
     process::{self, Process, Program},
 };
 use rustix::process::Signal;
+use serde_json::{Value, json};
 
 /// Its first start makes a database.
 const START_LIMIT: Duration = Duration::from_secs(180);
@@ -72,6 +73,14 @@ impl MakeRun {
         self.dir.join("data")
     }
 
+    /// What a program in the cluster is told of a token.
+    async fn introspect(&self, caller: &Path, token: &str) -> Value {
+        let client = self.client();
+        let request = client.request(Method::POST, "v1/shop/introspect").json(&json!({ "token": token }));
+        let request = request.bearer_auth(fs::read_to_string(caller).unwrap());
+        client.send(request).await.expect(StatusCode::OK).body
+    }
+
     fn client(&self) -> Anonymous {
         Anonymous::new(self.addrs["PUBLIC_ADDR"])
     }
@@ -80,9 +89,13 @@ impl MakeRun {
 #[tokio::test]
 async fn the_printed_session_goes_the_whole_way_and_data_survives() {
     let mut run = MakeRun::new();
-    let app = App::with_id("shop");
+    let administrator = json!({ "namespace": "latchkey-dev", "name": "admin" });
+    let administrators = json!([{ "serviceAccount": administrator, "role": "UserAdmin" }]);
+    let app = App::with_id("shop").set("/administrators", administrators);
     run.manifest(&app);
     let process = run.start_ready().await;
+    let token_file = run.data().join("serviceaccount-token");
+    assert!(process.has_logged(token_file.display().to_string()), "the path of the administrator's token is printed");
 
     // Pasted as it is, twice.
     let session = fs::read_to_string(run.data().join("session.sh")).unwrap();
@@ -90,9 +103,9 @@ async fn the_printed_session_goes_the_whole_way_and_data_survives() {
     let mut email = String::new();
     for _ in 0..2 {
         let output = run_bash(&format!("{session}echo \"$EMAIL\"\n")).await;
-        let answers: Vec<serde_json::Value> = output.lines().filter_map(|l| serde_json::from_str(l).ok()).collect();
-        let [registered, confirmed, login, verified, forgot, changed, again] = &answers[..] else {
-            panic!("seven answers are expected:\n{output}");
+        let answers: Vec<Value> = output.lines().filter_map(|l| serde_json::from_str(l).ok()).collect();
+        let [registered, confirmed, login, verified, introspected, forgot, changed, again] = &answers[..] else {
+            panic!("eight answers are expected:\n{output}");
         };
         email = registered["email"].as_str().unwrap().to_owned();
         assert!(confirmed["access_token"].is_string(), "{output}");
@@ -100,6 +113,11 @@ async fn the_printed_session_goes_the_whole_way_and_data_survives() {
         for answer in [verified, forgot, changed] {
             assert_eq!(answer["email"], email.as_str(), "{output}");
         }
+        assert_eq!(introspected["email"], email.as_str(), "{output}");
+        // The reset has ended the first session.
+        let worth = async |login: &Value| run.introspect(&token_file, login["token"].as_str().unwrap()).await;
+        assert_eq!(worth(login).await, json!({ "active": false }));
+        assert_eq!(worth(again).await["active"], true);
         assert_eq!(output.lines().last(), Some(email.as_str()));
     }
 

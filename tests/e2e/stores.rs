@@ -5,6 +5,7 @@ use std::{sync::LazyLock, time::Duration};
 use latchkey_crds::types::AppId;
 use latchkey_server::{
     domain::{
+        audit::{Detail, Event, EventKind},
         clock::{Clock, SystemClock},
         email::Email,
         mail::{Mail, MailKind},
@@ -29,11 +30,13 @@ use uuid::Uuid;
 
 mod accounts;
 mod apps;
+mod audit;
 mod codes;
 mod faults;
 mod limits;
 mod migrate;
 mod outbox;
+mod session_model;
 mod sessions;
 mod users;
 
@@ -66,9 +69,7 @@ impl Fixture {
 
     /// Another by Redis's clock, so much later.
     async fn later(&self, by: time::Duration) -> Stores {
-        let url = UrlSource::given(RedisServer::shared().await.url());
-        let redis = Redis::connect(redis::Options { clock_offset: by, ..redis::Options::new(url) }).unwrap();
-        Stores { redis, ..self.stores.clone() }
+        Stores { redis: self.stores.redis.later(by), ..self.stores.clone() }
     }
 
     async fn execute(&self, sql: &str) {
@@ -114,12 +115,26 @@ fn an_email(text: &str) -> Email {
 }
 
 fn a_new_user(email: &str) -> NewUser {
+    let id = a_user_id();
     NewUser {
-        id: a_user_id(),
+        id,
         email: an_email(email),
         name: Name::parse("Ada Lovelace").unwrap(),
         password_hash: PasswordHash::new("$argon2id$first"),
         created_at: REQUESTED,
+        event: an_event(EventKind::Registered, id),
+    }
+}
+
+fn an_event(kind: EventKind, user: UserId) -> Event {
+    Event {
+        id: Uuid::from_u128(rand::random()),
+        kind,
+        user: Some(user),
+        session: None,
+        ip: Some("192.0.2.1".parse().unwrap()),
+        at: now(),
+        detail: Detail::default(),
     }
 }
 

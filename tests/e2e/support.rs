@@ -2,6 +2,7 @@
 
 use std::{fs, net::SocketAddr, sync::Arc, time::Duration};
 
+use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use http::{Method, StatusCode};
 use latchkey_crds::rendered::{Change, Hello, Revision, RevisionsLine};
 use latchkey_tests::{
@@ -43,6 +44,13 @@ pub(crate) struct Shop {
 pub(crate) struct Revisions {
     response: reqwest::Response,
     unread: Vec<u8>,
+}
+
+/// What a JWT says, unchecked.
+pub(crate) fn claims_of(token: &str) -> Value {
+    let claims = token.split('.').nth(1).expect("a token is a JWT");
+    let claims = BASE64_URL_SAFE_NO_PAD.decode(claims).expect("claims are base64url");
+    serde_json::from_slice(&claims).expect("claims are JSON")
 }
 
 /// An App whose users may get mail after mail.

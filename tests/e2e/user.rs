@@ -34,7 +34,7 @@ async fn a_user_reads_what_is_kept_of_them() {
     early.signed_in.confirm(&code).await.expect(StatusCode::OK);
     let answer = early.read().await.expect(StatusCode::OK);
     assert_eq!(answer.header("cache-control"), Some("no-store"));
-    let created: i64 = shop.count("SELECT extract(epoch FROM created_at)::bigint FROM users").await;
+    let created: i64 = shop.count("SELECT floor(extract(epoch FROM created_at))::bigint FROM users").await;
     assert_eq!(
         answer.body,
         json!({
@@ -79,7 +79,7 @@ async fn userinfo_answers_the_claims_of_openid_connect() {
     let answer = owner.signed_in.get("userinfo").await.expect(StatusCode::OK);
     assert_eq!(answer.header("cache-control"), Some("no-store"));
     assert_eq!(answer.header("content-type"), Some("application/json"));
-    let updated: i64 = shop.count("SELECT extract(epoch FROM updated_at)::bigint FROM users").await;
+    let updated: i64 = shop.count("SELECT floor(extract(epoch FROM updated_at))::bigint FROM users").await;
     assert_eq!(
         answer.body,
         json!({ "sub": owner.user, "name": NAME, "email": EMAIL, "email_verified": true, "updated_at": updated })
@@ -237,8 +237,8 @@ async fn a_name_that_is_none_is_refused_and_changes_nothing() {
 async fn of_many_new_names_at_once_the_last_one_kept_is_that_of_the_tokens() {
     let shop = Shop::of(loose("names"), latchkey_tests::stack::Stack::builder().servers(2)).await;
     let owner = Arc::new(shop.owner(EMAIL).await);
-    let start = Arc::new(Barrier::new(20));
-    let tasks: Vec<_> = (0..20)
+    let start = Arc::new(Barrier::new(6));
+    let tasks: Vec<_> = (0..6)
         .map(|number| {
             let (owner, start) = (owner.clone(), start.clone());
             let client = shop.stack.client_of(number % 2).signed_in(shop.id(), owner.signed_in.token());

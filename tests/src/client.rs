@@ -97,6 +97,12 @@ impl Anonymous {
         self.send(self.request(Method::POST, path).json(body)).await
     }
 
+    pub async fn post_form(&self, path: &str, fields: &[(&str, &str)]) -> Answer {
+        let body = url::form_urlencoded::Serializer::new(String::new()).extend_pairs(fields).finish();
+        let form = "application/x-www-form-urlencoded";
+        self.send(self.request(Method::POST, path).header(http::header::CONTENT_TYPE, form).body(body)).await
+    }
+
     pub async fn post_without_body(&self, path: &str) -> Answer {
         self.send(self.request(Method::POST, path)).await
     }
@@ -121,6 +127,11 @@ impl Anonymous {
     pub async fn confirm_password(&self, app: &str, email: &str, code: &str, password: &str) -> Answer {
         let body = json!({ "email": email, "code": code, "password": password });
         self.post(&format!("v1/{app}/email/confirm-password"), &body).await
+    }
+
+    /// Exchanges a refresh token.
+    pub async fn refresh(&self, app: &str, refresh_token: &str) -> Answer {
+        self.post(&format!("v1/{app}/token"), &json!({ "refresh_token": refresh_token })).await
     }
 
     /// The same caller, with a token.
@@ -161,6 +172,10 @@ impl SignedIn {
 
     pub async fn post(&self, path: &str, body: &Value) -> Answer {
         self.send(self.request(Method::POST, path).json(body)).await
+    }
+
+    pub async fn delete(&self, path: &str) -> Answer {
+        self.send(self.request(Method::DELETE, path)).await
     }
 
     pub async fn verify(&self) -> Answer {

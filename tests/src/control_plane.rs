@@ -215,6 +215,29 @@ impl ControlPlane {
         Ok(account)
     }
 
+    /// A token of a ServiceAccount for that audience, as a projected volume holds it.
+    pub async fn token(&self, namespace: &str, name: &str, audience: &str) -> Result<String> {
+        let spec = TokenRequestSpec { audiences: vec![audience.to_owned()], ..TokenRequestSpec::default() };
+        let request = TokenRequest { spec, ..TokenRequest::default() };
+        let accounts: Api<ServiceAccount> = Api::namespaced(self.admin().await, namespace);
+        let answer = accounts.create_token_request(name, &PostParams::default(), &request).await?;
+        Ok(answer.status.context("a TokenRequest is answered with a token")?.token)
+    }
+
+    /// The private key (PEM) by which the API server signs such tokens.
+    pub fn account_key(&self) -> Result<String> {
+        Ok(fs::read_to_string(self.dir.join("accounts.key"))?)
+    }
+
+    /// From its next start the API server signs with a new key, and takes what the one before signed, or not.
+    pub fn rotate_account_key(&self, takes_old: bool) -> Result<()> {
+        let key = KeyPair::generate()?;
+        let public = self.dir.join("accounts.pub");
+        let old = if takes_old { fs::read_to_string(&public)? } else { String::new() };
+        fs::write(public, key.public_key_pem() + &old)?;
+        write_private(&self.dir.join("accounts.key"), &key.serialize_pem())
+    }
+
     /// The same account, but by way of another address (a proxy's).
     pub fn account_at(&self, account: &Account, addr: SocketAddr) -> Result<Account> {
         let account = Account { kubeconfig: process::fresh_dir("account").join("kubeconfig"), ..account.clone() };

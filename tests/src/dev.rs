@@ -22,6 +22,7 @@ use crate::{
     postgres::{self, Postgres},
     process::{self, Process, Program},
     redis::{self, Redis},
+    service_account::{AUDIENCE, Issuer},
     smtp::{self, Security, Smtp},
     stack::write_smtp_file,
 };
@@ -31,6 +32,10 @@ const MIGRATE_LIMIT: Duration = Duration::from_secs(300);
 const READY_LIMIT: Duration = Duration::from_secs(60);
 /// How long the first manifests may take: the making of keys, on a slow machine.
 const RENDER_LIMIT: Duration = Duration::from_secs(30);
+/// The administrator's token is made anew at each start.
+const TOKEN_LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
+/// Who that is.
+const ADMINISTRATOR: (&str, &str) = ("latchkey-dev", "admin");
 /// Ctrl-C is not to keep anybody waiting: who has not ended by then is killed.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 /// How often the logs are looked at for something to tell.
@@ -129,6 +134,7 @@ async fn any(signals: &mut [tokio::signal::unix::Signal; 3]) {
 async fn serve(settings: &Settings, started: &mut Started, terminal: Terminal) -> Result<()> {
     start_stores(settings, started, terminal).await?;
     start_inbox(settings, started, terminal).await?;
+    write_service_account(settings)?;
 
     // What an earlier run rendered may be of manifests that are gone; the keys stay.
     let rendered = settings.data.join("rendered");
@@ -191,6 +197,7 @@ async fn start_stores(settings: &Settings, started: &mut Started, terminal: Term
         durable: true,
         // On a machine that others use too, the sessions are not for them.
         password: Some(format!("{:032x}", rand::random::<u128>())),
+        user: None,
         tls: None,
         replica_of: None,
         cluster: false,
@@ -222,6 +229,14 @@ async fn start_inbox(settings: &Settings, started: &mut Started, terminal: Termi
     Ok(())
 }
 
+/// A key as a cluster has one for the tokens of its ServiceAccounts, and the token of an administrator.
+fn write_service_account(settings: &Settings) -> Result<()> {
+    let issuer = Issuer::kept_in(&settings.data.join("serviceaccount-key.pem"))?;
+    postgres::write_private(&settings.service_account_keys(), &issuer.jwks()?.to_string())?;
+    let (namespace, name) = ADMINISTRATOR;
+    postgres::write_private(&settings.service_account_token(), &issuer.token(namespace, name, AUDIENCE, TOKEN_LIFE)?)
+}
+
 fn start_operator(settings: &Settings, rendered: &Path) -> Result<Process> {
     Program::new("latchkey-operator render", process::our_program("latchkey-operator")?, settings.log("operator"))
         .arg("render")
@@ -243,6 +258,7 @@ fn start_server(settings: &Settings, rendered: &Path) -> Result<Process> {
         .path_arg("--database-url-file", &file("database-url"))
         .path_arg("--redis-url-file", &file("redis-url"))
         .path_arg("--smtp-file", &file("smtp.json"))
+        .path_arg("--service-account-keys", &settings.service_account_keys())
         // No load balancer has to catch up.
         .args(["--allow-insecure", "--drain-seconds", "0"])
         .start()
@@ -304,6 +320,7 @@ fn welcome(settings: &Settings, apps: &[String], terminal: Terminal) -> Result<S
         ("Inbox", format!("http://{}", settings.inbox)),
         ("SMTP", settings.smtp.to_string()),
         ("Manifests", format!("{}   (edit them: live at once)", settings.manifests.display())),
+        ("Admin's token", format!("{}", settings.service_account_token().display())),
         ("Logs", format!("{}", settings.data.join("logs").display())),
     ];
     text += &terminal.bold("Latchkey is running.\n\n");
@@ -315,7 +332,7 @@ fn welcome(settings: &Settings, apps: &[String], terminal: Terminal) -> Result<S
         text += "\nCtrl-C stops everything.\n";
         return Ok(text);
     };
-    let session = session(settings, app);
+    let session = session(settings, app, &introspection(settings, app)?);
     let script = settings.data.join("session.sh");
     fs::write(&script, &session)?;
     text += &format!("  {:<16} {}\n", "Apps", apps.join(", "));
@@ -325,7 +342,7 @@ fn welcome(settings: &Settings, apps: &[String], terminal: Terminal) -> Result<S
 }
 
 /// The whole way of an account, for curl. It makes a new address each time, so it can be pasted again.
-fn session(settings: &Settings, app: &str) -> String {
+fn session(settings: &Settings, app: &str, introspection: &str) -> String {
     let (api, inbox) = (settings.base_url(), settings.inbox);
     format!(
         r#"# Where it is, and who comes.
@@ -348,7 +365,7 @@ TOKEN=$(sed 's/.*"token":"\([^"]*\)".*/\1/' <<< "$LOGIN")
 
 # Ask for the confirmation again: verified already, so no mail.
 curl -sS -X POST $APP/verify -H "Authorization: Bearer $TOKEN"; echo
-
+{introspection}
 # The password is forgotten: the next mail brings another code.
 SEEN=$(sed 's/^{{"id":\([0-9]*\).*/\1/' <<< "$MAIL")
 curl -sS -H "$JSON" $APP/forgot-password -d '{{"email": "'$EMAIL'"}}'; echo
@@ -360,6 +377,27 @@ curl -sS -H "$JSON" $APP/confirm-password -d '{{"email": "'$EMAIL'", "code": "'$
 curl -sS -H "$JSON" $APP/login -d '{{"email": "'$EMAIL'", "password": "'$PASSWORD'"}}'; echo
 "#
     )
+}
+
+/// What a program of the cluster does, where the App lists the administrator.
+fn introspection(settings: &Settings, app: &str) -> Result<String> {
+    let document = fs::read(settings.data.join("rendered").join(format!("{app}.json")))?;
+    let document: Value = serde_json::from_slice(&document)?;
+    let (namespace, name) = ADMINISTRATOR;
+    let listed = document["administrators"]
+        .as_array()
+        .is_some_and(|listed| listed.iter().any(|one| one["namespace"] == namespace && one["serviceAccount"] == name));
+    if !listed {
+        return Ok(String::new());
+    }
+    let (api, token) = (settings.base_url(), settings.service_account_token());
+    let token = token.display();
+    Ok(format!(
+        r#"
+# A program in the cluster asks whose token this is; it shows its own, that of its ServiceAccount.
+curl -sS {api}/v1/{app}/introspect -H "Authorization: Bearer $(<'{token}')" -d "token=$TOKEN"; echo
+"#
+    ))
 }
 
 fn count(number: usize, thing: &str) -> String {
@@ -385,6 +423,14 @@ impl Settings {
 
     fn base_url(&self) -> String {
         format!("http://{}", self.public)
+    }
+
+    fn service_account_keys(&self) -> PathBuf {
+        self.data.join("serviceaccount-keys.json")
+    }
+
+    fn service_account_token(&self) -> PathBuf {
+        self.data.join("serviceaccount-token")
     }
 
     fn log(&self, name: &str) -> PathBuf {

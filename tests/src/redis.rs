@@ -1,5 +1,5 @@
-//! A real Redis in a process of our own: one for all tests of a process, or one for a test that breaks it; also a
-//! cluster of three.
+//! A real Redis in a process of our own: one for all tests of a process, or one for a test that breaks it; also behind
+//! sentinels, and as a cluster.
 
 use std::{
     fs,
@@ -19,23 +19,28 @@ use crate::{
     tls::{self, Tls},
 };
 
+mod cluster;
+mod sentinel;
+
+pub use cluster::RedisCluster;
+pub use sentinel::{RedisSentinel, SentinelOptions};
+
 /// Starting one, with a long append-only file to read.
 const START_LIMIT: Duration = Duration::from_secs(30);
 /// For each command of a test's own.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
-/// A cluster of three agrees within a few seconds.
-const CLUSTER_LIMIT: Duration = Duration::from_secs(30);
-/// Slots of a Redis Cluster.
-const SLOTS: u16 = 16_384;
-
 /// How to run one.
+#[derive(Clone)]
 pub struct Options {
     pub data: PathBuf,
     pub log: PathBuf,
     pub addr: SocketAddr,
     /// Whether it keeps an append-only file.
     pub durable: bool,
+    /// Of the user `default`, who may do all.
     pub password: Option<String>,
+    /// Who uses it; without one it is the user `default`.
+    pub user: Option<User>,
     /// Only TLS, with the certificate of this authority.
     pub tls: Option<Tls>,
     /// Replicates the one at this address.
@@ -46,17 +51,22 @@ pub struct Options {
     pub settings: Vec<(String, String)>,
 }
 
+/// A user of a server's access control list.
+#[derive(Clone, Debug)]
+pub struct User {
+    pub name: String,
+    pub password: String,
+    /// As `ACL SETUSER` takes them.
+    pub rules: String,
+}
+
 /// A running server.
 pub struct Redis {
     process: Process,
     addr: SocketAddr,
     password: Option<String>,
+    user: Option<User>,
     ca: Option<PathBuf>,
-}
-
-/// Three masters that share the slots.
-pub struct RedisCluster {
-    pub masters: Vec<Redis>,
 }
 
 // === impl Options ===
@@ -70,11 +80,18 @@ impl Options {
             addr: process::free_addr(),
             durable: false,
             password: None,
+            user: None,
             tls: None,
             replica_of: None,
             cluster: false,
             settings: Vec::new(),
         }
+    }
+
+    /// The same for another server: with a folder and an address of its own.
+    fn elsewhere(&self) -> Self {
+        let Self { data, log, addr, .. } = Self::for_tests();
+        Self { data, log, addr, ..self.clone() }
     }
 }
 
@@ -96,7 +113,8 @@ impl Redis {
         let secrets = options.data.join("redis-secrets.conf");
         let password = options.password.as_ref();
         let lines = password.map(|password| format!("requirepass {password}\nmasterauth {password}\n"));
-        write_private(&secrets, &lines.unwrap_or_default())?;
+        let user = options.user.as_ref().map(User::line);
+        write_private(&secrets, &[lines, user].into_iter().flatten().collect::<String>())?;
         let mut command = Program::new("redis-server", program, &options.log)
             .arg(secrets.display().to_string())
             .args(["--bind", &options.addr.ip().to_string(), "--daemonize", "no", "--save", ""])
@@ -110,6 +128,7 @@ impl Redis {
                 let file = |name: &str| options.data.join(name);
                 command = command
                     .args(["--port", "0", "--tls-port", &port, "--tls-auth-clients", "no"])
+                    .args(["--tls-replication", "yes", "--tls-cluster", if options.cluster { "yes" } else { "no" }])
                     .path_arg("--tls-cert-file", &file("server.pem"))
                     .path_arg("--tls-key-file", &file("server.key"))
                     .path_arg("--tls-ca-cert-file", &file("ca.pem"));
@@ -127,7 +146,8 @@ impl Redis {
         for (name, value) in &options.settings {
             command = command.args([&format!("--{name}"), value]);
         }
-        let this = Self { process: command.start()?, addr: options.addr, password: options.password, ca };
+        let Options { addr, password, user, .. } = options;
+        let this = Self { process: command.start()?, addr, password, user, ca };
         this.ready().await?;
         Ok(this)
     }
@@ -151,25 +171,26 @@ impl Redis {
 
     /// As seen at another address (a proxy's).
     pub fn url_at(&self, addr: SocketAddr) -> String {
-        let scheme = if self.ca.is_some() { "rediss" } else { "redis" };
-        let login = self.password.as_ref().map(|password| format!(":{password}@")).unwrap_or_default();
-        format!("{scheme}://{login}{addr}/0")
+        format!("{}://{}{addr}/0", self.scheme("redis"), self.login())
     }
 
     pub async fn connect(&self) -> Result<MultiplexedConnection> {
-        let client = match &self.ca {
-            None => Client::open(self.url())?,
-            Some(ca) => {
-                tls::install_crypto_provider();
-                let certificates = redis::TlsCertificates { client_tls: None, root_cert: Some(fs::read(ca)?) };
-                Client::build_with_tls(self.url(), certificates)?
-            }
-        };
-        // The client's own limit of half a second is too short on a loaded machine.
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(ANSWER_LIMIT))
-            .set_response_timeout(Some(ANSWER_LIMIT));
-        Ok(client.get_multiplexed_async_connection_with_config(&config).await?)
+        let login = self.password.as_ref().map(|password| format!(":{password}@")).unwrap_or_default();
+        open(&format!("{}://{login}{}/0", self.scheme("redis"), self.addr), self.ca()).await
+    }
+
+    fn scheme(&self, plain: &str) -> String {
+        let secure = plain.replacen("redis", "rediss", 1);
+        if self.ca.is_some() { secure } else { plain.to_owned() }
+    }
+
+    /// What stands before the host in a URL.
+    fn login(&self) -> String {
+        match (&self.user, &self.password) {
+            (Some(user), _) => format!("{}:{}@", user.name, user.password),
+            (None, Some(password)) => format!(":{password}@"),
+            (None, None) => String::new(),
+        }
     }
 
     /// Ends it as an administrator does: what is to be kept is written.
@@ -202,46 +223,42 @@ impl Redis {
     }
 }
 
-// === impl RedisCluster ===
+// === impl User ===
 
-impl RedisCluster {
-    pub async fn start() -> Result<Self> {
-        let mut masters = Vec::new();
-        for _ in 0..3 {
-            masters.push(Redis::start(Options { cluster: true, ..Options::for_tests() }).await?);
-        }
-        let (share, mut first) = (SLOTS / 3, 0);
-        for (index, master) in masters.iter().enumerate() {
-            let last = if index == 2 { SLOTS - 1 } else { first + share - 1 };
-            let mut connection = master.connect().await?;
-            let assign = ["ADDSLOTSRANGE".to_owned(), first.to_string(), last.to_string()];
-            redis::cmd("CLUSTER").arg(&assign).query_async::<()>(&mut connection).await?;
-            first = last + 1;
-        }
-        let mut connection = masters[0].connect().await?;
-        for other in &masters[1..] {
-            let bus: Vec<String> =
-                redis::cmd("CONFIG").arg(&["GET", "cluster-port"]).query_async(&mut other.connect().await?).await?;
-            let bus = bus.get(1).context("a cluster's member has a bus port")?;
-            let meet = ["MEET", &other.addr.ip().to_string(), &other.addr.port().to_string(), bus];
-            redis::cmd("CLUSTER").arg(&meet).query_async::<()>(&mut connection).await?;
-        }
-        let this = Self { masters };
-        let end = tokio::time::Instant::now() + CLUSTER_LIMIT;
-        while !this.agreed().await? {
-            ensure!(tokio::time::Instant::now() < end, "the Redis Cluster did not come together in {CLUSTER_LIMIT:?}");
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-        Ok(this)
+impl User {
+    fn line(&self) -> String {
+        format!("user {} on >{} {}\n", self.name, self.password, self.rules)
     }
+}
 
-    async fn agreed(&self) -> Result<bool> {
-        for master in &self.masters {
-            let info: String = redis::cmd("CLUSTER").arg("INFO").query_async(&mut master.connect().await?).await?;
-            if !info.contains("cluster_state:ok") || !info.contains("cluster_known_nodes:3") {
-                return Ok(false);
-            }
+async fn open(url: &str, ca: Option<&Path>) -> Result<MultiplexedConnection> {
+    let client = match ca {
+        None => Client::open(url)?,
+        Some(ca) => {
+            tls::install_crypto_provider();
+            let certificates = redis::TlsCertificates { client_tls: None, root_cert: Some(fs::read(ca)?) };
+            Client::build_with_tls(url, certificates)?
         }
-        Ok(true)
+    };
+    // The client's own limit of half a second is too short on a loaded machine.
+    let config = AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(ANSWER_LIMIT))
+        .set_response_timeout(Some(ANSWER_LIMIT));
+    Ok(client.get_multiplexed_async_connection_with_config(&config).await?)
+}
+
+/// Looks until it holds, or tells that it did not.
+async fn until(what: &str, limit: Duration, mut holds: impl AsyncFnMut() -> Result<bool>) -> Result<()> {
+    let end = tokio::time::Instant::now() + limit;
+    loop {
+        let outcome = holds().await;
+        match outcome {
+            Ok(true) => return Ok(()),
+            Ok(false) if tokio::time::Instant::now() > end => bail!("{what}: not within {limit:?}"),
+            Err(error) if tokio::time::Instant::now() > end => {
+                return Err(error.context(format!("{what}: not within {limit:?}")));
+            }
+            Ok(false) | Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+        }
     }
 }

@@ -37,6 +37,8 @@ pub struct Builder {
     apps: Vec<App>,
     smtp: smtp::Options,
     redis: Option<redis::Options>,
+    /// Where Redis is, and who vouches for it, where the test runs it.
+    redis_at: Option<(String, Option<PathBuf>)>,
     postgres: Option<postgres::Options>,
     proxied: bool,
     servers: usize,
@@ -54,7 +56,7 @@ pub struct Stack {
     pub redis_proxy: Option<Proxy>,
     servers: Vec<Server>,
     postgres: Store<Postgres>,
-    redis: Store<Redis>,
+    redis: Option<Store<Redis>>,
     watcher: Option<Process>,
     base_url: String,
     dir: PathBuf,
@@ -109,6 +111,12 @@ impl Builder {
         self
     }
 
+    /// A Redis that the test runs, in whatever form; `ca` is the authority of its certificates, where it speaks TLS.
+    pub fn redis_at(mut self, url: &str, ca: Option<&Path>) -> Self {
+        self.redis_at = Some((url.to_owned(), ca.map(Path::to_owned)));
+        self
+    }
+
     /// A Postgres of its own, for tests that break it.
     pub fn own_postgres(mut self, options: postgres::Options) -> Self {
         self.postgres = Some(options);
@@ -158,25 +166,36 @@ impl Builder {
             None => Store::Shared(Postgres::shared().await),
             Some(options) => Store::Own(Box::new(Postgres::start(options).await?)),
         };
-        let redis = match self.redis {
-            None => Store::Shared(Redis::shared().await),
-            Some(options) => Store::Own(Box::new(Redis::start(options).await?)),
+        let redis = match (&self.redis_at, self.redis) {
+            (Some(_), _) => None,
+            (None, None) => Some(Store::Shared(Redis::shared().await)),
+            (None, Some(options)) => Some(Store::Own(Box::new(Redis::start(options).await?))),
         };
         let database = postgres.database().await?;
         let smtp = Smtp::start(self.smtp).await?;
         let (postgres_proxy, redis_proxy) = match self.proxied {
             false => (None, None),
-            true => (Some(Proxy::start(postgres.addr())?), Some(Proxy::start(redis.addr())?)),
+            true => {
+                let redis = redis.as_ref().map(|redis| Proxy::start(redis.addr())).transpose()?;
+                (Some(Proxy::start(postgres.addr())?), redis)
+            }
         };
         let database_url = match &postgres_proxy {
             None => database.url.clone(),
             Some(proxy) => postgres.url(&database.name, proxy.addr()),
         };
-        let redis_url = redis_proxy.as_ref().map_or_else(|| redis.url(), |proxy| redis.url_at(proxy.addr()));
+        let (redis_url, redis_ca) = match (self.redis_at, &redis) {
+            (Some(given), _) => given,
+            (None, Some(redis)) => {
+                let url = redis_proxy.as_ref().map_or_else(|| redis.url(), |proxy| redis.url_at(proxy.addr()));
+                (url, redis.ca().map(Path::to_owned))
+            }
+            (None, None) => bail!("a service has a Redis"),
+        };
         write_store_files(&dir, &database_url, &redis_url, &smtp)?;
 
         let mut envs = self.envs;
-        let authorities = [smtp.ca().map(str::to_owned), read(postgres.ca())?, read(redis.ca())?];
+        let authorities = [smtp.ca().map(str::to_owned), read(postgres.ca())?, read(redis_ca.as_deref())?];
         let authorities: Vec<String> = authorities.into_iter().flatten().collect();
         if !authorities.is_empty() {
             // Where rustls-native-certs looks first.
@@ -230,6 +249,7 @@ impl Stack {
             apps: Vec::new(),
             smtp: smtp::Options::plain(),
             redis: None,
+            redis_at: None,
             postgres: None,
             proxied: false,
             servers: 1,
@@ -271,8 +291,9 @@ impl Stack {
         &self.postgres
     }
 
+    /// Where this service runs it, or shares it.
     pub fn redis(&self) -> &Redis {
-        &self.redis
+        self.redis.as_ref().expect("the test did not bring a Redis of its own")
     }
 
     pub fn base_url(&self) -> &str {

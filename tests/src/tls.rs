@@ -12,6 +12,7 @@ use rustls::{
 };
 
 /// What a TLS server needs, and what its clients trust.
+#[derive(Clone)]
 pub struct Tls {
     /// The authority's certificate, PEM.
     pub ca: String,
@@ -101,7 +102,8 @@ impl Authority {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         let mut params = CertificateParams::new(names)?;
         params.distinguished_name.push(DnType::CommonName, "localhost");
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        // Nodes of a Redis Cluster show theirs to each other.
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         self.sign(params)
     }
 

@@ -6,6 +6,7 @@ use tracing::warn;
 
 use super::{
     app::App,
+    audit::{Detail, Event, EventKind, Refusal, RefusalKind},
     client::Caller,
     clock::Env,
     code::{Code, CodeKey, CodeRecord, Purpose},
@@ -14,8 +15,8 @@ use super::{
     mail::{EpochNews, Mail, MailKind},
     password::{self, Busy, Password, Weak},
     ports::{
-        Accounts, AddressChange, AddressChanged, Carried, Changed, Codes, Confirmation, Creation, Hasher, Limits,
-        NewUser, Outbox, PasswordReset, Sessions, StoreError, TakeError, Taken, Users,
+        Accounts, AddressChange, AddressChanged, Audit, Carried, Changed, Codes, Confirmation, Creation, Hasher,
+        Limits, NewUser, Outbox, PasswordReset, Sessions, StoreError, TakeError, Taken, Users,
     },
     session::{Amr, NewSession, Opening, Profile, Session, SessionId},
     signed_in::{NotSignedIn, SignedIn},
@@ -101,7 +102,8 @@ pub async fn register<S: Users + Limits + Hasher>(
     }
     let mailing = may_mail(stores, app, caller, &request.email, MailPurpose::Confirm).await?;
     let fresh = UserId(env.uuid());
-    if let Err(trouble) = enter(stores, app, caller, &request, known, fresh, mailing.is_some(), now).await {
+    let event = Event { at: now, ..Event::new(env, caller, EventKind::Registered, fresh) };
+    if let Err(trouble) = enter(stores, app, caller, &request, known, fresh, mailing.is_some(), event).await {
         not_mailed(stores, app, mailing).await;
         return Err(trouble.into());
     }
@@ -124,7 +126,7 @@ async fn enter<S: Users + Hasher>(
     known: Option<User>,
     fresh: UserId,
     mailed: bool,
-    now: time::OffsetDateTime,
+    event: Event,
 ) -> Result<(), Trouble> {
     let known = match known {
         Some(user) => Some(user),
@@ -135,9 +137,10 @@ async fn enter<S: Users + Hasher>(
                 email: request.email.clone(),
                 name: request.name.clone(),
                 password_hash,
-                created_at: now,
+                created_at: event.at,
+                event: event.clone(),
             };
-            let mail = mailed.then_some(Mail { kind: MailKind::Confirm, user: Some(fresh), requested_at: now });
+            let mail = mailed.then_some(Mail { kind: MailKind::Confirm, user: Some(fresh), requested_at: event.at });
             match stores.create_user(app.id(), user, mail).await? {
                 Creation::Created => None,
                 // Two registered the address at once; the later one goes on as for a known address.
@@ -146,7 +149,7 @@ async fn enter<S: Users + Hasher>(
         }
     };
     match known {
-        Some(user) => registered_again(stores, app, caller, request, &user, mailed, now).await,
+        Some(user) => registered_again(stores, app, caller, request, &user, mailed, event).await,
         None => Ok(()),
     }
 }
@@ -159,16 +162,17 @@ async fn registered_again<S: Users + Hasher>(
     request: &Register,
     user: &User,
     mailed: bool,
-    now: time::OffsetDateTime,
+    event: Event,
 ) -> Result<(), Trouble> {
     let hash = user.password_hash.as_ref();
     let same = stores.verify(app.id(), caller.address(), &request.password, hash).await?;
     let kind = if user.email_verified { MailKind::AccountExists } else { MailKind::Confirm };
     // A disabled account's owner is not bothered; the row is there all the same, and sends nothing.
     let to = (!user.disabled).then_some(user.id);
-    let mail = mailed.then_some(Mail { kind, user: to, requested_at: now });
+    let mail = mailed.then_some(Mail { kind, user: to, requested_at: event.at });
     let contest = !user.email_verified && !same;
-    Ok(stores.registered_again(app.id(), user.id, user.epoch, contest, mail).await?)
+    let event = Event { kind: EventKind::RegisteredAgain, user: Some(user.id), ..event };
+    Ok(stores.registered_again(app.id(), user.id, user.epoch, contest, mail, event).await?)
 }
 
 // === login ===
@@ -198,7 +202,7 @@ pub enum LogInError {
     Trouble(#[from] Trouble),
 }
 
-pub async fn log_in<S: Users + Limits + Hasher + Sessions>(
+pub async fn log_in<S: Users + Limits + Hasher + Sessions + Audit>(
     stores: &S,
     env: &Env,
     app: &App,
@@ -206,7 +210,11 @@ pub async fn log_in<S: Users + Limits + Hasher + Sessions>(
     request: LogIn,
 ) -> Result<LoggedIn, LogInError> {
     let account = request.email.account(app.id());
-    let failure = take_login(stores, app, caller, &account).await?;
+    let refuse = |kind, user: Option<&User>| {
+        let account = Some(account.clone());
+        stores.refuse(app.id(), Refusal::new(kind, caller, account, user.map(|user| user.id)));
+    };
+    let failure = take_login(stores, app, caller, &account, None).await?;
     let user = match check_password(stores, app, caller, &request).await {
         Ok(user) => user,
         Err(trouble) => {
@@ -215,20 +223,27 @@ pub async fn log_in<S: Users + Limits + Hasher + Sessions>(
             return Err(trouble.into());
         }
     };
-    let Some(user) = user else {
-        return Err(LogInError::InvalidCredentials);
+    let user = match user {
+        Ok(user) => user,
+        Err(named) => {
+            refuse(RefusalKind::LogIn, named.as_ref());
+            return Err(LogInError::InvalidCredentials);
+        }
     };
     let unverified = app.doc.require_verified_email && !user.email_verified;
     if unverified && !user.disabled && app.doc.enumeration_protection == EnumerationProtection::Strict {
         // Else register followed by login would tell whether the address was known; it counts as a failure for the
         // same reason.
+        refuse(RefusalKind::LogIn, Some(&user));
         return Err(LogInError::InvalidCredentials);
     }
     stores.give_back(app.id(), failure).await;
     if user.disabled {
+        refuse(RefusalKind::LogIn, Some(&user));
         return Err(LogInError::Disabled);
     }
     if unverified {
+        refuse(RefusalKind::LogIn, Some(&user));
         return Err(LogInError::EmailNotVerified);
     }
     renew_hash(stores, app, caller, &user, &request.password).await;
@@ -243,38 +258,49 @@ pub async fn log_in<S: Users + Limits + Hasher + Sessions>(
 
 /// The place of a password check under the limits of logins, to be had before hashing. What it answers is a failure's,
 /// to be given back where the password was right.
-pub(super) async fn take_login<S: Limits + Hasher>(
+pub(super) async fn take_login<S: Limits + Hasher + Audit>(
     stores: &S,
     app: &App,
     caller: &Caller,
     account: &AccountKey,
+    user: Option<UserId>,
 ) -> Result<Taken, Trouble> {
     let client = caller.address();
     stores.admit(app.id(), client)?;
     let exempt = stores.is_known(app.id(), account, client).await?;
     let checks = limits::login(app, caller, account, exempt);
-    let attempt = stores.take(app.id(), checks.attempts).await?;
+    let limited = |error| {
+        if matches!(error, TakeError::Limited(_)) {
+            let account = Some(account.clone());
+            stores.refuse(app.id(), Refusal::new(RefusalKind::LogInLimit, caller, account, user));
+        }
+        Trouble::from(error)
+    };
+    let attempt = stores.take(app.id(), checks.attempts).await.map_err(limited)?;
     match stores.take(app.id(), checks.failures).await {
         Ok(taken) => Ok(taken),
         Err(error) => {
             // What is refused consumes nothing.
             stores.give_back(app.id(), attempt).await;
-            Err(error.into())
+            Err(limited(error))
         }
     }
 }
 
-/// The user whose password it is. Unknown addresses take the same way.
+/// The user whose password it is, or else the one whose address it is. Unknown addresses take the same way.
 async fn check_password<S: Users + Hasher>(
     stores: &S,
     app: &App,
     caller: &Caller,
     request: &LogIn,
-) -> Result<Option<User>, Trouble> {
+) -> Result<Result<User, Option<User>>, Trouble> {
     let user = stores.user_by_email(app.id(), &request.email).await?;
     let hash = user.as_ref().and_then(|user| user.password_hash.as_ref());
     let right = stores.verify(app.id(), caller.address(), &request.password, hash).await?;
-    Ok(user.filter(|_| right))
+    Ok(match user {
+        Some(user) if right => Ok(user),
+        named => Err(named),
+    })
 }
 
 /// A hash with old parameters is replaced while the password is at hand. What fails here is done at the next log-in.
@@ -300,7 +326,7 @@ pub enum VerifyError {
 }
 
 /// Sends the confirmation code again to the user of the session; answers the address.
-pub async fn verify<S: Accounts + Limits + Outbox + Sessions>(
+pub async fn verify<S: Accounts + Limits + Outbox + Sessions + Audit>(
     stores: &S,
     env: &Env,
     app: &App,
@@ -321,6 +347,8 @@ pub async fn verify<S: Accounts + Limits + Outbox + Sessions>(
         stores.give_back(app.id(), taken).await;
         return Err(Trouble::from(error).into());
     }
+    let event = Event::new(env, caller, EventKind::ConfirmationRequested, user.id).in_session(signed_in.session.id);
+    stores.record(app.id(), event).await;
     Ok(address.clone())
 }
 
@@ -342,7 +370,7 @@ pub enum ConfirmError {
     Trouble(#[from] Trouble),
 }
 
-pub async fn confirm<S: Users + Accounts + Outbox + Limits + Codes + Sessions>(
+pub async fn confirm<S: Users + Accounts + Outbox + Limits + Codes + Sessions + Audit>(
     stores: &S,
     env: &Env,
     app: &App,
@@ -356,7 +384,7 @@ pub async fn confirm<S: Users + Accounts + Outbox + Limits + Codes + Sessions>(
     outcome
 }
 
-async fn use_confirmation<S: Users + Accounts + Outbox + Limits + Codes + Sessions>(
+async fn use_confirmation<S: Users + Accounts + Outbox + Limits + Codes + Sessions + Audit>(
     stores: &S,
     env: &Env,
     app: &App,
@@ -374,16 +402,21 @@ async fn use_confirmation<S: Users + Accounts + Outbox + Limits + Codes + Sessio
     let record = stores.take_code(app.id(), &key).await.map_err(Trouble::from)?.ok_or(ConfirmError::InvalidCode)?;
     let session = own.as_ref().map_or_else(|| SessionId(env.uuid()), |session| session.id);
     let used = match (record.purpose, &own) {
-        (Purpose::Change, Some(_)) => change_address(stores, env, app, &record, session).await,
+        (Purpose::Change, Some(_)) => change_address(stores, env, app, caller, &record, session).await,
         (Purpose::Change, None) => Ok(None),
         (Purpose::Confirm | Purpose::Reset, _) => {
+            let event = Event {
+                session: own.as_ref().map(|session| session.id),
+                ..Event::new(env, caller, EventKind::Confirmed, record.user)
+            };
             let change = Confirmation {
                 user: record.user,
                 epoch: record.epoch,
                 address: record.address.clone(),
                 session,
                 kept: own.is_some(),
-                at: env.now(),
+                at: event.at,
+                event,
             };
             stores.confirm_address(app.id(), change).await
         }
@@ -417,15 +450,18 @@ async fn change_address<S: Accounts + Sessions + Outbox>(
     stores: &S,
     env: &Env,
     app: &App,
+    caller: &Caller,
     record: &CodeRecord,
     session: SessionId,
 ) -> Result<Option<Changed>, StoreError> {
+    let event = Event::new(env, caller, EventKind::AddressChanged, record.user).in_session(session);
     let change = AddressChange {
         user: record.user,
         epoch: record.epoch,
         address: record.address.clone(),
         keep: session,
-        at: env.now(),
+        at: event.at,
+        event,
     };
     let Some(AddressChanged { user, removed }) = stores.change_address(app.id(), change).await? else {
         return Ok(None);
@@ -456,7 +492,7 @@ async fn own_session<S: Sessions>(
 // === forgot-password ===
 
 /// Queues a reset mail; an unknown address makes a row too, one that sends nothing.
-pub async fn forgot_password<S: Users + Limits + Outbox>(
+pub async fn forgot_password<S: Users + Limits + Outbox + Audit>(
     stores: &S,
     env: &Env,
     app: &App,
@@ -466,10 +502,13 @@ pub async fn forgot_password<S: Users + Limits + Outbox>(
     let mailing = may_mail(stores, app, caller, email, MailPurpose::Reset).await?;
     let queued = async {
         let user = stores.user_by_email(app.id(), email).await?;
+        let (id, disabled) = user.map(|user| (user.id, user.disabled)).unzip();
         if mailing.is_some() {
-            let to = user.filter(|user| !user.disabled).map(|user| user.id);
+            let to = id.filter(|_| disabled != Some(true));
             stores.enqueue(app.id(), Mail { kind: MailKind::Reset, user: to, requested_at: env.now() }).await?;
         }
+        // Without waiting: an unknown address writes nothing, which takes less time.
+        stores.record_later(app.id(), Event::new(env, caller, EventKind::PasswordResetRequested, id));
         Ok(())
     };
     if let Err(error) = queued.await {
@@ -516,7 +555,7 @@ impl From<JudgeError> for RegisterError {
     }
 }
 
-pub async fn reset_password<S: Users + Outbox + Limits + Codes + Sessions + Hasher>(
+pub async fn reset_password<S: Users + Outbox + Limits + Codes + Sessions + Hasher + Audit>(
     stores: &S,
     env: &Env,
     app: &App,
@@ -524,12 +563,21 @@ pub async fn reset_password<S: Users + Outbox + Limits + Codes + Sessions + Hash
     request: ResetPassword,
 ) -> Result<(), ResetError> {
     let guess = stores.take(app.id(), limits::codes(app, caller)).await.map_err(Trouble::from)?;
+    let email = request.email.clone();
     let outcome = use_reset_code(stores, env, app, caller, request).await;
-    give_back_unless_wrong(stores, app, guess, matches!(outcome, Err(ResetError::InvalidCode))).await;
+    let wrong = matches!(outcome, Err(ResetError::InvalidCode));
+    give_back_unless_wrong(stores, app, guess, wrong).await;
+    if wrong {
+        // Looked up for known and unknown addresses alike; that it fails changes nothing about the answer.
+        let user = stores.user_by_email(app.id(), &email).await.ok().flatten();
+        let account = Some(email.account(app.id()));
+        let refusal = Refusal::new(RefusalKind::PasswordReset, caller, account, user.map(|user| user.id));
+        stores.refuse(app.id(), refusal);
+    }
     outcome
 }
 
-async fn use_reset_code<S: Users + Outbox + Limits + Codes + Sessions + Hasher>(
+async fn use_reset_code<S: Users + Outbox + Limits + Codes + Sessions + Hasher + Audit>(
     stores: &S,
     env: &Env,
     app: &App,
@@ -549,12 +597,14 @@ async fn use_reset_code<S: Users + Outbox + Limits + Codes + Sessions + Hasher>(
     judge(stores, app, caller, &request.password, password::guesses(Some(&request.email), name.as_ref())).await?;
     let password_hash = stores.hash(app.id(), caller.address(), &request.password).await.map_err(Trouble::from)?;
     let record = stores.take_code(app.id(), &key).await.map_err(Trouble::from)?.ok_or(ResetError::InvalidCode)?;
+    let event = Event::new(env, caller, EventKind::PasswordReset, record.user);
     let change = PasswordReset {
         user: record.user,
         epoch: record.epoch,
         address: record.address.clone(),
         password_hash,
-        at: env.now(),
+        at: event.at,
+        event,
     };
     let changed = match stores.reset_password(app.id(), change).await {
         Ok(changed) => changed.ok_or(ResetError::InvalidCode)?,
@@ -663,8 +713,9 @@ pub(super) async fn carry<S: Sessions + Outbox>(stores: &S, app: &App, news: &Ep
     }
 }
 
-/// Opens a session at the user's epoch; none where the epoch has moved since the user was read.
-async fn open<S: Sessions>(
+/// Opens a session at the user's epoch, and writes down that it was; none where the epoch has moved since the user was
+/// read.
+async fn open<S: Sessions + Audit>(
     stores: &S,
     env: &Env,
     app: &App,
@@ -676,7 +727,7 @@ async fn open<S: Sessions>(
 }
 
 /// The same under an id that was told before.
-async fn open_as<S: Sessions>(
+async fn open_as<S: Sessions + Audit>(
     stores: &S,
     env: &Env,
     app: &App,
@@ -701,9 +752,12 @@ async fn open_as<S: Sessions>(
     // Signed first: what cannot be answered is not opened.
     let tokens = token::issue(app, env, &new.profile, &Session::opened(&new))?;
     match stores.open_session(app.id(), &new).await? {
-        Opening::Opened => Ok(Some(tokens)),
-        Opening::Stale => Ok(None),
+        Opening::Opened => {}
+        Opening::Stale => return Ok(None),
     }
+    let event = Event::new(env, caller, EventKind::LoggedIn, user.id).in_session(new.id).with(Detail::amr(amr));
+    stores.record(app.id(), event).await;
+    Ok(Some(tokens))
 }
 
 /// From here on the client address is known to the account.

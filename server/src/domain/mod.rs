@@ -3,10 +3,13 @@
 
 pub mod accounts;
 pub mod app;
+pub mod audit;
 pub mod client;
 pub mod clock;
 pub mod code;
 pub mod email;
+pub mod gate;
+pub mod introspection;
 pub mod keys;
 pub mod limits;
 pub mod mail;

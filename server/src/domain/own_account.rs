@@ -8,13 +8,16 @@ use uuid::Uuid;
 use super::{
     accounts::{JudgeError, Trouble, carry, carry_epoch, judge, may_mail, not_mailed, take_login},
     app::App,
+    audit::{Event, EventKind, Refusal, RefusalKind},
     client::Caller,
     clock::Env,
     email::{AccountKey, Email},
     limits::MailPurpose,
     mail::EpochNews,
     password::{self, Password, Weak},
-    ports::{Accounts, AddressRequest, Hasher, Limits, NewPassword, Outbox, Rename, Renamed, Sessions, Users},
+    ports::{
+        Accounts, AddressRequest, Audit, Hasher, Limits, NewPassword, Outbox, Removal, Rename, Renamed, Sessions, Users,
+    },
     session::{Session, SessionId},
     signed_in::SignedIn,
     user::{Name, User},
@@ -53,12 +56,14 @@ pub async fn rename<S: Accounts + Sessions>(
     stores: &S,
     env: &Env,
     app: &App,
+    caller: &Caller,
     signed_in: &SignedIn,
     name: &Name,
 ) -> Result<User, Refused> {
     loop {
         let user = read(stores, app, signed_in).await?;
-        let change = Rename { user: user.id, epoch: user.epoch, name: name.clone(), at: env.now() };
+        let event = event(env, caller, EventKind::Renamed, signed_in);
+        let change = Rename { user: user.id, epoch: user.epoch, name: name.clone(), at: event.at, event };
         if let Some(Renamed { user, row }) = stores.rename(app.id(), change).await.map_err(Trouble::from)? {
             carry_profile(stores, app, &user, row).await;
             return Ok(user);
@@ -81,7 +86,7 @@ async fn carry_profile<S: Accounts + Sessions>(stores: &S, app: &App, user: &Use
 // === delete ===
 
 /// Deletes the account with all that hangs on it.
-pub async fn delete<S: Accounts + Limits + Hasher + Sessions + Outbox>(
+pub async fn delete<S: Accounts + Limits + Hasher + Sessions + Outbox + Audit>(
     stores: &S,
     env: &Env,
     app: &App,
@@ -97,7 +102,9 @@ pub async fn delete<S: Accounts + Limits + Hasher + Sessions + Outbox>(
             None if is_fresh(env, &signed_in.session) => {}
             None => return Err(Refused::ReauthenticationRequired),
         }
-        let deleted = stores.delete_user(app.id(), user.id, user.epoch).await.map_err(Trouble::from)?;
+        let event = event(env, caller, EventKind::UserDeleted, signed_in);
+        let removal = Removal { user: user.id, epoch: user.epoch, event };
+        let deleted = stores.delete_user(app.id(), removal).await.map_err(Trouble::from)?;
         if let Some(epoch) = deleted {
             carry(stores, app, &EpochNews { user: user.id, epoch, keep: None }, None).await;
             return Ok(());
@@ -130,7 +137,7 @@ impl From<JudgeError> for ChangePasswordError {
 }
 
 /// Ends all other sessions and codes; the caller's session goes on.
-pub async fn change_password<S: Accounts + Limits + Hasher + Sessions + Outbox>(
+pub async fn change_password<S: Accounts + Limits + Hasher + Sessions + Outbox + Audit>(
     stores: &S,
     env: &Env,
     app: &App,
@@ -152,7 +159,9 @@ pub async fn change_password<S: Accounts + Limits + Hasher + Sessions + Outbox>(
         }
         let hashed = stores.hash(app.id(), caller.address(), &request.password).await;
         let password_hash = hashed.map_err(|busy| Refused::Trouble(busy.into()))?;
-        let change = NewPassword { user: user.id, epoch: user.epoch, password_hash, keep: session, at: env.now() };
+        let event = event(env, caller, EventKind::PasswordChanged, signed_in);
+        let change =
+            NewPassword { user: user.id, epoch: user.epoch, password_hash, keep: session, at: event.at, event };
         let changed = stores.set_password(app.id(), change).await;
         if let Some(user) = changed.map_err(|error| Refused::Trouble(error.into()))? {
             carry_epoch(stores, app, &user, Some(session)).await;
@@ -199,7 +208,7 @@ pub enum ChangeAddressError {
 
 /// Lets an address wait for its code. Whose it is now nobody asks here (but without enumeration protection): the mail
 /// goes out later, and what it says is decided then. So known and unknown addresses cost the same.
-pub async fn ask_for_address<S: Users + Accounts + Limits + Hasher + Sessions>(
+pub async fn ask_for_address<S: Users + Accounts + Limits + Hasher + Sessions + Audit>(
     stores: &S,
     env: &Env,
     app: &App,
@@ -231,6 +240,7 @@ pub async fn ask_for_address<S: Users + Accounts + Limits + Hasher + Sessions>(
             address: request.email.clone(),
             mailed: mailing.is_some(),
             at: now,
+            event: event(env, caller, EventKind::AddressChangeRequested, signed_in),
         };
         let waiting = match stores.ask_for_address(app.id(), address).await {
             Ok(Some(user)) => {
@@ -258,6 +268,10 @@ async fn is_told_taken<S: Users>(stores: &S, app: &App, user: &User, email: &Ema
 
 // === what they share ===
 
+fn event(env: &Env, caller: &Caller, kind: EventKind, signed_in: &SignedIn) -> Event {
+    Event::new(env, caller, kind, signed_in.user()).in_session(signed_in.session.id)
+}
+
 /// While its address is unverified a session may not do this; an account without any address may.
 fn demand_settled(user: &User) -> Result<(), Refused> {
     if user.email.is_some() && !user.email_verified { Err(Refused::EmailNotVerified) } else { Ok(()) }
@@ -269,7 +283,7 @@ fn is_fresh(env: &Env, session: &Session) -> bool {
 }
 
 /// Checks the account's password as a login does: it counts as one, and limits come before hashing.
-async fn check_password<S: Limits + Hasher>(
+async fn check_password<S: Limits + Hasher + Audit>(
     stores: &S,
     app: &App,
     caller: &Caller,
@@ -280,9 +294,11 @@ async fn check_password<S: Limits + Hasher>(
         Some(email) => email.account(app.id()),
         None => AccountKey::of_user(app.id(), user.id),
     };
-    let failure = take_login(stores, app, caller, &account).await?;
+    let failure = take_login(stores, app, caller, &account, Some(user.id)).await?;
     let right = stores.verify(app.id(), caller.address(), password, user.password_hash.as_ref()).await;
     if matches!(right, Ok(false)) {
+        let refusal = Refusal::new(RefusalKind::PasswordCheck, caller, Some(account), Some(user.id));
+        stores.refuse(app.id(), refusal);
         return Err(Refused::InvalidCredentials);
     }
     // It was right, or nothing was learned about it.

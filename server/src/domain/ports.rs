@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use super::{
     app::App,
+    audit::{Activity, Event, Refusal},
     client::ClientAddress,
     code::{CodeKey, CodeRecord},
     email::{AccountKey, Email},
@@ -49,6 +50,7 @@ pub struct NewUser {
     pub name: Name,
     pub password_hash: PasswordHash,
     pub created_at: OffsetDateTime,
+    pub event: Event,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +73,7 @@ pub struct Confirmation {
     /// Whether it is there already, since the caller is the account itself: it goes on, and identities stay.
     pub kept: bool,
     pub at: OffsetDateTime,
+    pub event: Event,
 }
 
 /// What a confirmation or a reset left.
@@ -91,9 +94,10 @@ pub struct PasswordReset {
     pub address: String,
     pub password_hash: PasswordHash,
     pub at: OffsetDateTime,
+    pub event: Event,
 }
 
-/// Users, in Postgres. What changes a user and what must be mailed about it is one transaction.
+/// Users, in Postgres. What changes a user, what must be mailed about it and its event are one transaction.
 pub trait Users: Sync {
     fn user(&self, app: &AppId, id: UserId) -> impl Future<Output = Answer<Option<User>>> + Send;
 
@@ -118,6 +122,7 @@ pub trait Users: Sync {
         epoch: Epoch,
         contest: bool,
         mail: Option<Mail>,
+        event: Event,
     ) -> impl Future<Output = Answer<()>> + Send;
 
     /// Replaces a hash by one of the same password; nothing happens where the hash is another by now.
@@ -156,6 +161,7 @@ pub struct Rename {
     pub epoch: Epoch,
     pub name: Name,
     pub at: OffsetDateTime,
+    pub event: Event,
 }
 
 /// What a rename left.
@@ -175,6 +181,7 @@ pub struct NewPassword {
     /// The session that goes on.
     pub keep: SessionId,
     pub at: OffsetDateTime,
+    pub event: Event,
 }
 
 /// An address that is to wait for its code.
@@ -186,6 +193,7 @@ pub struct AddressRequest {
     /// Whether the limits let the mail with the code go out.
     pub mailed: bool,
     pub at: OffsetDateTime,
+    pub event: Event,
 }
 
 /// Makes the pending address the user's.
@@ -199,6 +207,15 @@ pub struct AddressChange {
     /// The session that goes on.
     pub keep: SessionId,
     pub at: OffsetDateTime,
+    pub event: Event,
+}
+
+/// A user who is to go.
+#[derive(Clone, Debug)]
+pub struct Removal {
+    pub user: UserId,
+    pub epoch: Epoch,
+    pub event: Event,
 }
 
 /// What a change of the address left.
@@ -211,7 +228,7 @@ pub struct AddressChanged {
 
 /// The account of who is signed in, in Postgres. Each change is one transaction, and none where the user is gone or
 /// disabled, or the epoch has moved: nothing was written then. But for `rename` an account whose address is unverified is
-/// as good as gone.
+/// as good as gone. With each goes its event.
 pub trait Accounts: Sync {
     /// The user that the session is of: at its epoch, or at a later one that is still on its way to Redis and lets this
     /// session go on. None where the user is disabled.
@@ -244,7 +261,7 @@ pub trait Accounts: Sync {
     ) -> impl Future<Output = Answer<Option<AddressChanged>>> + Send;
 
     /// The user is gone with identities and outbox rows; an outbox row carries the epoch, which is answered.
-    fn delete_user(&self, app: &AppId, user: UserId, epoch: Epoch) -> impl Future<Output = Answer<Option<Epoch>>> + Send;
+    fn delete_user(&self, app: &AppId, removal: Removal) -> impl Future<Output = Answer<Option<Epoch>>> + Send;
 }
 
 /// A row of the outbox that a worker holds until `lease_until`.
@@ -452,4 +469,25 @@ pub trait Hasher: Sync {
         password: &Password,
         guesses: Vec<String>,
     ) -> impl Future<Output = Result<bool, Busy>> + Send;
+}
+
+/// What is written down of accounts: events in Postgres, refusals counted in Redis until they are a row there. No request
+/// fails for it: what cannot be written is lost, with a metric.
+pub trait Audit: Sync {
+    /// Writes an event; it is durable when this resolves, or lost. Waits a second at most, then goes on without waiting.
+    fn record(&self, app: &AppId, event: Event) -> impl Future<Output = ()> + Send;
+
+    /// The same without waiting at all, for what is answered without Postgres.
+    fn record_later(&self, app: &AppId, event: Event);
+
+    /// Counts a refusal, after the answer.
+    fn refuse(&self, app: &AppId, refusal: Refusal);
+
+    /// The newest 100 events of a user since then, the newest first.
+    fn activity(
+        &self,
+        app: &AppId,
+        user: UserId,
+        since: OffsetDateTime,
+    ) -> impl Future<Output = Answer<Vec<Activity>>> + Send;
 }

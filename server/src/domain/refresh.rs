@@ -9,9 +9,11 @@ use tracing::warn;
 use super::{
     accounts::Trouble,
     app::App,
+    audit::{Detail, Event, EventKind},
+    client::Caller,
     clock::Env,
     limits::Limited,
-    ports::Sessions,
+    ports::{Audit, Sessions},
     session::{LiveSession, RefreshRules, Refreshed, Renewal, SessionId},
     token::{self, BadRefreshToken, RefreshToken, Tokens},
     user::UserId,
@@ -47,8 +49,14 @@ impl From<BadRefreshToken> for RefreshError {
     }
 }
 
-/// Exchanges a refresh token. Asks Redis once, and nothing else.
-pub async fn refresh<S: Sessions>(stores: &S, env: &Env, app: &App, token: &str) -> Result<Fresh, RefreshError> {
+/// Exchanges a refresh token. Asks Redis once, and nothing else; what is to be written down of it is, after the answer.
+pub async fn refresh<S: Sessions + Audit>(
+    stores: &S,
+    env: &Env,
+    app: &App,
+    caller: &Caller,
+    token: &str,
+) -> Result<Fresh, RefreshError> {
     let token = RefreshToken::open(app, token)?;
     let rules = RefreshRules {
         grace_seconds: app.doc.tokens.refresh_grace_seconds,
@@ -56,7 +64,7 @@ pub async fn refresh<S: Sessions>(stores: &S, env: &Env, app: &App, token: &str)
     };
     let live = match stores.refresh(app.id(), &token, &rules).await.map_err(Trouble::from)? {
         Refreshed::Live(renewal, live) => {
-            tell(app, &token, renewal);
+            tell(stores, env, app, caller, &token, renewal);
             live
         }
         Refreshed::Limited { window, retry_after } => {
@@ -65,6 +73,8 @@ pub async fn refresh<S: Sessions>(stores: &S, env: &Env, app: &App, token: &str)
         }
         Refreshed::Stolen => {
             warn!(app = %app.id(), session = %token.session, "a refresh token was used again: its session has ended");
+            let event = Event::new(env, caller, EventKind::RefreshStolen, token.user).in_session(token.session);
+            stores.record_later(app.id(), event);
             // It has ended already; this waits for a replica to know, so that a fail-over does not bring it back.
             if let Err(error) = stores.end_session(app.id(), token.user, token.session).await {
                 warn!(app = %app.id(), error = &error as &dyn std::error::Error, "no replica was asked for");
@@ -78,11 +88,13 @@ pub async fn refresh<S: Sessions>(stores: &S, env: &Env, app: &App, token: &str)
     Ok(Fresh { user: session.user, tokens })
 }
 
-fn tell(app: &App, token: &RefreshToken, renewal: Renewal) {
+fn tell<S: Audit>(stores: &S, env: &Env, app: &App, caller: &Caller, token: &RefreshToken, renewal: Renewal) {
     match renewal {
         Renewal::Next | Renewal::Again => {}
         Renewal::Late => {
             warn!(app = %app.id(), session = %token.session, "a refresh token came back late: its answer was lost, or two hold it");
+            let event = Event::new(env, caller, EventKind::RefreshLate, token.user).in_session(token.session);
+            stores.record_later(app.id(), event);
         }
         Renewal::Adopted => {
             warn!(app = %app.id(), session = %token.session, "Redis had gone back in time: a newer refresh token was adopted");
@@ -91,13 +103,22 @@ fn tell(app: &App, token: &RefreshToken, renewal: Renewal) {
 }
 
 /// Ends the session that a refresh token or an access token belongs to (RFC 7009); a token that is none does nothing.
-pub async fn revoke<S: Sessions>(stores: &S, env: &Env, app: &App, token: &str) -> Result<(), RefreshError> {
+pub async fn revoke<S: Sessions + Audit>(
+    stores: &S,
+    env: &Env,
+    app: &App,
+    caller: &Caller,
+    token: &str,
+) -> Result<(), RefreshError> {
     let (user, session) = match of_token(env, app, token) {
         Ok(of) => of,
         Err(BadRefreshToken::Invalid) => return Ok(()),
         Err(BadRefreshToken::UnknownKey) => return Err(RefreshError::UnknownKey),
     };
-    stores.end_session(app.id(), user, session).await.map_err(Trouble::from)?;
+    if stores.end_session(app.id(), user, session).await.map_err(Trouble::from)? {
+        let event = Event::new(env, caller, EventKind::SessionEnded, user).in_session(session);
+        stores.record_later(app.id(), event.with(Detail::ended(session)));
+    }
     Ok(())
 }
 

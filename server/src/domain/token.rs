@@ -31,6 +31,16 @@ pub struct AccessClaims {
     pub exp: i64,
     pub iat: i64,
     pub auth_time: i64,
+    pub jti: Uuid,
+    pub aud: Audiences,
+}
+
+/// One audience is a string, several are a list (RFC 7519, 4.1.3).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Audiences {
+    One(String),
+    Several(Vec<String>),
 }
 
 /// What is written into an access token (contract, 2).
@@ -52,7 +62,7 @@ struct Claims<'a> {
     amr: [&'static str; 1],
 }
 
-/// One audience is a string, several are a list (RFC 7519, 4.1.3).
+/// [`Audiences`], borrowed.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Audience<'a> {
@@ -155,6 +165,17 @@ pub fn verify_access(app: &App, now: OffsetDateTime, token: &str) -> Option<Acce
     validation.validate_exp = false;
     let claims = jsonwebtoken::decode::<AccessClaims>(token, &key.decoding, &validation).ok()?.claims;
     (now.unix_timestamp() < claims.exp).then_some(claims)
+}
+
+// === impl Audiences ===
+
+impl Audiences {
+    pub fn has(&self, audience: &str) -> bool {
+        match self {
+            Self::One(one) => one == audience,
+            Self::Several(several) => several.iter().any(|one| one == audience),
+        }
+    }
 }
 
 // === impl RefreshToken ===

@@ -80,6 +80,11 @@ pub trait Endpoints: Send + Sync + 'static {
     /// Asked for every few seconds by the platform: logged only for debugging.
     fn is_noise(route: Self::Route) -> bool;
 
+    /// Whether answers of the route carry CORS headers.
+    fn has_cors(_: Self::Route) -> bool {
+        true
+    }
+
     /// Answers; an App is given where the route has one.
     fn call(
         &self,
@@ -213,7 +218,10 @@ impl<E: Endpoints, S: Send + Sync + 'static> Door<E, S> {
         let name = route.map_or("none", E::name);
         let app_id = app.as_ref().map(|app| app.id().clone());
         let span = info_span!("request", request_id = %id, route = name);
-        let cors = app.as_ref().map_or(Cors::NoApp, |app| Cors::of(&parts.headers, &app.doc.allowed_origins));
+        let cors = app
+            .as_ref()
+            .filter(|_| route.is_none_or(E::has_cors))
+            .map_or(Cors::NoApp, |app| Cors::of(&parts.headers, &app.doc.allowed_origins));
 
         let method = parts.method;
         let version = parts.version;

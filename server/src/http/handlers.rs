@@ -1,7 +1,10 @@
 //! One file for each endpoint: request, mapping, answer.
 
+pub mod activity;
+pub mod authorize;
 pub mod discovery;
 pub mod email;
+pub mod introspect;
 pub mod jwks;
 pub mod ops;
 pub mod revoke;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use prometheus_client::registry::Registry;
 
 use crate::{
-    domain::ports::{Accounts, Codes, Hasher, Limits, Outbox, Sessions, Users},
+    domain::ports::{Accounts, Audit, Codes, Hasher, Limits, Outbox, Sessions, Users},
     state::State,
 };
 
@@ -34,9 +34,12 @@ pub use metrics::HttpMetrics;
 pub use serve::{Drain, serve};
 
 /// All that the endpoints need from outside.
-pub trait Ports: Users + Accounts + Limits + Hasher + Sessions + Codes + Outbox + Send + Sync + 'static {}
+pub trait Ports:
+    Users + Accounts + Limits + Hasher + Sessions + Codes + Outbox + Audit + Send + Sync + 'static
+{
+}
 
-impl<S: Users + Accounts + Limits + Hasher + Sessions + Codes + Outbox + Send + Sync + 'static> Ports for S {}
+impl<S: Users + Accounts + Limits + Hasher + Sessions + Codes + Outbox + Audit + Send + Sync + 'static> Ports for S {}
 
 /// The login API.
 pub fn public_service<S: Ports>(state: Arc<State<S>>, metrics: HttpMetrics) -> Service {

@@ -10,9 +10,9 @@ use serde_json::{Map, Value, json};
 use super::{
     error::{ErrorBody, ErrorCode, FieldCode, FieldProblem},
     handlers::{
-        discovery,
+        activity, discovery,
         email::{confirm, confirm_password, forgot_password, login, register, verify},
-        revoke, sessions, token, user,
+        introspect, revoke, sessions, token, user,
     },
     routes::{Route, Verb},
 };
@@ -32,6 +32,8 @@ enum NeedsBearer {
     No,
     Optional,
     Yes,
+    /// That of a ServiceAccount.
+    InCluster,
 }
 
 struct Content {
@@ -58,6 +60,8 @@ pub fn document(base_url: &IssuerUrl) -> Value {
             Verb::Post => "post",
             Verb::Patch => "patch",
             Verb::Delete => "delete",
+            // OpenAPI has no "any": the description says it.
+            Verb::Any => "get",
         };
         let item = paths.entry(route.template()).or_insert_with(|| {
             let used = PARAMETERS.iter().filter(|name| route.template().contains(&format!("{{{name}}}")));
@@ -90,6 +94,14 @@ pub fn document(base_url: &IssuerUrl) -> Value {
                     "schema": app,
                     "example": "shop",
                 },
+                "SUFFIX": {
+                    "name": "SUFFIX",
+                    "in": "path",
+                    "required": true,
+                    "description": "Anything, slashes too.",
+                    "schema": { "type": "string" },
+                    "example": "basket/items",
+                },
                 "SESSION": {
                     "name": "SESSION",
                     "in": "path",
@@ -106,6 +118,12 @@ pub fn document(base_url: &IssuerUrl) -> Value {
                     "scheme": "bearer",
                     "bearerFormat": "JWT",
                     "description": "The `token` of *login* or the `access_token` of *confirm*.",
+                },
+                "serviceAccount": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "bearerFormat": "JWT",
+                    "description": "The token of a Kubernetes ServiceAccount, for the audience `latchkey`.",
                 },
             },
         },
@@ -125,13 +143,18 @@ fn headers() -> Value {
         "RateLimit": header("What is left of the limit `r`, and the seconds until there is more `t`.", text()),
         "WWW-Authenticate": header("How to authenticate (RFC 6750).", text()),
         "Allow": header("The methods that the path takes.", text()),
+        "X-Auth-User-Id": header("`local_id` of the user.", text()),
+        "X-Auth-Email": header("The address where it is verified, else empty.", text()),
+        "X-Auth-Email-Verified": header("Whether it is.", json!({ "type": "string", "enum": ["true", "false"] })),
+        "X-Auth-Name": header("The name in UTF-8, percent-encoded.", text()),
+        "X-Auth-Session-Id": header("The session.", text()),
         "Cache-Control": header("Whether the answer may be kept.", text()),
         "ETag": header("Names this version of the document, for `If-None-Match`.", text()),
     })
 }
 
 /// The placeholders of paths.
-const PARAMETERS: [&str; 2] = ["APPID", "SESSION"];
+const PARAMETERS: [&str; 3] = ["APPID", "SESSION", "SUFFIX"];
 
 /// What any operation may answer.
 fn common_errors(route: Route) -> &'static [ErrorCode] {
@@ -170,7 +193,8 @@ fn common_errors(route: Route) -> &'static [ErrorCode] {
             TemporarilyUnavailable,
         ],
         (Verb::Get, Route::OpenApi) => &[MethodNotAllowed, ServerError],
-        (Verb::Get, Route::Sessions | Route::User | Route::UserInfo) | (Verb::Delete, _) => {
+        (Verb::Any, _) => &[AppNotFound, ServerError, TemporarilyUnavailable],
+        (Verb::Get, Route::Sessions | Route::User | Route::UserInfo | Route::Activity) | (Verb::Delete, _) => {
             &[AppNotFound, MethodNotAllowed, ServerError, TemporarilyUnavailable]
         }
         (Verb::Get, _) => &[AppNotFound, MethodNotAllowed, ServerError],
@@ -447,6 +471,65 @@ impl Operation {
                 answer: Content::nothing(),
                 errors: &[ErrorCode::InvalidToken, ErrorCode::NotFound],
             },
+            Route::Introspect => Self {
+                summary: "What a token is worth now (RFC 7662)",
+                description: "For the ServiceAccounts that the App lists as administrators, whatever their role. What is \
+                    not a token of this App with a live session, a refresh token that was replaced too, is \
+                    `{\"active\": false}` and no more.",
+                bearer: NeedsBearer::InCluster,
+                request: Some(Content::or_form::<introspect::Request>(schemas, json!({ "token": token }))),
+                answer: Content::of::<introspect::Answer<'static>>(
+                    schemas,
+                    json!({
+                        "active": true,
+                        "token_type": "Bearer",
+                        "iss": "https://auth.example.com/shop",
+                        "client_id": "shop",
+                        "sub": local_id,
+                        "sid": session_id,
+                        "email": "ada@example.com",
+                        "email_verified": true,
+                        "name": "Ada Lovelace",
+                        "auth_time": 1_762_339_600,
+                        "amr": ["pwd"],
+                        "aud": "shop",
+                        "iat": 1_762_339_600,
+                        "exp": 1_762_340_474,
+                        "jti": "019a8452-a0b1-7c2d-8e3f-405162738495",
+                    }),
+                ),
+                errors: &[ErrorCode::InvalidClient],
+            },
+            Route::Authorize | Route::AuthorizeBelow => Self {
+                summary: "The gate for ingresses: whether the token is that of a live session",
+                description: "By any method, whatever the body. Without CORS: OPTIONS needs a token too. A session that \
+                    ends is refused within a second.",
+                bearer: NeedsBearer::Yes,
+                request: None,
+                answer: Content::none(),
+                errors: &[ErrorCode::InvalidToken],
+            },
+            Route::Activity => Self {
+                summary: "What happened to the user's account lately",
+                description: "The newest 100 events: log-ins, changes, and refusals, which are counted by quarters of an \
+                    hour and shown when theirs is over.",
+                bearer: NeedsBearer::Yes,
+                request: None,
+                answer: Content::of::<activity::Answer>(
+                    schemas,
+                    json!({ "events": [
+                        {
+                            "at": 1_762_339_600, "kind": "logged_in", "ip": "203.0.113.7", "session_id": session_id,
+                            "count": 1,
+                        },
+                        {
+                            "at": 1_762_338_600, "kind": "login_refused", "ip": "198.51.100.23", "session_id": null,
+                            "count": 4,
+                        },
+                    ] }),
+                ),
+                errors: &[ErrorCode::InvalidToken],
+            },
             Route::Jwks => Self {
                 summary: "The keys that tokens of the App are signed with",
                 description: "A JWK Set (RFC 7517), with keys published ahead and keys retired.",
@@ -480,10 +563,12 @@ impl Operation {
                         "jwks_uri": "https://auth.example.com/shop/.well-known/jwks.json",
                         "token_endpoint": "https://auth.example.com/v1/shop/token",
                         "revocation_endpoint": "https://auth.example.com/v1/shop/revoke",
+                        "introspection_endpoint": "https://auth.example.com/v1/shop/introspect",
                         "response_types_supported": ["none"],
                         "grant_types_supported": ["refresh_token"],
                         "token_endpoint_auth_methods_supported": ["none"],
                         "revocation_endpoint_auth_methods_supported": ["none"],
+                        "introspection_endpoint_auth_methods_supported": ["Bearer"],
                         "userinfo_endpoint": "https://auth.example.com/v1/shop/userinfo",
                         "subject_types_supported": ["public"],
                         "id_token_signing_alg_values_supported": ["ES256"],
@@ -504,10 +589,12 @@ impl Operation {
                         "jwks_uri": "https://auth.example.com/shop/.well-known/jwks.json",
                         "token_endpoint": "https://auth.example.com/v1/shop/token",
                         "revocation_endpoint": "https://auth.example.com/v1/shop/revoke",
+                        "introspection_endpoint": "https://auth.example.com/v1/shop/introspect",
                         "response_types_supported": ["none"],
                         "grant_types_supported": ["refresh_token"],
                         "token_endpoint_auth_methods_supported": ["none"],
                         "revocation_endpoint_auth_methods_supported": ["none"],
+                        "introspection_endpoint_auth_methods_supported": ["Bearer"],
                     }),
                 ),
                 errors: &[],
@@ -532,6 +619,16 @@ impl Operation {
         let public = route.verb() == Verb::Get && matches!(self.bearer, NeedsBearer::No);
         let success = if public {
             &["X-Request-Id", "Cache-Control", "ETag"][..]
+        } else if route.verb() == Verb::Any {
+            &[
+                "X-Request-Id",
+                "Cache-Control",
+                "X-Auth-User-Id",
+                "X-Auth-Email",
+                "X-Auth-Email-Verified",
+                "X-Auth-Name",
+                "X-Auth-Session-Id",
+            ][..]
         } else {
             &["X-Request-Id", "Cache-Control"][..]
         };
@@ -563,6 +660,7 @@ impl Operation {
                 NeedsBearer::No => json!([]),
                 NeedsBearer::Optional => json!([{}, { "bearer": [] }]),
                 NeedsBearer::Yes => json!([{ "bearer": [] }]),
+                NeedsBearer::InCluster => json!([{ "serviceAccount": [] }]),
             },
             "responses": responses,
         });
@@ -649,7 +747,15 @@ impl Content {
         Self { schema, example: json!({}), required: false, form: false }
     }
 
+    /// No body.
+    fn none() -> Self {
+        Self { schema: Schema::default(), example: Value::Null, required: false, form: false }
+    }
+
     fn render(&self) -> Value {
+        if self.example.is_null() {
+            return json!({});
+        }
         let media = json!({ "schema": self.schema, "example": self.example });
         if self.form {
             json!({ "application/json": media, "application/x-www-form-urlencoded": media })

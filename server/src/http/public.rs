@@ -10,9 +10,9 @@ use super::{
     door::{Endpoints, Lookup},
     error::Problem,
     handlers::{
-        discovery,
+        activity, authorize, discovery,
         email::{confirm, confirm_password, forgot_password, login, register, verify},
-        jwks, revoke, sessions, token, user,
+        introspect, jwks, revoke, sessions, token, user,
     },
     openapi,
     request::Inbound,
@@ -61,8 +61,14 @@ impl<S: Ports> Endpoints for Public<S> {
         route.name()
     }
 
-    fn is_noise(_: Route) -> bool {
-        false
+    /// The ingress, which asks the gate at every request, has a log of its own.
+    fn is_noise(route: Route) -> bool {
+        matches!(route, Route::Authorize | Route::AuthorizeBelow)
+    }
+
+    /// Pages do not call the gate: what it answered about an origin would be the ingress's answer.
+    fn has_cors(route: Route) -> bool {
+        !matches!(route, Route::Authorize | Route::AuthorizeBelow)
     }
 
     async fn call(&self, route: Route, app: Option<Arc<App>>, request: Inbound) -> Result<Response, Problem> {
@@ -92,6 +98,9 @@ impl<S: Ports> Endpoints for Public<S> {
             Route::Sessions => sessions::list(state, app, request).await,
             Route::EndOtherSessions => sessions::end_others(state, app, request).await,
             Route::EndSession => sessions::end(state, app, request).await,
+            Route::Introspect => introspect::handle(state, app, request).await,
+            Route::Authorize | Route::AuthorizeBelow => authorize::handle(state, app, request).await,
+            Route::Activity => activity::handle(state, app, request).await,
             Route::Jwks => jwks::handle(app, &request),
             Route::OpenIdConfiguration => discovery::openid_configuration(base, app, &request),
             Route::AuthorizationServer | Route::AuthorizationServerOfApp => {

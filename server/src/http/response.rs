@@ -57,6 +57,13 @@ pub fn empty(status: StatusCode) -> Response {
     response
 }
 
+/// The same for an answer that nobody may keep.
+pub fn private_empty(status: StatusCode) -> Response {
+    let mut response = empty(status);
+    response.headers_mut().insert(CACHE_CONTROL, NO_STORE);
+    response
+}
+
 /// A public document: kept for five minutes, then asked for again by its ETag (RFC 9110, 13.1.2).
 pub fn document(bytes: impl Into<Bytes>, request: &HeaderMap) -> Response {
     let bytes = bytes.into();

@@ -59,6 +59,11 @@ routes! {
     Sessions = Get "sessions" "/v1/{APPID}/sessions";
     EndOtherSessions = Delete "end-other-sessions" "/v1/{APPID}/sessions";
     EndSession = Delete "end-session" "/v1/{APPID}/sessions/{SESSION}";
+    Introspect = Post "introspect" "/v1/{APPID}/introspect";
+    Authorize = Any "authorize" "/v1/{APPID}/authorize";
+    /// The same for ingresses that put the path of what they ask about behind it.
+    AuthorizeBelow = Any "authorize-below" "/v1/{APPID}/authorize/{SUFFIX}";
+    Activity = Get "activity" "/v1/{APPID}/user/activity";
     Jwks = Get "jwks" "/{APPID}/.well-known/jwks.json";
     OpenIdConfiguration = Get "openid-configuration" "/{APPID}/.well-known/openid-configuration";
     /// Where RFC 8414, 3.1 puts it: before the issuer's path.
@@ -77,6 +82,8 @@ pub enum Verb {
     Post,
     Patch,
     Delete,
+    /// Whatever it is, OPTIONS too.
+    Any,
 }
 
 /// A path, and the routes that it has, one for each verb.
@@ -92,6 +99,8 @@ enum Segment {
     App,
     /// Whatever the route is about.
     Item,
+    /// All that is left of the path, be it nothing.
+    Rest,
 }
 
 static PATHS: LazyLock<Vec<Path>> = LazyLock::new(|| {
@@ -143,6 +152,7 @@ impl Path {
     fn of(route: Route) -> Self {
         let segments = route.template().split('/').map(|segment| match segment {
             "{APPID}" => Segment::App,
+            "{SUFFIX}" => Segment::Rest,
             placeholder if placeholder.starts_with('{') => Segment::Item,
             literal => Segment::Literal(literal),
         });
@@ -158,6 +168,7 @@ impl Path {
                 Segment::Literal(literal) if *literal == segment => {}
                 Segment::App if !segment.is_empty() => matched.app = Some(segment),
                 Segment::Item if !segment.is_empty() => matched.item = Some(segment),
+                Segment::Rest => return Some(matched),
                 Segment::Literal(_) | Segment::App | Segment::Item => return None,
             }
         }
@@ -193,11 +204,12 @@ impl Verb {
             Self::Post => &["POST"],
             Self::Patch => &["PATCH"],
             Self::Delete => &["DELETE"],
+            Self::Any => &["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"],
         }
     }
 
     pub fn admits(self, method: &Method) -> bool {
-        self.methods().contains(&method.as_str())
+        self == Self::Any || self.methods().contains(&method.as_str())
     }
 }
 
@@ -209,7 +221,7 @@ mod tests {
     fn every_route_is_found_under_its_own_path() {
         let app: AppId = "shop".parse().unwrap();
         for route in Route::ALL {
-            let path = route.path(&app).replace("{SESSION}", "an-item");
+            let path = route.path(&app).replace("{SESSION}", "an-item").replace("{SUFFIX}", "a/suffix");
             let found = Route::of(&path).unwrap();
             let methods = route.verb().methods();
             assert_eq!(found.route(&methods[0].parse().unwrap()), Some(*route), "{path}");
@@ -252,10 +264,30 @@ mod tests {
             "/.well-known/oauth-authorization-server/",
             "/v1/shop/sessions/",
             "/v1/shop/sessions/1/2",
+            "/v1/shop/authorized",
+            "/v1//authorize",
             "/openapi.json/",
             "/openapi",
         ] {
             assert!(Route::of(path).is_none(), "{path}");
+        }
+    }
+
+    #[test]
+    fn the_gate_takes_any_suffix_and_any_method() {
+        for path in [
+            "/v1/shop/authorize",
+            "/v1/shop/authorize/",
+            "/v1/shop/authorize//",
+            "/v1/shop/authorize/a/b/c/d/e",
+            "/v1/shop/authorize/..%2f../email/login",
+        ] {
+            let found = Route::of(path).unwrap();
+            assert_eq!(found.app, Some("shop"), "{path}");
+            for method in ["GET", "HEAD", "POST", "DELETE", "OPTIONS", "TRACE", "PROPFIND"] {
+                let route = found.route(&method.parse().unwrap()).map(Route::name).unwrap();
+                assert!(route.starts_with("authorize"), "{method} {path}");
+            }
         }
     }
 

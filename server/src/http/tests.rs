@@ -15,6 +15,7 @@ use latchkey_crds::{
 };
 use prometheus_client::{encoding::text, registry::Registry};
 use serde_json::{Value, json};
+use time::OffsetDateTime;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex},
     sync::Notify,
@@ -34,19 +35,28 @@ use super::{
     serve::{builder, connection},
 };
 use crate::{
+    callers::Callers,
     config::Apps,
     domain::{
         app::App,
+        audit::{Activity, Event, Refusal},
         client::ClientAddress,
         clock::Env,
         code::{CodeKey, CodeRecord},
         email::{AccountKey, Email},
+        gate::Gate,
         limits::{Check, Limited},
         mail::{EpochNews, Mail},
         password::{Busy, Password, PasswordHash},
-        ports::{Accounts, AddressChange, AddressChanged, AddressRequest, Backlog, Carried, Changed, Claimed, Codes, Confirmation, Creation, Hasher, Limits, NewPassword, NewUser, Outbox, Outcome, PasswordReset, Rename, Renamed, Sessions, StoreError, TakeError, Taken, Users},
-        session::{LiveSession, NewSession, Opening, Profile, RefreshRules, Refreshed, Session, SessionId, SessionInfo},
-        token::RefreshToken,
+        ports::{
+            Accounts, AddressChange, AddressChanged, AddressRequest, Audit, Backlog, Carried, Changed, Claimed, Codes,
+            Confirmation, Creation, Hasher, Limits, NewPassword, NewUser, Outbox, Outcome, PasswordReset, Removal,
+            Rename, Renamed, Sessions, StoreError, TakeError, Taken, Users,
+        },
+        session::{
+            Amr, LiveSession, NewSession, Opening, Profile, RefreshRules, Refreshed, Session, SessionId, SessionInfo,
+        },
+        token::{self, RefreshToken},
         user::{Epoch, User, UserId},
     },
     fixtures,
@@ -97,6 +107,7 @@ impl Users for Failing {
         _: Epoch,
         _: bool,
         _: Option<Mail>,
+        _: Event,
     ) -> Result<(), StoreError> {
         self.answer()
     }
@@ -130,7 +141,7 @@ impl Accounts for Failing {
     async fn change_address(&self, _: &AppId, _: AddressChange) -> Result<Option<AddressChanged>, StoreError> {
         self.answer()
     }
-    async fn delete_user(&self, _: &AppId, _: UserId, _: Epoch) -> Result<Option<Epoch>, StoreError> {
+    async fn delete_user(&self, _: &AppId, _: Removal) -> Result<Option<Epoch>, StoreError> {
         self.answer()
     }
 }
@@ -233,6 +244,15 @@ impl Hasher for Failing {
     }
 }
 
+impl Audit for Failing {
+    async fn record(&self, _: &AppId, _: Event) {}
+    fn record_later(&self, _: &AppId, _: Event) {}
+    fn refuse(&self, _: &AppId, _: Refusal) {}
+    async fn activity(&self, _: &AppId, _: UserId, _: OffsetDateTime) -> Result<Vec<Activity>, StoreError> {
+        self.answer()
+    }
+}
+
 /// Everything behind the listeners.
 struct House {
     state: Arc<State<Failing>>,
@@ -268,7 +288,14 @@ impl House {
         let mut registry = Registry::default();
         let metrics = HttpMetrics::register(&mut registry);
         Self {
-            state: Arc::new(State { apps: Arc::new(apps), stores, env: Env::system(), settings }),
+            state: Arc::new(State {
+                apps: Arc::new(apps),
+                stores,
+                env: Env::system(),
+                settings,
+                callers: Callers::Nobody,
+                gate: Gate::default(),
+            }),
             registry,
             metrics,
             drain: Drain::new(Duration::ZERO, Duration::from_secs(5)),
@@ -360,7 +387,7 @@ const EMAIL_ENDPOINTS: [(&str, &str); 5] = [
 #[tokio::test]
 async fn what_is_not_there_is_told_apart() {
     let house = House::new(Failing::Panicking);
-    for path in ["/", "/nothing", "/v1/shop/email/login/", "/v1/shop/token", "/shop/github/redirect"] {
+    for path in ["/", "/nothing", "/v1/shop/email/login/", "/v1/shop/nothing", "/shop/nothing"] {
         house.ask(get(path, "")).await.refused(404, "not_found");
     }
     house.post("/v1/nobody/email/login", "", "{}").await.refused(404, "app_not_found");
@@ -681,6 +708,52 @@ async fn what_the_app_forbids_is_told() {
     let refused = house.post("/v1/shop/email/register", "", short).await.refused(400, "weak_password");
     assert_eq!(refused["fields"][0]["field"], "password");
     assert_eq!(refused["fields"][0]["code"], "too_short");
+}
+
+#[tokio::test]
+async fn the_gate_asks_for_a_token_by_any_method_and_says_nothing_of_origins() {
+    let house = House::new(Failing::Away);
+    let token = {
+        let app = house.state.apps.get("shop").unwrap();
+        let id = Uuid::from_u128(7);
+        let (user, epoch) = (UserId(id), Epoch(1));
+        let auth_time = house.state.env.now();
+        let session = Session { id: SessionId(id), user, epoch, generation: 1, amr: Amr::Password, auth_time };
+        let profile = Profile { version: 1, email: None, email_verified: false, name: "Ada".to_owned() };
+        token::issue(&app, &house.state.env, &profile, &session).unwrap().access_token
+    };
+    for method in ["GET", "OPTIONS", "POST", "PROPFIND"] {
+        for suffix in ["", "/", "/a//b/../c"] {
+            let ask = |headers: &str| {
+                format!(
+                    "{method} /v1/shop/authorize{suffix} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\
+                     Origin: https://shop.example.com\r\nAccess-Control-Request-Method: GET\r\n{headers}\r\n"
+                )
+            };
+            let reply = house.ask(ask("")).await;
+            reply.refused(401, "invalid_token");
+            assert_eq!(reply.header("www-authenticate"), Some("Bearer realm=\"shop\""));
+            assert!(!reply.headers.keys().any(|name| name.starts_with("access-control") || name == "vary"));
+            let reply = house.ask(ask("Authorization: Bearer a.b.c\r\n")).await;
+            reply.refused(401, "invalid_token");
+            let reply = house.ask(ask(&format!("Authorization: Bearer {token}\r\n"))).await;
+            reply.refused(503, "temporarily_unavailable");
+            assert_eq!(reply.header("retry-after"), Some("5"));
+        }
+    }
+    house.ask(get("/v1/nobody/authorize", "")).await.refused(404, "app_not_found");
+}
+
+#[tokio::test]
+async fn introspection_asks_who_calls_before_anything_else() {
+    let house = House::new(Failing::Panicking);
+    for authorization in ["", "Authorization: Bearer a.b.c\r\n", "Authorization: Basic YTpi\r\n"] {
+        for body in ["", "nonsense", r#"{"token": "a.b.c"}"#] {
+            let reply = house.post("/v1/shop/introspect", authorization, body).await;
+            reply.refused(401, "invalid_client");
+            assert!(reply.header("www-authenticate").unwrap().starts_with("Bearer realm=\"shop\""));
+        }
+    }
 }
 
 #[tokio::test]

@@ -400,6 +400,7 @@ mod tests {
     use super::*;
     use crate::{
         domain::{
+            audit::Event,
             code::CodeKey,
             password::PasswordHash,
             ports::{Changed, Confirmation, Creation, NewUser, PasswordReset},
@@ -450,7 +451,10 @@ mod tests {
     fn a_verified_address_gets_notices_and_resets_but_nothing_to_confirm() {
         let user = User { email_verified: true, ..user() };
         assert_eq!(addressee(&user, MailKind::Confirm, None), None);
-        assert_eq!(addressee(&user, MailKind::Reset, None), to("Ada@Example.com", "Ada <Click> here", Some(Purpose::Reset)));
+        assert_eq!(
+            addressee(&user, MailKind::Reset, None),
+            to("Ada@Example.com", "Ada <Click> here", Some(Purpose::Reset))
+        );
         for notice in NOTICES {
             assert_eq!(addressee(&user, notice, None), to("Ada@Example.com", "Ada <Click> here", None), "{notice:?}");
         }
@@ -579,6 +583,7 @@ mod tests {
             _: Epoch,
             _: bool,
             _: Option<Mail>,
+            _: Event,
         ) -> Result<(), StoreError> {
             unreachable!("a mail changes no user")
         }

@@ -2,6 +2,7 @@
 
 use crate::hashing::Hashing;
 
+mod audit;
 mod hashing;
 pub mod postgres;
 pub mod redis;

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use latchkey_server::domain::{
+    audit::EventKind,
     mail::EpochNews,
     password::PasswordHash,
     ports::{
-        Accounts, AddressChange, AddressRequest, Claimed, Creation, NewPassword, NewUser, Outbox, Rename, Renamed,
-        Sessions, Task, Users,
+        Accounts, AddressChange, AddressRequest, Claimed, Creation, NewPassword, NewUser, Outbox, Removal, Rename,
+        Renamed, Sessions, Task, Users,
     },
     session::{Amr, Profile, Session, SessionId},
     user::{Epoch, Name, UserId},
@@ -15,7 +16,7 @@ use latchkey_server::domain::{
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use super::{Fixture, REQUESTED, a_new_user, an_email};
+use super::{Fixture, REQUESTED, a_new_user, an_email, an_event};
 
 const AT: time::OffsetDateTime = time::macros::datetime!(2026-03-04 06:00:00 UTC);
 const OWN: SessionId = SessionId(Uuid::from_u128(7));
@@ -39,20 +40,28 @@ fn a_session(user: UserId, epoch: i64) -> Session {
 }
 
 fn a_rename(user: UserId, epoch: i64) -> Rename {
-    Rename { user, epoch: Epoch(epoch), name: Name::parse("Grace Hopper").unwrap(), at: AT }
+    let event = an_event(EventKind::Renamed, user);
+    Rename { user, epoch: Epoch(epoch), name: Name::parse("Grace Hopper").unwrap(), at: AT, event }
 }
 
 fn a_password(user: UserId, epoch: i64) -> NewPassword {
+    let event = an_event(EventKind::PasswordChanged, user);
     let password_hash = PasswordHash::new("$argon2id$second");
-    NewPassword { user, epoch: Epoch(epoch), password_hash, keep: OWN, at: AT }
+    NewPassword { user, epoch: Epoch(epoch), password_hash, keep: OWN, at: AT, event }
 }
 
 fn a_request(user: UserId, epoch: i64, address: &str) -> AddressRequest {
-    AddressRequest { user, epoch: Epoch(epoch), address: an_email(address), mailed: true, at: AT }
+    let event = an_event(EventKind::AddressChangeRequested, user);
+    AddressRequest { user, epoch: Epoch(epoch), address: an_email(address), mailed: true, at: AT, event }
 }
 
 fn a_change(user: UserId, epoch: i64, address: &str) -> AddressChange {
-    AddressChange { user, epoch: Epoch(epoch), address: address.to_owned(), keep: OWN, at: AT }
+    let event = an_event(EventKind::AddressChanged, user);
+    AddressChange { user, epoch: Epoch(epoch), address: address.to_owned(), keep: OWN, at: AT, event }
+}
+
+fn a_removal(user: UserId, epoch: i64) -> Removal {
+    Removal { user, epoch: Epoch(epoch), event: an_event(EventKind::UserDeleted, user) }
 }
 
 /// What is due now, by kind.
@@ -132,7 +141,7 @@ async fn nothing_holds_at_another_epoch_for_a_disabled_user_or_for_an_unverified
         }
         assert!(stores.set_password(app, a_password(user, epoch)).await.unwrap().is_none());
         assert!(stores.ask_for_address(app, a_request(user, epoch, "b@example.com")).await.unwrap().is_none());
-        assert!(stores.delete_user(app, user, Epoch(epoch)).await.unwrap().is_none());
+        assert!(stores.delete_user(app, a_removal(user, epoch)).await.unwrap().is_none());
     };
     for epoch in [0, 2] {
         let users = before().await;
@@ -204,6 +213,9 @@ async fn a_change_of_the_address_takes_it_from_an_unverified_account_and_from_no
     assert_eq!((user_now.epoch, user_now.version), (Epoch(2), 3));
     assert!(stores.user(app, other).await.unwrap().is_none());
 
+    let events = "SELECT count(*) FROM audit_events WHERE user_id = ";
+    assert_eq!(fixture.count(&format!("{events} '{other}' AND kind = 'user_deleted'")).await, 1);
+    assert_eq!(fixture.count(&format!("{events} '{user}' AND kind = 'address_changed'")).await, 1);
     let rows = queued(&fixture).await;
     assert_eq!(kinds(&rows), ["to-former", "address-changing", "epoch", "epoch"]);
     let Task::MailToFormer(mail, former) = &rows[0].task else { panic!("{rows:?}") };
@@ -280,8 +292,8 @@ async fn a_deleted_user_leaves_one_row_that_ends_the_sessions() {
             ))
             .await;
     }
-    assert_eq!(stores.delete_user(app, user, Epoch(1)).await.unwrap(), Some(Epoch(2)));
-    assert_eq!(stores.delete_user(app, user, Epoch(1)).await.unwrap(), None);
+    assert_eq!(stores.delete_user(app, a_removal(user, 1)).await.unwrap(), Some(Epoch(2)));
+    assert_eq!(stores.delete_user(app, a_removal(user, 1)).await.unwrap(), None);
     assert!(stores.user(app, user).await.unwrap().is_none());
     assert_eq!(fixture.count("SELECT count(*) FROM identities").await, 1);
     let rows = format!("SELECT count(*) FROM outbox WHERE user_id = '{user}'");
@@ -289,6 +301,8 @@ async fn a_deleted_user_leaves_one_row_that_ends_the_sessions() {
     let rows = format!("SELECT epoch FROM outbox WHERE user_id = '{user}' AND kind = 'epoch' AND keep_session IS NULL");
     assert_eq!(fixture.count(&rows).await, 2);
     assert_eq!(fixture.count("SELECT count(*) FROM outbox").await, 4);
+    let events = "SELECT count(*) FROM audit_events WHERE kind = 'user_deleted'";
+    assert_eq!(fixture.count(events).await, 1, "what outlives the user, once");
 }
 
 #[tokio::test]

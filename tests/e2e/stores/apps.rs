@@ -7,6 +7,7 @@ use latchkey_server::{
     config::Apps,
     deletion,
     domain::{
+        audit::EventKind,
         mail::EpochNews,
         ports::{Creation, NewUser, Sessions, StoreError, Users},
         session::{Amr, NewSession, Opening, Profile, SessionId},
@@ -26,7 +27,7 @@ use tokio::{
 };
 use uuid::Uuid;
 
-use super::{Fixture, LIMIT, a_mail, a_new_user, an_app, now};
+use super::{Fixture, LIMIT, a_mail, a_new_user, an_app, an_event, now};
 
 fn a_claim(fixture: &Fixture, namespace: &str) -> Claim {
     Claim { app: fixture.app.clone(), namespace: namespace.to_owned(), incarnation: Some("i1".to_owned()), handover: 0 }
@@ -208,7 +209,8 @@ async fn nobody_registers_at_an_app_that_is_being_deleted() {
     assert_eq!(fixture.stores.delete_users(&claim, 1, || true).await.unwrap(), Deleting::Some);
     let refused = register(&fixture, 1).await.unwrap_err();
     assert!(matches!(refused, StoreError::Unavailable { .. }), "{refused:?}");
-    let again = fixture.stores.registered_again(&fixture.app, user.id, Epoch(1), true, Some(a_mail(None))).await;
+    let event = an_event(EventKind::RegisteredAgain, user.id);
+    let again = fixture.stores.registered_again(&fixture.app, user.id, Epoch(1), true, Some(a_mail(None)), event).await;
     assert!(matches!(again, Err(StoreError::Unavailable { .. })), "{again:?}");
     assert_eq!(fixture.count("SELECT count(*) FROM users").await, 0);
     assert_eq!(fixture.count("SELECT count(*) FROM outbox").await, 0);

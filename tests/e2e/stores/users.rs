@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use latchkey_server::domain::{
+    audit::{Event, EventKind},
     mail::EpochNews,
     password::PasswordHash,
     ports::{Claimed, Confirmation, Creation, NewUser, Outbox, PasswordReset, Task, Users},
@@ -12,7 +13,7 @@ use latchkey_server::domain::{
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use super::{Fixture, REQUESTED, a_mail, a_new_user, a_user_id, an_app, an_email};
+use super::{Fixture, REQUESTED, a_mail, a_new_user, a_user_id, an_app, an_email, an_event};
 
 const AT: time::OffsetDateTime = time::macros::datetime!(2026-03-04 06:00:00 UTC);
 
@@ -25,12 +26,18 @@ async fn created(fixture: &Fixture, email: &str) -> NewUser {
 
 fn a_confirmation(user: UserId, epoch: Epoch) -> Confirmation {
     let (address, session) = ("ada@example.com".to_owned(), SessionId(Uuid::from_u128(7)));
-    Confirmation { user, epoch, address, session, kept: false, at: AT }
+    let event = an_event(EventKind::Confirmed, user);
+    Confirmation { user, epoch, address, session, kept: false, at: AT, event }
 }
 
 fn a_reset(user: UserId, epoch: Epoch) -> PasswordReset {
     let password_hash = PasswordHash::new("$argon2id$second");
-    PasswordReset { user, epoch, address: "ada@example.com".to_owned(), password_hash, at: AT }
+    let event = an_event(EventKind::PasswordReset, user);
+    PasswordReset { user, epoch, address: "ada@example.com".to_owned(), password_hash, at: AT, event }
+}
+
+fn again_event(user: UserId) -> Event {
+    an_event(EventKind::RegisteredAgain, user)
 }
 
 /// Everything in the outbox, also what is not due yet.
@@ -132,7 +139,14 @@ async fn registering_again_contests_only_what_is_unverified_and_at_the_epoch() {
     let contested = async || stores.user(&fixture.app, user.id).await.unwrap().unwrap().contested;
     let again = async |epoch: i64, contest: bool| {
         stores
-            .registered_again(&fixture.app, user.id, Epoch(epoch), contest, Some(a_mail(Some(user.id))))
+            .registered_again(
+                &fixture.app,
+                user.id,
+                Epoch(epoch),
+                contest,
+                Some(a_mail(Some(user.id))),
+                again_event(user.id),
+            )
             .await
             .unwrap();
     };
@@ -149,7 +163,7 @@ async fn registering_again_contests_only_what_is_unverified_and_at_the_epoch() {
     fixture.execute("UPDATE users SET contested = false, email_verified_at = now()").await;
     again(1, true).await;
     assert!(!contested().await);
-    stores.registered_again(&fixture.app, user.id, Epoch(1), true, None).await.unwrap();
+    stores.registered_again(&fixture.app, user.id, Epoch(1), true, None, again_event(user.id)).await.unwrap();
     assert_eq!(fixture.count("SELECT count(*) FROM outbox").await, 5);
 }
 
@@ -201,7 +215,7 @@ async fn confirming_with_the_accounts_own_session_keeps_identities_and_names_the
 async fn confirming_a_contested_account_takes_its_password() {
     let fixture = Fixture::new().await;
     let user = created(&fixture, "ada@example.com").await;
-    fixture.stores.registered_again(&fixture.app, user.id, Epoch(1), true, None).await.unwrap();
+    fixture.stores.registered_again(&fixture.app, user.id, Epoch(1), true, None, again_event(user.id)).await.unwrap();
     let changed =
         fixture.stores.confirm_address(&fixture.app, a_confirmation(user.id, Epoch(1))).await.unwrap().unwrap();
     assert!(changed.was_contested && !changed.user.contested);
@@ -217,7 +231,7 @@ async fn resetting_sets_the_password_and_queues_the_notice() {
     let fixture = Fixture::new().await;
     let user = created(&fixture, "ada@example.com").await;
     link(&fixture, user.id).await;
-    fixture.stores.registered_again(&fixture.app, user.id, Epoch(1), true, None).await.unwrap();
+    fixture.stores.registered_again(&fixture.app, user.id, Epoch(1), true, None, again_event(user.id)).await.unwrap();
     let changed = fixture.stores.reset_password(&fixture.app, a_reset(user.id, Epoch(1))).await.unwrap().unwrap();
     assert!(changed.was_contested && !changed.user.contested && changed.user.email_verified);
     assert_eq!(changed.user.password_hash, Some(PasswordHash::new("$argon2id$second")));
@@ -300,7 +314,11 @@ async fn registering_again_costs_what_creating_costs() {
             fresh.push(started.elapsed());
             let mail = Some(a_mail(Some(user.id)));
             let started = Instant::now();
-            fixture.stores.registered_again(&fixture.app, user.id, Epoch(1), true, mail).await.unwrap();
+            fixture
+                .stores
+                .registered_again(&fixture.app, user.id, Epoch(1), true, mail, again_event(user.id))
+                .await
+                .unwrap();
             again.push(started.elapsed());
         }
         fresh.sort();

@@ -25,6 +25,7 @@ pub struct Metadata<'a> {
     pub jwks_uri: String,
     pub token_endpoint: String,
     pub revocation_endpoint: String,
+    pub introspection_endpoint: String,
     /// Required (RFC 8414, 2). `none` is the registered value for an endpoint that gives out neither code nor token.
     pub response_types_supported: [&'static str; 1],
     /// Said, since what RFC 8414, 2 takes to be served where it is not is not.
@@ -32,6 +33,8 @@ pub struct Metadata<'a> {
     /// Clients have no secret: a refresh token proves itself.
     pub token_endpoint_auth_methods_supported: [&'static str; 1],
     pub revocation_endpoint_auth_methods_supported: [&'static str; 1],
+    /// By the token of a ServiceAccount; RFC 8414, 2 lets access token types stand here.
+    pub introspection_endpoint_auth_methods_supported: [&'static str; 1],
 }
 
 /// The same with what OpenID Connect Discovery 1.0, 3 requires beside it.
@@ -90,10 +93,12 @@ impl<'a> Metadata<'a> {
             jwks_uri: Route::Jwks.url(base, app.id()),
             token_endpoint: Route::Token.url(base, app.id()),
             revocation_endpoint: Route::Revoke.url(base, app.id()),
+            introspection_endpoint: Route::Introspect.url(base, app.id()),
             response_types_supported: ["none"],
             grant_types_supported: ["refresh_token"],
             token_endpoint_auth_methods_supported: ["none"],
             revocation_endpoint_auth_methods_supported: ["none"],
+            introspection_endpoint_auth_methods_supported: ["Bearer"],
         }
     }
 }

@@ -21,6 +21,6 @@ request_body! {
 
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: Inbound) -> Result<Response, Problem> {
     let Request { token: Text(token) } = request.read_form().await?;
-    refresh::revoke(&state.stores, &state.env, app, &token).await?;
+    refresh::revoke(&state.stores, &state.env, app, &request.caller, &token).await?;
     response::nothing()
 }

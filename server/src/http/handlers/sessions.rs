@@ -6,7 +6,9 @@ use serde::Serialize;
 use crate::{
     domain::{
         app::App,
+        audit::{Detail, Event, EventKind},
         session::{SessionId, SessionInfo},
+        signed_in::SignedIn,
     },
     http::{
         Ports,
@@ -74,18 +76,40 @@ pub async fn end<S: Ports>(state: &State<S>, app: &App, request: Inbound) -> Res
         Some(session) => state.stores.end_session(app.id(), signed_in.user(), session).await?,
         None => false,
     };
-    if ended { response::nothing() } else { Err(Problem::new(ErrorCode::NotFound, "you have no such session")) }
+    let Some(session) = session.filter(|_| ended) else {
+        return Err(Problem::new(ErrorCode::NotFound, "you have no such session"));
+    };
+    record(state, app, &request, &signed_in, EventKind::SessionEnded, Detail::ended(session));
+    response::nothing()
 }
 
 pub async fn end_others<S: Ports>(state: &State<S>, app: &App, request: Inbound) -> Result<Response, Problem> {
     let signed_in = guard::signed_in(state, app, &request.headers).await?;
-    state.stores.end_other_sessions(app.id(), signed_in.user(), signed_in.session.id).await?;
+    let ended = state.stores.end_other_sessions(app.id(), signed_in.user(), signed_in.session.id).await?;
+    if !ended.is_empty() {
+        record(state, app, &request, &signed_in, EventKind::SessionsEnded, Detail::sessions(ended.len()));
+    }
     response::nothing()
 }
 
 pub async fn log_out<S: Ports>(state: &State<S>, app: &App, mut request: Inbound) -> Result<Response, Problem> {
     request.read_nothing().await?;
     let signed_in = guard::signed_in(state, app, &request.headers).await?;
-    state.stores.end_session(app.id(), signed_in.user(), signed_in.session.id).await?;
+    if state.stores.end_session(app.id(), signed_in.user(), signed_in.session.id).await? {
+        record(state, app, &request, &signed_in, EventKind::LoggedOut, Detail::default());
+    }
     response::nothing()
+}
+
+/// Later: these go on without Postgres.
+fn record<S: Ports>(
+    state: &State<S>,
+    app: &App,
+    request: &Inbound,
+    signed_in: &SignedIn,
+    kind: EventKind,
+    detail: Detail,
+) {
+    let event = Event::new(&state.env, &request.caller, kind, signed_in.user());
+    state.stores.record_later(app.id(), event.in_session(signed_in.session.id).with(detail));
 }

@@ -54,7 +54,7 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: Inbound)
         let missing = FieldProblem { field: "refresh_token", code: FieldCode::Missing, message: "is missing".into() };
         return Err(Problem::invalid_fields(vec![missing]));
     };
-    let Fresh { user, tokens } = refresh::refresh(&state.stores, &state.env, app, &token).await?;
+    let Fresh { user, tokens } = refresh::refresh(&state.stores, &state.env, app, &request.caller, &token).await?;
     response::json(&Answer {
         access_token: tokens.access_token,
         refresh_token: tokens.refresh_token,

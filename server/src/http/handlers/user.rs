@@ -68,7 +68,7 @@ pub async fn read<S: Ports>(state: &State<S>, app: &App, request: &Inbound) -> R
 pub async fn rename<S: Ports>(state: &State<S>, app: &App, mut request: Inbound) -> Result<Response, Problem> {
     let Renaming { name } = request.read().await?;
     let signed_in = guard::signed_in(state, app, &request.headers).await?;
-    let user = own_account::rename(&state.stores, &state.env, app, &signed_in, &name).await;
+    let user = own_account::rename(&state.stores, &state.env, app, &request.caller, &signed_in, &name).await;
     response::json(&Answer::from(user.map_err(|refused| problem(app, refused))?))
 }
 

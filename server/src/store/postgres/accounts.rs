@@ -5,11 +5,17 @@ use time::OffsetDateTime;
 use tokio::time::timeout_at;
 use uuid::Uuid;
 
-use super::users::{EPOCH_DELAY_SECONDS, Row};
+use super::{
+    audit::EventColumns,
+    users::{EPOCH_DELAY_SECONDS, Row},
+};
 use crate::{
     domain::{
+        audit::EventKind,
         mail::{EpochNews, MailKind},
-        ports::{Accounts, AddressChange, AddressChanged, AddressRequest, NewPassword, Rename, Renamed, StoreError},
+        ports::{
+            Accounts, AddressChange, AddressChanged, AddressRequest, NewPassword, Removal, Rename, Renamed, StoreError,
+        },
         session::Session,
         user::{Epoch, User, UserId},
     },
@@ -95,6 +101,7 @@ impl Accounts for Stores {
     }
 
     async fn rename(&self, app: &AppId, change: Rename) -> Result<Option<Renamed>, StoreError> {
+        let event = EventColumns::of(&change.event);
         let mut held = self.postgres.hold().await?;
         let (connection, until) = held.parts();
         let query = sqlx::query!(
@@ -108,6 +115,9 @@ impl Accounts for Stores {
                 INSERT INTO outbox (app_id, kind, user_id, due_at)
                 SELECT $1, 'profile', id, statement_timestamp() + make_interval(secs => $6) FROM renamed
                 RETURNING id
+            ), recorded AS (
+                INSERT INTO audit_events (app_id, id, at, kind, user_id, session_id, ip, detail)
+                SELECT $1, $7, $8, $9, id, $10, $11::text::inet, $12::text::jsonb FROM renamed
             )
             SELECT renamed.id, email, email_verified_at, pending_email, name, password_hash, password_session,
                 contested, epoch, version, disabled_at, created_at, updated_at, carried.id AS row
@@ -119,6 +129,12 @@ impl Accounts for Stores {
             change.name.as_str(),
             change.at,
             EPOCH_DELAY_SECONDS,
+            event.id,
+            event.at,
+            event.kind,
+            event.session,
+            event.ip,
+            event.detail,
         );
         let answer = timeout_at(until, query.fetch_optional(connection)).await;
         let Some(row) = held.done(answer)? else { return Ok(None) };
@@ -141,6 +157,7 @@ impl Accounts for Stores {
     }
 
     async fn set_password(&self, app: &AppId, change: NewPassword) -> Result<Option<User>, StoreError> {
+        let event = EventColumns::of(&change.event);
         let mut held = self.postgres.hold().await?;
         let (connection, until) = held.parts();
         // A change of the address that waits ends with its codes: whoever is told of it and did not ask for it sets a new
@@ -169,6 +186,9 @@ impl Accounts for Stores {
                 RETURNING id
             ), told AS (
                 SELECT count(pg_notify('latchkey_outbox', '')) AS times FROM queued WHERE $9
+            ), recorded AS (
+                INSERT INTO audit_events (app_id, id, at, kind, user_id, session_id, ip, detail)
+                SELECT $1, $10, $11, $12, id, $13, $14::text::inet, $15::text::jsonb FROM changed
             )
             SELECT id AS "id!", email, email_verified_at, pending_email, name AS "name!", password_hash,
                 password_session, contested AS "contested!", epoch AS "epoch!", version AS "version!", disabled_at,
@@ -185,6 +205,12 @@ impl Accounts for Stores {
             EPOCH_DELAY_SECONDS,
             MailKind::PasswordChanged.as_str(),
             self.postgres.tells(),
+            event.id,
+            event.at,
+            event.kind,
+            event.session,
+            event.ip,
+            event.detail,
         );
         let answer = timeout_at(until, query.fetch_optional(connection)).await;
         let changed = held.done(answer)?.map(User::try_from).transpose()?;
@@ -195,6 +221,7 @@ impl Accounts for Stores {
     }
 
     async fn ask_for_address(&self, app: &AppId, request: AddressRequest) -> Result<Option<User>, StoreError> {
+        let event = EventColumns::of(&request.event);
         let mut held = self.postgres.hold().await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_as!(
@@ -214,6 +241,9 @@ impl Accounts for Stores {
                 RETURNING id
             ), told AS (
                 SELECT count(pg_notify('latchkey_outbox', '')) AS times FROM queued WHERE $10
+            ), recorded AS (
+                INSERT INTO audit_events (app_id, id, at, kind, user_id, session_id, ip, detail)
+                SELECT $1, $11, $12, $13, id, $14, $15::text::inet, $16::text::jsonb FROM changed
             )
             SELECT id AS "id!", email, email_verified_at, pending_email, name AS "name!", password_hash,
                 password_session, contested AS "contested!", epoch AS "epoch!", version AS "version!", disabled_at,
@@ -231,6 +261,12 @@ impl Accounts for Stores {
             request.mailed,
             MailKind::AddressChanging.as_str(),
             self.postgres.tells(),
+            event.id,
+            event.at,
+            event.kind,
+            event.session,
+            event.ip,
+            event.detail,
         );
         let answer = timeout_at(until, query.fetch_optional(connection)).await;
         let changed = held.done(answer)?.map(User::try_from).transpose()?;
@@ -241,6 +277,7 @@ impl Accounts for Stores {
     }
 
     async fn change_address(&self, app: &AppId, change: AddressChange) -> Result<Option<AddressChanged>, StoreError> {
+        let event = EventColumns::of(&change.event);
         for _ in 0..ADDRESS_TRIES {
             let mut held = self.postgres.hold().await?;
             let (connection, until) = held.parts();
@@ -298,6 +335,11 @@ impl Accounts for Stores {
                     RETURNING id
                 ), told AS (
                     SELECT count(pg_notify('latchkey_outbox', '')) AS times FROM queued WHERE $9
+                ), recorded AS (
+                    INSERT INTO audit_events (app_id, id, at, kind, user_id, session_id, ip, detail)
+                    SELECT $1, $10::uuid, $11::timestamptz, $12::text, id, $13::uuid, $14::text::inet, $15::text::jsonb FROM changed
+                    UNION ALL
+                    SELECT $1, gen_random_uuid(), $11, $16::text, id, NULL, NULL, NULL FROM removed
                 )
                 SELECT changed.id AS "id!", email, email_verified_at, pending_email, name AS "name!", password_hash,
                     password_session, contested AS "contested!", changed.epoch AS "epoch!", version AS "version!",
@@ -315,6 +357,13 @@ impl Accounts for Stores {
                 EPOCH_DELAY_SECONDS,
                 MailKind::AddressChanged.as_str(),
                 self.postgres.tells(),
+                event.id,
+                event.at,
+                event.kind,
+                event.session,
+                event.ip.as_deref(),
+                event.detail.as_deref(),
+                EventKind::UserDeleted.as_str(),
             );
             let answer = timeout_at(until, query.fetch_optional(connection)).await;
             let answer = answer.map(|answer| match answer {
@@ -332,7 +381,8 @@ impl Accounts for Stores {
         Err(StoreError::Unavailable { store: "Postgres", source: Box::new(Contended) })
     }
 
-    async fn delete_user(&self, app: &AppId, user: UserId, epoch: Epoch) -> Result<Option<Epoch>, StoreError> {
+    async fn delete_user(&self, app: &AppId, removal: Removal) -> Result<Option<Epoch>, StoreError> {
+        let event = EventColumns::of(&removal.event);
         let mut held = self.postgres.hold().await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_scalar!(
@@ -347,13 +397,22 @@ impl Accounts for Stores {
             ), carried AS (
                 INSERT INTO outbox (app_id, kind, user_id, epoch, due_at)
                 SELECT $1, 'epoch', id, epoch, statement_timestamp() + make_interval(secs => $4) FROM gone
+            ), recorded AS (
+                INSERT INTO audit_events (app_id, id, at, kind, user_id, session_id, ip, detail)
+                SELECT $1, $5, $6, $7, id, $8, $9::text::inet, $10::text::jsonb FROM gone
             )
             SELECT epoch AS "epoch!" FROM gone
             "#,
             app.as_str(),
-            user.0,
-            epoch.0,
+            removal.user.0,
+            removal.epoch.0,
             EPOCH_DELAY_SECONDS,
+            event.id,
+            event.at,
+            event.kind,
+            event.session,
+            event.ip,
+            event.detail,
         );
         let answer = timeout_at(until, query.fetch_optional(connection)).await;
         Ok(held.done(answer)?.map(Epoch))

@@ -356,7 +356,8 @@ async fn delete_batch(
     .execute(&mut *connection)
     .await?;
     let events = sqlx::query!(
-        "DELETE FROM audit_events WHERE app_id = $1 AND id IN (SELECT id FROM audit_events WHERE app_id = $1 LIMIT $2)",
+        "DELETE FROM audit_events USING (SELECT at, id FROM audit_events WHERE app_id = $1 LIMIT $2) AS batch
+         WHERE audit_events.app_id = $1 AND audit_events.at = batch.at AND audit_events.id = batch.id",
         app.as_str(),
         most
     )

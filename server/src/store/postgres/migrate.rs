@@ -16,6 +16,8 @@ static MIGRATOR: Migrator = sqlx::migrate!("./migrations");
 /// The newest migration that this server's statements need; a newer schema is fine, migrations only expand.
 pub const REQUIRED_SCHEMA: i64 = 20_261_121_000_005;
 
+/// A server whose role may not make partitions is well for so long after an upgrade, and beyond that has the default one.
+const MONTHS_AHEAD: i32 = 24;
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 /// Two that make the lock's table at once: one fails, and finds it there.
 const TABLE_TRIES: u32 = 5;
@@ -59,7 +61,10 @@ pub async fn migrate(url: &UrlSource) -> Result<(), MigrateFailed> {
         .map_err(|error| MigrateFailed::Refused(Fault::from(&error)))?;
 
     let mut connection = connect().await?;
-    let outcome = apply(&mut connection).await;
+    let outcome = match apply(&mut connection).await {
+        Ok(()) => make_months(&mut connection).await,
+        Err(error) => Err(error),
+    };
     // Nothing was written under the lock; what closes the connections ends it too.
     drop(holding.rollback().await);
     drop(lock.close().await);
@@ -109,6 +114,19 @@ async fn apply(connection: &mut PgConnection) -> Result<(), MigrateFailed> {
     migrator.run_direct(None, connection, false).await.map_err(failed)?;
     if !missing.is_empty() {
         info!(schema = newest, "the schema is up to date");
+    }
+    Ok(())
+}
+
+/// The partitions of audit events, ahead of time: what the server does too where its role may.
+async fn make_months(connection: &mut PgConnection) -> Result<(), MigrateFailed> {
+    let made: i32 = sqlx::query_scalar("SELECT latchkey_audit_make_months($1)")
+        .bind(MONTHS_AHEAD)
+        .fetch_one(connection)
+        .await
+        .map_err(|error| MigrateFailed::Refused(Fault::from(&error)))?;
+    if made > 0 {
+        info!(made, "partitions of audit events are made ahead");
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
-//! Users and the outbox, in Postgres: the pool, its limits, and what its errors mean.
+//! Users, the outbox and audit events, in Postgres: the pool, its limits, and what its errors mean.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, Weak},
     time::Duration,
 };
 
@@ -23,6 +23,7 @@ use crate::domain::ports::StoreError;
 
 mod accounts;
 mod apps;
+mod audit;
 mod errors;
 mod metrics;
 pub mod migrate;
@@ -30,6 +31,8 @@ mod outbox;
 mod users;
 
 pub use apps::{AppClaim, Claim, Deleting};
+pub use audit::AuditMetrics;
+pub(crate) use audit::RefusalColumns;
 pub use errors::{Fault, FaultKind};
 pub use outbox::DeadLetter;
 
@@ -89,6 +92,7 @@ struct Shared {
     listener: Option<AbortHandle>,
     /// When a connection was last found broken: those that rest since before are suspect.
     fault: Arc<Mutex<Option<Instant>>>,
+    audit: audit::Writer,
 }
 
 struct Source {
@@ -142,7 +146,11 @@ impl Postgres {
         let listener =
             options.listen.then(|| tokio::spawn(outbox::listen(pool.clone(), Arc::clone(&news))).abort_handle());
         let metrics = Metrics::new(&pool);
-        Ok(Self { shared: Arc::new(Shared { pool, source, metrics, news, listen: options.listen, listener, fault }) })
+        let shared = Arc::new_cyclic(|shared| {
+            let audit = audit::Writer::start(Weak::clone(shared));
+            Shared { pool, source, metrics, news, listen: options.listen, listener, fault, audit }
+        });
+        Ok(Self { shared })
     }
 
     /// Under names without a prefix: the registry is to be one of Postgres's own.
@@ -158,8 +166,9 @@ impl Postgres {
         held.done(answer)
     }
 
-    /// Closes the connections; what runs comes to its end first.
+    /// Closes the connections; what runs comes to its end first, and what was recorded is written.
     pub async fn close(&self) {
+        self.flush_audit().await;
         self.shared.pool.close().await;
     }
 

@@ -5,9 +5,10 @@ use time::OffsetDateTime;
 use tokio::time::timeout_at;
 use uuid::Uuid;
 
-use super::errors::Fault;
+use super::{audit::EventColumns, errors::Fault};
 use crate::{
     domain::{
+        audit::Event,
         email::Email,
         mail::{Mail, MailKind},
         password::PasswordHash,
@@ -153,6 +154,7 @@ impl Users for Stores {
 
     async fn create_user(&self, app: &AppId, user: NewUser, mail: Option<Mail>) -> Result<Creation, StoreError> {
         let (kind, to, requested_at) = columns(mail.as_ref());
+        let event = EventColumns::of(&user.event);
         let mut held = self.postgres.hold().await?;
         let (connection, until) = held.parts();
         // The lock on the App's row orders this with the deletion of its users: what is written here is seen by that, or
@@ -172,6 +174,9 @@ impl Users for Stores {
                 INSERT INTO outbox (app_id, kind, user_id, requested_at)
                 SELECT $1, $8, $9, $10 FROM made WHERE $8::text IS NOT NULL
                 RETURNING id
+            ), recorded AS (
+                INSERT INTO audit_events (app_id, id, at, kind, user_id, session_id, ip, detail)
+                SELECT $1, $12, $13, $14, id, $15, $16::text::inet, $17::text::jsonb FROM made
             ), told AS (
                 SELECT pg_notify('latchkey_outbox', '') FROM queued WHERE $11
             )
@@ -189,6 +194,12 @@ impl Users for Stores {
             to,
             requested_at,
             self.postgres.tells(),
+            event.id,
+            event.at,
+            event.kind,
+            event.session,
+            event.ip,
+            event.detail,
         );
         let answer = timeout_at(until, query.fetch_one(connection)).await;
         let answer = held.done(answer)?;
@@ -209,8 +220,10 @@ impl Users for Stores {
         epoch: Epoch,
         contest: bool,
         mail: Option<Mail>,
+        event: Event,
     ) -> Result<(), StoreError> {
         let (kind, to, requested_at) = columns(mail.as_ref());
+        let event = EventColumns::of(&event);
         let mut held = self.postgres.hold().await?;
         let (connection, until) = held.parts();
         // The row is written whatever comes of it, as `create_user` writes one.
@@ -228,6 +241,9 @@ impl Users for Stores {
                 SELECT $1, $5, $6, $7
                 WHERE $5::text IS NOT NULL AND NOT EXISTS (SELECT FROM gate WHERE state <> 'active')
                 RETURNING id
+            ), recorded AS (
+                INSERT INTO audit_events (app_id, id, at, kind, user_id, session_id, ip, detail)
+                SELECT $1, $9, $10, $11, id, $12, $13::text::inet, $14::text::jsonb FROM touched
             ), told AS (
                 SELECT pg_notify('latchkey_outbox', '') FROM queued WHERE $8
             )
@@ -242,6 +258,12 @@ impl Users for Stores {
             to,
             requested_at,
             self.postgres.tells(),
+            event.id,
+            event.at,
+            event.kind,
+            event.session,
+            event.ip,
+            event.detail,
         );
         let answer = timeout_at(until, query.fetch_one(connection)).await;
         if held.done(answer)?.closed {
@@ -274,6 +296,7 @@ impl Users for Stores {
     }
 
     async fn confirm_address(&self, app: &AppId, change: Confirmation) -> Result<Option<Changed>, StoreError> {
+        let event = EventColumns::of(&change.event);
         let mut held = self.postgres.hold().await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_as!(
@@ -303,6 +326,9 @@ impl Users for Stores {
                 SELECT $1, 'epoch', id, epoch, CASE WHEN $8 THEN $6::uuid END,
                     statement_timestamp() + make_interval(secs => $7)
                 FROM changed
+            ), recorded AS (
+                INSERT INTO audit_events (app_id, id, at, kind, user_id, session_id, ip, detail)
+                SELECT $1, $9, $10, $11, id, $12, $13::text::inet, $14::text::jsonb FROM changed
             )
             SELECT id, email, email_verified_at, pending_email, name, password_hash, password_session, contested,
                 epoch, version, disabled_at, created_at, updated_at, was_contested
@@ -316,12 +342,19 @@ impl Users for Stores {
             change.session.0,
             EPOCH_DELAY_SECONDS,
             change.kept,
+            event.id,
+            event.at,
+            event.kind,
+            event.session,
+            event.ip,
+            event.detail,
         );
         let answer = timeout_at(until, query.fetch_optional(connection)).await;
         held.done(answer)?.map(Changed::try_from).transpose()
     }
 
     async fn reset_password(&self, app: &AppId, change: PasswordReset) -> Result<Option<Changed>, StoreError> {
+        let event = EventColumns::of(&change.event);
         let mut held = self.postgres.hold().await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_as!(
@@ -351,6 +384,9 @@ impl Users for Stores {
             ), carried AS (
                 INSERT INTO outbox (app_id, kind, user_id, epoch, due_at)
                 SELECT $1, 'epoch', id, epoch, statement_timestamp() + make_interval(secs => $7) FROM changed
+            ), recorded AS (
+                INSERT INTO audit_events (app_id, id, at, kind, user_id, session_id, ip, detail)
+                SELECT $1, $10, $11, $12, id, $13, $14::text::inet, $15::text::jsonb FROM changed
             ), queued AS (
                 INSERT INTO outbox (app_id, kind, user_id, requested_at)
                 SELECT $1, $8, id, $5 FROM changed
@@ -373,6 +409,12 @@ impl Users for Stores {
             EPOCH_DELAY_SECONDS,
             MailKind::PasswordChanged.as_str(),
             self.postgres.tells(),
+            event.id,
+            event.at,
+            event.kind,
+            event.session,
+            event.ip,
+            event.detail,
         );
         let answer = timeout_at(until, query.fetch_optional(connection)).await;
         let changed = held.done(answer)?.map(Changed::try_from).transpose()?;

@@ -33,7 +33,7 @@ impl Codes for Stores {
     async fn put_code(&self, app: &AppId, key: &CodeKey, record: &CodeRecord) -> Result<(), StoreError> {
         let redis = &self.redis;
         let json = serde_json::to_vec(record).map_err(|_| redis.unreadable())?;
-        let offset = redis.shared.clock_offset.whole_seconds();
+        let offset = redis.clock_offset.whole_seconds();
         let until = (record.expires_at + SLACK_SECONDS - offset).max(1);
         let mut commands = Pipeline::new();
         commands.cmd("SET").arg(key_of(app, key)).arg(json).arg("EXAT").arg(until);

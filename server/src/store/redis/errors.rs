@@ -79,13 +79,34 @@ impl Fault {
         Self::of(FaultKind::Unexpected)
     }
 
-    /// The script is not there: Redis was restarted or emptied of scripts.
-    pub(super) fn is_script_unknown(&self) -> bool {
-        self.code.as_deref() == Some("NOSCRIPT")
+    /// The server does not know what its form of Redis does; `code` says of what.
+    pub(super) fn configuration(code: &str) -> Self {
+        Self { kind: FaultKind::Configuration, code: Some(code.to_owned()) }
+    }
+
+    pub(super) fn not_primary() -> Self {
+        Self { kind: FaultKind::Away, code: Some("not a primary".to_owned()) }
+    }
+
+    /// No node has a slot, or it does not stop moving.
+    pub(super) fn slot_unserved() -> Self {
+        Self { kind: FaultKind::Away, code: Some("CLUSTERDOWN".to_owned()) }
+    }
+
+    /// Of a command that sentinels or nodes of a cluster know, and other servers do not.
+    pub(super) fn of_guide(self, command: &str) -> Self {
+        if self.kind == FaultKind::Unexpected { Self::configuration(command) } else { self }
     }
 
     /// Whether a new connection may do better: to a server that came up, another primary, with another password.
     pub(super) fn breaks_the_connection(&self) -> bool {
+        // A node of a cluster says these on a connection that is as it should be.
+        let is_of_cluster = matches!(self.code.as_deref(), Some("MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN"));
+        !is_of_cluster && self.calls_for_another_look()
+    }
+
+    /// Whether Redis may be elsewhere by now, or its URL another.
+    pub(super) fn calls_for_another_look(&self) -> bool {
         match self.kind {
             FaultKind::Connection
             | FaultKind::Configuration
@@ -117,7 +138,9 @@ impl From<&RedisError> for Fault {
             ErrorKind::Extension => error.code().map_or(FaultKind::Unexpected, FaultKind::of_code),
             _ => FaultKind::Unexpected,
         };
-        Self { kind, code: error.code().map(str::to_owned) }
+        // The client does not say why a login failed.
+        let login = (kind == FaultKind::Refused).then_some("AUTH");
+        Self { kind, code: error.code().or(login).map(str::to_owned) }
     }
 }
 

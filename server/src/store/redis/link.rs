@@ -1,61 +1,51 @@
-//! Connections to Redis: made when needed, dropped when broken, never a queue while it is away.
+//! The way to Redis, in whichever form its URL tells; the URL is read again when calls fail.
 
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use redis::{
-    AsyncConnectionConfig, Client, Cmd, Pipeline, RedisError, Value,
-    aio::{ConnectionLike, MultiplexedConnection},
-};
-use tokio::{
-    sync::{Mutex as AsyncMutex, Semaphore},
-    time::{Instant, timeout_at},
-};
+use redis::{Cmd, Pipeline, Value};
+use tokio::time::Instant;
 use tracing::{info, warn};
+use zeroize::Zeroizing;
 
-use super::{CALL_LIMIT, ConnectError, Scripts, UrlSource, errors::Fault, errors::FaultKind};
+use super::{
+    ConnectError, PAUSE, Scripts, UrlSource,
+    cluster::Cluster,
+    errors::{Fault, FaultKind},
+    form::Form,
+    line::{Answer, End},
+    node::Node,
+    sentinel::Sentinel,
+};
 use crate::domain::ports::Carried;
 
-/// After an attempt to connect failed, calls fail with it for so long.
-const PAUSE: Duration = Duration::from_millis(100);
-/// How many calls may wait for a replica at a time; more go on without.
-const WAITERS: usize = 8;
-/// The longest wait for a replica (contract, 4).
-const REPLICA_LIMIT: Duration = Duration::from_millis(100);
-/// How often the number of replicas is looked up.
-const REPLICAS_INTERVAL: Duration = Duration::from_secs(5);
-
-/// One connection that many calls share, made anew from the URL as it then is.
+/// To Redis, by the URL as it is.
 pub(super) struct Link {
     url: UrlSource,
     scripts: Arc<Scripts>,
-    state: AsyncMutex<State>,
+    state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    connection: Option<MultiplexedConnection>,
-    /// Counts connections, so that a call drops the one it used and no later one.
-    number: u64,
-    failed: Option<(Instant, Fault)>,
+    /// With the URL that told it.
+    way: Option<(Zeroizing<String>, Way)>,
+    /// A call failed since the URL was read.
+    doubtful: bool,
+    read: Option<Instant>,
+    told: bool,
 }
 
-/// Connections for calls that wait for a replica, each used by one call at a time.
-pub(super) struct Replicated {
-    free: Mutex<Vec<Arc<Link>>>,
-    places: Semaphore,
-    replicas: Mutex<Option<(Instant, bool)>>,
+#[derive(Clone)]
+enum Way {
+    Single(Arc<Node>),
+    Sentinel(Arc<Sentinel>),
+    Cluster(Arc<Cluster>),
 }
 
-pub(super) fn client(url: &UrlSource) -> Result<Client, ConnectError> {
-    let url = url.read()?;
-    if url.starts_with("rediss:") {
-        // Fails where there is one already, which is as good.
-        drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
-    }
-    Client::open(url.as_str()).map_err(|_| ConnectError::Malformed)
+/// Reads the URL, to tell early what is wrong with it.
+pub(super) fn check(url: &UrlSource) -> Result<(), ConnectError> {
+    Form::parse(&url.read()?)?;
+    Ok(())
 }
 
 /// An answer that is text.
@@ -72,164 +62,122 @@ pub(super) fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
 
 impl Link {
     pub(super) fn new(url: UrlSource, scripts: Arc<Scripts>) -> Self {
-        Self { url, scripts, state: AsyncMutex::default() }
+        Self { url, scripts, state: Mutex::default() }
     }
 
     /// Sends commands in one go; an answer for each, or the first error among them.
     pub(super) async fn send(&self, commands: &Pipeline, until: Instant) -> Result<Vec<Value>, Fault> {
-        match self.send_once(commands, until).await {
-            // Nothing was done by a script that is not there, and all of one pipeline are the same or none.
-            Err(fault) if fault.is_script_unknown() => {
-                self.send_once(&self.scripts.load(), until).await?;
-                self.send_once(commands, until).await
+        let way = self.way()?;
+        let outcome = match &way {
+            Way::Single(node) => node.send(commands, until).await.and_then(values),
+            Way::Sentinel(sentinel) => match sentinel.primary(until).await {
+                Ok(node) => node.send(commands, until).await.and_then(values),
+                Err(fault) => Err(fault),
+            },
+            Way::Cluster(cluster) => cluster.send(commands, until).await,
+        };
+        self.noted(&way, outcome)
+    }
+
+    /// Sends one command; where the server has replicas, waits a while for one to have what it did.
+    pub(super) async fn send_replicated(&self, command: Cmd, until: Instant) -> Result<(Value, Carried), Fault> {
+        let way = self.way()?;
+        let outcome = match &way {
+            Way::Single(node) => send_replicated(node, command, until).await,
+            Way::Sentinel(sentinel) => match sentinel.primary(until).await {
+                Ok(node) => send_replicated(&node, command, until).await,
+                Err(fault) => Err(fault),
+            },
+            Way::Cluster(cluster) => cluster.send_replicated(command, until).await,
+        };
+        self.noted(&way, outcome)
+    }
+
+    /// Sends commands to every primary; what each says.
+    pub(super) async fn send_to_all(&self, commands: &Pipeline, until: Instant) -> Result<Vec<Vec<Value>>, Fault> {
+        match self.way()? {
+            Way::Cluster(cluster) => {
+                let answers = cluster.send_to_all(commands, until).await?;
+                answers.into_iter().map(values).collect()
             }
-            answer => answer,
+            Way::Single(_) | Way::Sentinel(_) => self.send(commands, until).await.map(|values| vec![values]),
         }
     }
 
-    async fn send_once(&self, commands: &Pipeline, until: Instant) -> Result<Vec<Value>, Fault> {
-        let (mut connection, number) = match timeout_at(until, self.connection(until)).await {
-            Ok(connection) => connection?,
-            Err(_) => return Err(Fault::of(FaultKind::Deadline)),
-        };
-        let count = commands.len();
-        let answer = match timeout_at(until, connection.req_packed_commands(commands, 0, count)).await {
-            Ok(answer) => answer.and_then(|values| values.into_iter().map(Value::extract_error).collect()),
-            Err(_) => {
-                self.drop_connection(number).await;
-                return Err(Fault::of(FaultKind::Deadline));
+    fn noted<T>(&self, way: &Way, outcome: Result<T, Fault>) -> Result<T, Fault> {
+        if outcome.as_ref().is_err_and(Fault::calls_for_another_look) {
+            self.state.lock().unwrap_or_else(PoisonError::into_inner).doubtful = true;
+            match way {
+                Way::Single(_) => {}
+                Way::Sentinel(sentinel) => sentinel.doubt(),
+                Way::Cluster(cluster) => cluster.doubt(),
             }
-        };
-        let fault = match answer {
-            Ok(values) => return Ok(values),
-            Err(error) => Fault::from(&error as &RedisError),
-        };
-        if fault.breaks_the_connection() {
-            self.drop_connection(number).await;
         }
-        Err(fault)
+        outcome
     }
 
-    async fn connection(&self, until: Instant) -> Result<(MultiplexedConnection, u64), Fault> {
-        let mut state = self.state.lock().await;
-        if let Some(connection) = &state.connection {
-            return Ok((connection.clone(), state.number));
+    /// By the URL as it was when it was last read, which it is again now and then while calls fail.
+    fn way(&self) -> Result<Way, Fault> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_recent = state.read.is_some_and(|at| at.elapsed() < PAUSE);
+        match &state.way {
+            Some((_, way)) if !state.doubtful || is_recent => return Ok(way.clone()),
+            None if is_recent => return Err(Fault::of(FaultKind::Configuration)),
+            Some(_) | None => {}
         }
-        if let Some((at, fault)) = &state.failed
-            && at.elapsed() < PAUSE
-        {
-            return Err(fault.clone());
-        }
-        match timeout_at(until, self.make()).await.unwrap_or(Err(Fault::of(FaultKind::Deadline))) {
-            Ok(connection) => {
-                if state.failed.take().is_some() {
-                    info!("connected to Redis again");
+        state.read = Some(Instant::now());
+        state.doubtful = false;
+        let read = self.url.read().map_err(ConnectError::from);
+        let read = read.and_then(|url| match &state.way {
+            // It makes its connections anew by itself.
+            Some((before, _)) if *before == url => Ok(None),
+            Some(_) | None => Ok(Some((Form::parse(&url)?, url))),
+        });
+        match read {
+            Ok(None) => state.told = false,
+            Ok(Some((form, url))) => {
+                if state.way.is_some() {
+                    info!("Redis has another URL");
                 }
-                state.number += 1;
-                state.connection = Some(connection.clone());
-                Ok((connection, state.number))
+                state.told = false;
+                state.way = Some((url, Way::by(form, &self.scripts)));
             }
-            Err(fault) => {
-                if state.failed.is_none() {
-                    warn!(error = &fault as &dyn std::error::Error, "Redis is not reached");
+            Err(error) => {
+                if !state.told {
+                    warn!(error = &error as &dyn std::error::Error, "the URL of Redis cannot be used");
                 }
-                state.failed = Some((Instant::now(), fault.clone()));
-                Err(fault)
+                state.told = true;
+                state.doubtful = true;
             }
         }
-    }
-
-    async fn make(&self) -> Result<MultiplexedConnection, Fault> {
-        let client = client(&self.url).map_err(|error| {
-            warn!(error = &error as &dyn std::error::Error, "the URL of Redis cannot be used");
-            Fault::of(FaultKind::Configuration)
-        })?;
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(CALL_LIMIT))
-            .set_response_timeout(Some(CALL_LIMIT));
-        let mut connection =
-            client.get_multiplexed_async_connection_with_config(&config).await.map_err(|error| Fault::from(&error))?;
-        let load = self.scripts.load();
-        let count = load.len();
-        let loaded = connection.req_packed_commands(&load, 0, count).await;
-        let loaded: Result<Vec<_>, _> =
-            loaded.and_then(|values| values.into_iter().map(Value::extract_error).collect());
-        loaded.map_err(|error| Fault::from(&error))?;
-        Ok(connection)
-    }
-
-    async fn drop_connection(&self, number: u64) {
-        let mut state = self.state.lock().await;
-        if state.number == number {
-            state.connection = None;
-        }
+        state.way.as_ref().map(|(_, way)| way.clone()).ok_or(Fault::of(FaultKind::Configuration))
     }
 }
 
-// === impl Replicated ===
-
-impl Replicated {
-    pub(super) fn new(url: &UrlSource, scripts: &Arc<Scripts>) -> Self {
-        let links = (0..WAITERS).map(|_| Arc::new(Link::new(url.clone(), Arc::clone(scripts)))).collect();
-        Self { free: Mutex::new(links), places: Semaphore::new(WAITERS), replicas: Mutex::new(None) }
-    }
-
-    /// Sends one command and, where Redis has replicas, waits a while for one to have it.
-    pub(super) async fn send(&self, link: &Link, command: Cmd, until: Instant) -> Result<(Value, Carried), Fault> {
-        let mut commands = Pipeline::new();
-        commands.add_command(command);
-        if !self.has_replicas(link, until).await? {
-            return Ok((first(link.send(&commands, until).await?)?, Carried::Safely));
-        }
-        let soon = Instant::now() + REPLICA_LIMIT;
-        let Ok(Ok(_place)) = timeout_at(soon, self.places.acquire()).await else {
-            // All who may wait do already: a replica lags. The write itself does not suffer.
-            return Ok((first(link.send(&commands, until).await?)?, Carried::Unconfirmed));
-        };
-        let own = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let Some(own) = own else { return Err(Fault::unreadable()) };
-        commands.cmd("WAIT").arg(1).arg(REPLICA_LIMIT.as_millis().to_string());
-        let guard = Returned { replicated: self, link: Some(own) };
-        let answer = match &guard.link {
-            Some(own) => own.send(&commands, until).await?,
-            None => return Err(Fault::unreadable()),
-        };
-        let mut answers = answer.into_iter();
-        let value = answers.next().ok_or_else(Fault::unreadable)?;
-        let acknowledged = matches!(answers.next(), Some(Value::Int(replicas)) if replicas > 0);
-        Ok((value, if acknowledged { Carried::Safely } else { Carried::Unconfirmed }))
-    }
-
-    async fn has_replicas(&self, link: &Link, until: Instant) -> Result<bool, Fault> {
-        let known = *self.replicas.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((at, replicas)) = known
-            && at.elapsed() < REPLICAS_INTERVAL
-        {
-            return Ok(replicas);
-        }
-        let mut commands = Pipeline::new();
-        commands.cmd("INFO").arg("replication");
-        let info = text(first(link.send(&commands, until).await?)?).ok_or_else(Fault::unreadable)?;
-        let count = field(&info, "connected_slaves").and_then(|count| count.parse::<u32>().ok()).unwrap_or(0);
-        *self.replicas.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), count > 0));
-        Ok(count > 0)
-    }
+fn values(answers: Vec<Answer>) -> Result<Vec<Value>, Fault> {
+    answers.into_iter().map(|answer| answer.map_err(|error| Fault::from(&error))).collect()
 }
 
-/// Puts a connection back, also when the call went away.
-struct Returned<'a> {
-    replicated: &'a Replicated,
-    link: Option<Arc<Link>>,
+async fn send_replicated(node: &Node, command: Cmd, until: Instant) -> Result<(Value, Carried), Fault> {
+    let mut commands = Pipeline::new();
+    commands.add_command(command);
+    let (answers, carried) = node.send_replicated(commands, until).await?;
+    let value = values(answers)?.into_iter().next().ok_or_else(Fault::unreadable)?;
+    Ok((value, carried))
 }
 
-impl Drop for Returned<'_> {
-    fn drop(&mut self) {
-        if let Some(link) = self.link.take() {
-            self.replicated.free.lock().unwrap_or_else(PoisonError::into_inner).push(link);
+// === impl Way ===
+
+impl Way {
+    fn by(form: Form, scripts: &Arc<Scripts>) -> Self {
+        match form {
+            Form::Single(server) => {
+                Self::Single(Arc::new(Node::new(*server, End::Server(Arc::clone(scripts)), scripts)))
+            }
+            Form::Sentinel { name, sentinels, primary } => {
+                Self::Sentinel(Sentinel::start(name, sentinels, *primary, scripts))
+            }
+            Form::Cluster { seeds, node } => Self::Cluster(Arc::new(Cluster::new(seeds, *node, scripts))),
         }
     }
-}
-
-fn first(values: Vec<Value>) -> Result<Value, Fault> {
-    values.into_iter().next().ok_or_else(Fault::unreadable)
 }

@@ -33,6 +33,8 @@ pub(super) enum Operation {
     GiveBack,
     IsKnown,
     Remember,
+    CountRefusals,
+    WriteRefusals,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -72,6 +74,8 @@ impl Operation {
             Self::GiveBack => "give_back",
             Self::IsKnown => "is_known",
             Self::Remember => "remember",
+            Self::CountRefusals => "count_refusals",
+            Self::WriteRefusals => "write_refusals",
         }
     }
 }

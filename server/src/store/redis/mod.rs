@@ -1,6 +1,9 @@
-//! Codes, sessions and limits, in Redis: connections, scripts, and what errors mean.
+//! Codes, sessions, limits and refusals, in Redis: connections, scripts, and what errors mean.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use prometheus_client::registry::Registry;
 use redis::{Cmd, Pipeline, Script, Value};
@@ -10,20 +13,29 @@ use tracing::{error, info};
 use super::{Unreadable, UrlSource};
 use crate::domain::ports::StoreError;
 
+mod cluster;
 mod codes;
 mod errors;
+mod form;
 mod limits;
+mod line;
 mod link;
 mod metrics;
+mod node;
+pub(crate) mod refusals;
+mod sentinel;
 mod sessions;
 
 pub use errors::{Fault, FaultKind};
+pub use form::Malformed;
 
-use link::{Link, Replicated};
+use link::Link;
 use metrics::{Metrics, Operation};
 
 /// What a call may take in all, connecting included.
 const CALL_LIMIT: Duration = Duration::from_secs(2);
+/// What failed (a connection, a look at the URL, at sentinels or at slots) is not tried again for so long.
+const PAUSE: Duration = Duration::from_millis(100);
 /// How often the policy for a full memory is looked at.
 const POLICY_INTERVAL: Duration = Duration::from_secs(60);
 const POLICY_RETRY: Duration = Duration::from_secs(5);
@@ -31,8 +43,8 @@ const POLICY_RETRY: Duration = Duration::from_secs(5);
 /// How to reach Redis.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// `redis://user:password@host/database`, or `rediss://` for TLS, with the system's authorities or those of
-    /// `SSL_CERT_FILE`.
+    /// `redis://user:password@host/database`, `redis-sentinel://…`, `redis-cluster://…`, or with `rediss` for TLS, with
+    /// the system's authorities or those of `SSL_CERT_FILE` (docs/redis.md).
     pub url: UrlSource,
     /// Added to Redis's clock; zero outside tests.
     pub clock_offset: time::Duration,
@@ -43,24 +55,23 @@ pub struct Options {
 pub enum ConnectError {
     #[error(transparent)]
     Unreadable(#[from] Unreadable),
-    #[error("the URL of Redis is not of the form redis://user:password@host:port/database")]
-    Malformed,
+    #[error("the URL of Redis cannot be used: {0}")]
+    Malformed(#[from] Malformed),
 }
 
 /// A handle to Redis.
 #[derive(Clone)]
 pub struct Redis {
     shared: Arc<Shared>,
+    clock_offset: time::Duration,
 }
 
 struct Shared {
     link: Arc<Link>,
-    /// Connections whose calls wait for a replica: WAIT holds up what comes after it.
-    replicated: Replicated,
     scripts: Arc<Scripts>,
     metrics: Metrics,
-    clock_offset: time::Duration,
     watch: AbortHandle,
+    refusals: refusals::Counting,
 }
 
 /// Declares the scripts, each put together from its parts; each touches the keys of one slot.
@@ -91,6 +102,8 @@ scripts! {
     profile = "session.lua" "profile.lua";
     take = "now.lua" "windows.lua" "take.lua";
     give_back = "give_back.lua";
+    refuse = "now.lua" "refuse.lua";
+    due = "now.lua" "due.lua";
 }
 
 // === impl Options ===
@@ -126,14 +139,21 @@ fn call(script: &Script, keys: &[String], arguments: &[String]) -> Cmd {
 impl Redis {
     /// Reads the URL; connections are made when they are needed. Needs a running tokio.
     pub fn connect(options: Options) -> Result<Self, ConnectError> {
-        link::client(&options.url)?;
+        link::check(&options.url)?;
         let scripts = Arc::new(Scripts::new());
-        let link = Arc::new(Link::new(options.url.clone(), Arc::clone(&scripts)));
-        let replicated = Replicated::new(&options.url, &scripts);
+        let link = Arc::new(Link::new(options.url, Arc::clone(&scripts)));
         let metrics = Metrics::new();
         let watch = tokio::spawn(watch_policy(Arc::clone(&link), metrics.clone())).abort_handle();
-        let clock_offset = options.clock_offset;
-        Ok(Self { shared: Arc::new(Shared { link, replicated, scripts, metrics, clock_offset, watch }) })
+        let shared = Arc::new_cyclic(|shared| {
+            let refusals = refusals::Counting::start(Weak::clone(shared), options.clock_offset);
+            Shared { link, scripts, metrics, watch, refusals }
+        });
+        Ok(Self { shared, clock_offset: options.clock_offset })
+    }
+
+    /// The same Redis over the same connections, so much later by its clock.
+    pub fn later(&self, by: time::Duration) -> Self {
+        Self { shared: Arc::clone(&self.shared), clock_offset: self.clock_offset + by }
     }
 
     /// Under names without a prefix: the registry is to be one of Redis's own.
@@ -146,7 +166,7 @@ impl Redis {
     }
 
     fn offset_millis(&self) -> String {
-        self.shared.clock_offset.whole_milliseconds().to_string()
+        self.clock_offset.whole_milliseconds().to_string()
     }
 
     /// Sends commands in one go; an answer for each.
@@ -171,7 +191,7 @@ impl Redis {
     ) -> Result<(Value, crate::domain::ports::Carried), StoreError> {
         let started = Instant::now();
         let until = started + CALL_LIMIT;
-        let answer = self.shared.replicated.send(&self.shared.link, command, until).await;
+        let answer = self.shared.link.send_replicated(command, until).await;
         self.observed(operation, started, answer)
     }
 
@@ -203,9 +223,14 @@ async fn watch_policy(link: Arc<Link>, metrics: Metrics) {
     loop {
         let mut commands = Pipeline::new();
         commands.cmd("INFO").arg("memory");
-        let answer = link.send(&commands, Instant::now() + CALL_LIMIT).await;
-        let info = answer.ok().and_then(|values| values.into_iter().next()).and_then(link::text);
-        let policy = info.as_deref().and_then(|info| link::field(info, "maxmemory_policy")).map(str::to_owned);
+        let answers = link.send_to_all(&commands, Instant::now() + CALL_LIMIT).await.unwrap_or_default();
+        let policy_of = |values: Vec<Value>| {
+            let info = values.into_iter().next().and_then(link::text)?;
+            link::field(&info, "maxmemory_policy").map(str::to_owned)
+        };
+        // In a cluster, the worst of all.
+        let policies: Vec<String> = answers.into_iter().filter_map(policy_of).collect();
+        let policy = policies.iter().find(|policy| *policy != "noeviction").or(policies.first());
         let Some(policy) = policy else {
             tokio::time::sleep(POLICY_RETRY).await;
             continue;

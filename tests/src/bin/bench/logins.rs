@@ -246,9 +246,9 @@ struct Answer {
     retry_after: Option<Duration>,
 }
 
-type Connection = http1::SendRequest<Full<Bytes>>;
+pub(crate) type Connection = http1::SendRequest<Full<Bytes>>;
 
-async fn connect(server: SocketAddr, from: IpAddr) -> Result<Connection> {
+pub(crate) async fn connect(server: SocketAddr, from: IpAddr) -> Result<Connection> {
     let socket = TcpSocket::new_v4()?;
     socket.bind(SocketAddr::new(from, 0))?;
     let stream = socket.connect(server).await?;

@@ -6,6 +6,7 @@
 mod figures;
 mod fleet;
 mod logins;
+mod refresh;
 
 use std::process::ExitCode;
 
@@ -27,6 +28,8 @@ struct Args {
 enum Part {
     /// Password log-ins against the bare argon2 rate.
     Logins,
+    /// Refreshes against plain reads of a document.
+    Refresh,
     /// The operator and the servers in a cluster, with few Apps and with many.
     Operator,
 }
@@ -54,6 +57,9 @@ async fn bench(args: &Args) -> Result<Vec<Bound>> {
     let mut bounds = Vec::new();
     if is_wanted(Part::Logins) {
         bounds.extend(logins::run().await?);
+    }
+    if is_wanted(Part::Refresh) {
+        bounds.extend(refresh::run().await?);
     }
     if is_wanted(Part::Operator) {
         bounds.extend(fleet::run(&args.fleet).await?);

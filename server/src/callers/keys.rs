@@ -1,0 +1,183 @@
+//! The public keys that a cluster signs the tokens of its ServiceAccounts with.
+
+use std::{collections::HashMap, fmt};
+
+use jsonwebtoken::{
+    Algorithm, DecodingKey,
+    jwk::{AlgorithmParameters, EllipticCurve, Jwk, PublicKeyUse},
+};
+use serde::Deserialize;
+use serde_json::Value;
+
+/// A set of keys, by their ids.
+#[derive(Default)]
+pub struct KeySet {
+    keys: HashMap<String, Key>,
+    /// Of the tokens; none where it is not known.
+    issuer: Option<String>,
+}
+
+/// A key, and the one algorithm that it is for.
+pub(super) struct Key {
+    pub(super) algorithm: Algorithm,
+    pub(super) decoding: DecodingKey,
+}
+
+/// What was read holds no keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotKeys {
+    #[error("it is not a JWK Set (RFC 7517) at line {line}, column {column}")]
+    Malformed { line: usize, column: usize },
+    #[error("it holds no public key that tokens can be checked with")]
+    Empty,
+}
+
+#[derive(Deserialize)]
+struct Document {
+    keys: Vec<Value>,
+}
+
+// === impl KeySet ===
+
+impl KeySet {
+    /// A JWK Set. Keys of kinds that we do not know are passed over (RFC 7517, 5).
+    pub fn parse(jwks: &[u8], issuer: Option<String>) -> Result<Self, NotKeys> {
+        let document: Document = serde_json::from_slice(jwks)
+            .map_err(|error| NotKeys::Malformed { line: error.line(), column: error.column() })?;
+        let keys: HashMap<_, _> = document.keys.into_iter().filter_map(key).collect();
+        if keys.is_empty() { Err(NotKeys::Empty) } else { Ok(Self { keys, issuer }) }
+    }
+
+    pub fn issuer(&self) -> Option<&str> {
+        self.issuer.as_deref()
+    }
+
+    pub fn has(&self, id: &str) -> bool {
+        self.keys.contains_key(id)
+    }
+
+    pub(super) fn get(&self, id: &str) -> Option<&Key> {
+        self.keys.get(id)
+    }
+}
+
+impl fmt::Debug for KeySet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeySet").field("keys", &self.keys.len()).field("issuer", &self.issuer).finish_non_exhaustive()
+    }
+}
+
+fn key(jwk: Value) -> Option<(String, Key)> {
+    let jwk: Jwk = serde_json::from_value(jwk).ok()?;
+    let algorithm = algorithm(&jwk)?;
+    let decoding = DecodingKey::from_jwk(&jwk).ok()?;
+    Some((jwk.common.key_id?, Key { algorithm, decoding }))
+}
+
+/// That of the key, or the usual one of its kind. Never one of a shared secret.
+fn algorithm(jwk: &Jwk) -> Option<Algorithm> {
+    if jwk.common.public_key_use.as_ref().is_some_and(|purpose| *purpose != PublicKeyUse::Signature) {
+        return None;
+    }
+    let (usual, family): (_, &[Algorithm]) = match &jwk.algorithm {
+        AlgorithmParameters::RSA(_) => (Algorithm::RS256, &[Algorithm::RS256, Algorithm::RS384, Algorithm::RS512]),
+        AlgorithmParameters::EllipticCurve(curve) => match curve.curve {
+            EllipticCurve::P256 => (Algorithm::ES256, &[Algorithm::ES256]),
+            EllipticCurve::P384 => (Algorithm::ES384, &[Algorithm::ES384]),
+            _ => return None,
+        },
+        AlgorithmParameters::OctetKeyPair(_) => (Algorithm::EdDSA, &[Algorithm::EdDSA]),
+        // A shared secret, or a kind that we do not know.
+        _ => return None,
+    };
+    match jwk.common.key_algorithm {
+        None => Some(usual),
+        Some(named) => Algorithm::try_from(named).ok().filter(|named| family.contains(named)),
+    }
+}
+
+/// Who signs tokens in tests.
+#[cfg(test)]
+pub(super) mod fixtures {
+    use aws_lc_rs::{
+        rand::SystemRandom,
+        signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair},
+    };
+    use jsonwebtoken::{Algorithm, EncodingKey, Header, jwk::Jwk};
+    use serde_json::{Value, json};
+
+    pub(in crate::callers) struct Signer {
+        id: &'static str,
+        key: EncodingKey,
+    }
+
+    impl Signer {
+        pub(in crate::callers) fn new(id: &'static str) -> Self {
+            let der = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &SystemRandom::new()).unwrap();
+            Self { id, key: EncodingKey::from_ec_der(der.as_ref()) }
+        }
+
+        /// As the API server writes it.
+        pub(in crate::callers) fn jwk(&self) -> Value {
+            let mut jwk = json!(Jwk::from_encoding_key(&self.key, Algorithm::ES256).unwrap());
+            jwk["kid"] = self.id.into();
+            jwk["use"] = "sig".into();
+            jwk["alg"] = "ES256".into();
+            jwk
+        }
+
+        pub(in crate::callers) fn sign(&self, claims: &Value) -> String {
+            let header = Header { kid: Some(self.id.to_owned()), ..Header::new(Algorithm::ES256) };
+            jsonwebtoken::encode(&header, claims, &self.key).unwrap()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{fixtures::Signer, *};
+
+    fn parse(keys: &Value) -> Result<KeySet, NotKeys> {
+        KeySet::parse(json!({ "keys": keys }).to_string().as_bytes(), None)
+    }
+
+    #[test]
+    fn keys_that_cannot_check_a_signature_are_passed_over() {
+        let good = Signer::new("good").jwk();
+        let with = |name: &str, value: &str| {
+            let mut key = Signer::new("other").jwk();
+            key[name] = value.into();
+            key
+        };
+        let keys = json!([
+            good,
+            with("use", "enc"),
+            with("alg", "HS256"),
+            with("alg", "ES384"),
+            with("alg", "ES512"),
+            with("kty", "future"),
+            { "kty": "oct", "kid": "secret", "k": "c2VjcmV0", "alg": "HS256" },
+            { "kid": "nothing" },
+            7,
+        ]);
+        let set = parse(&keys).unwrap();
+        assert_eq!(set.keys.keys().collect::<Vec<_>>(), ["good"]);
+        assert!(matches!(parse(&json!([with("use", "enc")])), Err(NotKeys::Empty)));
+    }
+
+    #[test]
+    fn a_key_without_algorithm_has_the_usual_one_of_its_kind() {
+        let mut key = Signer::new("a").jwk();
+        key.as_object_mut().unwrap().remove("alg");
+        assert_eq!(parse(&json!([key])).unwrap().get("a").unwrap().algorithm, Algorithm::ES256);
+    }
+
+    #[test]
+    fn what_is_no_set_of_keys_is_told_by_place_alone() {
+        let error = KeySet::parse(b"{\n \"keys\": \"secret\" }", None).unwrap_err();
+        assert!(matches!(error, NotKeys::Malformed { line: 2, .. }));
+        assert!(!error.to_string().contains("secret"), "{error}");
+    }
+}

@@ -1,0 +1,47 @@
+-- Counts a refusal in the row of its kind, user and client address, within the bounds of an App's quarter of an hour.
+-- KEYS: the rows of the quarter; which users' accounts were named in it; the same of the quarter before.
+-- ARGV: offset (ms), quarter, kind, account or '', user or '', client address, the most client addresses of a user, rows
+-- of users and rows of nobody, life of the rows (ms).
+-- Answers 0 or, where it is another quarter by Redis's clock, that quarter; nothing is counted then. So a quarter that is
+-- over does not change any more.
+local quarter = math.floor(now / 900000)
+if quarter ~= tonumber(ARGV[2]) then
+  return quarter
+end
+local kind, account, user, client = ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local per_user, users, nobody = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+if account ~= '' then
+  -- Refused before the account was looked at: whose it is, an earlier refusal told.
+  if user == '' then
+    user = redis.call('HGET', KEYS[2], account) or redis.call('HGET', KEYS[3], account) or ''
+  elseif redis.call('HLEN', KEYS[2]) < users then
+    redis.call('HSET', KEYS[2], account, user)
+    redis.call('PEXPIRE', KEYS[2], 2 * 900000)
+  end
+end
+local function number(field)
+  return tonumber(redis.call('HGET', KEYS[1], field) or '0')
+end
+local row = kind .. ' ' .. user .. ' ' .. client
+if redis.call('HEXISTS', KEYS[1], row) == 0 then
+  if user ~= '' and number('#' .. user) >= per_user then
+    row = kind .. ' ' .. user .. ' '
+  end
+  if redis.call('HEXISTS', KEYS[1], row) == 0 then
+    local all, most = '#', nobody
+    if user ~= '' then
+      all, most = '##', users
+    end
+    if number(all) >= most then
+      row = kind .. '  '
+    else
+      redis.call('HINCRBY', KEYS[1], all, 1)
+      if user ~= '' then
+        redis.call('HINCRBY', KEYS[1], '#' .. user, 1)
+      end
+    end
+  end
+end
+redis.call('HINCRBY', KEYS[1], row, 1)
+redis.call('PEXPIRE', KEYS[1], ARGV[10])
+return 0

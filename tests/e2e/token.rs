@@ -1,0 +1,315 @@
+//! Refresh, revocation and the list of sessions, as a client sees them.
+
+use std::collections::BTreeSet;
+
+use futures::future::join_all;
+use http::{Method, StatusCode};
+use latchkey_tests::{
+    builders::App,
+    client::{Anonymous, Answer},
+    eventually, redis,
+    stack::Stack,
+};
+use serde_json::{Value, json};
+
+use crate::support::{LIVE_LIMIT, NAME, PASSWORD, Shop, app};
+
+const EMAIL: &str = "ada@example.com";
+
+/// A confirmed user with a session.
+struct Session {
+    client: Anonymous,
+    login: Answer,
+}
+
+impl Session {
+    async fn of(shop: &Shop) -> Self {
+        let client = shop.confirmed(EMAIL).await;
+        Self::again(shop, client).await
+    }
+
+    /// One more of the same user.
+    async fn again(shop: &Shop, client: Anonymous) -> Self {
+        let login = client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+        Self { client, login }
+    }
+
+    fn refresh_token(&self) -> &str {
+        self.login.string("refresh_token")
+    }
+
+    async fn refresh(&self, shop: &Shop, token: &str) -> Answer {
+        self.client.refresh(shop.id(), token).await
+    }
+
+    /// Whether an access token of the session is good still.
+    async fn is_live(&self, shop: &Shop) -> bool {
+        let answer = self.client.signed_in(shop.id(), self.login.string("token")).get("sessions").await;
+        match answer.status {
+            StatusCode::OK => true,
+            StatusCode::UNAUTHORIZED => false,
+            _ => panic!("the answer was: {}", answer.text),
+        }
+    }
+}
+
+/// The claims of a token, which nobody has checked.
+fn claims(token: &str) -> Value {
+    use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+    let body = URL_SAFE_NO_PAD.decode(token.split('.').nth(1).expect("a JWT")).expect("base64");
+    serde_json::from_slice(&body).expect("JSON")
+}
+
+#[tokio::test]
+async fn a_refresh_answers_a_new_pair_for_the_same_session() {
+    let shop = Shop::open().await;
+    let session = Session::of(&shop).await;
+    let answer = session.refresh(&shop, session.refresh_token()).await.expect(StatusCode::OK);
+    assert_eq!(answer.header("cache-control"), Some("no-store"));
+    assert_eq!(answer.string("token_type"), "Bearer");
+    assert_eq!(answer.string("session_id"), session.login.string("session_id"));
+    assert_eq!(answer.string("local_id"), session.login.body["user"]["id"].as_str().unwrap());
+    assert_ne!(answer.string("refresh_token"), session.refresh_token());
+    let (old, new) = (claims(session.login.string("token")), claims(answer.string("access_token")));
+    for same in ["iss", "aud", "sub", "sid", "client_id", "auth_time", "amr", "email", "email_verified", "name"] {
+        assert_eq!(new[same], old[same], "{same}");
+    }
+    assert_ne!(new["jti"], old["jti"]);
+    assert_eq!(new["exp"], answer.integer("expires_at"));
+    assert_eq!(new["name"], NAME);
+    session.client.signed_in(shop.id(), answer.string("access_token")).get("sessions").await.expect(StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_refresh_may_be_a_form_and_may_leave_out_the_grant_type() {
+    let shop = Shop::open().await;
+    let session = Session::of(&shop).await;
+    let path = format!("v1/{}/token", shop.id());
+    let form = [("grant_type", "refresh_token"), ("refresh_token", session.refresh_token()), ("client_id", "x")];
+    let first = session.client.post_form(&path, &form).await.expect(StatusCode::OK);
+    let named = json!({ "grant_type": "refresh_token", "refresh_token": session.refresh_token() });
+    let again = session.client.post(&path, &named).await.expect(StatusCode::OK);
+    assert_eq!(again.string("refresh_token"), first.string("refresh_token"));
+}
+
+#[tokio::test]
+async fn what_is_no_refresh_token_of_the_app_is_refused_and_ends_nothing() {
+    let shop = Shop::open().await;
+    let session = Session::of(&shop).await;
+    let good = session.refresh_token().to_owned();
+    let other = App::new("other");
+    shop.stack.apply(&other).unwrap();
+    eventually("the other App is served", LIVE_LIMIT, || async {
+        let answer = shop.client().get(&format!("{}/.well-known/jwks.json", other.id())).await;
+        (answer.status == StatusCode::OK).then_some(())
+    })
+    .await;
+    shop.client().refresh(other.id(), &good).await.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
+    let mut tampered = good.clone().into_bytes();
+    let last = tampered.len() - 3;
+    tampered[last] = if tampered[last] == b'A' { b'B' } else { b'A' };
+    let tampered = String::from_utf8(tampered).unwrap();
+    for bad in [&tampered, &good[..good.len() - 1], &good[4..], "lkr_", "x", session.login.string("token")] {
+        session.refresh(&shop, bad).await.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
+    }
+    let path = format!("v1/{}/token", shop.id());
+    let nothing = json!({});
+    session
+        .client
+        .post(&format!("{path}?refresh_token={good}"), &nothing)
+        .await
+        .expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+    let password = json!({ "grant_type": "password", "refresh_token": good });
+    session.client.post(&path, &password).await.expect_error(StatusCode::BAD_REQUEST, "unsupported_grant_type");
+    let twice = [("refresh_token", good.as_str()), ("refresh_token", good.as_str())];
+    session.client.post_form(&path, &twice).await.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+    assert!(session.is_live(&shop).await);
+    let answer = session.refresh(&shop, &good).await.expect(StatusCode::OK);
+    assert_ne!(answer.string("refresh_token"), good, "nothing was consumed");
+}
+
+#[tokio::test]
+async fn sixty_four_refreshes_of_one_token_at_once_get_one_result() {
+    let shop = Shop::open().await;
+    let session = Session::of(&shop).await;
+    let answers = join_all((0..64).map(|_| session.refresh(&shop, session.refresh_token()))).await;
+    let tokens: BTreeSet<String> =
+        answers.into_iter().map(|answer| answer.expect(StatusCode::OK).string("refresh_token").to_owned()).collect();
+    assert_eq!(tokens.len(), 1, "{tokens:?}");
+    let next = tokens.first().unwrap();
+    session.refresh(&shop, next).await.expect(StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_token_older_than_the_last_ends_the_session() {
+    let shop = Shop::open().await;
+    let session = Session::of(&shop).await;
+    let second = session.refresh(&shop, session.refresh_token()).await.expect(StatusCode::OK);
+    let third = session.refresh(&shop, second.string("refresh_token")).await.expect(StatusCode::OK);
+    let stolen = session.refresh(&shop, session.refresh_token()).await;
+    stolen.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
+    session.refresh(&shop, third.string("refresh_token")).await.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
+    assert!(!session.is_live(&shop).await);
+}
+
+#[tokio::test]
+async fn new_generations_are_limited_and_the_refusal_consumes_nothing() {
+    let shop = Shop::with(app().limit("refreshesPerSession", &[(2, 600)])).await;
+    let session = Session::of(&shop).await;
+    let second = session.refresh(&shop, session.refresh_token()).await.expect(StatusCode::OK);
+    session.refresh(&shop, session.refresh_token()).await.expect(StatusCode::OK);
+    let third = session.refresh(&shop, second.string("refresh_token")).await.expect(StatusCode::OK);
+    let limited = session.refresh(&shop, third.string("refresh_token")).await;
+    let limited = limited.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
+    assert!(limited.header("retry-after").is_some_and(|seconds| seconds.parse::<u32>().is_ok_and(|s| s > 0)));
+    assert!(session.is_live(&shop).await);
+    let again = session.refresh(&shop, second.string("refresh_token")).await.expect(StatusCode::OK);
+    assert_eq!(again.string("refresh_token"), third.string("refresh_token"));
+}
+
+#[tokio::test]
+async fn a_revoked_token_ends_its_session_and_a_wrong_one_is_answered_alike() {
+    let shop = Shop::open().await;
+    let session = Session::of(&shop).await;
+    let path = format!("v1/{}/revoke", shop.id());
+    for nothing in ["x", "lkr_AAAA", "a.b.c"] {
+        let answer = session.client.post(&path, &json!({ "token": nothing })).await.expect(StatusCode::OK);
+        assert_eq!(answer.text, "{}");
+    }
+    assert!(session.is_live(&shop).await);
+    let form = [("token", session.refresh_token()), ("token_type_hint", "refresh_token")];
+    session.client.post_form(&path, &form).await.expect(StatusCode::OK);
+    assert!(!session.is_live(&shop).await);
+    session.refresh(&shop, session.refresh_token()).await.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
+
+    let session = Session::again(&shop, session.client).await;
+    let body = json!({ "token": session.login.string("token") });
+    session.client.post(&path, &body).await.expect(StatusCode::OK);
+    assert!(!session.is_live(&shop).await);
+    session.client.post(&path, &json!({})).await.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+}
+
+#[tokio::test]
+async fn logging_out_while_another_tab_refreshes_ends_the_session() {
+    let shop = Shop::open().await;
+    for _ in 0..5 {
+        let client = shop.client();
+        if shop.stack.mails().to(EMAIL).is_empty() {
+            shop.register(EMAIL).await;
+            client.confirm(shop.id(), &shop.code(EMAIL, 1).await).await.expect(StatusCode::OK);
+        }
+        let session = Session::again(&shop, client).await;
+        let signed_in = session.client.signed_in(shop.id(), session.login.string("token"));
+        let nothing = json!({});
+        let (out, refreshed) =
+            tokio::join!(signed_in.post("logout", &nothing), session.refresh(&shop, session.refresh_token()));
+        out.expect(StatusCode::OK);
+        let next = match refreshed.status {
+            StatusCode::OK => refreshed.string("refresh_token").to_owned(),
+            _ => {
+                refreshed.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
+                session.refresh_token().to_owned()
+            }
+        };
+        session.refresh(&shop, &next).await.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
+        assert!(!session.is_live(&shop).await);
+    }
+}
+
+#[tokio::test]
+async fn a_user_sees_the_sessions_and_ends_one_or_all_others() {
+    let shop = Shop::open().await;
+    let first = Session::of(&shop).await;
+    let second = Session::again(&shop, shop.client()).await;
+    let third = Session::again(&shop, shop.client()).await;
+    let signed_in = first.client.signed_in(shop.id(), first.login.string("token"));
+    let listed = signed_in.get("sessions").await.expect(StatusCode::OK);
+    let sessions = listed.body["sessions"].as_array().unwrap();
+    // The confirmation opened one as well.
+    assert_eq!(sessions.len(), 4, "{}", listed.text);
+    let current: Vec<_> = sessions.iter().filter(|session| session["current"] == true).collect();
+    assert_eq!(current.len(), 1);
+    assert_eq!(current[0]["id"].as_str().unwrap(), first.login.string("session_id"));
+    assert_eq!(current[0]["ip"].as_str().unwrap(), first.client.address().to_string());
+    assert_eq!(current[0]["amr"], json!(["pwd"]));
+    assert!(sessions.iter().any(|session| session["amr"] == json!(["otp"])));
+    for time in ["created_at", "last_used_at"] {
+        assert!(sessions.iter().all(|session| session[time].as_i64().is_some_and(|at| at > 1_700_000_000)), "{time}");
+    }
+
+    signed_in.delete(&format!("sessions/{}", second.login.string("session_id"))).await.expect(StatusCode::OK);
+    assert!(!second.is_live(&shop).await);
+    assert!(third.is_live(&shop).await);
+    for unknown in [second.login.string("session_id"), "x", "019a8452-9f10-7e44-8a3d-5b6c7d8e9f00"] {
+        signed_in.delete(&format!("sessions/{unknown}")).await.expect_error(StatusCode::NOT_FOUND, "not_found");
+    }
+    signed_in.delete("sessions").await.expect(StatusCode::OK);
+    assert!(!third.is_live(&shop).await);
+    assert!(first.is_live(&shop).await);
+    let listed = signed_in.get("sessions").await.expect(StatusCode::OK);
+    assert_eq!(listed.body["sessions"].as_array().unwrap().len(), 1);
+    signed_in.send(signed_in.request(Method::POST, "logout")).await.expect(StatusCode::OK);
+    signed_in.get("sessions").await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+}
+
+#[tokio::test]
+async fn another_users_session_cannot_be_ended() {
+    let shop = Shop::open().await;
+    let session = Session::of(&shop).await;
+    let stranger = shop.client();
+    shop.register("eve@example.com").await;
+    let eve = stranger.sign_in(shop.id(), "eve@example.com", PASSWORD).await;
+    let path = format!("sessions/{}", session.login.string("session_id"));
+    eve.delete(&path).await.expect_error(StatusCode::NOT_FOUND, "not_found");
+    assert!(session.is_live(&shop).await);
+}
+
+#[tokio::test]
+async fn a_refresh_waits_for_redis_and_needs_no_postgres() {
+    let app = app();
+    let stack = Stack::builder().app(&app).proxied().start().await;
+    let shop = Shop { stack, app };
+    let session = Session::of(&shop).await;
+    let postgres = shop.stack.postgres_proxy.as_ref().unwrap();
+    postgres.refuse().await;
+    let next = session.refresh(&shop, session.refresh_token()).await.expect(StatusCode::OK);
+    assert!(session.is_live(&shop).await);
+    let redis = shop.stack.redis_proxy.as_ref().unwrap();
+    redis.refuse().await;
+    let away = session.refresh(&shop, next.string("refresh_token")).await;
+    let away = away.expect_error(StatusCode::SERVICE_UNAVAILABLE, "temporarily_unavailable");
+    assert!(away.header("retry-after").is_some());
+    redis.restore().unwrap();
+    eventually("Redis is reached again", LIVE_LIMIT, || async {
+        let answer = session.refresh(&shop, next.string("refresh_token")).await;
+        match answer.status {
+            StatusCode::OK => Some(()),
+            StatusCode::SERVICE_UNAVAILABLE => None,
+            _ => panic!("the answer was: {}", answer.text),
+        }
+    })
+    .await;
+    postgres.restore().unwrap();
+}
+
+#[tokio::test]
+async fn a_refresh_asks_redis_once() {
+    const TIMES: u64 = 20;
+    let app = app();
+    let stack = Stack::builder().app(&app).own_redis(redis::Options::for_tests()).start().await;
+    let shop = Shop { stack, app };
+    let session = Session::of(&shop).await;
+    let calls = async || {
+        let mut connection = shop.stack.redis().connect().await.unwrap();
+        let stats: String = ::redis::cmd("INFO").arg("commandstats").query_async(&mut connection).await.unwrap();
+        let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls=")).unwrap().to_owned();
+        line.split(',').next().unwrap().parse::<u64>().unwrap()
+    };
+    let mut token = session.refresh_token().to_owned();
+    let before = calls().await;
+    for _ in 0..TIMES {
+        let answer = session.refresh(&shop, &token).await.expect(StatusCode::OK);
+        token = answer.string("refresh_token").to_owned();
+    }
+    assert_eq!(calls().await - before, TIMES);
+}

@@ -1,0 +1,212 @@
+//! Refreshes beside plain reads of the JWKS document, a bare script call of Redis and a bare ES256 signature, all in one
+//! run.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, ensure};
+use futures::future::try_join_all;
+use hdrhistogram::Histogram;
+use http::{Request, StatusCode};
+use http_body_util::{BodyExt, Full};
+use jsonwebtoken::{Algorithm, EncodingKey, Header};
+use latchkey_tests::{builders::App, client::Anonymous, stack::Stack};
+use redis::Script;
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+
+use crate::{
+    figures::{Bound, histogram, micros, millis},
+    logins::{Connection, connect},
+};
+
+const IN_FLIGHT: [u32; 3] = [1, 8, 64];
+/// A step is rounds of all that is compared by turns: a machine that changes its pace then changes it for all.
+const ROUNDS: u32 = 4;
+const MEASURE: Duration = Duration::from_secs(3);
+const BARE: Duration = Duration::from_secs(1);
+const PASSWORD: &str = "a quiet harbour at noon";
+
+/// What was measured of one thing.
+struct Rate {
+    latency: Histogram<u64>,
+    took: Duration,
+}
+
+/// A session of its own for each connection.
+struct Client {
+    server: SocketAddr,
+    connection: Connection,
+    refresh_token: String,
+}
+
+// === impl Rate ===
+
+impl Rate {
+    fn new() -> Self {
+        Self { latency: histogram(), took: Duration::ZERO }
+    }
+
+    fn add(&mut self, began: Instant, latencies: Vec<Histogram<u64>>) -> Result<()> {
+        self.took += began.elapsed();
+        for latency in latencies {
+            self.latency.add(&latency)?;
+        }
+        Ok(())
+    }
+
+    fn per_second(&self) -> f64 {
+        #[expect(clippy::cast_precision_loss, reason = "a count of a benchmark is far below 2^52")]
+        let count = self.latency.len() as f64;
+        count / self.took.as_secs_f64()
+    }
+}
+
+/// Measures, prints, and gives what was promised.
+pub(crate) async fn run() -> Result<Vec<Bound>> {
+    println!("Refreshes, on {} cores shared by server, client and Redis\n", thread::available_parallelism()?);
+    let loose: &[(u32, u32)] = &[(10_000_000, 60)];
+    let app = App::new("bench").limit("loginsPerClient", loose).limit("refreshesPerSession", loose);
+    let stack = Stack::with(&app).await;
+    let server = stack.server().public;
+    stack.client().register(app.id(), "Ada", "ada@example.com", PASSWORD).await.expect(StatusCode::OK);
+    let script = Script::new("return redis.call('GET', KEYS[1])");
+
+    println!(
+        "in flight   refreshes/s   JWKS reads/s   share   script calls/s   ES256/s (one core)         p50       p90       p99"
+    );
+    let mut least = f64::INFINITY;
+    for in_flight in IN_FLIGHT {
+        let mut clients = Vec::new();
+        for number in 0..in_flight {
+            clients.push(sign_in(server, app.id(), number).await?);
+        }
+        let (mut refreshes, mut jwks, mut scripts) = (Rate::new(), Rate::new(), Rate::new());
+        let mut signatures = 0.0;
+        for _ in 0..ROUNDS {
+            let began = Instant::now();
+            let end = began + MEASURE;
+            let reading = clients.drain(..).map(|client| tokio::spawn(read_until(end, client, app.id().to_owned())));
+            let (back, seen) = all(reading).await?;
+            clients = back;
+            jwks.add(began, seen)?;
+
+            let began = Instant::now();
+            let end = began + MEASURE;
+            let refreshing =
+                clients.drain(..).map(|client| tokio::spawn(refresh_until(end, client, app.id().to_owned())));
+            let (back, seen) = all(refreshing).await?;
+            clients = back;
+            refreshes.add(began, seen)?;
+
+            let connection = stack.redis().connect().await?;
+            let began = Instant::now();
+            let end = began + BARE;
+            let calling = (0..in_flight).map(|_| tokio::spawn(call_until(end, connection.clone(), script.clone())));
+            let (_, seen) = all(calling).await?;
+            scripts.add(began, seen)?;
+            signatures += tokio::task::spawn_blocking(signature_rate).await??;
+        }
+        let share = refreshes.per_second() / jwks.per_second();
+        least = least.min(share);
+        println!(
+            "{in_flight:>9}   {:>11.0}   {:>12.0}   {:>3.0} %   {:>14.0}   {:>18.0}   {:>9} {:>9} {:>9}",
+            refreshes.per_second(),
+            jwks.per_second(),
+            100.0 * share,
+            scripts.per_second(),
+            signatures / f64::from(ROUNDS),
+            millis(&refreshes.latency, 0.5),
+            millis(&refreshes.latency, 0.9),
+            millis(&refreshes.latency, 0.99),
+        );
+    }
+    println!();
+    Ok(vec![Bound::new(
+        format!("refreshes reach at least a third of the rate of JWKS reads: {:.0} %", 100.0 * least),
+        least >= 1.0 / 3.0,
+    )])
+}
+
+async fn sign_in(server: SocketAddr, app: &str, number: u32) -> Result<Client> {
+    let [.., high, low] = number.to_be_bytes();
+    let from: IpAddr = Ipv4Addr::new(127, 101, high, low + 1).into();
+    let login = Anonymous::from_address(server, from).login(app, "ada@example.com", PASSWORD).await;
+    let login = login.expect(StatusCode::OK);
+    let refresh_token = login.string("refresh_token").to_owned();
+    Ok(Client { server, connection: connect(server, from).await?, refresh_token })
+}
+
+/// What all came to: what they had, and what they saw.
+async fn all<T>(
+    running: impl Iterator<Item = JoinHandle<Result<(T, Histogram<u64>)>>>,
+) -> Result<(Vec<T>, Vec<Histogram<u64>>)> {
+    let ended = try_join_all(running).await?;
+    Ok(ended.into_iter().collect::<Result<Vec<_>>>()?.into_iter().unzip())
+}
+
+async fn read_until(end: Instant, mut client: Client, app: String) -> Result<(Client, Histogram<u64>)> {
+    let mut seen = histogram();
+    while Instant::now() < end {
+        let request = Request::get(format!("/{app}/.well-known/jwks.json")).header("host", client.server.to_string());
+        let started = Instant::now();
+        client.connection.ready().await?;
+        let response = client.connection.send_request(request.body(Full::default())?).await?;
+        ensure!(response.status() == StatusCode::OK, "JWKS was answered {}", response.status());
+        response.into_body().collect().await?;
+        seen.record(micros(started.elapsed()))?;
+    }
+    Ok((client, seen))
+}
+
+async fn refresh_until(end: Instant, mut client: Client, app: String) -> Result<(Client, Histogram<u64>)> {
+    let mut seen = histogram();
+    while Instant::now() < end {
+        let body = json!({ "refresh_token": client.refresh_token }).to_string();
+        let request = Request::post(format!("/v1/{app}/token"))
+            .header("host", client.server.to_string())
+            .header("content-type", "application/json")
+            .body(Full::from(body))?;
+        let started = Instant::now();
+        client.connection.ready().await?;
+        let response = client.connection.send_request(request).await?;
+        let status = response.status();
+        let answer = response.into_body().collect().await?.to_bytes();
+        seen.record(micros(started.elapsed()))?;
+        ensure!(status == StatusCode::OK, "a refresh was answered {status}");
+        let answer: Value = serde_json::from_slice(&answer)?;
+        answer["refresh_token"].as_str().unwrap_or_default().clone_into(&mut client.refresh_token);
+    }
+    Ok((client, seen))
+}
+
+async fn call_until(
+    end: Instant,
+    mut connection: redis::aio::MultiplexedConnection,
+    script: Script,
+) -> Result<((), Histogram<u64>)> {
+    let mut seen = histogram();
+    while Instant::now() < end {
+        let started = Instant::now();
+        let _: Option<String> = script.key("lk:{bench}:nothing").invoke_async(&mut connection).await?;
+        seen.record(micros(started.elapsed()))?;
+    }
+    Ok(((), seen))
+}
+
+/// Access tokens that one core signs in a second.
+fn signature_rate() -> Result<f64> {
+    let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256)?;
+    let key = EncodingKey::from_ec_pem(key.serialize_pem().as_bytes())?;
+    let claims = json!({ "sub": "019a8452-7c3e-7d5a-9b51-0c2f6a1d4e88", "exp": 1 });
+    let started = Instant::now();
+    let mut signed = 0_u32;
+    while started.elapsed() < BARE {
+        jsonwebtoken::encode(&Header::new(Algorithm::ES256), &claims, &key)?;
+        signed += 1;
+    }
+    Ok(f64::from(signed) / started.elapsed().as_secs_f64())
+}

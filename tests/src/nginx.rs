@@ -1,0 +1,73 @@
+//! A real NGINX in a process of our own.
+
+use std::{fs, net::SocketAddr, path::Path, time::Duration};
+
+use anyhow::{Context, Result};
+use tokio::net::TcpStream;
+
+use crate::{
+    eventually_ok,
+    process::{self, Process, Program},
+};
+
+/// It starts within milliseconds; a loaded machine takes longer.
+const START_LIMIT: Duration = Duration::from_secs(30);
+
+/// A running NGINX. It is killed when this value is dropped.
+pub struct Nginx {
+    addr: SocketAddr,
+    _process: Process,
+}
+
+// === impl Nginx ===
+
+impl Nginx {
+    /// One whose `http` block has this in it, and listens at this address.
+    pub async fn start(addr: SocketAddr, http: &str) -> Result<Self> {
+        // Debian keeps it out of the PATH of those who are not root.
+        let program = process::find_program(["/usr/sbin/nginx", "nginx"])
+            .context("NGINX is not there: run `make tools`, or `make test`, which does it")?;
+        let dir = process::fresh_dir("nginx");
+        let config = dir.join("nginx.conf");
+        fs::write(&config, configuration(&dir, http))?;
+        let process = Program::new("nginx", program, dir.join("nginx.log"))
+            .path_arg("-p", &dir)
+            .path_arg("-c", &config)
+            // Until the configuration is read it would complain to a file that is not ours.
+            .args(["-e", "stderr"])
+            .start()?;
+        eventually_ok("NGINX listens", START_LIMIT, || async {
+            if let Some(status) = process.ended() {
+                panic!("NGINX ended with {status}:\n{}", process::tail(process.log(), 20));
+            }
+            TcpStream::connect(addr).await
+        })
+        .await;
+        Ok(Self { addr, _process: process })
+    }
+
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+}
+
+/// One process, so that nothing of it outlives the test; all of its files lie in its folder.
+fn configuration(dir: &Path, http: &str) -> String {
+    let dir = dir.display();
+    format!(
+        "daemon off;\n\
+         master_process off;\n\
+         error_log stderr warn;\n\
+         pid {dir}/nginx.pid;\n\
+         events {{ worker_connections 256; }}\n\
+         http {{\n\
+         access_log off;\n\
+         client_body_temp_path {dir}/body;\n\
+         proxy_temp_path {dir}/proxy;\n\
+         fastcgi_temp_path {dir}/fastcgi;\n\
+         uwsgi_temp_path {dir}/uwsgi;\n\
+         scgi_temp_path {dir}/scgi;\n\
+         {http}\n\
+         }}\n"
+    )
+}

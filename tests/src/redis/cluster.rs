@@ -1,0 +1,190 @@
+//! A Redis Cluster as real processes: three masters that share the slots, with replicas where a test wants them.
+
+use std::{path::Path, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use redis::aio::MultiplexedConnection;
+
+use super::{Options, Redis, until};
+
+/// It agrees within a few seconds; a loaded machine takes longer.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Slots of a Redis Cluster.
+const SLOTS: u16 = 16_384;
+const MASTERS: usize = 3;
+
+/// Three masters that share the slots.
+pub struct RedisCluster {
+    pub masters: Vec<Redis>,
+    /// One of each master, in their order, or none.
+    pub replicas: Vec<Redis>,
+    password: Option<String>,
+}
+
+// === impl RedisCluster ===
+
+impl RedisCluster {
+    pub async fn start() -> Result<Self> {
+        Self::start_with(&Options::for_tests(), false).await
+    }
+
+    /// As `options` say of each node, but for its folder and address; with a replica of each master or without.
+    pub async fn start_with(options: &Options, replicated: bool) -> Result<Self> {
+        let node = async || Redis::start(Options { cluster: true, ..options.elsewhere() }).await;
+        let (mut masters, mut replicas) = (Vec::new(), Vec::new());
+        for _ in 0..MASTERS {
+            masters.push(node().await?);
+            if replicated {
+                replicas.push(node().await?);
+            }
+        }
+        let (share, mut first) = (SLOTS / 3, 0);
+        for (index, master) in masters.iter().enumerate() {
+            let last = if index == MASTERS - 1 { SLOTS - 1 } else { first + share - 1 };
+            let mut connection = master.connect().await?;
+            let assign = ["ADDSLOTSRANGE".to_owned(), first.to_string(), last.to_string()];
+            redis::cmd("CLUSTER").arg(&assign).query_async::<()>(&mut connection).await?;
+            first = last + 1;
+        }
+        let mut connection = masters[0].connect().await?;
+        for other in masters[1..].iter().chain(&replicas) {
+            let bus: Vec<String> =
+                redis::cmd("CONFIG").arg(&["GET", "cluster-port"]).query_async(&mut other.connect().await?).await?;
+            let bus = bus.get(1).context("a cluster's member has a bus port")?;
+            let meet = ["MEET", &other.addr().ip().to_string(), &other.addr().port().to_string(), bus];
+            redis::cmd("CLUSTER").arg(&meet).query_async::<()>(&mut connection).await?;
+        }
+        let this = Self { masters, replicas, password: options.password.clone() };
+        until("the Redis Cluster comes together", LIMIT, async || this.agreed().await).await?;
+        for (master, replica) in this.masters.iter().zip(&this.replicas) {
+            let id: String = redis::cmd("CLUSTER").arg("MYID").query_async(&mut master.connect().await?).await?;
+            let follow = ["REPLICATE", &id];
+            redis::cmd("CLUSTER").arg(&follow).query_async::<()>(&mut replica.connect().await?).await?;
+        }
+        until("the replicas follow", LIMIT, async || this.followed().await).await?;
+        Ok(this)
+    }
+
+    /// By one of its nodes: it tells of the others.
+    pub fn url(&self) -> String {
+        let master = &self.masters[0];
+        format!("{}://{}{}", master.scheme("redis-cluster"), master.login(), master.addr())
+    }
+
+    /// By all of its nodes, for when one of them is to go.
+    pub fn url_of_all(&self) -> String {
+        let master = &self.masters[0];
+        let hosts: Vec<String> = self.nodes().map(|node| node.addr().to_string()).collect();
+        format!("{}://{}{}", master.scheme("redis-cluster"), master.login(), hosts.join(","))
+    }
+
+    /// The authority that signed all certificates, where all speak TLS only.
+    pub fn ca(&self) -> Option<&Path> {
+        self.masters[0].ca()
+    }
+
+    pub fn nodes(&self) -> impl Iterator<Item = &Redis> {
+        self.masters.iter().chain(&self.replicas)
+    }
+
+    /// The slot of a key.
+    pub async fn slot_of(&self, key: &str) -> Result<u16> {
+        let mut connection = self.masters[0].connect().await?;
+        Ok(redis::cmd("CLUSTER").arg(&["KEYSLOT", key]).query_async(&mut connection).await?)
+    }
+
+    /// Which of the masters has a slot, as the slot's owner itself has it.
+    pub async fn owner(&self, slot: u16) -> Result<usize> {
+        for (index, master) in self.masters.iter().enumerate() {
+            let mut connection = master.connect().await?;
+            let nodes: String = redis::cmd("CLUSTER").arg("NODES").query_async(&mut connection).await?;
+            let own = nodes.lines().find(|line| line.contains("myself")).context("a node lists itself")?;
+            let has = own.split(' ').skip(8).any(|range| {
+                let (first, last) = range.split_once('-').unwrap_or((range, range));
+                let (first, last) = (first.parse(), last.parse());
+                matches!((first, last), (Ok(first), Ok(last)) if (first..=last).contains(&slot))
+            });
+            if has {
+                return Ok(index);
+            }
+        }
+        anyhow::bail!("slot {slot} has an owner")
+    }
+
+    /// Moves a slot with its keys to another master as `redis-cli --cluster reshard` does, key by key; tells how many.
+    pub async fn move_slot(&self, slot: u16, to: usize) -> Result<usize> {
+        let from = self.owner(slot).await?;
+        ensure!(from != to, "slot {slot} is there already");
+        let (mut source, mut target) = (self.masters[from].connect().await?, self.masters[to].connect().await?);
+        let (source_id, target_id) = (id(&mut source).await?, id(&mut target).await?);
+        let slot = slot.to_string();
+        setslot(&mut target, &[&slot, "IMPORTING", &source_id]).await?;
+        setslot(&mut source, &[&slot, "MIGRATING", &target_id]).await?;
+        let mut moved = 0;
+        loop {
+            let keys: Vec<String> =
+                redis::cmd("CLUSTER").arg(&["GETKEYSINSLOT", &slot, "1"]).query_async(&mut source).await?;
+            let Some(key) = keys.first() else { break };
+            let addr = self.masters[to].addr();
+            let mut migrate = redis::cmd("MIGRATE");
+            migrate.arg(&[&addr.ip().to_string(), &addr.port().to_string(), "", "0", "5000"]);
+            if let Some(password) = &self.password {
+                migrate.arg(&["AUTH", password]);
+            }
+            // It says NOKEY where the key has ended meanwhile.
+            migrate.arg(&["KEYS", key]).query_async::<String>(&mut source).await?;
+            moved += 1;
+        }
+        // The new owner first, so that at no time both say that the other has it.
+        setslot(&mut target, &[&slot, "NODE", &target_id]).await?;
+        setslot(&mut source, &[&slot, "NODE", &target_id]).await?;
+        for (index, other) in self.masters.iter().enumerate() {
+            if index != from && index != to {
+                setslot(&mut other.connect().await?, &[&slot, "NODE", &target_id]).await?;
+            }
+        }
+        Ok(moved)
+    }
+
+    async fn agreed(&self) -> Result<bool> {
+        let known = format!("cluster_known_nodes:{}", self.nodes().count());
+        for node in self.nodes() {
+            let info: String = redis::cmd("CLUSTER").arg("INFO").query_async(&mut node.connect().await?).await?;
+            if !info.contains("cluster_state:ok") || !info.contains(&known) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    async fn followed(&self) -> Result<bool> {
+        for (master, replica) in self.masters.iter().zip(&self.replicas) {
+            let info = async |node: &Redis| -> Result<String> {
+                let mut connection = node.connect().await?;
+                Ok(redis::cmd("INFO").arg("replication").query_async(&mut connection).await?)
+            };
+            if !info(master).await?.contains("connected_slaves:1")
+                || !info(replica).await?.contains("master_link_status:up")
+            {
+                return Ok(false);
+            }
+            // Whoever is asked for the map of slots tells of the replica.
+            for node in self.nodes() {
+                let mut connection = node.connect().await?;
+                let nodes: String = redis::cmd("CLUSTER").arg("NODES").query_async(&mut connection).await?;
+                if nodes.lines().filter(|line| line.contains("slave")).count() != self.replicas.len() {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+}
+
+async fn id(node: &mut MultiplexedConnection) -> Result<String> {
+    Ok(redis::cmd("CLUSTER").arg("MYID").query_async(node).await?)
+}
+
+async fn setslot(node: &mut MultiplexedConnection, arguments: &[&str]) -> Result<()> {
+    Ok(redis::cmd("CLUSTER").arg("SETSLOT").arg(arguments).query_async(node).await?)
+}
