@@ -266,7 +266,7 @@ async fn two_who_want_each_others_address_do_not_wait_for_each_other() {
         stores.ask_for_address(app, a_request(*user, 1, wanted)).await.unwrap().unwrap();
     }
     let mut tasks = JoinSet::new();
-    for _ in 0..20 {
+    for _ in 0..4 {
         for (user, wanted) in users.iter().zip(["b@example.com", "a@example.com"]) {
             let (stores, app, change) = (stores.clone(), app.clone(), a_change(*user, 1, wanted));
             tasks.spawn(async move { stores.change_address(&app, change).await.unwrap().is_some() });
