@@ -23,8 +23,8 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: run
-run: ## Start the whole service here, with Postgres, Redis and an inbox page (MANIFESTS=dir, PUBLIC_ADDR=…)
-	@scripts/need cc postgres redis curl
+run: ## Start the whole service here, with Postgres, Redis, an inbox page and a provider (MANIFESTS=dir, PUBLIC_ADDR=…)
+	@scripts/need cc postgres redis curl dex
 	@echo "Building …"
 	@$(BUILD) --bins
 	@exec env $(MALLOC) setpriv --pdeathsig TERM -- $(BIN)/latchkey-dev
@@ -34,8 +34,8 @@ build: ## Build the programs
 	$(BUILD) --bins
 
 .PHONY: test
-test: ## Run every test, against a real API server, Postgres, Redis, SMTP and NGINX (ARGS=… goes to the test programs)
-	@scripts/need cc postgres redis nginx control-plane
+test: ## Run every test, against a real API server, Postgres, Redis, SMTP, NGINX, provider and browser (ARGS=…: to them)
+	@scripts/need cc postgres redis nginx control-plane dex chromium
 	$(BUILD) --bins
 	@scripts/test $(if $(ARGS),-- $(ARGS))
 
@@ -70,6 +70,11 @@ bench: ## Measure password logins and the operator with many Apps (ARGS='operato
 	$(BUILD) --release --bins
 	@exec env $(MALLOC) setpriv --pdeathsig TERM -- $(or $(CARGO_TARGET_DIR),target)/release/latchkey-bench $(ARGS)
 
+.PHONY: cluster-test
+cluster-test: ## Install the chart in the cluster of KUBECONFIG, or of CLUSTER_TOOLS=folder, and upgrade, scale and evict under load
+	@scripts/need cc postgres redis control-plane
+	@scripts/cluster-test
+
 .PHONY: tools
 tools: ## Install what the other targets need
-	@scripts/need cc postgres redis nginx curl control-plane cargo-deny=$(DENY_VERSION)
+	@scripts/need cc postgres redis nginx curl control-plane dex chromium cargo-deny=$(DENY_VERSION)

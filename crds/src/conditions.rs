@@ -116,6 +116,8 @@ pub enum Reason {
     KeysUnreadable,
     /// The provider does not know the client, or refuses its secret.
     ClientRefused,
+    /// The provider's token endpoint cannot be asked.
+    TokenEndpointFailed,
     /// The key with which the client shows itself ends soon.
     KeyEnding,
 }
@@ -165,7 +167,7 @@ impl fmt::Display for ConditionType {
 // === impl Reason ===
 
 impl Reason {
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 29] = [
         Self::Pending,
         Self::Accepted,
         Self::Resolved,
@@ -193,6 +195,7 @@ impl Reason {
         Self::DiscoveryFailed,
         Self::KeysUnreadable,
         Self::ClientRefused,
+        Self::TokenEndpointFailed,
         Self::KeyEnding,
     ];
 
@@ -225,6 +228,7 @@ impl Reason {
             Self::DiscoveryFailed => "DiscoveryFailed",
             Self::KeysUnreadable => "KeysUnreadable",
             Self::ClientRefused => "ClientRefused",
+            Self::TokenEndpointFailed => "TokenEndpointFailed",
             Self::KeyEnding => "KeyEnding",
         }
     }

@@ -88,10 +88,10 @@ fn seconds() -> Histogram {
 impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::default();
-        let reconciles = Family::default();
-        let reconcile_errors = Family::default();
+        let reconciles = Family::<ReconcileLabels, Counter>::default();
+        let reconcile_errors = Family::<ControllerLabels, Counter>::default();
         let reconcile_seconds: Family<_, _, fn() -> Histogram> = Family::new_with_constructor(seconds);
-        let active = Family::default();
+        let active = Family::<ControllerLabels, Gauge>::default();
         let max_concurrent = Family::default();
         let leader = Family::default();
         let requests = Family::default();
@@ -116,6 +116,14 @@ impl Default for Metrics {
         registry.register("latchkey_operator_publishes", "Rendered Apps written", publishes.clone());
         registry.register("latchkey_operator_status_writes", "Statuses written", status_writes.clone());
         registry.register("latchkey_operator_server_pods", "Server pods as the probe sees them", server_pods.clone());
+        // Series that are there from the start: their first increase is seen.
+        for controller in ["app", "provider"] {
+            let labels = ControllerLabels { controller };
+            drop(reconciles.get_or_create(&ReconcileLabels { controller, result: "success" }));
+            drop(reconcile_errors.get_or_create(&labels));
+            drop(reconcile_seconds.get_or_create(&labels));
+            drop(active.get_or_create(&labels));
+        }
         Self(Arc::new(Inner {
             registry,
             reconciles,

@@ -22,6 +22,7 @@ use kube::{
     },
 };
 use latchkey_crds::{
+    conditions::Reason,
     rendered::{Deletion, Revision},
     types::AppId,
 };
@@ -56,6 +57,8 @@ pub(crate) enum Wake {
     Apps(Vec<AppId>),
     /// The servers honour another format: everything may be rendered otherwise.
     All,
+    /// The servers found something else of this Provider.
+    Provider { namespace: String, name: String },
 }
 
 /// What the servers' words come to for an App, the worst first.
@@ -184,6 +187,11 @@ impl Probe {
     /// The furthest that any counting pod tells of the deletion of its users.
     pub(crate) fn deletion(&self, app: &AppId) -> Option<Deletion> {
         self.table().deletion(app)
+    }
+
+    /// What the servers found of a Provider: the worst that any counting pod tells; none where none has told.
+    pub(crate) fn finding(&self, namespace: &str, name: &str) -> Option<Reason> {
+        self.table().finding(&(namespace.to_owned(), name.to_owned()))
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {

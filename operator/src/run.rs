@@ -108,6 +108,7 @@ async fn operate(args: RunArgs) -> Result<()> {
     };
     tokio::pin!(asked_to_end);
 
+    metrics.leader(&args.lease, false);
     let lease = LeaseOptions::new(&args.namespace, &args.lease, &args.identity);
     let mut held = tokio::select! {
         held = leader::acquire(reader, lease) => held,
@@ -200,6 +201,7 @@ async fn pass_on(mut told: mpsc::UnboundedReceiver<Wake>, objects: Objects, wake
             match wake {
                 Wake::Apps(named) => apps.extend(named),
                 Wake::All => all = true,
+                Wake::Provider { namespace, name } => wakes.provider_named(&namespace, &name),
             }
         }
         if all {

@@ -596,6 +596,10 @@ impl Wakes {
         let _ = self.providers.send(provider);
     }
 
+    pub(crate) fn provider_named(&self, namespace: &str, name: &str) {
+        self.provider(ObjectRef::new(name).within(namespace));
+    }
+
     fn orphan(&self, secret: String) {
         let _ = self.orphans.send(secret);
     }

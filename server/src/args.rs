@@ -5,6 +5,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use latchkey_crds::types::IssuerUrl;
+use url::Url;
 use uuid::Uuid;
 
 /// The login API of Latchkey.
@@ -33,6 +34,15 @@ pub enum Command {
     },
     /// Print the OpenAPI document.
     Openapi,
+    /// Ask whether addresses in the cluster answer with a success.
+    Check {
+        /// Seconds for which those that do not are asked again.
+        #[arg(long, default_value = "0", value_parser = seconds)]
+        within: Duration,
+        /// `http://HOST:PORT/PATH`.
+        #[arg(required = true)]
+        urls: Vec<Url>,
+    },
 }
 
 #[derive(Debug, Subcommand)]
@@ -100,7 +110,7 @@ pub struct Serve {
     /// transaction lose it. Behind such a pooler also put `statement-cache-capacity=0` into the database's URL.
     #[arg(long, env = "LATCHKEY_WITHOUT_LISTEN")]
     pub without_listen: bool,
-    /// File with the URL of Redis, `redis://` or `rediss://`.
+    /// File with the URL of Redis: `redis://`, `redis-sentinel://` or `redis-cluster://`, with `rediss` for TLS.
     #[arg(long, env = "LATCHKEY_REDIS_URL_FILE")]
     pub redis_url_file: Option<PathBuf>,
     /// The URL itself; only by environment.
@@ -113,7 +123,7 @@ pub struct Serve {
     /// Networks of the proxies whose X-Forwarded-For is believed, comma-separated.
     #[arg(long, env = "LATCHKEY_TRUSTED_PROXIES", value_delimiter = ',')]
     pub trusted_proxies: Vec<IpNet>,
-    /// Private networks that Apps' mail relays may be in, comma-separated.
+    /// Private networks that Apps' mail relays and social providers may be in, comma-separated.
     #[arg(long, env = "LATCHKEY_PRIVATE_CIDRS", value_delimiter = ',')]
     pub private_cidrs: Vec<IpNet>,
     /// File with ceilings for the limits of Apps: a map from a limit's name to windows, JSON.
@@ -123,15 +133,24 @@ pub struct Serve {
     /// it, with a namespace, these are the keys of the cluster's own API server; without either nobody is known.
     #[arg(long, env = "LATCHKEY_SERVICE_ACCOUNT_KEYS")]
     pub service_account_keys: Option<PathBuf>,
-    /// For development on one machine: mail relays on loopback and on any port.
+    /// For development on one machine: mail relays on loopback and on any port, providers on loopback and without TLS.
     #[arg(long, env = "LATCHKEY_ALLOW_INSECURE")]
     pub allow_insecure: bool,
+    /// For tests, with --allow-insecure: a host at which providers are asked stands at this address.
+    #[arg(long = "provider-host", hide = true, value_name = "HOST=ADDRESS", value_parser = host_at)]
+    pub provider_hosts: Vec<(String, SocketAddr)>,
     /// The pod's UID, by which the operator knows it; a random one where there is none.
     #[arg(long, env = "LATCHKEY_POD_UID")]
     pub pod_uid: Option<String>,
     /// Seconds for which new connections are still taken after SIGTERM, while load balancers catch up.
     #[arg(long, env = "LATCHKEY_DRAIN_SECONDS", default_value = "5", value_parser = seconds)]
     pub drain_seconds: Duration,
+}
+
+fn host_at(text: &str) -> Result<(String, SocketAddr), String> {
+    let (host, address) = text.split_once('=').ok_or("is not HOST=ADDRESS")?;
+    let address = address.parse().map_err(|_| "has no address such as 127.0.0.1:8443 after the =")?;
+    Ok((host.to_owned(), address))
 }
 
 fn seconds(text: &str) -> Result<Duration, std::num::ParseIntError> {

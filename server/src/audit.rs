@@ -35,8 +35,8 @@ struct Retention {
     before: Vec<OffsetDateTime>,
 }
 
-/// Runs until it is dropped. `current` says that the whole set of documents was read: what is kept of an App is known by
-/// its document alone.
+/// Runs until it is dropped. `current` says that the whole set of documents was read: for how long an App keeps its
+/// events, its document alone says.
 pub async fn run(apps: Arc<Apps>, stores: Stores, env: Env, mut current: watch::Receiver<bool>) {
     if current.wait_for(|current| *current).await.is_err() {
         return;

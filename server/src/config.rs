@@ -166,6 +166,20 @@ impl Refused {
 // === impl Reason ===
 
 impl Reason {
+    pub const ALL: [Self; 11] = [
+        Self::NotText,
+        Self::Malformed,
+        Self::Format,
+        Self::TooLarge,
+        Self::WrongApp,
+        Self::NoDocument,
+        Self::OtherNamespace,
+        Self::KeysLost,
+        Self::Gone,
+        Self::OtherApp,
+        Self::Keys,
+    ];
+
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::NotText => "not_text",

@@ -347,6 +347,9 @@ impl HashingMetrics {
             wait_seconds: Histogram::new(buckets()),
             run_seconds: Histogram::new(buckets()),
         };
+        for reason in ["displaced", "full", "deadline"] {
+            drop(metrics.refused.get_or_create(&RefusedLabels { reason }));
+        }
         registry.register("queue_length", "Jobs that wait for a hashing thread", metrics.waiting.clone());
         registry.register("running", "Jobs that run on a hashing thread", metrics.running.clone());
         registry.register(

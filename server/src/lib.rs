@@ -12,6 +12,8 @@ mod fixtures;
 pub mod hashing;
 pub mod http;
 pub mod mail;
+pub mod outbound;
+pub mod providers;
 pub mod settings;
 pub mod state;
 pub mod store;

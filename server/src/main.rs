@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use latchkey_server::{args::Arguments, telemetry};
 
+mod check;
 mod run;
 
 fn main() -> ExitCode {

@@ -22,6 +22,8 @@ use latchkey_server::{
     hashing::{Hashing, HashingOptions},
     http::{self, Drain, HttpMetrics, Readiness},
     mail::{InstallRelay, MailMetrics, MailSettings, Worker},
+    outbound::Reach,
+    providers::{ProviderOptions, Reports, SocialProviders},
     settings::Settings,
     state::State,
     store::{
@@ -39,6 +41,8 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{info, warn};
+
+use crate::check;
 
 /// The install's own relay, as its file has it.
 #[derive(serde::Deserialize)]
@@ -68,6 +72,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<()> {
             println!("{:#}", http::openapi::document(&base_url));
             Ok(())
         }
+        Some(Command::Check { within, urls }) => runtime.block_on(check::check(&urls, within)),
         Some(Command::Migrate) => runtime.block_on(migrate(&arguments.database)),
         Some(Command::Outbox { command }) => runtime.block_on(outbox(&arguments.database, command)),
         None => runtime.block_on(serve(arguments.serve, &arguments.database)),
@@ -98,6 +103,9 @@ async fn outbox(database: &Database, command: Outbox) -> Result<()> {
 }
 
 async fn serve(serve: Serve, database: &Database) -> Result<()> {
+    if !serve.provider_hosts.is_empty() && !serve.allow_insecure {
+        bail!("--provider-host is for tests; it goes with --allow-insecure");
+    }
     let place = Place::of(&serve).await?;
     let callers = callers(serve.service_account_keys.as_deref(), &place)?;
     let settings = settings(&serve)?;
@@ -125,13 +133,13 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     postgres.audit_metrics().register(audit_registry);
     redis.register_audit(audit_registry);
     let hashing = Hashing::start(HashingOptions::default(), &mut registry);
-    let stores = Stores { postgres: postgres.clone(), redis, hashing };
+    let reach = Reach { private_cidrs: serve.private_cidrs.clone(), allow_insecure: serve.allow_insecure };
+    let hosts = serve.provider_hosts.iter().cloned().collect();
+    let options = ProviderOptions { reach: reach.clone(), hosts, ..ProviderOptions::default() };
+    let providers = SocialProviders::new(options, Env::system());
+    let stores = Stores { postgres: postgres.clone(), redis, hashing, providers };
 
-    let mail_settings = MailSettings {
-        install: install_relay(serve.smtp_file.as_deref())?,
-        private_cidrs: serve.private_cidrs.clone(),
-        allow_insecure: serve.allow_insecure,
-    };
+    let mail_settings = MailSettings { install: install_relay(serve.smtp_file.as_deref())?, reach: reach.clone() };
     let mail_metrics = MailMetrics::register(&mut registry);
     let worker = Worker::new(stores.clone(), Arc::clone(&apps), Arc::new(Env::system()), mail_settings, mail_metrics);
     let http_metrics = HttpMetrics::register(&mut registry);
@@ -144,11 +152,18 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
         bind("--admin-addr", serve.admin_addr).await?,
         bind("--ops-addr", serve.ops_addr).await?,
     );
+    let reports = Arc::new(Reports::default());
     let drain = Drain::new(serve.drain_seconds, FINISH);
     // Operations are to be asked about the draining until it is over.
     let ops_drain = Drain::new(Duration::ZERO, Duration::from_secs(1));
-    let ops_service =
-        http::ops_service(Arc::clone(&state), http_metrics.clone(), registry, Arc::clone(&readiness), &ops_drain);
+    let ops_service = http::ops_service(
+        Arc::clone(&state),
+        http_metrics.clone(),
+        registry,
+        Arc::clone(&readiness),
+        Arc::clone(&reports),
+        &ops_drain,
+    );
     let requests = TaskTracker::new();
     requests.spawn(http::serve(public, http::public_service(Arc::clone(&state), http_metrics.clone()), drain.clone()));
     requests.spawn(http::serve(admin, http::admin_service(Arc::clone(&state), http_metrics), drain.clone()));
@@ -164,6 +179,8 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     let deletion = tokio::spawn(deletion).abort_handle();
     let audit = audit::run(Arc::clone(&state.apps), state.stores.clone(), Env::system(), auditing);
     let audit = tokio::spawn(audit).abort_handle();
+    let checks = state.stores.providers.clone().run_checks(Arc::clone(&state.apps), reports);
+    let checks = tokio::spawn(checks).abort_handle();
     info!(public = %serve.public_addr, admin = %serve.admin_addr, ops = %serve.ops_addr, "listening");
 
     asked_to_stop().await?;
@@ -175,6 +192,7 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     deletion.abort();
     audit.abort();
     witness.abort();
+    checks.abort();
     requests.wait().await;
     mails.await?;
     ops_drain.begin();

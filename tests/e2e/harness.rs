@@ -3,8 +3,12 @@
 use std::time::{Duration, Instant};
 
 use http::StatusCode;
+use hyper::{server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
 use latchkey_tests::{
+    browser::Browser,
     client::Anonymous,
+    dex::{self, Dex, Person},
     eventually_ok,
     inbox::Inbox,
     mail::Mailbox,
@@ -375,4 +379,122 @@ async fn the_inbox_answers_no_name_but_its_own() {
         let request = client.request(http::Method::GET, "api/messages").header("host", host);
         client.send(request).await.expect(status);
     }
+}
+
+/// A page that is opened with what anybody wrote shows it as text and runs none of it.
+#[tokio::test]
+async fn the_page_behind_a_login_shows_what_came_along_as_text() {
+    let inbox = Inbox::start(process::free_addr(), Mailbox::default()).unwrap();
+    let browser = Browser::start().await.unwrap();
+    let done = format!("http://{}/done", inbox.addr());
+    // {"sub":"é"}
+    let token = "e30.eyJzdWIiOiLDqSJ9.c2ln";
+    browser.open(&format!("{done}?access_token={token}&expires_in=900#session_id=s%201&local_id=l")).await;
+    assert_eq!(browser.text_of("#title").await, "Logged in");
+    for (place, name, value) in [
+        ("query", "access_token", token),
+        ("query", "expires_in", "900"),
+        ("fragment", "session_id", "s 1"),
+        ("fragment", "local_id", "l"),
+    ] {
+        let cell = format!("td[data-place={place}][data-name={name}]");
+        assert_eq!(browser.text_of(&cell).await, value, "{cell}");
+    }
+    assert!(browser.text_of("#claims").await.contains("\"sub\": \"é\""));
+
+    let hostile = "</td><img src=x onerror=document.title='gone'><script>document.title='gone'</script>";
+    let encoded: String = url::form_urlencoded::byte_serialize(hostile.as_bytes()).collect();
+    for separator in ['?', '#'] {
+        // Another path in between, since a change of the fragment alone loads nothing.
+        browser.open(&format!("http://{}/", inbox.addr())).await;
+        browser.open(&format!("{done}{separator}error=access_denied&error_description={encoded}")).await;
+        assert_eq!(browser.text_of("#title").await, "Not logged in");
+        assert_eq!(browser.text_of("td[data-name=error]").await, "access_denied");
+        assert_eq!(browser.text_of("td[data-name=error_description]").await, hostile);
+        assert_eq!(browser.title().await, "Back from login · Latchkey");
+    }
+    browser.open(&done).await;
+    assert_eq!(browser.text_of("#title").await, "Nothing came along");
+}
+
+// === The provider and the browser ===
+
+#[tokio::test]
+async fn a_person_logs_in_at_dex_in_a_browser() {
+    let inbox = Inbox::start(process::free_addr(), Mailbox::default()).unwrap();
+    let done = format!("http://{}/done", inbox.addr());
+    let client = dex::Client { id: "tests".to_owned(), secret: "s".to_owned(), callbacks: vec![done.clone()] };
+    let options = dex::Options::for_tests().client(client).person(Person::new("Ada", "ada@example.com"));
+    let dex = Dex::start(options).await.unwrap();
+    let begin = |state: &str| {
+        let query = format!("client_id=tests&response_type=code&scope=openid+email&redirect_uri={done}&state={state}");
+        format!("{}/auth?{query}", dex::issuer(dex.addr()))
+    };
+    let browser = Browser::start().await.unwrap();
+    browser.open(&begin("one")).await;
+    dex::log_in(&browser, "nobody@example.com").await;
+    browser.until_text("Invalid Email Address and password").await;
+    dex::log_in(&browser, "ada@example.com").await;
+    let url = browser.until_url("the way back", |url| url.path() == "/done").await;
+    assert!(url.query().unwrap().contains("code=") && url.query().unwrap().contains("state=one"), "{url}");
+
+    // One that asks, in the same place: it lets a person go on or not.
+    let keys = async |dex: &Dex| Anonymous::new(dex.addr()).get("dex/keys").await.expect(StatusCode::OK).body;
+    let before = keys(&dex).await;
+    let options = dex.options().clone().asking();
+    assert!(dex.stop(LIMIT), "it ends by itself");
+    let dex = Dex::start(options).await.unwrap();
+    assert_ne!(keys(&dex).await, before, "what it knew is forgotten");
+    browser.open(&begin("two")).await;
+    dex::log_in(&browser, "ada@example.com").await;
+    dex::cancel(&browser).await;
+    browser.until_text("Approval rejected").await;
+    browser.open(&begin("three")).await;
+    dex::log_in(&browser, "ada@example.com").await;
+    dex::grant(&browser).await;
+    let url = browser.until_url("the way back", |url| url.path() == "/done").await;
+    assert!(url.query().unwrap().contains("state=three"), "{url}");
+}
+
+#[tokio::test]
+async fn tabs_share_cookies_and_browsers_do_not() {
+    let server = cookie_server().await;
+    let (one, other) = tokio::join!(Browser::start(), Browser::start());
+    let (one, other) = (one.unwrap(), other.unwrap());
+    one.open(&format!("http://{server}/set")).await;
+    let [cookie] = &one.cookies().await[..] else { panic!("one cookie is expected") };
+    assert_eq!((cookie.name.as_str(), cookie.value.as_str(), cookie.path.as_str()), ("flow", "1", "/"));
+    assert_eq!((cookie.http_only, cookie.secure, cookie.same_site.as_deref()), (true, false, Some("Lax")));
+    let first = one.tab().await;
+    let second = one.new_tab().await;
+    assert_ne!(first, second);
+    for (browser, sent) in [(&one, "flow=1"), (&other, "none")] {
+        browser.open(&format!("http://{server}/tell")).await;
+        assert_eq!(browser.text().await, sent);
+    }
+    assert_eq!(one.url().await.path(), "/tell");
+    one.switch_to(&first).await;
+    assert_eq!(one.url().await.path(), "/set");
+}
+
+/// Tells the cookies that it is sent; under `/set` it sets one.
+async fn cookie_server() -> std::net::SocketAddr {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let service = service_fn(|request: http::Request<hyper::body::Incoming>| async move {
+                let cookies = request.headers().get("cookie").cloned();
+                let body = cookies.map_or("none".to_owned(), |cookies| cookies.to_str().unwrap().to_owned());
+                let response = http::Response::builder().header("content-type", "text/plain");
+                let response = match request.uri().path() {
+                    "/set" => response.header("set-cookie", "flow=1; Path=/; HttpOnly; SameSite=Lax"),
+                    _ => response,
+                };
+                response.body(http_body_util::Full::new(bytes::Bytes::from(body)))
+            });
+            tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
+        }
+    });
+    addr
 }

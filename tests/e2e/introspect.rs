@@ -92,8 +92,7 @@ async fn log_in(shop: &Shop) -> (SignedIn, String) {
 }
 
 async fn refresh(shop: &Shop, token: &str) -> String {
-    let body = json!({ "grant_type": "refresh_token", "refresh_token": token });
-    let answer = shop.client().post(&format!("v1/{}/token", shop.id()), &body).await.expect(StatusCode::OK);
+    let answer = shop.client().refresh(shop.id(), token).await.expect(StatusCode::OK);
     answer.string("refresh_token").to_owned()
 }
 

@@ -6,11 +6,17 @@ mod accounts;
 #[cfg(test)]
 mod admission;
 #[cfg(test)]
+mod audit;
+#[cfg(test)]
 mod callers;
 #[cfg(test)]
 mod change_address;
 #[cfg(test)]
 mod change_password;
+#[cfg(test)]
+mod chaos;
+#[cfg(test)]
+mod chart;
 #[cfg(test)]
 mod cluster;
 #[cfg(test)]
@@ -38,6 +44,8 @@ mod introspect;
 #[cfg(test)]
 mod limits;
 #[cfg(test)]
+mod login_browser;
+#[cfg(test)]
 mod login_password;
 #[cfg(test)]
 mod mail_faults;
@@ -49,6 +57,10 @@ mod make_run;
 mod operator;
 #[cfg(test)]
 mod owner;
+#[cfg(test)]
+mod provider_down;
+#[cfg(test)]
+mod providers;
 #[cfg(test)]
 mod redis_forms;
 #[cfg(test)]

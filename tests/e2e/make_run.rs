@@ -10,9 +10,10 @@ use std::{
 
 use http::{Method, StatusCode};
 use latchkey_tests::{
+    browser::Browser,
     builders::App,
     client::Anonymous,
-    eventually,
+    dex, eventually,
     process::{self, Process, Program},
 };
 use rustix::process::Signal;
@@ -36,7 +37,7 @@ impl MakeRun {
     fn new() -> Self {
         let dir = process::fresh_dir("make-run");
         fs::create_dir(dir.join("manifests")).unwrap();
-        let variables = ["PUBLIC_ADDR", "ADMIN_ADDR", "OPS_ADDR", "INBOX_ADDR", "SMTP_ADDR"];
+        let variables = ["PUBLIC_ADDR", "ADMIN_ADDR", "OPS_ADDR", "INBOX_ADDR", "SMTP_ADDR", "PROVIDER_ADDR"];
         let addrs = variables.into_iter().map(|variable| (variable, process::free_addr())).collect();
         Self { dir, addrs, starts: 0 }
     }
@@ -138,7 +139,7 @@ async fn the_printed_session_goes_the_whole_way_and_data_survives() {
     status(StatusCode::NOT_FOUND).await;
 
     let children = family(process.pid());
-    assert!(children.len() >= 4, "server, operator, Postgres and Redis: {children:?}");
+    assert!(children.len() >= 5, "server, operator, provider, Postgres and Redis: {children:?}");
     process.signal(Signal::INT);
     let status = tokio::time::timeout(STOP_LIMIT, process.exit()).await.expect("Ctrl-C ends it");
     assert!(status.success(), "it ended with {status}:\n{}", process::tail(process.log(), 30));
@@ -164,6 +165,58 @@ async fn the_printed_session_goes_the_whole_way_and_data_survives() {
     assert!(!status.success());
     let told = process::tail(process.log(), 60);
     assert!(told.contains("latchkey-server ended by itself"), "{told}");
+}
+
+#[tokio::test]
+async fn the_printed_link_leads_through_the_local_provider_to_a_page_with_the_seven_parameters() {
+    let mut run = MakeRun::new();
+    let example = |name: &str| process::root().join("tests/examples").join(name);
+    let manifest = |name: &str| run.dir.join("manifests").join(name);
+    for name in ["shop.yaml", "local.yaml"] {
+        fs::copy(example(name), manifest(name)).unwrap();
+    }
+    let local = manifest("local.yaml");
+    let process = run.start_ready().await;
+    let told = process::tail(process.log(), 200);
+    let link = told.lines().map(str::trim).find(|line| line.contains("/redirect?")).expect("a link");
+    let (public, inbox) = (run.addrs["PUBLIC_ADDR"], run.addrs["INBOX_ADDR"]);
+    assert_eq!(link, format!("http://{public}/shop/local/redirect?redirect_url=http://{inbox}/done"));
+    let email = told.lines().find_map(|line| line.strip_prefix("as ")?.split(' ').next()).expect("who logs in");
+    assert!(told.contains(&format!("with the password {}", dex::PASSWORD)), "{told}");
+
+    let browser = Browser::start().await.unwrap();
+    browser.open(link).await;
+    assert_eq!(browser.url().await.port(), Some(run.addrs["PROVIDER_ADDR"].port()));
+    dex::log_in(&browser, email).await;
+    let url = browser.until_url("the way back", |url| url.path() == "/done").await;
+    assert_eq!(url.port(), Some(inbox.port()));
+    assert_eq!(browser.text_of("#title").await, "Logged in");
+    for name in
+        ["access_token", "refresh_token", "session_id", "local_id", "email_verified", "expires_at", "expires_in"]
+    {
+        assert!(!browser.text_of(&format!("td[data-place=query][data-name={name}]")).await.is_empty(), "{name}");
+    }
+    assert_eq!(browser.text_of("td[data-name=email_verified]").await, "true");
+
+    // Another client is known at both ends as soon as its manifest is saved.
+    let edited = fs::read_to_string(&local).unwrap().replace("clientID: shop", "clientID: shop-two");
+    fs::write(&local, edited).unwrap();
+    eventually("the provider's page for the other client", Duration::from_secs(60), || async {
+        browser.open(link).await;
+        let at_provider = browser.url().await.port() == Some(run.addrs["PROVIDER_ADDR"].port());
+        let of_other = run.client().get("shop/local/redirect").await.header("location")?.contains("client_id=shop-two");
+        (at_provider && of_other && browser.text().await.contains("Log in to Your Account")).then_some(())
+    })
+    .await;
+    dex::log_in(&browser, email).await;
+    browser.until_url("the way back", |url| url.path() == "/done").await;
+    assert_eq!(browser.text_of("#title").await, "Logged in");
+
+    let children = family(process.pid());
+    process.signal(Signal::INT);
+    let status = tokio::time::timeout(STOP_LIMIT, process.exit()).await.expect("Ctrl-C ends it");
+    assert!(status.success(), "it ended with {status}:\n{}", process::tail(process.log(), 30));
+    gone(&children).await;
 }
 
 #[tokio::test]

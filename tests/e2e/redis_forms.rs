@@ -9,12 +9,12 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use http::StatusCode;
 use latchkey_tests::{
-    client::Anonymous,
+    client::{Anonymous, Answer},
     eventually, postgres, process,
     redis::{self, Redis, RedisCluster, RedisSentinel, SentinelOptions, User},
     stack::Stack,
@@ -57,13 +57,14 @@ fn by_tls(options: redis::Options) -> redis::Options {
 
 /// A service over that Redis, once it has reached it: connecting by TLS takes a loaded machine some time.
 async fn over(url: &str, ca: Option<&Path>) -> Shop {
-    let shop = Shop::of(loose("forms"), Stack::builder().redis_at(url, ca)).await;
+    let app = loose("forms").limit("refreshesPerSession", &[(100_000, 60)]);
+    let shop = Shop::of(app, Stack::builder().redis_at(url, ca)).await;
     shop.recovers("the first call", async || shop.client().forgot_password(shop.id(), "nobody@example.com").await)
         .await;
     shop
 }
 
-/// What users do, with each kind of key: codes, sessions, epochs, limits and known addresses.
+/// What users do, with each kind of key: codes, sessions, epochs, limits, known addresses and refusals.
 async fn the_main_flow_works(shop: &Shop) {
     let (client, token) = shop.session(EMAIL).await;
     shop.look(&token).await.expect(StatusCode::OK);
@@ -77,6 +78,14 @@ async fn the_main_flow_works(shop: &Shop) {
     again.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
     let token = client.login(shop.id(), EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
     shop.look(token.string("token")).await.expect(StatusCode::OK);
+
+    let counted = || async {
+        let metrics = shop.stack.server().ops("metrics").await.expect(StatusCode::OK).text;
+        assert!(metrics.contains("\nlatchkey_audit_refusals_lost_total 0\n"), "{metrics}");
+        let took = |operation| format!("latchkey_redis_seconds_count{{operation=\"{operation}\"}}");
+        ["count_refusals", "write_refusals"].iter().all(|of| metrics.contains(&took(of))).then_some(())
+    };
+    eventually("the refusals to be counted", SOON, counted).await;
 }
 
 /// Keys in a database, of one server.
@@ -125,6 +134,20 @@ async fn a_cluster_serves_each_key_from_its_node() {
     for master in &redis.masters {
         assert!(!keys(master, 0).await.is_empty(), "each has some of so many keys");
     }
+}
+
+#[tokio::test]
+async fn one_node_of_a_cluster_that_evicts_keys_is_told_in_a_metric() {
+    let redis = RedisCluster::start().await.expect("Redis starts");
+    let set = ::redis::cmd("CONFIG").arg(&["SET", "maxmemory-policy", "allkeys-lru"]).clone();
+    let mut connection = redis.masters[2].connect().await.expect("Redis is there");
+    set.query_async::<()>(&mut connection).await.expect("Redis takes a setting");
+    let shop = over(&redis.url(), None).await;
+    eventually("the policies are looked at", SOON, || async {
+        let metrics = shop.stack.server().ops("metrics").await.text;
+        metrics.lines().any(|line| line == "latchkey_redis_evicts 1").then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -189,12 +212,19 @@ async fn a_url_of_another_form_is_followed_without_a_restart() {
 
 // === Under load ===
 
-/// Users who log in and look at their sessions, without pause, until they are told to stop.
+/// A user who logs in, looks at sessions and refreshes them, without pause, until told to stop.
 struct Load {
     stop: Arc<AtomicBool>,
     /// Calls that were served since the last refusal.
     in_a_row: Arc<AtomicUsize>,
     workers: Vec<JoinHandle<Tally>>,
+}
+
+/// What one of them does all the time.
+enum Caller {
+    LogsIn { times: usize },
+    Looks { token: String },
+    Refreshes { token: String },
 }
 
 /// What the load got.
@@ -204,49 +234,63 @@ struct Tally {
     unavailable: usize,
     /// What no call may ever get.
     wrong: BTreeSet<String>,
-    /// The longest answer.
-    longest: Duration,
+}
+
+impl Caller {
+    async fn call(&mut self, client: &Anonymous, app: &str) -> Option<Answer> {
+        Some(match self {
+            Self::LogsIn { times } => {
+                *times = times.checked_sub(1)?;
+                client.login(app, EMAIL, PASSWORD).await
+            }
+            Self::Looks { token } => client.signed_in(app, token).verify().await,
+            Self::Refreshes { token } => {
+                let answer = client.refresh(app, token).await;
+                // Whoever gets no answer asks with the same token again.
+                if answer.status == StatusCode::OK {
+                    answer.string("refresh_token").clone_into(token);
+                }
+                answer
+            }
+        })
+    }
 }
 
 impl Load {
-    /// Of somebody whose password is [`PASSWORD`], with tokens of sessions that must stay.
-    fn start(shop: &Shop, email: &str, tokens: &[String]) -> Self {
-        let (stop, in_a_row) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-        let mut workers = Vec::new();
-        for worker in 0..4 {
-            let (stop, in_a_row) = (Arc::clone(&stop), Arc::clone(&in_a_row));
-            let (client, app, email, tokens) = (shop.client(), shop.id().to_owned(), email.to_owned(), tokens.to_vec());
-            workers.push(tokio::spawn(async move {
-                let mut tally = Tally::default();
-                let mut turn = 0;
-                while !stop.load(Ordering::Relaxed) {
-                    // One logs in: hashing passwords is slow, and what is wanted is many calls of Redis. Not so often that
-                    // it ends the sessions that are to stay.
-                    let logs_in = worker == 0 && turn < LOGINS;
-                    let started = Instant::now();
-                    let answer = match (logs_in, tokens.get(turn % tokens.len().max(1))) {
-                        (false, Some(token)) => client.signed_in(&app, token).verify().await,
-                        _ => client.login(&app, &email, PASSWORD).await,
-                    };
-                    turn += 1;
-                    tally.longest = tally.longest.max(started.elapsed());
-                    match answer.status {
-                        StatusCode::OK => {
-                            tally.served += 1;
-                            in_a_row.fetch_add(1, Ordering::Relaxed);
-                        }
-                        StatusCode::SERVICE_UNAVAILABLE => {
-                            tally.unavailable += 1;
-                            in_a_row.store(0, Ordering::Relaxed);
-                            unavailable(answer);
-                        }
-                        _ => drop(tally.wrong.insert(answer.text)),
-                    }
-                }
-                tally
-            }));
+    /// Of [`EMAIL`], who has these sessions, all of which must stay.
+    fn start(shop: &Shop, sessions: &[Answer]) -> Self {
+        let mut load = Self { stop: Arc::default(), in_a_row: Arc::default(), workers: Vec::new() };
+        // Hashing passwords is slow, and what is wanted is many calls of Redis; so one logs in.
+        load.add(shop, Caller::LogsIn { times: LOGINS });
+        for session in sessions {
+            load.add(shop, Caller::Looks { token: session.string("token").to_owned() });
+            load.add(shop, Caller::Refreshes { token: session.string("refresh_token").to_owned() });
         }
-        Self { stop, in_a_row, workers }
+        load
+    }
+
+    fn add(&mut self, shop: &Shop, mut caller: Caller) {
+        let (client, app) = (shop.client(), shop.id().to_owned());
+        let (stop, in_a_row) = (Arc::clone(&self.stop), Arc::clone(&self.in_a_row));
+        self.workers.push(tokio::spawn(async move {
+            let mut tally = Tally::default();
+            while !stop.load(Ordering::Relaxed) {
+                let Some(answer) = caller.call(&client, &app).await else { break };
+                match answer.status {
+                    StatusCode::OK => {
+                        tally.served += 1;
+                        in_a_row.fetch_add(1, Ordering::Relaxed);
+                    }
+                    StatusCode::SERVICE_UNAVAILABLE => {
+                        tally.unavailable += 1;
+                        in_a_row.store(0, Ordering::Relaxed);
+                        unavailable(answer);
+                    }
+                    _ => drop(tally.wrong.insert(answer.text)),
+                }
+            }
+            tally
+        }));
     }
 
     /// Waits until so many calls in a row are served.
@@ -263,21 +307,28 @@ impl Load {
             all.served += tally.served;
             all.unavailable += tally.unavailable;
             all.wrong.extend(tally.wrong);
-            all.longest = all.longest.max(tally.longest);
         }
         all
     }
 }
 
-/// Somebody with some sessions.
-async fn with_sessions(shop: &Shop, email: &str) -> (Anonymous, Vec<String>) {
-    let (client, first) = shop.session(email).await;
-    let mut tokens = vec![first];
+/// [`EMAIL`] with some sessions.
+async fn with_sessions(shop: &Shop) -> Vec<Answer> {
+    let client = shop.confirmed(EMAIL).await;
+    let mut sessions = Vec::new();
     for _ in 0..4 {
-        let answer = client.login(shop.id(), email, PASSWORD).await.expect(StatusCode::OK);
-        tokens.push(answer.string("token").to_owned());
+        sessions.push(client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK));
     }
-    (client, tokens)
+    sessions
+}
+
+/// Asserts that no session was lost, and nothing else went wrong.
+async fn are_there(shop: &Shop, sessions: &[Answer], tally: &Tally) {
+    assert_eq!(tally.wrong, BTreeSet::new(), "{tally:?}");
+    for session in sessions {
+        shop.look(session.string("token")).await.expect(StatusCode::OK);
+    }
+    assert_eq!(shop.stack.server().ended(), None);
 }
 
 /// Waits until a replica has all that was written so far.
@@ -292,8 +343,8 @@ async fn acknowledged(connection: &mut ::redis::aio::MultiplexedConnection, key:
 async fn a_primary_killed_under_load_is_left_for_the_one_that_sentinels_make() {
     let redis = RedisSentinel::start(SentinelOptions::for_tests()).await.expect("Redis starts");
     let shop = over(redis.url(), None).await;
-    let (_, tokens) = with_sessions(&shop, EMAIL).await;
-    let load = Load::start(&shop, EMAIL, &tokens);
+    let sessions = with_sessions(&shop).await;
+    let load = Load::start(&shop, &sessions);
     for round in 0..2 {
         load.is_well("before the primary is killed").await;
         acknowledged(&mut redis.connect().await.expect("the primary is there"), "round").await;
@@ -306,12 +357,8 @@ async fn a_primary_killed_under_load_is_left_for_the_one_that_sentinels_make() {
         }
     }
     let tally = load.end().await;
-    assert_eq!(tally.wrong, BTreeSet::new(), "{tally:?}");
     assert!(tally.unavailable > 0, "a fail-over is not silent: {tally:?}");
-    for token in &tokens {
-        shop.look(token).await.expect(StatusCode::OK);
-    }
-    assert_eq!(shop.stack.server().ended(), None);
+    are_there(&shop, &sessions, &tally).await;
 }
 
 /// The key of a session of an App's user who has one, wherever it is.
@@ -329,9 +376,9 @@ async fn a_session_key(redis: &RedisCluster, app: &str) -> String {
 async fn a_slot_that_moves_under_load_fails_no_call() {
     let redis = RedisCluster::start().await.expect("Redis starts");
     let shop = over(&redis.url(), None).await;
-    let (_, tokens) = with_sessions(&shop, EMAIL).await;
+    let sessions = with_sessions(&shop).await;
     let slot = redis.slot_of(&a_session_key(&redis, shop.id()).await).await.expect("a slot");
-    let load = Load::start(&shop, EMAIL, &tokens);
+    let load = Load::start(&shop, &sessions);
     let mut moved = 0;
     for _ in 0..12 {
         load.is_well("between two moves").await;
@@ -340,22 +387,20 @@ async fn a_slot_that_moves_under_load_fails_no_call() {
     }
     load.is_well("after the moves").await;
     let tally = load.end().await;
-    assert_eq!((tally.unavailable, &tally.wrong), (0, &BTreeSet::new()), "{tally:?}");
-    assert!(moved >= 12 * tokens.len(), "the sessions moved along: {moved}");
-    for token in &tokens {
-        shop.look(token).await.expect(StatusCode::OK);
-    }
+    assert_eq!(tally.unavailable, 0, "{tally:?}");
+    assert!(moved >= 12 * sessions.len(), "the sessions moved along: {moved}");
+    are_there(&shop, &sessions, &tally).await;
 }
 
 #[tokio::test]
 async fn a_primary_of_a_cluster_killed_under_load_is_left_for_its_replica() {
     let redis = RedisCluster::start_with(&redis::Options::for_tests(), true).await.expect("Redis starts");
     let shop = over(&redis.url_of_all(), None).await;
-    let (_, tokens) = with_sessions(&shop, EMAIL).await;
+    let sessions = with_sessions(&shop).await;
     let key = a_session_key(&redis, shop.id()).await;
     let slot = redis.slot_of(&key).await.expect("a slot");
     let owner = &redis.masters[redis.owner(slot).await.expect("the slot has an owner")];
-    let load = Load::start(&shop, EMAIL, &tokens);
+    let load = Load::start(&shop, &sessions);
     load.is_well("before the primary is killed").await;
     // In the slot of the session.
     let tag = &key[..=key.find('}').expect("a key has a hash tag")];
@@ -363,10 +408,6 @@ async fn a_primary_of_a_cluster_killed_under_load_is_left_for_its_replica() {
     owner.process().kill();
     load.is_well("after the fail-over").await;
     let tally = load.end().await;
-    assert_eq!(tally.wrong, BTreeSet::new(), "{tally:?}");
     assert!(tally.unavailable > 0, "a fail-over is not silent: {tally:?}");
-    for token in &tokens {
-        shop.look(token).await.expect(StatusCode::OK);
-    }
-    assert_eq!(shop.stack.server().ended(), None);
+    are_there(&shop, &sessions, &tally).await;
 }

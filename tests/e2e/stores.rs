@@ -14,6 +14,7 @@ use latchkey_server::{
         user::{Name, UserId},
     },
     hashing::{Hashing, HashingOptions},
+    providers::SocialProviders,
     store::{
         Stores, UrlSource,
         postgres::{self, Postgres},
@@ -95,6 +96,7 @@ fn stores(postgres: &str, redis: &str) -> Stores {
         postgres: Postgres::connect(options).unwrap(),
         redis: Redis::connect(redis::Options::new(UrlSource::given(redis))).unwrap(),
         hashing: HASHING.clone(),
+        providers: SocialProviders::default(),
     }
 }
 

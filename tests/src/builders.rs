@@ -4,6 +4,9 @@ use serde_json::{Map, Value, json};
 
 use crate::smtp::{Security, Smtp};
 
+/// Where manifests in folders are.
+const NAMESPACE: &str = "tests";
+
 /// An App's manifest, with the Secret of its relay where it has one.
 #[derive(Clone, Debug)]
 pub struct App {
@@ -102,10 +105,7 @@ impl App {
 
     /// The manifest, its Secret and its ConfigMap, as a YAML stream.
     pub fn manifest(&self) -> String {
-        let objects = self.objects("tests");
-        let documents: Vec<String> =
-            objects.iter().map(|object| serde_yaml::to_string(object).expect("JSON is YAML")).collect();
-        documents.join("---\n")
+        yaml_stream(&self.objects(NAMESPACE))
     }
 
     /// The App, its Secret and its ConfigMap, for that namespace.
@@ -164,6 +164,10 @@ impl Provider {
         self
     }
 
+    pub fn client_id(&self) -> &str {
+        self.settings["clientID"].as_str().expect("a client's id is text")
+    }
+
     pub fn secret(&self) -> &str {
         &self.secret
     }
@@ -172,6 +176,11 @@ impl Provider {
     pub fn with_secret(mut self, secret: &str) -> Self {
         secret.clone_into(&mut self.secret);
         self
+    }
+
+    /// The manifest and its Secret, as a YAML stream.
+    pub fn manifest(&self) -> String {
+        yaml_stream(&[self.object(NAMESPACE), self.secret_object(NAMESPACE)])
     }
 
     /// The Provider without its Secret.
@@ -209,6 +218,12 @@ impl Relay {
         let host = if smtp.ca().is_some() { "localhost".to_owned() } else { smtp.addr().ip().to_string() };
         Self { host, port: smtp.addr().port(), tls, login: smtp.login().cloned() }
     }
+}
+
+fn yaml_stream(objects: &[Value]) -> String {
+    let documents: Vec<String> =
+        objects.iter().map(|object| serde_yaml::to_string(object).expect("JSON is YAML")).collect();
+    documents.join("---\n")
 }
 
 #[cfg(test)]

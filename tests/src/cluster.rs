@@ -1,6 +1,7 @@
 //! Latchkey in a cluster for one test: the chart's own objects on a real control plane, the operator and the servers as
 //! real processes under the chart's ServiceAccounts, and a namespace for the test's Apps.
 
+pub mod chart;
 mod objects;
 mod rbac;
 mod scripted;
@@ -39,7 +40,7 @@ pub use self::{
 use crate::{
     builders,
     client::Anonymous,
-    control_plane::{self, Account, ControlPlane},
+    control_plane::{Account, ControlPlane},
     eventually, eventually_ok,
     postgres::{Database, Postgres},
     process::{self, Process, Program},
@@ -48,8 +49,6 @@ use crate::{
     stack::{self, Store},
 };
 
-/// Helm renders within a second; a loaded machine takes longer.
-const HELM_LIMIT: Duration = Duration::from_secs(60);
 /// The API server takes definitions within a second or two.
 const ESTABLISH_LIMIT: Duration = Duration::from_secs(60);
 /// What the operator does, it does within a second or two; a loaded machine takes longer.
@@ -311,7 +310,13 @@ impl Install<'_> {
 
     /// The headless Service of the servers' operations ports.
     pub fn ops_service(&self) -> &str {
-        self.named("Service", "server").expect("the chart has the servers' Service")
+        let found = self.objects.iter().find(|object| {
+            object["kind"] == "Service"
+                && object["spec"]["clusterIP"] == "None"
+                && object["metadata"]["labels"]["app.kubernetes.io/component"] == "server"
+        });
+        let name = found.and_then(|object| object["metadata"]["name"].as_str());
+        name.expect("the chart has the servers' headless Service")
     }
 
     pub fn dir(&self) -> &Path {
@@ -445,13 +450,6 @@ impl Install<'_> {
     pub fn client_of(&self, server: &PodServer) -> Anonymous {
         Anonymous::new(server.public)
     }
-
-    fn named(&self, kind: &str, component: &str) -> Option<&str> {
-        let found = self.objects.iter().find(|object| {
-            object["kind"] == kind && object["metadata"]["labels"]["app.kubernetes.io/component"] == component
-        });
-        found.and_then(|object| object["metadata"]["name"].as_str())
-    }
 }
 
 impl Drop for Install<'_> {
@@ -552,16 +550,12 @@ impl Told {
     }
 }
 
-/// The chart as Helm renders it.
+/// The chart as Helm renders it, with the least that it must be told.
 async fn helm_template(release: &str, namespace: &str, values: &[String]) -> Result<Vec<Value>> {
-    let mut helm = tokio::process::Command::new(control_plane::helm()?);
-    helm.args(["template", release, "--namespace", namespace]).arg(process::root().join("charts/latchkey"));
-    for value in values {
-        helm.args(["--set", value]);
-    }
-    let output = tokio::time::timeout(HELM_LIMIT, helm.kill_on_drop(true).output()).await.context("helm")??;
-    ensure!(output.status.success(), "helm ended with {}: {}", output.status, String::from_utf8_lossy(&output.stderr));
-    objects::parse(&String::from_utf8(output.stdout)?)
+    let least = process::root().join("charts/latchkey/ci/minimal-values.yaml");
+    let mut args = vec!["--values".to_owned(), least.display().to_string()];
+    args.extend(values.iter().flat_map(|value| ["--set".to_owned(), value.clone()]));
+    chart::template(release, namespace, &args).await
 }
 
 fn is_definition(object: &Value) -> bool {

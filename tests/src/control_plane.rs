@@ -36,6 +36,7 @@ use crate::{
     postgres::write_private,
     process::{self, Process, Program},
     tls::{self, Authority},
+    tools,
 };
 
 /// It starts within a few seconds; a loaded machine takes longer.
@@ -97,7 +98,7 @@ pub fn kubectl() -> Result<PathBuf> {
 
 /// The `helm` of `tests/tools`.
 pub fn helm() -> Result<PathBuf> {
-    built("helm", "helm.sh/helm/v4", "helm")
+    tools::built("tools", "helm.sh/helm/v4", "helm", "helm")
 }
 
 /// From `KUBEBUILDER_ASSETS` where that is set, else as `scripts/need` built it.
@@ -110,30 +111,8 @@ fn control_plane_program(name: &str) -> Result<PathBuf> {
             }
             Ok(path)
         }
-        None => built("control-plane", "k8s.io/kubernetes", name),
+        None => tools::built("tools", "k8s.io/kubernetes", "control-plane", name),
     }
-}
-
-/// A program that `scripts/need control-plane` built, of the version in `tests/tools/go.mod`.
-fn built(folder: &str, module: &str, name: &str) -> Result<PathBuf> {
-    let go_mod =
-        fs::read_to_string(process::root().join("tests/tools/go.mod")).context("reading tests/tools/go.mod")?;
-    let version = go_mod
-        .lines()
-        .find_map(|line| {
-            let mut words = line.split_whitespace();
-            (words.next() == Some(module)).then(|| words.next()).flatten()
-        })
-        .with_context(|| format!("tests/tools/go.mod does not name {module}"))?;
-    let cache = match std::env::var_os("XDG_CACHE_HOME").filter(|folder| !folder.is_empty()) {
-        Some(folder) => PathBuf::from(folder),
-        None => std::env::home_dir().context("a home folder")?.join(".cache"),
-    };
-    let path = cache.join(format!("latchkey/{folder}-{version}/bin/{name}"));
-    if !path.is_file() {
-        bail!("{} is not built: run `make tools`, or `make test`, which does it", path.display());
-    }
-    Ok(path)
 }
 
 // === impl ControlPlane ===

@@ -1,5 +1,8 @@
 //! `make run`: the whole service on this machine, as real processes with their data in `target/dev`.
 
+mod manifests;
+mod provider;
+
 use std::{
     collections::BTreeMap,
     env,
@@ -17,6 +20,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     client::Anonymous,
+    dev::{manifests::Manifests, provider::Local},
+    dex,
     inbox::Inbox,
     mail::Mailbox,
     postgres::{self, Postgres},
@@ -43,6 +48,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(300);
 /// A fault that repeats is not to fill the terminal: so many lines each look, the rest is counted.
 const LINES_AT_ONCE: usize = 8;
 
+/// The addresses where nothing else is set, which manifests may name.
+const PUBLIC: &str = "127.0.0.1:8080";
+const INBOX: &str = "127.0.0.1:8025";
+const PROVIDER: &str = "127.0.0.1:5556";
+
 /// What the environment says.
 struct Settings {
     manifests: PathBuf,
@@ -52,6 +62,7 @@ struct Settings {
     ops: SocketAddr,
     inbox: SocketAddr,
     smtp: SocketAddr,
+    provider: SocketAddr,
 }
 
 /// Everything that was started, in the order in which it is stopped.
@@ -59,6 +70,7 @@ struct Settings {
 struct Started {
     server: Option<Process>,
     operator: Option<Process>,
+    provider: Option<Local>,
     inbox: Option<Inbox>,
     smtp: Option<Smtp>,
     redis: Option<Redis>,
@@ -145,19 +157,29 @@ async fn serve(settings: &Settings, started: &mut Started, terminal: Terminal) -
     let mut operator_log = Follower::at_end("manifests", settings.log("operator"), Level::Info);
     let mut server_log = Follower::at_end("server", settings.log("server"), Level::Warn);
     let step = terminal.step(&format!("Rendering {}", settings.manifests.display()));
-    let operator = started.operator.insert(start_operator(settings, &rendered)?);
+    let mut manifests = settings.manifests()?;
+    let operator = started.operator.insert(start_operator(settings, manifests.folder(), &rendered)?);
     let apps = first_apps(operator, &rendered).await?;
     step.done(&count(apps.len(), "App"));
     operator_log.tell(terminal)?;
+
+    let step = terminal.step("Starting the local provider");
+    let (data, log) = (settings.data.join("provider"), settings.log("provider"));
+    started.provider = Some(Local::start(settings.provider, &data, log, &rendered).await?);
+    step.done(&format!("on {}", settings.provider));
 
     let step = terminal.step("Starting the server");
     let server = started.server.insert(start_server(settings, &rendered)?);
     ready(settings, server).await?;
     step.done("ready");
-    println!("\n{}", welcome(settings, &apps, terminal)?);
+    println!("\n{}", welcome(settings, &apps, &rendered, terminal)?);
 
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
+        manifests.follow()?;
+        if let Some(local) = &mut started.provider {
+            local.follow().await?;
+        }
         operator_log.tell(terminal)?;
         server_log.tell(terminal)?;
         for process in started.processes() {
@@ -237,10 +259,10 @@ fn write_service_account(settings: &Settings) -> Result<()> {
     postgres::write_private(&settings.service_account_token(), &issuer.token(namespace, name, AUDIENCE, TOKEN_LIFE)?)
 }
 
-fn start_operator(settings: &Settings, rendered: &Path) -> Result<Process> {
+fn start_operator(settings: &Settings, manifests: &Path, rendered: &Path) -> Result<Process> {
     Program::new("latchkey-operator render", process::our_program("latchkey-operator")?, settings.log("operator"))
         .arg("render")
-        .path_arg("--from", &settings.manifests)
+        .path_arg("--from", manifests)
         .path_arg("--to", rendered)
         .path_arg("--keys", &settings.data.join("keys"))
         .args(["--base-url", &settings.base_url(), "--allow-insecure", "--watch"])
@@ -311,7 +333,7 @@ async fn ready(settings: &Settings, server: &Process) -> Result<()> {
     }
 }
 
-fn welcome(settings: &Settings, apps: &[String], terminal: Terminal) -> Result<String> {
+fn welcome(settings: &Settings, apps: &[String], rendered: &Path, terminal: Terminal) -> Result<String> {
     let mut text = String::new();
     let rows = [
         ("Public API", settings.base_url()),
@@ -319,6 +341,7 @@ fn welcome(settings: &Settings, apps: &[String], terminal: Terminal) -> Result<S
         ("Health, metrics", format!("http://{}", settings.ops)),
         ("Inbox", format!("http://{}", settings.inbox)),
         ("SMTP", settings.smtp.to_string()),
+        ("Local provider", dex::issuer(settings.provider)),
         ("Manifests", format!("{}   (edit them: live at once)", settings.manifests.display())),
         ("Admin's token", format!("{}", settings.service_account_token().display())),
         ("Logs", format!("{}", settings.data.join("logs").display())),
@@ -336,6 +359,13 @@ fn welcome(settings: &Settings, apps: &[String], terminal: Terminal) -> Result<S
     let script = settings.data.join("session.sh");
     fs::write(&script, &session)?;
     text += &format!("  {:<16} {}\n", "Apps", apps.join(", "));
+    if let Some(link) = provider::link(rendered, settings.provider, &format!("http://{}/done", settings.inbox)) {
+        let (person, unverified, password) = (provider::PERSON, provider::UNVERIFIED, dex::PASSWORD);
+        text += &format!("\nLog in with the local provider, in a browser:\n\n  {link}\n\n");
+        text += &format!(
+            "as {person} with the password {password} (or as {unverified}, an address that is not verified).\n"
+        );
+    }
     text += &format!("\nPaste this into a bash, or run: bash {}\n\n{session}\n", script.display());
     text += "Ctrl-C stops everything; the data stays.\n";
     Ok(text)
@@ -413,16 +443,22 @@ impl Settings {
         Ok(Self {
             manifests,
             data: absolute("DEV_DATA", "target/dev"),
-            public: address("PUBLIC_ADDR", "127.0.0.1:8080")?,
+            public: address("PUBLIC_ADDR", PUBLIC)?,
             admin: address("ADMIN_ADDR", "127.0.0.1:8081")?,
             ops: address("OPS_ADDR", "127.0.0.1:9090")?,
-            inbox: address("INBOX_ADDR", "127.0.0.1:8025")?,
+            inbox: address("INBOX_ADDR", INBOX)?,
             smtp: address("SMTP_ADDR", "127.0.0.1:1025")?,
+            provider: address("PROVIDER_ADDR", PROVIDER)?,
         })
     }
 
     fn base_url(&self) -> String {
         format!("http://{}", self.public)
+    }
+
+    fn manifests(&self) -> Result<Manifests> {
+        let addresses = [(PUBLIC, self.public), (INBOX, self.inbox), (PROVIDER, self.provider)];
+        Manifests::new(&self.manifests, self.data.join("manifests"), &addresses)
     }
 
     fn service_account_keys(&self) -> PathBuf {
@@ -445,6 +481,7 @@ impl Settings {
             ("OPS_ADDR", self.ops),
             ("INBOX_ADDR", self.inbox),
             ("SMTP_ADDR", self.smtp),
+            ("PROVIDER_ADDR", self.provider),
         ];
         let mut seen = BTreeMap::new();
         let mut faults = Vec::new();
@@ -488,7 +525,8 @@ fn address(variable: &str, default: &str) -> Result<SocketAddr> {
 impl Started {
     fn processes(&self) -> impl Iterator<Item = &Process> {
         let stores = [self.redis.as_ref().map(Redis::process), self.postgres.as_ref().map(Postgres::process)];
-        [self.server.as_ref(), self.operator.as_ref()].into_iter().chain(stores).flatten()
+        let provider = self.provider.as_ref().and_then(Local::process);
+        [self.server.as_ref(), self.operator.as_ref(), provider].into_iter().chain(stores).flatten()
     }
 
     /// The server first, so that what it still has to write finds its stores.
@@ -500,6 +538,9 @@ impl Started {
             }
             if let Some(operator) = &self.operator {
                 operator.stop(Signal::TERM, STOP_LIMIT);
+            }
+            if let Some(provider) = &self.provider {
+                provider.stop(STOP_LIMIT);
             }
             if let Some(redis) = &self.redis {
                 redis.stop(STOP_LIMIT);

@@ -1,4 +1,5 @@
-//! The inbox of `make run`: a page that shows mails as they come, and the same as JSON for a shell.
+//! The inbox of `make run`: a page that shows mails as they come, and the same as JSON for a shell; and the page to which
+//! a social login leads back.
 
 use std::{
     convert::Infallible,
@@ -28,6 +29,7 @@ use crate::{
 };
 
 const PAGE: &str = include_str!("inbox/page.html");
+const DONE: &str = include_str!("inbox/done.html");
 /// The longest that `wait` may ask for, in seconds.
 const LONGEST_WAIT: u64 = 300;
 /// A comment this often keeps the stream of a page open, and shows when the page is gone.
@@ -47,6 +49,7 @@ type Body = BoxBody<Bytes, Infallible>;
 /// The paths that there are.
 enum Route {
     Page,
+    Done,
     Events,
     Messages,
     Latest,
@@ -100,7 +103,8 @@ async fn answer(request: &Request<Incoming>, mails: &Mailbox) -> Response<Body> 
     }
     let Some(route) = route(request.uri().path()) else { return text(StatusCode::NOT_FOUND, "not found\n") };
     match (request.method(), route) {
-        (&Method::GET | &Method::HEAD, Route::Page) => page(),
+        (&Method::GET | &Method::HEAD, Route::Page) => page(PAGE),
+        (&Method::GET | &Method::HEAD, Route::Done) => page(DONE),
         (&Method::GET, Route::Events) => events(mails),
         (&Method::GET | &Method::HEAD, Route::Messages) => {
             let query = Query::parse(request);
@@ -133,6 +137,7 @@ async fn answer(request: &Request<Incoming>, mails: &Mailbox) -> Response<Body> 
 fn route(path: &str) -> Option<Route> {
     Some(match path {
         "/" => Route::Page,
+        "/done" => Route::Done,
         "/api/events" => Route::Events,
         "/api/messages" => Route::Messages,
         "/api/messages/latest" => Route::Latest,
@@ -181,9 +186,9 @@ impl Query {
     }
 }
 
-fn page() -> Response<Body> {
+fn page(html: &str) -> Response<Body> {
     let nonce = format!("{:032x}", rand::random::<u128>());
-    let mut response = whole(StatusCode::OK, "text/html; charset=utf-8", PAGE.replace("{nonce}", &nonce));
+    let mut response = whole(StatusCode::OK, "text/html; charset=utf-8", html.replace("{nonce}", &nonce));
     let policy = format!(
         "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; \
          frame-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

@@ -1,11 +1,14 @@
 //! The real processes that tests, benchmarks and `make run` stand on: a Kubernetes control plane, Postgres, Redis, SMTP,
-//! the two programs, and a network that fails on request.
+//! an OpenID provider, a browser, the two programs, and a network that fails on request.
 
+pub mod browser;
 pub mod builders;
+pub mod chaos;
 pub mod client;
 pub mod cluster;
 pub mod control_plane;
 pub mod dev;
+pub mod dex;
 pub mod inbox;
 pub mod mail;
 pub mod nginx;
@@ -18,6 +21,8 @@ pub mod service_account;
 pub mod smtp;
 pub mod stack;
 pub mod tls;
+mod tools;
+pub mod upstream;
 pub mod wire;
 
 use std::{

@@ -15,7 +15,7 @@ use rustix::process::Signal;
 use serde_json::json;
 
 use crate::{
-    builders::{App, Relay},
+    builders::{App, Provider, Relay},
     client::{Anonymous, Answer},
     mail::Mailbox,
     postgres::{self, Database, Postgres},
@@ -34,7 +34,10 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(60);
 
 /// What a test wants to be different.
 pub struct Builder {
+    /// Where the first server will be.
+    public: SocketAddr,
     apps: Vec<App>,
+    providers: Vec<Provider>,
     smtp: smtp::Options,
     redis: Option<redis::Options>,
     /// Where Redis is, and who vouches for it, where the test runs it.
@@ -97,6 +100,17 @@ impl Builder {
     pub fn app(mut self, app: &App) -> Self {
         self.apps.push(app.clone());
         self
+    }
+
+    /// With that Provider and its Secret, which Apps name by [`App::provider`].
+    pub fn provider(mut self, provider: &Provider) -> Self {
+        self.providers.push(provider.clone());
+        self
+    }
+
+    /// Where a provider sends people back to, which it is told before the service starts.
+    pub fn callback(&self, app: &App, provider: &Provider) -> String {
+        format!("http://{}/{}/{}/callback", self.public, app.id(), provider.name())
     }
 
     /// The install's own relay.
@@ -207,7 +221,8 @@ impl Builder {
         let mut args = vec!["--config-dir".to_owned(), dir.join("rendered").display().to_string()];
         args.extend(self.args);
         for index in 0..self.servers {
-            let (public, ops) = (process::free_addr(), process::free_addr());
+            let public = if index == 0 { self.public } else { process::free_addr() };
+            let ops = process::free_addr();
             let base_url = format!("http://{}", servers.first().map_or(public, |first| first.public));
             servers.push(Server::new(index, &dir, (public, ops), &base_url, &args, &envs));
         }
@@ -222,10 +237,14 @@ impl Builder {
             redis,
             watcher: None,
             base_url,
-            dir,
+            dir: dir.clone(),
         };
         for app in &self.apps {
             stack.write_manifest(app)?;
+        }
+        for provider in &self.providers {
+            let path = dir.join(format!("manifests/provider-{}.yaml", provider.name()));
+            postgres::write_private(&path, &provider.manifest())?;
         }
         stack.render()?;
         if self.watch {
@@ -246,7 +265,9 @@ impl Builder {
 impl Stack {
     pub fn builder() -> Builder {
         Builder {
+            public: process::free_addr(),
             apps: Vec::new(),
+            providers: Vec::new(),
             smtp: smtp::Options::plain(),
             redis: None,
             redis_at: None,

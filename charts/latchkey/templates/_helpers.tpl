@@ -76,3 +76,181 @@ app.kubernetes.io/component: server
 {{- define "latchkey.server.opsService" -}}
 {{- printf "%s-ops" (include "latchkey.server.fullname" .) }}
 {{- end }}
+
+{{- /* The host of baseURL, without its port. */ -}}
+{{- define "latchkey.host" -}}
+{{- (urlParse .Values.baseURL).host | splitList ":" | first }}
+{{- end }}
+
+{{- /* An image by digest, tag, or the chart's appVersion. The argument: a dict of image and root. */ -}}
+{{- define "latchkey.image" -}}
+{{- if .image.digest }}
+{{- printf "%s@%s" .image.repository .image.digest }}
+{{- else }}
+{{- printf "%s:%s" .image.repository (default .root.Chart.AppVersion .image.tag) }}
+{{- end }}
+{{- end }}
+
+{{- /* What Pod Security's level `restricted` asks of a pod, and of a container. */ -}}
+{{- define "latchkey.podSecurityContext" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile:
+  type: RuntimeDefault
+{{- end }}
+
+{{- define "latchkey.containerSecurityContext" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end }}
+
+{{- /* One arena, and what is free is given back (docs/decisions/0011). */ -}}
+{{- define "latchkey.malloc" -}}
+- name: GLIBC_TUNABLES
+  value: glibc.malloc.arena_max=1:glibc.malloc.trim_threshold=131072
+{{- end }}
+
+{{- /* Where a pod may be. The argument: a dict of values (the component's), labels (its selector's) and root. */ -}}
+{{- define "latchkey.scheduling" -}}
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+topologySpreadConstraints:
+{{- if .values.topologySpreadConstraints }}
+  {{- toYaml .values.topologySpreadConstraints | nindent 2 }}
+{{- else }}
+{{- $labels := .labels }}
+{{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
+  - topologyKey: {{ . }}
+    maxSkew: 1
+    whenUnsatisfiable: ScheduleAnyway
+    # A roll-out counts its own pods alone.
+    matchLabelKeys: [pod-template-hash]
+    labelSelector:
+      matchLabels:
+        {{- $labels | nindent 8 }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* The URL of a store as a file. The argument: a dict of name, secret and key. */ -}}
+{{- define "latchkey.secretVolume" -}}
+- name: {{ .name }}
+  secret:
+    secretName: {{ .secret }}
+    # 0440; YAML 1.2 reads that otherwise.
+    defaultMode: 288
+    items:
+      - key: {{ .key }}
+        path: {{ default "url" .path }}
+{{- end }}
+
+{{- /* Certificates beside the usual ones. A folder of certificates is read only by names as c_rehash gives them. */ -}}
+{{- define "latchkey.caVolume" -}}
+{{- with .Values.caBundle }}
+{{- if or .configMap .secret }}
+- name: ca
+  {{- if .configMap }}
+  configMap:
+    name: {{ .configMap }}
+  {{- else }}
+  secret:
+    secretName: {{ .secret }}
+  {{- end }}
+    items:
+      - key: {{ .key }}
+        path: ca.crt
+      - key: {{ .key }}
+        path: "00000000.0"
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "latchkey.caMount" -}}
+{{- if or .Values.caBundle.configMap .Values.caBundle.secret }}
+- name: ca
+  mountPath: /etc/latchkey/ca
+  readOnly: true
+{{- end }}
+{{- end }}
+
+{{- define "latchkey.caEnv" -}}
+{{- if or .Values.caBundle.configMap .Values.caBundle.secret }}
+- name: SSL_CERT_FILE
+  value: /etc/ssl/certs/ca-certificates.crt
+- name: SSL_CERT_DIR
+  value: /etc/latchkey/ca
+{{- end }}
+{{- end }}
+
+{{- define "latchkey.proxyEnv" -}}
+{{- with .Values.proxy }}
+{{- if .url }}
+- name: HTTPS_PROXY
+  value: {{ .url | quote }}
+- name: HTTP_PROXY
+  value: {{ .url | quote }}
+- name: NO_PROXY
+  value: {{ list "localhost,127.0.0.1,::1,.svc,.cluster.local,$(KUBERNETES_SERVICE_HOST)" .except | compact | join "," | quote }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "latchkey.server.adminService" -}}
+{{- printf "%s-admin" (include "latchkey.server.fullname" .) }}
+{{- end }}
+
+{{- /* The headless Service by which the operators' metrics are found. */ -}}
+{{- define "latchkey.operator.opsService" -}}
+{{- printf "%s-ops" (include "latchkey.operator.fullname" .) }}
+{{- end }}
+
+{{- /*
+Where an autoscaler takes the place of a fixed number, taking `replicas` away would set it to 1 for a moment, since Helm is
+its only owner. So what is there stays until the autoscaler has set it once and owns it.
+*/ -}}
+{{- define "latchkey.server.keptReplicas" -}}
+{{- $live := lookup "apps/v1" "Deployment" .Release.Namespace (include "latchkey.server.fullname" .) }}
+{{- if $live }}
+{{- $scaled := false }}
+{{- range $live.metadata.managedFields }}
+{{- if and .fieldsV1 (eq (default "" .subresource) "scale") (hasKey (default dict (index .fieldsV1 "f:spec")) "f:replicas") }}
+{{- $scaled = true }}
+{{- end }}
+{{- end }}
+{{- if not $scaled }}
+{{- $live.spec.replicas }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "latchkey.bindAddress" -}}
+{{- if contains ":" .Values.bindAddress }}[{{ .Values.bindAddress }}]{{ else }}{{ .Values.bindAddress }}{{ end }}
+{{- end }}
+
+{{- define "latchkey.test.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "latchkey.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: test
+{{- end }}

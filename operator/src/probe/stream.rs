@@ -106,7 +106,8 @@ async fn listen(probe: &Probe, uid: &str, address: SocketAddr, stop: &Cancellati
             RevisionsLine::Hello { .. } => return Err(Cut::OtherPod),
             _ if !greeted => return Err(Cut::NoHello),
             RevisionsLine::Change(change) => probe.table().change(uid, stop, change)?,
-            RevisionsLine::Provider { .. } | RevisionsLine::Heartbeat { .. } => probe.table().heard(uid, stop),
+            RevisionsLine::Provider { provider } => probe.table().found(uid, stop, provider),
+            RevisionsLine::Heartbeat { .. } => probe.table().heard(uid, stop),
         }
     }
 }

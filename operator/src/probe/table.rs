@@ -6,7 +6,8 @@ use std::{
 };
 
 use latchkey_crds::{
-    rendered::{Change, Deletion, FORMAT, Hello, RefusedDocument, Revision},
+    conditions::Reason,
+    rendered::{Change, Deletion, FORMAT, Hello, ProviderReport, RefusedDocument, Revision},
     types::AppId,
 };
 use tokio::{
@@ -20,6 +21,17 @@ use super::{LINE, SILENCE, Verdict, Wake, pods::Seen};
 /// A server that tells of more Apps is out of its mind; its stream is dropped.
 const MAX_APPS: usize = 200_000;
 const MAX_REASON: usize = 1024;
+/// What a server tells of more Providers is not kept.
+const MAX_PROVIDERS: usize = 200_000;
+/// What may be found of a Provider, the best first. What else is told, by a server of a later version, is not kept.
+const FINDINGS: [Reason; 6] = [
+    Reason::Reachable,
+    Reason::KeyEnding,
+    Reason::TokenEndpointFailed,
+    Reason::KeysUnreadable,
+    Reason::DiscoveryFailed,
+    Reason::ClientRefused,
+];
 /// As many pods are named; the rest is a number.
 const NAMED: usize = 3;
 
@@ -63,6 +75,8 @@ struct Pod {
     line: Instant,
     silent: bool,
     told: Option<Told>,
+    /// Places in [`FINDINGS`]. They outlive a stream that is begun again: the server tells each anew.
+    found: HashMap<ProviderKey, usize>,
     stream: CancellationToken,
 }
 
@@ -85,6 +99,9 @@ struct Refused {
     reason: String,
     keys_lost: bool,
 }
+
+/// A Provider, by namespace and name.
+type ProviderKey = (String, String);
 
 /// A revision as its 32 octets: there are as many as Apps times pods.
 type Octets = [u8; 32];
@@ -162,6 +179,10 @@ impl Table {
         told.min_by_key(|deletion| (!deletion.done, deletion.users_left))
     }
 
+    pub(super) fn finding(&self, provider: &ProviderKey) -> Option<Reason> {
+        self.fleet.finding(provider).and_then(|at| FINDINGS.get(at).copied())
+    }
+
     // --- What changes it
 
     /// The pods as they are now. Gives the streams that are to be begun; those of pods that went are cancelled.
@@ -187,7 +208,17 @@ impl Table {
             }
             let stream = stop.child_token();
             begun.push(Stream { uid: uid.clone(), address, stop: stream.clone() });
-            let pod = Pod { name, address, counts, heard: now, line: now, silent: false, told: None, stream };
+            let pod = Pod {
+                name,
+                address,
+                counts,
+                heard: now,
+                line: now,
+                silent: false,
+                told: None,
+                found: HashMap::new(),
+                stream,
+            };
             self.fleet.pods.insert(uid, pod);
         }
         if self.fleet.counting().next().is_some() {
@@ -230,6 +261,24 @@ impl Table {
     pub(super) fn heard(&mut self, uid: &str, stream: &CancellationToken) {
         if self.fleet.pod(uid, stream).is_some_and(Pod::hear) {
             self.judge_all();
+        }
+    }
+
+    /// A server looked at a Provider's provider.
+    pub(super) fn found(&mut self, uid: &str, stream: &CancellationToken, report: ProviderReport) {
+        self.heard(uid, stream);
+        let ProviderReport { namespace, name, reason } = report;
+        let key = (namespace, name);
+        let before = self.fleet.finding(&key);
+        let Some(at) = FINDINGS.iter().position(|known| known.as_str() == reason) else { return };
+        let Some(pod) = self.fleet.pod(uid, stream) else { return };
+        if pod.found.len() >= MAX_PROVIDERS && !pod.found.contains_key(&key) {
+            return;
+        }
+        pod.found.insert(key.clone(), at);
+        if self.fleet.finding(&key) != before {
+            let (namespace, name) = key;
+            self.send(Wake::Provider { namespace, name });
         }
     }
 
@@ -322,6 +371,11 @@ impl Fleet {
     /// The pod of a stream. None for a stream of the past: the uid may stand at another address by now.
     fn pod(&mut self, uid: &str, stream: &CancellationToken) -> Option<&mut Pod> {
         if stream.is_cancelled() { None } else { self.pods.get_mut(uid) }
+    }
+
+    /// The worst place in [`FINDINGS`] that a counting pod tells.
+    fn finding(&self, provider: &ProviderKey) -> Option<usize> {
+        self.counting().filter_map(|pod| pod.found.get(provider).copied()).max()
     }
 
     /// The worst that is known: refused, silent, behind, untold.

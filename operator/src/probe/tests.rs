@@ -7,6 +7,7 @@ use futures::stream;
 use http_body_util::StreamBody;
 use hyper::{body::Frame, service::service_fn};
 use hyper_util::rt::TokioIo;
+use latchkey_crds::conditions::Reason;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
@@ -638,4 +639,29 @@ fn judging_many_apps_is_linear() {
     };
     let (few, many) = (cost(1_000), cost(10_000));
     assert!(many < few * 60, "1,000 Apps: {few:?}, 10,000: {many:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_servers_find_of_a_provider_wakes_it_when_the_worst_of_it_changes() {
+    let (mut fleet, talks) = Fleet::serving(&[1, 2]).await;
+    let found = |talk: &Talk, reason: &str| {
+        talk.say(&json!({ "provider": { "namespace": "shop", "name": "github", "reason": reason } }));
+    };
+    let wake = || vec![Wake::Provider { namespace: "shop".to_owned(), name: "github".to_owned() }];
+    assert_eq!(fleet.probe.finding("shop", "github"), None);
+    for (pod, reason, worst, wakes) in [
+        (0, "Reachable", Reason::Reachable, wake()),
+        (1, "Reachable", Reason::Reachable, vec![]),
+        (1, "ClientRefused", Reason::ClientRefused, wake()),
+        (0, "ClientRefused", Reason::ClientRefused, vec![]),
+        (0, "Reachable", Reason::ClientRefused, vec![]),
+        (1, "OfALaterVersion", Reason::ClientRefused, vec![]),
+        (1, "TokenEndpointFailed", Reason::TokenEndpointFailed, wake()),
+        (1, "Reachable", Reason::Reachable, wake()),
+    ] {
+        found(&talks[pod], reason);
+        rest().await;
+        assert_eq!((fleet.probe.finding("shop", "github"), fleet.wakes()), (Some(worst), wakes), "{pod}: {reason}");
+    }
+    assert_eq!(fleet.probe.finding("blog", "github"), None);
 }

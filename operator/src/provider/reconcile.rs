@@ -36,7 +36,8 @@ pub(crate) async fn reconcile(guarded: Arc<Guarded<Provider>>, context: Arc<Cont
     let meta = kube::Resource::meta(&*guarded);
     let generation = meta.generation.unwrap_or(0);
     let old: ProviderStatus = context.written.latest(meta, told);
-    let new = status(&judged, &old, generation, context.now());
+    let finding = context.probe.finding(&guarded.namespace().unwrap_or_default(), &guarded.name_any());
+    let new = status(&judged, &old, finding, generation, context.now());
     if old.observed_generation == new.observed_generation && same_but_for_time(&old.conditions, &new.conditions) {
         return Ok(Action::requeue(RESYNC));
     }
@@ -58,6 +59,7 @@ pub(crate) fn undecodable(error: &str) -> String {
 fn status(
     judged: &Result<ValidatedProvider, Problem>,
     old: &ProviderStatus,
+    finding: Option<Reason>,
     generation: i64,
     now: OffsetDateTime,
 ) -> ProviderStatus {
@@ -75,9 +77,132 @@ fn status(
             Wanted::new(ConditionType::ResolvedRefs, Unknown, Reason::Pending, "see Accepted"),
         ),
     };
-    let reachable = Wanted::new(ConditionType::Reachable, Unknown, Reason::Pending, "no server has tried it yet");
+    let reachable = match judged {
+        Ok(ValidatedProvider { problem: None, .. }) => match finding {
+            Some(finding) => reachable(finding),
+            // Servers that were just started have not looked yet: what was found before stands.
+            None => told(old).unwrap_or_else(|| {
+                Wanted::new(ConditionType::Reachable, Unknown, Reason::Pending, "no server has tried it yet")
+            }),
+        },
+        Ok(_) => Wanted::new(ConditionType::Reachable, Unknown, Reason::Pending, "see ResolvedRefs"),
+        Err(_) => Wanted::new(ConditionType::Reachable, Unknown, Reason::Pending, "see Accepted"),
+    };
     ProviderStatus {
         observed_generation: Some(generation),
         conditions: merge(&old.conditions, &[accepted, resolved, reachable], generation, &time(now)),
+    }
+}
+
+/// What the servers found, as the condition says it.
+fn reachable(finding: Reason) -> Wanted {
+    let (status, message) = match finding {
+        Reason::DiscoveryFailed => (
+            ConditionStatus::False,
+            "a server cannot read the provider's discovery document; check the issuer, and the servers' network",
+        ),
+        Reason::KeysUnreadable => {
+            (ConditionStatus::False, "a server cannot read the provider's keys; check the servers' network")
+        }
+        Reason::TokenEndpointFailed => (
+            ConditionStatus::False,
+            "a server cannot ask the provider's token endpoint; check its address, and the servers' network",
+        ),
+        Reason::ClientRefused => (
+            ConditionStatus::False,
+            "the provider does not know the client, or refuses its secret; check the client's id and the Secret",
+        ),
+        Reason::KeyEnding => (
+            ConditionStatus::False,
+            "the key by which the client shows itself ends soon; make a new one at the provider",
+        ),
+        Reason::Reachable => (ConditionStatus::True, ""),
+        // The probe tells none of these.
+        Reason::Pending
+        | Reason::Accepted
+        | Reason::Resolved
+        | Reason::Programmed
+        | Reason::Ready
+        | Reason::InvalidSpec
+        | Reason::AppIDConflict
+        | Reason::AppIDReserved
+        | Reason::TooLarge
+        | Reason::KeysLost
+        | Reason::KeysInvalid
+        | Reason::ProviderNotFound
+        | Reason::ProviderInvalid
+        | Reason::SecretNotFound
+        | Reason::SecretKeyNotFound
+        | Reason::SecretKeyInvalid
+        | Reason::ConfigMapNotFound
+        | Reason::TemplatesInvalid
+        | Reason::WaitingForServers
+        | Reason::NoServers
+        | Reason::ServersTooOld
+        | Reason::RefusedByServer
+        | Reason::Deleting => (ConditionStatus::Unknown, "no server has tried it yet"),
+    };
+    Wanted::new(ConditionType::Reachable, status, finding, message)
+}
+
+/// What the condition said before; none: nothing was found yet.
+fn told(old: &ProviderStatus) -> Option<Wanted> {
+    let condition = old.conditions.iter().find(|old| old.type_ == ConditionType::Reachable.as_str())?;
+    let reason = Reason::ALL.into_iter().find(|reason| reason.as_str() == condition.reason)?;
+    (condition.status != ConditionStatus::Unknown).then(|| reachable(reason))
+}
+
+#[cfg(test)]
+mod tests {
+    use latchkey_crds::rendered::ProviderSettings;
+    use serde_json::json;
+    use time::Duration;
+
+    use super::*;
+
+    const NOW: OffsetDateTime = OffsetDateTime::UNIX_EPOCH;
+
+    fn judged(problem: Option<Problem>) -> Result<ValidatedProvider, Problem> {
+        let settings = json!({ "preset": "github", "clientID": "x", "secret": "hush" });
+        let settings: ProviderSettings = serde_json::from_value(settings).unwrap();
+        Ok(ValidatedProvider { settings, links_by_email: true, problem })
+    }
+
+    fn said(status: &ProviderStatus) -> (ConditionStatus, &str, ConditionStatus) {
+        let of = |type_: ConditionType| status.conditions.iter().find(|one| one.type_ == type_.as_str()).unwrap();
+        let reachable = of(ConditionType::Reachable);
+        (reachable.status, &reachable.reason, of(ConditionType::Ready).status)
+    }
+
+    #[test]
+    fn what_servers_find_is_told_and_never_part_of_ready() {
+        use ConditionStatus::{False, True, Unknown};
+        let none = ProviderStatus::default();
+        let fresh = status(&judged(None), &none, None, 1, NOW);
+        assert_eq!(said(&fresh), (Unknown, "Pending", True));
+        let good = status(&judged(None), &fresh, Some(Reason::Reachable), 1, NOW);
+        assert_eq!(said(&good), (True, "Reachable", True));
+        let bad = status(&judged(None), &good, Some(Reason::ClientRefused), 1, NOW);
+        assert_eq!(said(&bad), (False, "ClientRefused", True));
+    }
+
+    #[test]
+    fn servers_that_were_just_started_change_nothing() {
+        let none = ProviderStatus::default();
+        for finding in [Reason::Reachable, Reason::DiscoveryFailed] {
+            let before = status(&judged(None), &none, Some(finding), 1, NOW);
+            let after = status(&judged(None), &before, None, 1, NOW + Duration::HOUR);
+            assert_eq!(after, before);
+        }
+    }
+
+    #[test]
+    fn what_is_not_there_is_not_said_to_be_reached() {
+        let good = status(&judged(None), &ProviderStatus::default(), Some(Reason::Reachable), 1, NOW);
+        let gone = Problem::new(Reason::SecretNotFound, "spec.github.clientSecretRef", "make it");
+        let unresolved = status(&judged(Some(gone.clone())), &good, Some(Reason::Reachable), 2, NOW);
+        assert_eq!(said(&unresolved).0, ConditionStatus::Unknown);
+        let invalid = status(&Err(gone), &good, Some(Reason::Reachable), 2, NOW);
+        assert_eq!(said(&invalid).0, ConditionStatus::Unknown);
     }
 }

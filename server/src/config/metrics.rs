@@ -31,6 +31,10 @@ struct RefusedLabels {
 impl ConfigMetrics {
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
+        // A series that is there from the start: its first increase is seen.
+        for reason in Reason::ALL {
+            drop(metrics.refused.get_or_create(&RefusedLabels { reason }));
+        }
         registry.register("config_apps", "Apps being served", metrics.apps.clone());
         registry.register("config_refused", "Documents that were refused, by why", metrics.refused.clone());
         registry.register(

@@ -506,9 +506,10 @@ pub async fn forgot_password<S: Users + Limits + Outbox + Audit>(
         if mailing.is_some() {
             let to = id.filter(|_| disabled != Some(true));
             stores.enqueue(app.id(), Mail { kind: MailKind::Reset, user: to, requested_at: env.now() }).await?;
+            // Without waiting: an unknown address writes nothing, which takes less time. And only with a mail, whose
+            // limits then hold for the rows too.
+            stores.record_later(app.id(), Event::new(env, caller, EventKind::PasswordResetRequested, id));
         }
-        // Without waiting: an unknown address writes nothing, which takes less time.
-        stores.record_later(app.id(), Event::new(env, caller, EventKind::PasswordResetRequested, id));
         Ok(())
     };
     if let Err(error) = queued.await {
@@ -715,7 +716,7 @@ pub(super) async fn carry<S: Sessions + Outbox>(stores: &S, app: &App, news: &Ep
 
 /// Opens a session at the user's epoch, and writes down that it was; none where the epoch has moved since the user was
 /// read.
-async fn open<S: Sessions + Audit>(
+pub(super) async fn open<S: Sessions + Audit>(
     stores: &S,
     env: &Env,
     app: &App,
@@ -749,19 +750,31 @@ async fn open_as<S: Sessions + Audit>(
         ends_at: now + Duration::seconds(i64::from(app.doc.tokens.session_lifetime_seconds)),
         idle_seconds: app.doc.tokens.refresh_idle_seconds,
     };
+    open_new(stores, env, app, caller, &new).await
+}
+
+/// As `open`, where the login was an earlier call.
+pub(super) async fn open_new<S: Sessions + Audit>(
+    stores: &S,
+    env: &Env,
+    app: &App,
+    caller: &Caller,
+    new: &NewSession,
+) -> Result<Option<Tokens>, Trouble> {
     // Signed first: what cannot be answered is not opened.
-    let tokens = token::issue(app, env, &new.profile, &Session::opened(&new))?;
-    match stores.open_session(app.id(), &new).await? {
+    let tokens = token::issue(app, env, &new.profile, &Session::opened(new))?;
+    match stores.open_session(app.id(), new).await? {
         Opening::Opened => {}
         Opening::Stale => return Ok(None),
     }
-    let event = Event::new(env, caller, EventKind::LoggedIn, user.id).in_session(new.id).with(Detail::amr(amr));
+    let event = Event::new(env, caller, EventKind::LoggedIn, new.user);
+    let event = event.in_session(new.id).with(Detail::amr(new.amr));
     stores.record(app.id(), event).await;
     Ok(Some(tokens))
 }
 
 /// From here on the client address is known to the account.
-async fn remember<S: Limits>(stores: &S, app: &App, caller: &Caller, user: &User) {
+pub(super) async fn remember<S: Limits>(stores: &S, app: &App, caller: &Caller, user: &User) {
     let account: Option<AccountKey> = user.email.as_ref().map(|email| email.account(app.id()));
     if let Some(account) = account {
         stores.remember(app.id(), &account, caller.address()).await;

@@ -251,3 +251,27 @@ impl Detail {
         *self == Self::default()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_has_its_line_in_the_docs() {
+        let page = include_str!("../../../docs/audit.md");
+        for kind in EventKind::ALL {
+            let name = kind.as_str();
+            assert_eq!(page.lines().filter(|line| line.starts_with(&format!("| `{name}` |"))).count(), 1, "{name}");
+            assert_eq!(EventKind::named(name), Some(kind));
+        }
+        assert_eq!(EventKind::named("of_tomorrow"), None);
+    }
+
+    #[test]
+    fn a_detail_says_only_what_there_is() {
+        let text = |detail: Detail| serde_json::to_string(&detail).unwrap();
+        assert_eq!(text(Detail::amr(Amr::Federated)), r#"{"amr":"fed"}"#);
+        assert_eq!(text(Detail::sessions(3)), r#"{"sessions":3}"#);
+        assert!(Detail::default().is_empty() && !Detail::sessions(0).is_empty());
+    }
+}

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use aws_lc_rs::{
+    aead::{AES_256_GCM_SIV, LessSafeKey, UnboundKey},
     hkdf::{HKDF_SHA256, Salt},
     hmac,
 };
@@ -37,6 +38,8 @@ pub struct Hmac {
     pub number: u32,
     pub codes: hmac::Key,
     pub refresh: hmac::Key,
+    /// Seals what a social login must remember. GCM-SIV (RFC 8452), so that random nonces may be many.
+    pub flows: LessSafeKey,
 }
 
 /// A document's keys cannot be used. The text names the key, never its value.
@@ -142,5 +145,11 @@ fn hmac_key(key: &latchkey_crds::rendered::HmacKey) -> Result<Hmac, KeyError> {
     let root = Salt::new(HKDF_SHA256, b"latchkey").extract(&secret);
     let derive =
         |label: &'static [u8]| root.expand(&[label], hmac::HMAC_SHA256).map(hmac::Key::from).map_err(|_| refused());
-    Ok(Hmac { number, codes: derive(b"codes")?, refresh: derive(b"refresh tokens")? })
+    let flows = root.expand(&[b"social flows"], &AES_256_GCM_SIV).map(UnboundKey::from).map_err(|_| refused())?;
+    Ok(Hmac {
+        number,
+        codes: derive(b"codes")?,
+        refresh: derive(b"refresh tokens")?,
+        flows: LessSafeKey::new(flows),
+    })
 }

@@ -1,9 +1,12 @@
-//! What the rules need from outside, as narrow traits. `store` and `hashing` implement them on one type each use-case is
-//! generic over; a use-case names just the traits it needs.
+//! What the rules need from outside, as narrow traits. `store`, `hashing` and `providers` implement them on one type
+//! each use-case is generic over; a use-case names just the traits it needs.
 
 use std::future::Future;
 
-use latchkey_crds::types::AppId;
+use latchkey_crds::{
+    rendered::RenderedProvider,
+    types::{AppId, ProviderName},
+};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -13,6 +16,8 @@ use super::{
     client::ClientAddress,
     code::{CodeKey, CodeRecord},
     email::{AccountKey, Email},
+    flow::{Binding, FlowId, FoundLogin, LoginCodeKey, PendingLogin, TooManyFlows},
+    identity::{Authorization, Grant, Identity, ProviderError, ProviderTraits, Vouched},
     limits::{Check, Limited},
     mail::{EpochNews, Mail},
     password::{Busy, Password, PasswordHash},
@@ -490,4 +495,190 @@ pub trait Audit: Sync {
         user: UserId,
         since: OffsetDateTime,
     ) -> impl Future<Output = Answer<Vec<Activity>>> + Send;
+}
+
+/// Social providers, over the network: every call to one, and all that is believed of its answers. A provider is one of
+/// the App's document.
+pub trait Providers: Sync {
+    /// What a flow must know before anybody is called. An unknown preset has none of it; the calls below refuse it.
+    fn traits_of(&self, provider: &RenderedProvider) -> ProviderTraits;
+
+    /// Where the browser is sent to log in.
+    fn authorization_url(
+        &self,
+        app: &App,
+        provider: &RenderedProvider,
+        request: &Authorization<'_>,
+    ) -> impl Future<Output = Result<String, ProviderError>> + Send;
+
+    /// Makes a code a user: code exchange, ID token in full, `iss` of the callback (RFC 9207), userinfo, addresses.
+    fn exchange(
+        &self,
+        app: &App,
+        provider: &RenderedProvider,
+        grant: &Grant<'_>,
+    ) -> impl Future<Output = Result<Vouched, ProviderError>> + Send;
+
+    /// Makes a provider's token, ID token or access token, a user, where it was issued for one of our clients. A nonce
+    /// must be the ID token's, plain or as lower-case hexadecimal SHA-256.
+    fn check_token(
+        &self,
+        app: &App,
+        provider: &RenderedProvider,
+        token: &str,
+        nonce: Option<&str>,
+    ) -> impl Future<Output = Result<Vouched, ProviderError>> + Send;
+}
+
+/// An identity to be written.
+#[derive(Clone, Debug)]
+pub struct NewIdentity {
+    pub authority: String,
+    pub subject: String,
+    /// The Provider's name: a label only.
+    pub provider: ProviderName,
+    pub email: Option<Email>,
+    pub at: OffsetDateTime,
+}
+
+/// A user that a provider vouches for, to be made.
+#[derive(Clone, Debug)]
+pub struct FederatedUser {
+    pub id: UserId,
+    /// Verified by the provider.
+    pub email: Option<Email>,
+    /// Told by the provider, and not verified: it waits for its code.
+    pub pending_email: Option<Email>,
+    /// Empty where the provider tells none.
+    pub name: String,
+    pub created_at: OffsetDateTime,
+}
+
+/// Gives a user one more way to sign in. Holds only while the user is enabled and at the epoch.
+#[derive(Clone, Debug)]
+pub struct Linking {
+    pub user: UserId,
+    pub epoch: Epoch,
+    /// The canonical address by which the user was found: holds only while it is the user's, and verified.
+    pub address: Option<String>,
+    pub identity: NewIdentity,
+}
+
+/// Makes an account whose address nobody has confirmed that of whom a provider vouches for. Holds only while the user is
+/// enabled, at the epoch, and of that address, unverified.
+#[derive(Clone, Debug)]
+pub struct TakeOver {
+    pub user: UserId,
+    pub epoch: Epoch,
+    pub address: String,
+    /// Replaces that of whoever registered.
+    pub name: String,
+    pub identity: NewIdentity,
+}
+
+/// What became of a linking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Linked {
+    Done,
+    /// The identity is somebody's already; nothing was written.
+    Taken(UserId),
+    /// The user is not what it was; nothing was written.
+    Moved,
+}
+
+/// What became of an unlinking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unlinked {
+    Done,
+    /// The user has no identity of that Provider.
+    NotLinked,
+    /// Nothing would be left to sign in with; nothing was written.
+    LastWayIn,
+}
+
+/// Identities, in Postgres. Each change is one transaction, with what must be mailed about it.
+pub trait Identities: Sync {
+    fn user_by_identity(
+        &self,
+        app: &AppId,
+        authority: &str,
+        subject: &str,
+    ) -> impl Future<Output = Answer<Option<User>>> + Send;
+
+    /// Makes the user, the identity and the mail; false, and nothing written, where the identity or the address is
+    /// somebody's already. Of concurrent calls for one identity one creates.
+    fn create_federated(
+        &self,
+        app: &AppId,
+        user: FederatedUser,
+        identity: NewIdentity,
+        mail: Option<Mail>,
+    ) -> impl Future<Output = Answer<bool>> + Send;
+
+    /// Links, and queues the notice to the user's verified address.
+    fn link_identity(&self, app: &AppId, linking: Linking) -> impl Future<Output = Answer<Linked>> + Send;
+
+    /// None: the user is not what it was, or the identity is somebody's already; nothing was written. Else: password,
+    /// pending address and other identities gone, contested ended, address verified, identity linked, epoch raised, an
+    /// outbox row that carries it.
+    fn take_over(&self, app: &AppId, change: TakeOver) -> impl Future<Output = Answer<Option<User>>> + Send;
+
+    /// The oldest first.
+    fn identities(&self, app: &AppId, user: UserId) -> impl Future<Output = Answer<Vec<Identity>>> + Send;
+
+    /// Removes the user's identities of a Provider, unless no password and no identity of the Providers in `usable` would
+    /// be left. Of concurrent calls none removes what another counted on.
+    fn unlink_identity(
+        &self,
+        app: &AppId,
+        user: UserId,
+        provider: &ProviderName,
+        usable: &[&ProviderName],
+    ) -> impl Future<Output = Answer<Unlinked>> + Send;
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum KeepError {
+    #[error(transparent)]
+    TooMany(#[from] TooManyFlows),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// Social logins under way, in Redis.
+pub trait Flows: Sync {
+    /// Keeps a flow that no browser holds, within the limits for such flows.
+    fn keep_flow(
+        &self,
+        app: &AppId,
+        id: &FlowId,
+        sealed: &str,
+        client: ClientAddress,
+    ) -> impl Future<Output = Result<(), KeepError>> + Send;
+
+    /// A flow that no browser holds; takes nothing.
+    fn find_flow(&self, app: &AppId, id: &FlowId) -> impl Future<Output = Answer<Option<String>>> + Send;
+
+    /// Uses a flow up: of all calls one gets true.
+    fn use_flow(&self, app: &AppId, id: &FlowId, binding: Binding) -> impl Future<Output = Answer<bool>> + Send;
+
+    /// Keeps a login for the exchange of its code.
+    fn put_login(
+        &self,
+        app: &AppId,
+        key: &LoginCodeKey,
+        login: &PendingLogin,
+    ) -> impl Future<Output = Answer<()>> + Send;
+
+    /// Takes nothing; a code that was used is still found for a while.
+    fn find_login(&self, app: &AppId, key: &LoginCodeKey) -> impl Future<Output = Answer<Option<FoundLogin>>> + Send;
+
+    /// Notes that the code was exchanged for a session that is open; none: this was the first exchange. Else the session
+    /// of the first.
+    fn take_login(
+        &self,
+        app: &AppId,
+        key: &LoginCodeKey,
+        session: SessionId,
+    ) -> impl Future<Output = Answer<Option<SessionId>>> + Send;
 }

@@ -59,7 +59,7 @@ pub struct Session {
 }
 
 /// What tokens say of a user. Kept beside the sessions, so that a refresh asks no other store.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Profile {
     /// Counts the changes of the user: an older profile never replaces a newer one.
     pub version: i64,

@@ -299,7 +299,7 @@ fn request_id(headers: &HeaderMap) -> Option<String> {
 }
 
 /// Logs what led to an error, once, where the fault is ours or of what we depend on.
-fn tell(problem: &Problem) {
+pub(super) fn tell(problem: &Problem) {
     let cause = problem.cause.as_deref().map(|cause| Chain(cause).to_string());
     let code = problem.code.as_str();
     if problem.status == StatusCode::INTERNAL_SERVER_ERROR {

@@ -6,6 +6,7 @@ use http::{
     HeaderName, HeaderValue, StatusCode,
     header::{ALLOW, RETRY_AFTER, WWW_AUTHENTICATE},
 };
+use latchkey_crds::rendered::Window;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -190,6 +191,10 @@ impl Problem {
         Self::new(ErrorCode::NotFound, "there is nothing under this path")
     }
 
+    pub fn provider_not_found() -> Self {
+        Self::new(ErrorCode::ProviderNotFound, "the App has no provider of this name")
+    }
+
     pub fn app_not_found() -> Self {
         Self::new(ErrorCode::AppNotFound, "there is no App under this appID")
     }
@@ -205,8 +210,13 @@ impl Problem {
     }
 
     pub fn limited(limited: Limited) -> Self {
-        let seconds = whole_seconds(limited.retry_after);
-        let (policy, now) = rate_limit_fields(&limited, seconds);
+        Self::rate_limited(limited.limit.as_str(), limited.window, limited.retry_after)
+    }
+
+    /// 429 by a limit of that name.
+    pub fn rate_limited(name: &'static str, window: Window, retry_after: Duration) -> Self {
+        let seconds = whole_seconds(retry_after);
+        let (policy, now) = rate_limit_fields(name, window, seconds);
         Self::new(ErrorCode::RateLimited, "too many requests; come again after the time in Retry-After")
             .header(RETRY_AFTER, seconds.into())
             .header(HeaderName::from_static("ratelimit-policy"), policy)
@@ -280,9 +290,8 @@ fn whole_seconds(duration: Duration) -> u64 {
 }
 
 /// `RateLimit-Policy` and `RateLimit` (draft-ietf-httpapi-ratelimit-headers-10, sections 3 and 4).
-fn rate_limit_fields(limited: &Limited, seconds: u64) -> (HeaderValue, HeaderValue) {
-    let name = limited.limit.as_str();
-    let policy = format!("\"{name}\";q={};w={}", limited.window.count, limited.window.window_seconds);
+fn rate_limit_fields(name: &str, window: Window, seconds: u64) -> (HeaderValue, HeaderValue) {
+    let policy = format!("\"{name}\";q={};w={}", window.count, window.window_seconds);
     let now = format!("\"{name}\";r=0;t={seconds}");
     let value = |text: String| HeaderValue::try_from(text).expect("a limit's name and numbers are ASCII");
     (value(policy), value(now))

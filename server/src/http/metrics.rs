@@ -55,6 +55,9 @@ impl HttpMetrics {
             connections: Family::default(),
             head_timeouts: Family::default(),
         };
+        for listener in ["public", "admin", "ops"] {
+            drop(metrics.head_timeouts.get_or_create(&ListenerLabels { listener }));
+        }
         registry.register("http_requests", "Requests answered", metrics.requests.clone());
         registry.register_with_unit(
             "http_request_duration",

@@ -5,11 +5,13 @@ use std::sync::Arc;
 use prometheus_client::registry::Registry;
 
 use crate::{
-    domain::ports::{Accounts, Audit, Codes, Hasher, Limits, Outbox, Sessions, Users},
+    domain::ports::{self, Audit, Codes, Flows, Hasher, Identities, Limits, Outbox, Providers, Sessions, Users},
+    providers::Reports,
     state::State,
 };
 
 mod admin;
+pub mod cookies;
 pub mod cors;
 #[cfg(test)]
 mod docs;
@@ -19,6 +21,7 @@ pub mod guard;
 pub mod handlers;
 pub mod metrics;
 pub mod openapi;
+pub mod parameters;
 pub mod patience;
 mod public;
 pub mod request;
@@ -34,12 +37,19 @@ pub use metrics::HttpMetrics;
 pub use serve::{Drain, serve};
 
 /// All that the endpoints need from outside.
-pub trait Ports:
-    Users + Accounts + Limits + Hasher + Sessions + Codes + Outbox + Audit + Send + Sync + 'static
-{
-}
+pub trait Ports: Accounts + Social + Outbox + Audit + Send + Sync + 'static {}
 
-impl<S: Users + Accounts + Limits + Hasher + Sessions + Codes + Outbox + Audit + Send + Sync + 'static> Ports for S {}
+impl<S: Accounts + Social + Outbox + Audit + Send + Sync + 'static> Ports for S {}
+
+/// What accounts and their sessions need.
+pub trait Accounts: Users + ports::Accounts + Limits + Hasher + Sessions + Codes {}
+
+impl<S: Users + ports::Accounts + Limits + Hasher + Sessions + Codes> Accounts for S {}
+
+/// What social login needs beside them.
+pub trait Social: Identities + Flows + Providers {}
+
+impl<S: Identities + Flows + Providers> Social for S {}
 
 /// The login API.
 pub fn public_service<S: Ports>(state: Arc<State<S>>, metrics: HttpMetrics) -> Service {
@@ -57,9 +67,11 @@ pub fn ops_service<S: Ports>(
     metrics: HttpMetrics,
     registry: Arc<Registry>,
     readiness: Arc<Readiness>,
+    reports: Arc<Reports>,
     drain: &Drain,
 ) -> Service {
     let apps = Arc::clone(&state.apps);
-    let ops = handlers::ops::Ops::new(apps, state.settings.pod_uid.clone(), readiness, registry, drain.closing());
+    let ops =
+        handlers::ops::Ops::new(apps, state.settings.pod_uid.clone(), readiness, registry, reports, drain.closing());
     Service::new(ops, state, metrics)
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use http::StatusCode;
-use latchkey_crds::types::{AppId, IssuerUrl};
+use latchkey_crds::types::{AppId, IssuerUrl, ProviderName};
 use schemars::{JsonSchema, Schema, SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
 
@@ -12,7 +12,7 @@ use super::{
     handlers::{
         activity, discovery,
         email::{confirm, confirm_password, forgot_password, login, register, verify},
-        introspect, revoke, sessions, token, user,
+        identities, introspect, revoke, sessions, social, token, user,
     },
     routes::{Route, Verb},
 };
@@ -51,12 +51,13 @@ pub fn document(base_url: &IssuerUrl) -> Value {
     let mut schemas = settings.for_serialize().into_generator();
     let error = schemas.subschema_for::<ErrorBody<'static>>();
     let app = schemas.subschema_for::<AppId>();
+    let provider = schemas.subschema_for::<ProviderName>();
 
     let mut paths = Map::new();
     for route in Route::ALL.iter().copied() {
         let operation = Operation::of(route, &mut schemas).render(route, &error);
         let method = match route.verb() {
-            Verb::Get => "get",
+            Verb::Get | Verb::GetOnly => "get",
             Verb::Post => "post",
             Verb::Patch => "patch",
             Verb::Delete => "delete",
@@ -74,7 +75,7 @@ pub fn document(base_url: &IssuerUrl) -> Value {
         "openapi": "3.1.0",
         "info": {
             "title": "Latchkey",
-            "summary": "Email accounts for the applications of a cluster",
+            "summary": "Email and social login for the applications of a cluster",
             "description": "Every answer carries `X-Request-Id` and `X-Content-Type-Options: nosniff`. Times are Unix \
                 seconds. Bodies are JSON in UTF-8, at most 64 KiB; unknown fields are ignored, a duplicate key or \
                 nesting deeper than 16 is refused.",
@@ -93,6 +94,14 @@ pub fn document(base_url: &IssuerUrl) -> Value {
                     "description": "Which App it is for.",
                     "schema": app,
                     "example": "shop",
+                },
+                "PROVIDER": {
+                    "name": "PROVIDER",
+                    "in": "path",
+                    "required": true,
+                    "description": "Which of the App's social providers it is for.",
+                    "schema": provider,
+                    "example": "github",
                 },
                 "SUFFIX": {
                     "name": "SUFFIX",
@@ -149,12 +158,15 @@ fn headers() -> Value {
         "X-Auth-Name": header("The name in UTF-8, percent-encoded.", text()),
         "X-Auth-Session-Id": header("The session.", text()),
         "Cache-Control": header("Whether the answer may be kept.", text()),
+        "Location": header("Where the browser is sent.", text()),
+        "Referrer-Policy": header("`no-referrer`.", text()),
+        "Set-Cookie": header("What the browser keeps of its flow, or that it is over.", text()),
         "ETag": header("Names this version of the document, for `If-None-Match`.", text()),
     })
 }
 
 /// The placeholders of paths.
-const PARAMETERS: [&str; 3] = ["APPID", "SESSION", "SUFFIX"];
+const PARAMETERS: [&str; 4] = ["APPID", "PROVIDER", "SESSION", "SUFFIX"];
 
 /// What any operation may answer.
 fn common_errors(route: Route) -> &'static [ErrorCode] {
@@ -194,8 +206,15 @@ fn common_errors(route: Route) -> &'static [ErrorCode] {
         ],
         (Verb::Get, Route::OpenApi) => &[MethodNotAllowed, ServerError],
         (Verb::Any, _) => &[AppNotFound, ServerError, TemporarilyUnavailable],
-        (Verb::Get, Route::Sessions | Route::User | Route::UserInfo | Route::Activity) | (Verb::Delete, _) => {
+        (
+            Verb::Get,
+            Route::Sessions | Route::User | Route::UserInfo | Route::Activity | Route::Identities,
+        )
+        | (Verb::Delete, _) => {
             &[AppNotFound, MethodNotAllowed, ServerError, TemporarilyUnavailable]
+        }
+        (Verb::GetOnly, _) => {
+            &[InvalidRequest, AppNotFound, MethodNotAllowed, RateLimited, ServerError, TemporarilyUnavailable]
         }
         (Verb::Get, _) => &[AppNotFound, MethodNotAllowed, ServerError],
     }
@@ -301,7 +320,7 @@ impl Operation {
                 errors: &[ErrorCode::InvalidCode, ErrorCode::WeakPassword],
             },
             Route::Token => Self {
-                summary: "Refresh: a new access token and a new refresh token",
+                summary: "Refresh: a new access token and a new refresh token; or exchange a social login's code",
                 description: "The same refresh token again gives the same answer for the App's grace time, so tabs may \
                     race and a lost answer may be asked for again. A token that is older than the last ends its \
                     session: two hold it.",
@@ -470,6 +489,123 @@ impl Operation {
                 request: None,
                 answer: Content::nothing(),
                 errors: &[ErrorCode::InvalidToken, ErrorCode::NotFound],
+            },
+            Route::Identities => Self {
+                summary: "The providers' accounts by which the user may sign in",
+                description: "The oldest first.",
+                bearer: NeedsBearer::Yes,
+                request: None,
+                answer: Content::of::<identities::Answer>(
+                    schemas,
+                    json!({ "identities": [{
+                        "provider": "github",
+                        "subject": "583231",
+                        "email": "ada@example.com",
+                        "linked_at": 1_762_339_600,
+                    }] }),
+                ),
+                errors: &[ErrorCode::InvalidToken],
+            },
+            Route::LinkIdentity => Self {
+                summary: "Link a provider's account, by a token of the provider",
+                description: "Needs a login in the last five minutes, and a verified address where the account has one.",
+                bearer: NeedsBearer::Yes,
+                request: Some(Content::of::<social::login::Request>(schemas, json!({ "token": "gho_16C7e42F292c…" }))),
+                answer: Content::nothing(),
+                errors: &[
+                    ErrorCode::InvalidToken,
+                    ErrorCode::ReauthenticationRequired,
+                    ErrorCode::InvalidProviderToken,
+                    ErrorCode::EmailNotVerified,
+                    ErrorCode::AccessDenied,
+                    ErrorCode::ProviderNotFound,
+                    ErrorCode::ProviderError,
+                ],
+            },
+            Route::UnlinkIdentity => Self {
+                summary: "Take a provider's account from the user",
+                description: "Never the last way into the account.",
+                bearer: NeedsBearer::Yes,
+                request: None,
+                answer: Content::nothing(),
+                errors: &[ErrorCode::InvalidToken, ErrorCode::NotFound, ErrorCode::LastIdentity],
+            },
+            Route::SocialRedirect => Self {
+                summary: "Send the user to the provider's login page",
+                description: "Without `format=json` the answer is a redirect. The flow is bound to the browser by a \
+                    cookie; one begun with `format=json` only from a page of the same site (`Sec-Fetch-Site`).",
+                bearer: NeedsBearer::No,
+                request: None,
+                answer: Content::of::<social::redirect::Answer>(
+                    schemas,
+                    json!({ "url": "https://github.com/login/oauth/authorize?client_id=…&redirect_uri=…&scope=…" }),
+                ),
+                errors: &[
+                    ErrorCode::RedirectUrlNotAllowed,
+                    ErrorCode::OriginNotAllowed,
+                    ErrorCode::ProviderNotFound,
+                    ErrorCode::ProviderError,
+                ],
+            },
+            Route::SocialCallback | Route::SocialCallbackForm => Self {
+                summary: "Where the provider sends the user back to",
+                description: "Not for the application itself: it is the address to register at the provider. The \
+                    answer is a redirect to the `redirect_url` of the flow, with a session, a `code` or an `error`; \
+                    JSON only where the App has no redirect addresses, or where there is none to go to.",
+                bearer: NeedsBearer::No,
+                request: None,
+                answer: Content::of::<social::callback::Answer>(
+                    schemas,
+                    json!({
+                        "access_token": token,
+                        "refresh_token": refresh_token,
+                        "session_id": session_id,
+                        "local_id": local_id,
+                        "email_verified": true,
+                        "expires_at": 1_762_340_474,
+                        "expires_in": 874,
+                    }),
+                ),
+                errors: &[
+                    ErrorCode::InvalidState,
+                    ErrorCode::RedirectUrlNotAllowed,
+                    ErrorCode::EmailNotVerified,
+                    ErrorCode::RegistrationDisabled,
+                    ErrorCode::UserDisabled,
+                    ErrorCode::AccessDenied,
+                    ErrorCode::ProviderNotFound,
+                    ErrorCode::AccountLinkRequired,
+                    ErrorCode::ProviderError,
+                ],
+            },
+            Route::SocialLogin => Self {
+                summary: "Log in with a token of the provider",
+                description: "For apps that log in by the provider's own SDK. Only tokens that were issued for one of \
+                    the Provider's client ids are accepted; a provider that offers no way to check this is refused.",
+                bearer: NeedsBearer::No,
+                request: Some(Content::of::<social::login::Request>(schemas, json!({ "token": "gho_16C7e42F292c…" }))),
+                answer: Content::of::<social::Session>(
+                    schemas,
+                    json!({
+                        "access_token": token,
+                        "refresh_token": refresh_token,
+                        "session_id": session_id,
+                        "local_id": local_id,
+                        "email_verified": true,
+                        "expires_at": 1_762_340_474,
+                        "expires_in": 874,
+                    }),
+                ),
+                errors: &[
+                    ErrorCode::InvalidProviderToken,
+                    ErrorCode::EmailNotVerified,
+                    ErrorCode::RegistrationDisabled,
+                    ErrorCode::UserDisabled,
+                    ErrorCode::AccessDenied,
+                    ErrorCode::ProviderNotFound,
+                    ErrorCode::AccountLinkRequired,
+                    ErrorCode::ProviderError,
+                ],
             },
             Route::Introspect => Self {
                 summary: "What a token is worth now (RFC 7662)",
@@ -641,6 +777,10 @@ impl Operation {
             let kept = json!({ "description": "The document is the one that `If-None-Match` names.", "headers": named(success) });
             responses.insert("304".to_owned(), kept);
         }
+        if let Some(description) = redirects(route) {
+            let headers = named(&["X-Request-Id", "Cache-Control", "Location", "Referrer-Policy", "Set-Cookie"]);
+            responses.insert("302".to_owned(), json!({ "description": description, "headers": headers }));
+        }
         let mut by_status: BTreeMap<u16, Vec<ErrorCode>> = BTreeMap::new();
         for code in self.errors.iter().chain(common_errors(route)) {
             by_status.entry(code.status().as_u16()).or_default().push(*code);
@@ -664,6 +804,15 @@ impl Operation {
             },
             "responses": responses,
         });
+        let parameters = query(route);
+        if route == Route::SocialCallbackForm {
+            let fields: Map<_, _> = CALLBACK.iter().map(|(name, about)| ((*name).to_owned(), json!({ "type": "string", "description": about }))).collect();
+            let form = json!({ "schema": { "type": "object", "properties": fields } });
+            operation["requestBody"] =
+                json!({ "required": true, "content": { "application/x-www-form-urlencoded": form } });
+        } else if !parameters.is_empty() {
+            operation["parameters"] = parameters.into();
+        }
         if let Some(request) = self.request {
             operation["requestBody"] = json!({ "required": request.required, "content": request.render() });
         }
@@ -681,6 +830,52 @@ fn account(local_id: &str) -> Value {
         "created_at": 1_762_339_600,
         "has_password": true,
     })
+}
+
+/// What *redirect* takes.
+const REDIRECT: [(&str, &str); 7] = [
+    ("format", "`json` answers the provider's address as JSON; `redirect`, the default, leads there."),
+    (
+        "redirect_url",
+        "Where the user goes in the end: an address on the App's list, byte for byte (the port of an `http` loopback \
+         address aside). Default: the first of the list.",
+    ),
+    ("state", "Comes back unchanged beside the parameters of *callback*; at most 512 characters."),
+    ("prompt", "Passed on where the provider knows it."),
+    ("login_hint", "Passed on where the provider knows it."),
+    ("code_challenge", "By S256 (RFC 7636): the flow ends with a `code` for *token*."),
+    ("code_challenge_method", "`S256`, the default."),
+];
+/// What *callback* takes, from the provider.
+const CALLBACK: [(&str, &str); 5] = [
+    ("state", "That of the flow."),
+    ("code", "The provider's code."),
+    ("iss", "The provider's issuer (RFC 9207)."),
+    ("error", "Why the provider gives no code (RFC 6749, 4.1.2.1)."),
+    ("error_description", "Not passed on."),
+];
+
+/// The parameters of an operation's query.
+fn query(route: Route) -> Vec<Value> {
+    let parameters: &[(&str, &str)] = match route {
+        Route::SocialRedirect => &REDIRECT,
+        Route::SocialCallback => &CALLBACK,
+        _ => &[],
+    };
+    let parameter = |(name, description): &(&str, &str)| json!({ "name": name, "in": "query", "description": description, "schema": { "type": "string" } });
+    parameters.iter().map(parameter).collect()
+}
+
+/// Where an operation redirects to, where it does.
+fn redirects(route: Route) -> Option<&'static str> {
+    match route {
+        Route::SocialRedirect => Some("To the provider's login page."),
+        Route::SocialCallback | Route::SocialCallbackForm => Some(
+            "To the flow's `redirect_url`, with the fields of the JSON answer as parameters, or with `error` and \
+             `error_description`, and the `state` that was given to *redirect*.",
+        ),
+        _ => None,
+    }
 }
 
 /// The answer for all codes of one status.

@@ -26,6 +26,9 @@ pub const MAX_BODY: usize = 64 * 1024;
 /// How deep arrays and objects may nest; the outermost object is 1 (contract, 1).
 pub const MAX_DEPTH: usize = 16;
 
+/// The media type of forms (RFC 6749, appendix B).
+const FORM: &str = "application/x-www-form-urlencoded";
+
 /// A request that has found its route.
 pub struct Inbound {
     pub headers: HeaderMap,
@@ -138,7 +141,7 @@ impl Inbound {
     /// As [`Self::read`], and the body may be a form as well (RFC 6749, appendix B).
     pub async fn read_form<T: RequestBody>(&mut self) -> Result<T, Problem> {
         let form = match essence(&self.headers) {
-            Some(essence) if essence.eq_ignore_ascii_case("application/x-www-form-urlencoded") => {
+            Some(essence) if essence.eq_ignore_ascii_case(FORM) => {
                 uncoded(&self.headers)?;
                 form(&self.bytes().await?)?
             }
@@ -150,6 +153,17 @@ impl Inbound {
     /// As [`Self::read`], where no body is as good as `{}`.
     pub async fn read_optional<T: RequestBody>(&mut self) -> Result<T, Problem> {
         if self.body.is_end_stream() { fields(Map::new()) } else { self.read().await }
+    }
+
+    /// A form as it was sent, where nothing else will do.
+    pub async fn form_text(&mut self) -> Result<String, Problem> {
+        if !essence(&self.headers).is_some_and(|essence| essence.eq_ignore_ascii_case(FORM)) {
+            let why = "send one Content-Type: application/x-www-form-urlencoded";
+            return Err(Problem::new(ErrorCode::UnsupportedMediaType, why));
+        }
+        uncoded(&self.headers)?;
+        let bytes = self.bytes().await?;
+        String::from_utf8(bytes.into()).map_err(|_| Problem::invalid_request("the body is not UTF-8"))
     }
 
     /// Makes sure that there is no data: no body, or `{}`.

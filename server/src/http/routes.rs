@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use http::Method;
-use latchkey_crds::types::{AppId, IssuerUrl};
+use latchkey_crds::types::{AppId, IssuerUrl, ProviderName};
 
 /// Declares the endpoints: how each is called, its name in metrics, logs and the OpenAPI document, and its path.
 macro_rules! routes {
@@ -59,6 +59,14 @@ routes! {
     Sessions = Get "sessions" "/v1/{APPID}/sessions";
     EndOtherSessions = Delete "end-other-sessions" "/v1/{APPID}/sessions";
     EndSession = Delete "end-session" "/v1/{APPID}/sessions/{SESSION}";
+    Identities = Get "identities" "/v1/{APPID}/user/identities";
+    LinkIdentity = Post "link-identity" "/v1/{APPID}/user/identities/{PROVIDER}";
+    UnlinkIdentity = Delete "unlink-identity" "/v1/{APPID}/user/identities/{PROVIDER}";
+    SocialRedirect = GetOnly "social-redirect" "/{APPID}/{PROVIDER}/redirect";
+    SocialCallback = GetOnly "social-callback" "/{APPID}/{PROVIDER}/callback";
+    /// From providers that send their users back by a form.
+    SocialCallbackForm = Post "social-callback-form" "/{APPID}/{PROVIDER}/callback";
+    SocialLogin = Post "social-login" "/{APPID}/{PROVIDER}/login";
     Introspect = Post "introspect" "/v1/{APPID}/introspect";
     Authorize = Any "authorize" "/v1/{APPID}/authorize";
     /// The same for ingresses that put the path of what they ask about behind it.
@@ -79,6 +87,8 @@ routes! {
 pub enum Verb {
     /// GET, and so HEAD.
     Get,
+    /// GET alone: a link scanner's HEAD must use nothing up.
+    GetOnly,
     Post,
     Patch,
     Delete,
@@ -97,6 +107,8 @@ struct Path {
 enum Segment {
     Literal(&'static str),
     App,
+    /// `{PROVIDER}`: a label, and not `email`, which is our own.
+    Provider,
     /// Whatever the route is about.
     Item,
     /// All that is left of the path, be it nothing.
@@ -152,6 +164,7 @@ impl Path {
     fn of(route: Route) -> Self {
         let segments = route.template().split('/').map(|segment| match segment {
             "{APPID}" => Segment::App,
+            "{PROVIDER}" => Segment::Provider,
             "{SUFFIX}" => Segment::Rest,
             placeholder if placeholder.starts_with('{') => Segment::Item,
             literal => Segment::Literal(literal),
@@ -167,9 +180,10 @@ impl Path {
             match expected {
                 Segment::Literal(literal) if *literal == segment => {}
                 Segment::App if !segment.is_empty() => matched.app = Some(segment),
+                Segment::Provider if segment.parse::<ProviderName>().is_ok() => matched.item = Some(segment),
                 Segment::Item if !segment.is_empty() => matched.item = Some(segment),
                 Segment::Rest => return Some(matched),
-                Segment::Literal(_) | Segment::App | Segment::Item => return None,
+                Segment::Literal(_) | Segment::App | Segment::Provider | Segment::Item => return None,
             }
         }
         segments.next().is_none().then_some(matched)
@@ -201,6 +215,7 @@ impl Verb {
     const fn methods(self) -> &'static [&'static str] {
         match self {
             Self::Get => &["GET", "HEAD"],
+            Self::GetOnly => &["GET"],
             Self::Post => &["POST"],
             Self::Patch => &["PATCH"],
             Self::Delete => &["DELETE"],
@@ -222,6 +237,7 @@ mod tests {
         let app: AppId = "shop".parse().unwrap();
         for route in Route::ALL {
             let path = route.path(&app).replace("{SESSION}", "an-item").replace("{SUFFIX}", "a/suffix");
+            let path = path.replace("{PROVIDER}", "an-item");
             let found = Route::of(&path).unwrap();
             let methods = route.verb().methods();
             assert_eq!(found.route(&methods[0].parse().unwrap()), Some(*route), "{path}");
@@ -229,6 +245,8 @@ mod tests {
             assert_eq!(found.item.is_some(), path.contains("an-item"), "{path}");
             assert!(methods.iter().all(|method| found.allow().contains(method)), "{path}");
         }
+        assert_eq!(Route::of("/shop/github/callback").unwrap().allow(), "GET, POST, OPTIONS");
+        assert_eq!(Route::of("/shop/github/redirect").unwrap().allow(), "GET, OPTIONS");
         let sessions = Route::of("/v1/shop/sessions").unwrap();
         assert_eq!(sessions.allow(), "GET, HEAD, DELETE, OPTIONS");
         assert_eq!(sessions.route(&Method::POST), None);
@@ -256,6 +274,13 @@ mod tests {
             "/v1/shop/email/login/more",
             "/v1/shop/./email/login",
             "/shop/email/login",
+            "/shop/email/redirect",
+            "/shop/GitHub/redirect",
+            "/shop/git%68ub/redirect",
+            "/shop//redirect",
+            "/shop/github/redirect/",
+            "/shop/github",
+            "/v1/shop/user/identities/",
             "/v2/shop/email/login",
             "/.well-known/jwks.json",
             "//.well-known/jwks.json",

@@ -10,8 +10,9 @@ use std::{
 
 use http::Method;
 use latchkey_crds::{
-    rendered::{LimitName, RenderedApp, SignUp, Window},
-    types::AppId,
+    conditions::Reason,
+    rendered::{LimitName, RenderedApp, RenderedProvider, SignUp, Window},
+    types::{AppId, ProviderName},
 };
 use prometheus_client::{encoding::text, registry::Registry};
 use serde_json::{Value, json};
@@ -44,14 +45,17 @@ use crate::{
         clock::Env,
         code::{CodeKey, CodeRecord},
         email::{AccountKey, Email},
+        flow::{Binding, FlowId, FoundLogin, LoginCodeKey, PendingLogin},
+        identity::{Authorization, Away, Grant, Identity, ProviderError, ProviderTraits, Vouched},
         gate::Gate,
         limits::{Check, Limited},
         mail::{EpochNews, Mail},
         password::{Busy, Password, PasswordHash},
         ports::{
             Accounts, AddressChange, AddressChanged, AddressRequest, Audit, Backlog, Carried, Changed, Claimed, Codes,
-            Confirmation, Creation, Hasher, Limits, NewPassword, NewUser, Outbox, Outcome, PasswordReset, Removal,
-            Rename, Renamed, Sessions, StoreError, TakeError, Taken, Users,
+            Confirmation, Creation, FederatedUser, Flows, Hasher, Identities, KeepError, Limits, Linked, Linking,
+            NewIdentity, NewPassword, NewUser, Outbox, Outcome, PasswordReset, Providers, Removal, Rename, Renamed,
+            Sessions, StoreError, TakeError, TakeOver, Taken, Unlinked, Users,
         },
         session::{
             Amr, LiveSession, NewSession, Opening, Profile, RefreshRules, Refreshed, Session, SessionId, SessionInfo,
@@ -60,6 +64,7 @@ use crate::{
         user::{Epoch, User, UserId},
     },
     fixtures,
+    providers::Reports,
     settings::Settings,
     state::State,
 };
@@ -201,6 +206,91 @@ impl Sessions for Failing {
     }
     async fn put_profile(&self, _: &AppId, _: UserId, _: &Profile) -> Result<(), StoreError> {
         self.answer()
+    }
+}
+
+impl Identities for Failing {
+    async fn user_by_identity(&self, _: &AppId, _: &str, _: &str) -> Result<Option<User>, StoreError> {
+        self.answer()
+    }
+    async fn create_federated(
+        &self,
+        _: &AppId,
+        _: FederatedUser,
+        _: NewIdentity,
+        _: Option<Mail>,
+    ) -> Result<bool, StoreError> {
+        self.answer()
+    }
+    async fn link_identity(&self, _: &AppId, _: Linking) -> Result<Linked, StoreError> {
+        self.answer()
+    }
+    async fn take_over(&self, _: &AppId, _: TakeOver) -> Result<Option<User>, StoreError> {
+        self.answer()
+    }
+    async fn identities(&self, _: &AppId, _: UserId) -> Result<Vec<Identity>, StoreError> {
+        self.answer()
+    }
+    async fn unlink_identity(
+        &self,
+        _: &AppId,
+        _: UserId,
+        _: &ProviderName,
+        _: &[&ProviderName],
+    ) -> Result<Unlinked, StoreError> {
+        self.answer()
+    }
+}
+
+impl Flows for Failing {
+    async fn keep_flow(&self, _: &AppId, _: &FlowId, _: &str, _: ClientAddress) -> Result<(), KeepError> {
+        self.answer().map_err(KeepError::Store)
+    }
+    async fn find_flow(&self, _: &AppId, _: &FlowId) -> Result<Option<String>, StoreError> {
+        self.answer()
+    }
+    async fn use_flow(&self, _: &AppId, _: &FlowId, _: Binding) -> Result<bool, StoreError> {
+        self.answer()
+    }
+    async fn put_login(&self, _: &AppId, _: &LoginCodeKey, _: &PendingLogin) -> Result<(), StoreError> {
+        self.answer()
+    }
+    async fn find_login(&self, _: &AppId, _: &LoginCodeKey) -> Result<Option<FoundLogin>, StoreError> {
+        self.answer()
+    }
+    async fn take_login(
+        &self,
+        _: &AppId,
+        _: &LoginCodeKey,
+        _: SessionId,
+    ) -> Result<Option<SessionId>, StoreError> {
+        self.answer()
+    }
+}
+
+impl Providers for Failing {
+    fn traits_of(&self, _: &RenderedProvider) -> ProviderTraits {
+        ProviderTraits { nonce: true, form_post: false }
+    }
+    async fn authorization_url(
+        &self,
+        _: &App,
+        _: &RenderedProvider,
+        request: &Authorization<'_>,
+    ) -> Result<String, ProviderError> {
+        Ok(format!("https://provider.example/authorize?state={}", request.state))
+    }
+    async fn exchange(&self, _: &App, _: &RenderedProvider, _: &Grant<'_>) -> Result<Vouched, ProviderError> {
+        Err(ProviderError::Away(Away::TooSlow))
+    }
+    async fn check_token(
+        &self,
+        _: &App,
+        _: &RenderedProvider,
+        _: &str,
+        _: Option<&str>,
+    ) -> Result<Vouched, ProviderError> {
+        Err(ProviderError::NoTokenCheck)
     }
 }
 
@@ -818,8 +908,14 @@ async fn operations_are_told_what_is_missing() {
     let mut house = House::new(Failing::Panicking);
     let readiness = Arc::new(Readiness::default());
     let registry = Arc::new(std::mem::take(&mut house.registry));
-    let ops =
-        ops_service(Arc::clone(&house.state), house.metrics.clone(), registry, Arc::clone(&readiness), &house.drain);
+    let ops = ops_service(
+        Arc::clone(&house.state),
+        house.metrics.clone(),
+        registry,
+        Arc::clone(&readiness),
+        Arc::default(),
+        &house.drain,
+    );
     let asked = async |path: &str| ask(house.connect(ops.clone()), get(path, "").as_bytes()).await;
     assert_eq!(asked("/livez").await.status, 200);
     let reply = asked("/readyz").await;
@@ -849,11 +945,15 @@ async fn operations_are_told_what_is_missing() {
 async fn revisions_are_told_as_they_change() {
     let mut house = House::new(Failing::Panicking);
     let registry = Arc::new(std::mem::take(&mut house.registry));
+    let reports = Arc::new(Reports::default());
+    let provider = ("shop".to_owned(), "github".to_owned());
+    reports.tell(&provider, Reason::Reachable);
     let ops = ops_service(
         Arc::clone(&house.state),
         house.metrics.clone(),
         registry,
         Arc::new(Readiness::default()),
+        Arc::clone(&reports),
         &house.drain,
     );
     let mut client = house.connect(ops);
@@ -869,6 +969,10 @@ async fn revisions_are_told_as_they_change() {
         }
     }
     read_until(&mut client, &mut told, r#"{"hello":{"podUID":"pod-1","format":1,"revisions":{"shop":""#).await;
+    read_until(&mut client, &mut told, r#"{"provider":{"namespace":"shop","name":"github","reason":"Reachable"}}"#)
+        .await;
+    reports.tell(&provider, Reason::ClientRefused);
+    read_until(&mut client, &mut told, r#""reason":"ClientRefused"}}"#).await;
     house.state.apps.remove(&"shop".parse().unwrap());
     read_until(&mut client, &mut told, r#"{"app":"shop","revision":null}"#).await;
     read_until(&mut client, &mut told, r#"{"heartbeat":1}"#).await;

@@ -410,6 +410,7 @@ mod tests {
         },
         fixtures,
         mail::{InstallRelay, relay::tests::relay as listener},
+        outbound::Reach,
     };
 
     const NOTICES: [MailKind; 4] =
@@ -671,7 +672,8 @@ mod tests {
         let mut unresolved = fixtures::rendered("unresolved");
         unresolved.mail.smtp = RenderedSmtp::Unresolved;
         apps.put(&unresolved.app_id.clone(), &unresolved.to_bytes());
-        let settings = MailSettings { allow_insecure: true, ..MailSettings::default() };
+        let reach = Reach { allow_insecure: true, ..Reach::default() };
+        let settings = MailSettings { reach, ..MailSettings::default() };
         let metrics = MailMetrics::register(&mut Registry::default());
         Delivery::new(Arc::new(script), Arc::new(apps), Arc::new(Env::system()), settings, metrics)
     }

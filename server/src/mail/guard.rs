@@ -1,189 +1,36 @@
-//! Where an App's own relay may stand: an address is judged, never a name, and it is the one then connected to.
-
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+//! To which ports of a relay an App's mail may go.
 
 use super::MailSettings;
 
 /// Ports on which mail is taken in: relay, submission with and without TLS (RFC 5321, 8314), and the usual other one.
 const PORTS: [u16; 4] = [25, 465, 587, 2525];
 
-/// IPv4 that is not of the public Internet (IANA special-purpose address registry, RFC 6890, and multicast).
-const RESERVED_V4: [Ipv4Net; 15] = [
-    v4(0, 0, 0, 0, 8),       // this network
-    v4(10, 0, 0, 0, 8),      // private
-    v4(100, 64, 0, 0, 10),   // shared by carriers
-    v4(127, 0, 0, 0, 8),     // loopback
-    v4(169, 254, 0, 0, 16),  // link-local, metadata of clouds
-    v4(172, 16, 0, 0, 12),   // private
-    v4(192, 0, 0, 0, 24),    // protocol assignments
-    v4(192, 0, 2, 0, 24),    // documentation
-    v4(192, 88, 99, 0, 24),  // 6to4 relays
-    v4(192, 168, 0, 0, 16),  // private
-    v4(198, 18, 0, 0, 15),   // benchmarks
-    v4(198, 51, 100, 0, 24), // documentation
-    v4(203, 0, 113, 0, 24),  // documentation
-    v4(224, 0, 0, 0, 4),     // multicast
-    v4(240, 0, 0, 0, 4),     // reserved, broadcast
-];
-
-/// Of IPv6 only global unicast is public (RFC 4291, 2.4) …
-const GLOBAL_V6: Ipv6Net = v6([0x2000, 0, 0, 0, 0, 0, 0, 0], 3);
-/// … without these.
-const RESERVED_V6: [Ipv6Net; 4] = [
-    v6([0x2001, 0, 0, 0, 0, 0, 0, 0], 23),     // protocol assignments, Teredo
-    v6([0x2001, 0xdb8, 0, 0, 0, 0, 0, 0], 32), // documentation
-    v6([0x2002, 0, 0, 0, 0, 0, 0, 0], 16),     // 6to4: carries any IPv4 address
-    v6([0x3fff, 0, 0, 0, 0, 0, 0, 0], 20),     // documentation
-];
-/// NAT64 (RFC 6052): what counts is the IPv4 address inside, which is what the gateway connects to.
-const NAT64: Ipv6Net = v6([0x64, 0xff9b, 0, 0, 0, 0, 0, 0], 96);
-
-const fn v4(a: u8, b: u8, c: u8, d: u8, prefix: u8) -> Ipv4Net {
-    Ipv4Net::new_assert(Ipv4Addr::new(a, b, c, d), prefix)
-}
-
-const fn v6(s: [u16; 8], prefix: u8) -> Ipv6Net {
-    Ipv6Net::new_assert(Ipv6Addr::new(s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7]), prefix)
-}
-
-fn is_public(address: IpAddr) -> bool {
-    match address.to_canonical() {
-        IpAddr::V4(address) => !RESERVED_V4.iter().any(|net| net.contains(&address)),
-        IpAddr::V6(address) if NAT64.contains(&address) => {
-            let [.., a, b, c, d] = address.octets();
-            is_public(IpAddr::V4(Ipv4Addr::new(a, b, c, d)))
-        }
-        IpAddr::V6(address) => GLOBAL_V6.contains(&address) && !RESERVED_V6.iter().any(|net| net.contains(&address)),
-    }
-}
-
-/// Whether an App's own relay may have this address.
-pub(super) fn allows_address(settings: &MailSettings, address: IpAddr) -> bool {
-    let address = address.to_canonical();
-    let listed = |net: &IpNet| net.contains(&address);
-    is_public(address)
-        || settings.private_cidrs.iter().any(listed)
-        || (settings.allow_insecure && address.is_loopback())
-}
-
 /// Whether an App's own relay may have this port. A listed network opens no other port: Redis may stand there too.
 pub(super) fn allows_port(settings: &MailSettings, port: u16) -> bool {
-    settings.allow_insecure || PORTS.contains(&port)
+    settings.reach.allow_insecure || PORTS.contains(&port)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn allowed(settings: &MailSettings, address: &str) -> bool {
-        allows_address(settings, address.parse().unwrap())
-    }
-
-    #[test]
-    fn public_addresses_are_allowed() {
-        let settings = MailSettings::default();
-        for public in [
-            "1.1.1.1",
-            "9.255.255.255",
-            "11.0.0.0",
-            "100.63.255.255",
-            "100.128.0.0",
-            "172.15.255.255",
-            "172.32.0.0",
-            "192.0.1.1",
-            "192.169.0.0",
-            "198.17.255.255",
-            "198.20.0.0",
-            "223.255.255.255",
-            "2a00:1450:4001::1a",
-            "2001:4860:4860::8888",
-            "64:ff9b::1.1.1.1",
-            "::ffff:1.1.1.1",
-        ] {
-            assert!(allowed(&settings, public), "{public}");
-        }
-    }
-
-    #[test]
-    fn every_reserved_range_is_refused_at_both_ends() {
-        let settings = MailSettings::default();
-        for net in RESERVED_V4 {
-            assert!(!allows_address(&settings, net.network().into()), "{net}");
-            assert!(!allows_address(&settings, net.broadcast().into()), "{net}");
-            assert!(!allows_address(&settings, net.network().to_ipv6_mapped().into()), "mapped {net}");
-        }
-        for net in RESERVED_V6 {
-            assert!(!allows_address(&settings, net.network().into()), "{net}");
-            assert!(!allows_address(&settings, net.broadcast().into()), "{net}");
-        }
-        for private in [
-            "0.0.0.0",
-            "10.0.0.1",
-            "100.64.0.1",
-            "127.0.0.1",
-            "127.255.255.254",
-            "169.254.169.254",
-            "172.16.0.1",
-            "172.31.255.255",
-            "192.0.0.8",
-            "192.168.1.1",
-            "198.19.255.255",
-            "224.0.0.1",
-            "255.255.255.255",
-            "::",
-            "::1",
-            "::127.0.0.1",
-            "fc00::1",
-            "fd12:3456::1",
-            "fe80::1",
-            "fec0::1",
-            "ff02::1",
-            "100::1",
-            "64:ff9b::10.0.0.1",
-            "64:ff9b::169.254.169.254",
-            "64:ff9b:1::1.1.1.1",
-            "::ffff:127.0.0.1",
-            "2001::1",
-            "2002:a00:1::1",
-            "5f00::1",
-        ] {
-            assert!(!allowed(&settings, private), "{private}");
-        }
-    }
-
-    #[test]
-    fn a_listed_network_is_allowed_and_no_other() {
-        let settings = MailSettings {
-            private_cidrs: vec!["10.1.0.0/16".parse().unwrap(), "fd00:1::/32".parse().unwrap()],
-            ..MailSettings::default()
-        };
-        for listed in ["10.1.2.3", "::ffff:10.1.2.3", "fd00:1::9"] {
-            assert!(allowed(&settings, listed), "{listed}");
-        }
-        for other in ["10.2.0.1", "127.0.0.1", "fd00:2::9"] {
-            assert!(!allowed(&settings, other), "{other}");
-        }
-        assert!(!allows_port(&settings, 6379));
-    }
-
-    #[test]
-    fn development_opens_loopback_and_ports_but_no_private_network() {
-        let settings = MailSettings { allow_insecure: true, ..MailSettings::default() };
-        assert!(allowed(&settings, "127.0.0.1") && allowed(&settings, "::1"));
-        assert!(!allowed(&settings, "10.0.0.1") && !allowed(&settings, "169.254.169.254"));
-        assert!(allows_port(&settings, 1025));
-    }
+    use crate::outbound::Reach;
 
     #[test]
     fn only_ports_of_mail_are_allowed() {
-        let settings = MailSettings::default();
+        let listed = vec!["10.1.0.0/16".parse().unwrap()];
+        let reach = Reach { private_cidrs: listed, ..Reach::default() };
+        let settings = MailSettings { reach, ..MailSettings::default() };
         for port in PORTS {
             assert!(allows_port(&settings, port), "{port}");
         }
         for port in [0, 22, 80, 443, 1025, 5432, 6379, 10_250] {
             assert!(!allows_port(&settings, port), "{port}");
         }
+    }
+
+    #[test]
+    fn development_opens_every_port() {
+        let reach = Reach { allow_insecure: true, ..Reach::default() };
+        assert!(allows_port(&MailSettings { reach, ..MailSettings::default() }, 1025));
     }
 }

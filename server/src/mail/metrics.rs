@@ -62,6 +62,15 @@ impl MailMetrics {
             oldest_due_seconds: Gauge::default(),
             dead: Gauge::default(),
         };
+        // Series that are there from the start: their first increase is seen.
+        for outcome in Fate::ALL {
+            for kind in MailKind::ALL {
+                drop(metrics.mails.get_or_create(&MailLabels { mail: Kind(kind), outcome }));
+            }
+        }
+        for outcome in [Fate::Sent, Fate::Retried] {
+            drop(metrics.epochs.get_or_create(&EpochLabels { outcome }));
+        }
         registry.register("mails", "Mails by what became of the try", metrics.mails.clone());
         registry.register(
             "carried_epochs",
@@ -108,6 +117,10 @@ impl MailMetrics {
 }
 
 // === impl Fate ===
+
+impl Fate {
+    const ALL: [Self; 5] = [Self::Sent, Self::Skipped, Self::Retried, Self::Waited, Self::Dead];
+}
 
 impl prometheus_client::encoding::EncodeLabelValue for Fate {
     fn encode(&self, encoder: &mut LabelValueEncoder) -> Result<(), std::fmt::Error> {

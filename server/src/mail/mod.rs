@@ -1,7 +1,8 @@
 //! Mail: the outbox worker, the templates and the relays.
 
-use ipnet::IpNet;
 use latchkey_crds::{rendered::SmtpRelay, types::Mailbox};
+
+use crate::outbound::Reach;
 
 mod backoff;
 mod delivery;
@@ -21,10 +22,8 @@ pub use worker::Worker;
 pub struct MailSettings {
     /// The install's own relay; none: the mail of Apps without their own waits.
     pub install: Option<InstallRelay>,
-    /// Private networks in which an App's own relay may stand.
-    pub private_cidrs: Vec<IpNet>,
-    /// Development: an App's own relay may stand on loopback, at any port.
-    pub allow_insecure: bool,
+    /// Where an App's own relay may stand.
+    pub reach: Reach,
 }
 
 /// The relay of the install, and who sends through it.

@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -25,11 +25,8 @@ use lettre::{
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{
-    MailSettings, guard,
-    templates::Rendered,
-    wire::{self, Trust},
-};
+use super::{MailSettings, guard, templates::Rendered, wire};
+use crate::outbound::{Unresolved, look_up, trust::Trust};
 
 /// The whole of one mail: name look-up, connection, TLS, login and SMTP (design, Server).
 const WHOLE: Duration = Duration::from_secs(10);
@@ -247,26 +244,18 @@ impl Relays {
         Ok(connection)
     }
 
-    /// The addresses that may be connected to. They are looked up once: a name that leads elsewhere at the second
-    /// look-up (DNS rebinding) finds no second look-up.
+    /// The addresses that may be connected to.
     async fn resolve(&self, route: &Route) -> Result<Vec<SocketAddr>, SendError> {
         let guarded = route.owner.is_some();
         let (host, port) = (host(&route.relay), route.relay.port);
         if guarded && !guard::allows_port(&self.settings, port) {
             return Err(SendError::PortRefused(port));
         }
-        let found: Vec<SocketAddr> = match host.parse::<IpAddr>() {
-            Ok(address) => vec![(address, port).into()],
-            Err(_) => tokio::net::lookup_host((host, port)).await.map_err(|_| SendError::NameUnknown)?.collect(),
-        };
-        if found.is_empty() {
-            return Err(SendError::NameUnknown);
-        }
-        let allowed: Vec<SocketAddr> = found
-            .into_iter()
-            .filter(|address| !guarded || guard::allows_address(&self.settings, address.ip()))
-            .collect();
-        if allowed.is_empty() { Err(SendError::AddressRefused) } else { Ok(allowed) }
+        let found = if guarded { self.settings.reach.resolve(host, port).await } else { look_up(host, port).await };
+        found.map_err(|unresolved| match unresolved {
+            Unresolved::NameUnknown => SendError::NameUnknown,
+            Unresolved::AddressRefused => SendError::AddressRefused,
+        })
     }
 }
 
@@ -314,6 +303,7 @@ pub(super) mod tests {
     };
 
     use super::*;
+    use crate::outbound::Reach;
 
     /// By the first word of what is said.
     type Answers = &'static [(&'static str, &'static str)];
@@ -382,7 +372,8 @@ pub(super) mod tests {
     }
 
     fn relays() -> Relays {
-        Relays::new(MailSettings { allow_insecure: true, ..MailSettings::default() })
+        let reach = Reach { allow_insecure: true, ..Reach::default() };
+        Relays::new(MailSettings { reach, ..MailSettings::default() })
     }
 
     #[tokio::test]

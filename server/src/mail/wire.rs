@@ -5,7 +5,6 @@ use std::{
     fmt, io,
     net::SocketAddr,
     pin::Pin,
-    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -15,28 +14,22 @@ use lettre::transport::smtp::{
     client::{AsyncSmtpConnection, AsyncTokioStream},
     extension::ClientId,
 };
-use rustls::{ClientConfig, RootCertStore, crypto::aws_lc_rs, pki_types::ServerName};
+use rustls::pki_types::ServerName;
 use tokio::{
     io::{AsyncBufReadExt, AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, ReadBuf},
     net::TcpStream,
-    sync::OnceCell,
     time::timeout,
 };
 use tokio_rustls::TlsConnector;
 
 use super::relay::{SendError, Stage};
+use crate::outbound::trust::Trust;
 
 /// What a peer may send on one connection. lettre reads a line to its end however long it is, and this peer may be
 /// anybody's; fifty mails need a hundredth of it.
 const MOST_READ: usize = 1024 * 1024;
 /// One of several addresses of a relay that answers nothing must leave time for the next.
 const CONNECT: Duration = Duration::from_secs(4);
-
-/// The roots that the machine trusts (`SSL_CERT_FILE` and `SSL_CERT_DIR` where they are set), read once.
-#[derive(Default)]
-pub(super) struct Trust {
-    config: OnceCell<Arc<ClientConfig>>,
-}
 
 /// A byte stream as lettre wants it.
 struct Wire<T> {
@@ -76,10 +69,10 @@ pub(super) async fn open(
     let stream = Bounded { stream, left: MOST_READ };
     let stream: Box<dyn AsyncTokioStream> = match tls {
         SmtpTls::None => Box::new(Wire::new(stream, peer, Vec::new())),
-        SmtpTls::Implicit => Box::new(Wire::new(trust.secure(stream, host).await?, peer, Vec::new())),
+        SmtpTls::Implicit => Box::new(Wire::new(secure(stream, host, trust).await?, peer, Vec::new())),
         SmtpTls::Starttls => {
             let (stream, greeting) = starttls(stream, hello).await?;
-            Box::new(Wire::new(trust.secure(stream, host).await?, peer, greeting))
+            Box::new(Wire::new(secure(stream, host, trust).await?, peer, greeting))
         }
     };
     AsyncSmtpConnection::connect_with_transport(stream, hello)
@@ -134,32 +127,14 @@ async fn reply(stream: &mut BufReader<Bounded>, stage: Stage) -> Result<Vec<u8>,
     }
 }
 
-// === impl Trust ===
-
-impl Trust {
-    async fn secure(&self, stream: Bounded, host: &str) -> Result<tokio_rustls::client::TlsStream<Bounded>, SendError> {
-        let name = ServerName::try_from(host.to_owned()).map_err(|_| SendError::Tls)?;
-        let config = self.config().await?;
-        TlsConnector::from(config).connect(name, stream).await.map_err(|_| SendError::Tls)
-    }
-
-    async fn config(&self) -> Result<Arc<ClientConfig>, SendError> {
-        let load = || async {
-            // Files are read: not on a thread that serves requests.
-            let roots = tokio::task::spawn_blocking(|| {
-                let mut roots = RootCertStore::empty();
-                roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-                roots
-            });
-            let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
-                .with_safe_default_protocol_versions()
-                .map_err(|_| SendError::Tls)?
-                .with_root_certificates(roots.await.map_err(|_| SendError::Tls)?)
-                .with_no_client_auth();
-            Ok(Arc::new(config))
-        };
-        self.config.get_or_try_init(load).await.cloned()
-    }
+async fn secure(
+    stream: Bounded,
+    host: &str,
+    trust: &Trust,
+) -> Result<tokio_rustls::client::TlsStream<Bounded>, SendError> {
+    let name = ServerName::try_from(host.to_owned()).map_err(|_| SendError::Tls)?;
+    let config = trust.config().await.map_err(|_| SendError::Tls)?;
+    TlsConnector::from(config).connect(name, stream).await.map_err(|_| SendError::Tls)
 }
 
 // === impl Wire ===

@@ -228,6 +228,29 @@ async fn an_epoch_is_carried_safely_only_when_a_replica_has_it() {
     replica.process().signal(rustix::process::Signal::CONT);
 }
 
+#[tokio::test]
+async fn an_epoch_is_carried_safely_only_when_a_replica_of_its_node_has_it() {
+    let cluster = redis::RedisCluster::start_with(&redis::Options::for_tests(), true).await.unwrap();
+    let stores = stores("postgres://nobody@127.0.0.1:1/none", &cluster.url());
+    let app = an_app();
+    let stopped = 1;
+    cluster.replicas[stopped].process().signal(rustix::process::Signal::STOP);
+    for _ in 0..12 {
+        let user = a_user_id();
+        let slot = cluster.slot_of(&format!("lk:{{{app}:{user}}}:user")).await.unwrap();
+        let expected =
+            if cluster.owner(slot).await.unwrap() == stopped { Carried::Unconfirmed } else { Carried::Safely };
+        let news = EpochNews { user, epoch: Epoch(2), keep: None };
+        // A replica that runs may take longer than we wait for it, on a loaded machine.
+        eventually("as the replica is", LIMIT, async || {
+            let carried = stores.raise_epoch(&app, &news, None).await.unwrap();
+            (carried == expected).then_some(())
+        })
+        .await;
+    }
+    cluster.replicas[stopped].process().signal(rustix::process::Signal::CONT);
+}
+
 async fn name_of(fixture: &Fixture, session: &NewSession) -> String {
     fixture.stores.session(&fixture.app, session.user, session.id).await.unwrap().unwrap().profile.name
 }

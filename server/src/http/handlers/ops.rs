@@ -1,6 +1,7 @@
 //! The operations listener: whether this process lives and is ready, its metrics, and the revisions it serves.
 
 use std::{
+    collections::VecDeque,
     convert::Infallible,
     sync::{
         Arc, Mutex, PoisonError,
@@ -17,7 +18,7 @@ use http::{
 };
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
-use latchkey_crds::rendered::{Change, RevisionsLine};
+use latchkey_crds::rendered::{Change, ProviderReport, RevisionsLine};
 use prometheus_client::{encoding::text, registry::Registry};
 use serde::Serialize;
 use tokio::{
@@ -35,6 +36,7 @@ use crate::{
         request::Inbound,
         response::{self, Response},
     },
+    providers::Reports,
 };
 
 /// So that an operator knows a stream that is silent from one that is dead (design, Acknowledgement).
@@ -71,6 +73,7 @@ pub(in crate::http) struct Ops {
     pod_uid: String,
     readiness: Arc<Readiness>,
     registry: Arc<Registry>,
+    reports: Arc<Reports>,
     /// The stream of revisions has no end of its own.
     closing: CancellationToken,
 }
@@ -79,7 +82,11 @@ pub(in crate::http) struct Ops {
 struct Telling {
     apps: Arc<Apps>,
     pod_uid: String,
+    /// To be told before anything else.
+    waiting: VecDeque<RevisionsLine>,
     changes: broadcast::Receiver<Change>,
+    reports: Arc<Reports>,
+    findings: broadcast::Receiver<ProviderReport>,
     heartbeat: Interval,
     beats: u64,
     closing: CancellationToken,
@@ -141,9 +148,10 @@ impl Ops {
         pod_uid: String,
         readiness: Arc<Readiness>,
         registry: Arc<Registry>,
+        reports: Arc<Reports>,
         closing: CancellationToken,
     ) -> Self {
-        Self { apps, pod_uid, readiness, registry, closing }
+        Self { apps, pod_uid, readiness, registry, reports, closing }
     }
 
     fn ready(&self) -> Result<Response, Problem> {
@@ -166,15 +174,13 @@ impl Ops {
     }
 
     fn revisions(&self) -> Response {
-        let telling = Telling::begin(Arc::clone(&self.apps), self.pod_uid.clone(), self.closing.clone());
-        let lines = stream::unfold(telling, |state| async move {
-            let (line, telling) = match state {
-                (Some(first), telling) => (first, telling),
-                (None, mut telling) => (telling.next().await?, telling),
-            };
+        let (apps, reports) = (Arc::clone(&self.apps), Arc::clone(&self.reports));
+        let telling = Telling::begin(apps, reports, self.pod_uid.clone(), self.closing.clone());
+        let lines = stream::unfold(telling, |mut telling| async move {
+            let line = telling.next().await?;
             let mut bytes = serde_json::to_vec(&line).ok()?;
             bytes.push(b'\n');
-            Some((Ok::<_, Infallible>(Frame::data(Bytes::from(bytes))), (None, telling)))
+            Some((Ok::<_, Infallible>(Frame::data(Bytes::from(bytes))), telling))
         });
         let mut response = http::Response::new(StreamBody::new(lines).boxed_unsync());
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
@@ -232,31 +238,48 @@ impl Endpoints for Ops {
 // === impl Telling ===
 
 impl Telling {
-    /// The first line, and what comes after it.
-    fn begin(apps: Arc<Apps>, pod_uid: String, closing: CancellationToken) -> (Option<RevisionsLine>, Self) {
+    /// With the hello first, then what is known of providers.
+    fn begin(apps: Arc<Apps>, reports: Arc<Reports>, pod_uid: String, closing: CancellationToken) -> Self {
         let (hello, changes) = apps.subscribe(pod_uid.clone());
+        let (known, findings) = reports.subscribe();
         let mut heartbeat = interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        (Some(RevisionsLine::Hello { hello }), Self { apps, pod_uid, changes, heartbeat, beats: 0, closing })
+        let mut waiting = VecDeque::from([RevisionsLine::Hello { hello }]);
+        waiting.extend(known.into_iter().map(|provider| RevisionsLine::Provider { provider }));
+        Self { apps, pod_uid, waiting, changes, reports, findings, heartbeat, beats: 0, closing }
     }
 
     async fn next(&mut self) -> Option<RevisionsLine> {
-        tokio::select! {
-            biased;
-            () = self.closing.cancelled() => None,
-            change = self.changes.recv() => match change {
-                Ok(change) => Some(RevisionsLine::Change(change)),
-                // Too slow to hear every change: the whole set again, and from there on.
-                Err(broadcast::error::RecvError::Lagged(_)) => {
-                    let (hello, changes) = self.apps.subscribe(self.pod_uid.clone());
-                    self.changes = changes;
-                    Some(RevisionsLine::Hello { hello })
+        loop {
+            if let Some(line) = self.waiting.pop_front() {
+                return Some(line);
+            }
+            tokio::select! {
+                biased;
+                () = self.closing.cancelled() => return None,
+                change = self.changes.recv() => match change {
+                    Ok(change) => return Some(RevisionsLine::Change(change)),
+                    // Too slow to hear every change: the whole set again, and from there on.
+                    Err(broadcast::error::RecvError::Lagged(_)) => {
+                        let (hello, changes) = self.apps.subscribe(self.pod_uid.clone());
+                        self.changes = changes;
+                        return Some(RevisionsLine::Hello { hello });
+                    }
+                    Err(broadcast::error::RecvError::Closed) => return None,
+                },
+                finding = self.findings.recv() => match finding {
+                    Ok(provider) => return Some(RevisionsLine::Provider { provider }),
+                    Err(broadcast::error::RecvError::Lagged(_)) => {
+                        let (known, findings) = self.reports.subscribe();
+                        self.findings = findings;
+                        self.waiting.extend(known.into_iter().map(|provider| RevisionsLine::Provider { provider }));
+                    }
+                    Err(broadcast::error::RecvError::Closed) => return None,
+                },
+                _ = self.heartbeat.tick() => {
+                    self.beats += 1;
+                    return Some(RevisionsLine::Heartbeat { heartbeat: self.beats });
                 }
-                Err(broadcast::error::RecvError::Closed) => None,
-            },
-            _ = self.heartbeat.tick() => {
-                self.beats += 1;
-                Some(RevisionsLine::Heartbeat { heartbeat: self.beats })
             }
         }
     }

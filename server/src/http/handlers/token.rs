@@ -1,4 +1,4 @@
-//! `POST /v1/{APPID}/token`: refresh (RFC 6749, 6).
+//! `POST /v1/{APPID}/token`: refresh (RFC 6749, 6), and the exchange of a social login's code (4.1.3).
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -6,7 +6,11 @@ use serde::Serialize;
 use crate::{
     domain::{
         app::App,
+        client::Caller,
         refresh::{self, Fresh},
+        social::{self, Exchange, ExchangeError},
+        token::Tokens,
+        user::UserId,
     },
     http::{
         Ports,
@@ -20,10 +24,16 @@ use crate::{
 request_body! {
     /// What *token* takes.
     pub struct Request as "TokenRequest" {
-        /// `refresh_token`, which is meant too where only a refresh token is sent.
+        /// `refresh_token`, which is meant too where only a refresh token is sent, or `authorization_code`.
         grant_type: Option<Text>,
         /// The refresh token.
         refresh_token: Option<Text>,
+        /// The `code` that came back from a social login.
+        code: Option<Text>,
+        /// What the `code_challenge` given to *redirect* was made from (RFC 7636).
+        code_verifier: Option<Text>,
+        /// Where it is sent, it must be the address that the code came to.
+        redirect_url: Option<Text>,
     }
 }
 
@@ -45,16 +55,57 @@ pub struct Answer {
 }
 
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: Inbound) -> Result<Response, Problem> {
-    let Request { grant_type, refresh_token } = request.read_form().await?;
-    match grant_type.as_ref().map(|Text(grant)| grant.as_str()) {
-        None | Some("refresh_token") => {}
-        Some(_) => return Err(Problem::new(ErrorCode::UnsupportedGrantType, "grant_type may be refresh_token")),
+    let body: Request = request.read_form().await?;
+    match body.grant_type.as_ref().map(|Text(grant)| grant.as_str()) {
+        None | Some("refresh_token") => refreshed(state, app, &request.caller, body).await,
+        Some("authorization_code") => exchanged(state, app, body).await,
+        Some(_) => {
+            let why = "grant_type may be refresh_token or authorization_code";
+            Err(Problem::new(ErrorCode::UnsupportedGrantType, why))
+        }
     }
-    let Some(Text(token)) = refresh_token else {
-        let missing = FieldProblem { field: "refresh_token", code: FieldCode::Missing, message: "is missing".into() };
-        return Err(Problem::invalid_fields(vec![missing]));
+}
+
+async fn refreshed<S: Ports>(
+    state: &State<S>,
+    app: &App,
+    caller: &Caller,
+    body: Request,
+) -> Result<Response, Problem> {
+    let Some(Text(token)) = body.refresh_token else { return Err(missing(&["refresh_token"])) };
+    let Fresh { user, tokens } = refresh::refresh(&state.stores, &state.env, app, caller, &token).await?;
+    answer(user, tokens)
+}
+
+async fn exchanged<S: Ports>(state: &State<S>, app: &App, body: Request) -> Result<Response, Problem> {
+    let (code, code_verifier) = match (&body.code, &body.code_verifier) {
+        (Some(Text(code)), Some(Text(verifier))) => (code, verifier),
+        (None, Some(_)) => return Err(missing(&["code"])),
+        (Some(_), None) => return Err(missing(&["code_verifier"])),
+        (None, None) => return Err(missing(&["code", "code_verifier"])),
     };
-    let Fresh { user, tokens } = refresh::refresh(&state.stores, &state.env, app, &request.caller, &token).await?;
+    let redirect_url = body.redirect_url.as_ref().map(|Text(url)| url.as_str());
+    let exchange = Exchange { code, code_verifier, redirect_url };
+    match social::exchange(&state.stores, &state.env, app, exchange).await {
+        Ok(exchanged) => answer(exchanged.user, exchanged.tokens),
+        Err(ExchangeError::InvalidGrant) => {
+            let why = "the code is unknown, expired or used, or its verifier or address is another; begin again";
+            Err(Problem::new(ErrorCode::InvalidGrant, why))
+        }
+        Err(ExchangeError::Trouble(trouble)) => Err(trouble.into()),
+    }
+}
+
+fn missing(fields: &[&'static str]) -> Problem {
+    let missing = |field: &&'static str| FieldProblem {
+        field,
+        code: FieldCode::Missing,
+        message: "is missing".into(),
+    };
+    Problem::invalid_fields(fields.iter().map(missing).collect())
+}
+
+fn answer(user: UserId, tokens: Tokens) -> Result<Response, Problem> {
     response::json(&Answer {
         access_token: tokens.access_token,
         refresh_token: tokens.refresh_token,

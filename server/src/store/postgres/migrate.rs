@@ -17,7 +17,7 @@ static MIGRATOR: Migrator = sqlx::migrate!("./migrations");
 pub const REQUIRED_SCHEMA: i64 = 20_261_121_000_005;
 
 /// A server whose role may not make partitions is well for so long after an upgrade, and beyond that has the default one.
-const MONTHS_AHEAD: i32 = 24;
+const MONTHS_AHEAD: i32 = 12;
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 /// Two that make the lock's table at once: one fails, and finds it there.
 const TABLE_TRIES: u32 = 5;

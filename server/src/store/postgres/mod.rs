@@ -25,6 +25,7 @@ mod accounts;
 mod apps;
 mod audit;
 mod errors;
+mod identities;
 mod metrics;
 pub mod migrate;
 mod outbox;

@@ -109,7 +109,7 @@ impl TryFrom<ChangedRow> for Changed {
 #[error("the users of the App are being deleted")]
 struct BeingDeleted;
 
-fn being_deleted() -> StoreError {
+pub(super) fn being_deleted() -> StoreError {
     StoreError::Unavailable { store: "Postgres", source: Box::new(BeingDeleted) }
 }
 

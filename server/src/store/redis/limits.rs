@@ -25,7 +25,7 @@ const PARTS: i64 = 50;
 const KNOWN_SECONDS: u32 = 30 * 24 * 60 * 60;
 
 /// A subject in a key: no client address and no account stands there in clear.
-fn hashed(subject: &str) -> String {
+pub(super) fn hashed(subject: &str) -> String {
     URL_SAFE_NO_PAD.encode(&digest(&SHA256, subject.as_bytes()).as_ref()[..18])
 }
 

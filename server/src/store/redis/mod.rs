@@ -16,6 +16,7 @@ use crate::domain::ports::StoreError;
 mod cluster;
 mod codes;
 mod errors;
+mod flows;
 mod form;
 mod limits;
 mod line;
@@ -102,6 +103,7 @@ scripts! {
     profile = "session.lua" "profile.lua";
     take = "now.lua" "windows.lua" "take.lua";
     give_back = "give_back.lua";
+    keep_flow = "now.lua" "keep_flow.lua";
     refuse = "now.lua" "refuse.lua";
     due = "now.lua" "due.lua";
 }

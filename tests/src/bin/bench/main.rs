@@ -3,6 +3,7 @@
 //! Times are noisy, so what can be is reported as ratios; each bound of the service is printed with what was measured, and
 //! a bound that is not met ends the program with 1.
 
+mod chaos;
 mod figures;
 mod fleet;
 mod logins;
@@ -21,6 +22,8 @@ struct Args {
     /// What to measure; without it everything.
     parts: Vec<Part>,
     #[command(flatten)]
+    chaos: chaos::Options,
+    #[command(flatten)]
     fleet: fleet::Options,
 }
 
@@ -28,6 +31,8 @@ struct Args {
 enum Part {
     /// Password log-ins against the bare argon2 rate.
     Logins,
+    /// Sessions while servers restart and the Redis primary is killed.
+    Chaos,
     /// Refreshes against plain reads of a document.
     Refresh,
     /// The operator and the servers in a cluster, with few Apps and with many.
@@ -60,6 +65,9 @@ async fn bench(args: &Args) -> Result<Vec<Bound>> {
     }
     if is_wanted(Part::Refresh) {
         bounds.extend(refresh::run().await?);
+    }
+    if is_wanted(Part::Chaos) {
+        bounds.extend(chaos::run(&args.chaos).await?);
     }
     if is_wanted(Part::Operator) {
         bounds.extend(fleet::run(&args.fleet).await?);

@@ -1,0 +1,203 @@
+//! Where tenants may make a server connect to: an address is judged, never a name, and it is the one then connected to.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+
+pub(crate) mod trust;
+
+/// What the install lets Apps reach.
+#[derive(Clone, Debug, Default)]
+pub struct Reach {
+    /// Private networks that are allowed all the same.
+    pub private_cidrs: Vec<IpNet>,
+    /// Development: loopback, any port, and providers without TLS.
+    pub allow_insecure: bool,
+}
+
+/// Why there is no address to connect to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unresolved {
+    NameUnknown,
+    AddressRefused,
+}
+
+/// IPv4 that is not of the public Internet (IANA special-purpose address registry, RFC 6890, and multicast).
+const RESERVED_V4: [Ipv4Net; 15] = [
+    v4(0, 0, 0, 0, 8),       // this network
+    v4(10, 0, 0, 0, 8),      // private
+    v4(100, 64, 0, 0, 10),   // shared by carriers
+    v4(127, 0, 0, 0, 8),     // loopback
+    v4(169, 254, 0, 0, 16),  // link-local, metadata of clouds
+    v4(172, 16, 0, 0, 12),   // private
+    v4(192, 0, 0, 0, 24),    // protocol assignments
+    v4(192, 0, 2, 0, 24),    // documentation
+    v4(192, 88, 99, 0, 24),  // 6to4 relays
+    v4(192, 168, 0, 0, 16),  // private
+    v4(198, 18, 0, 0, 15),   // benchmarks
+    v4(198, 51, 100, 0, 24), // documentation
+    v4(203, 0, 113, 0, 24),  // documentation
+    v4(224, 0, 0, 0, 4),     // multicast
+    v4(240, 0, 0, 0, 4),     // reserved, broadcast
+];
+
+/// Of IPv6 only global unicast is public (RFC 4291, 2.4) …
+const GLOBAL_V6: Ipv6Net = v6([0x2000, 0, 0, 0, 0, 0, 0, 0], 3);
+/// … without these.
+const RESERVED_V6: [Ipv6Net; 4] = [
+    v6([0x2001, 0, 0, 0, 0, 0, 0, 0], 23),     // protocol assignments, Teredo
+    v6([0x2001, 0xdb8, 0, 0, 0, 0, 0, 0], 32), // documentation
+    v6([0x2002, 0, 0, 0, 0, 0, 0, 0], 16),     // 6to4: carries any IPv4 address
+    v6([0x3fff, 0, 0, 0, 0, 0, 0, 0], 20),     // documentation
+];
+/// NAT64 (RFC 6052): what counts is the IPv4 address inside, which is what the gateway connects to.
+const NAT64: Ipv6Net = v6([0x64, 0xff9b, 0, 0, 0, 0, 0, 0], 96);
+
+const fn v4(a: u8, b: u8, c: u8, d: u8, prefix: u8) -> Ipv4Net {
+    Ipv4Net::new_assert(Ipv4Addr::new(a, b, c, d), prefix)
+}
+
+const fn v6(s: [u16; 8], prefix: u8) -> Ipv6Net {
+    Ipv6Net::new_assert(Ipv6Addr::new(s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7]), prefix)
+}
+
+fn is_public(address: IpAddr) -> bool {
+    match address.to_canonical() {
+        IpAddr::V4(address) => !RESERVED_V4.iter().any(|net| net.contains(&address)),
+        IpAddr::V6(address) if NAT64.contains(&address) => {
+            let [.., a, b, c, d] = address.octets();
+            is_public(IpAddr::V4(Ipv4Addr::new(a, b, c, d)))
+        }
+        IpAddr::V6(address) => GLOBAL_V6.contains(&address) && !RESERVED_V6.iter().any(|net| net.contains(&address)),
+    }
+}
+
+// === impl Reach ===
+
+impl Reach {
+    pub(crate) fn allows(&self, address: IpAddr) -> bool {
+        let address = address.to_canonical();
+        is_public(address)
+            || self.private_cidrs.iter().any(|net| net.contains(&address))
+            || (self.allow_insecure && address.is_loopback())
+    }
+
+    /// The addresses of a host that may be connected to.
+    pub(crate) async fn resolve(&self, host: &str, port: u16) -> Result<Vec<SocketAddr>, Unresolved> {
+        let mut found = look_up(host, port).await?;
+        found.retain(|address| self.allows(address.ip()));
+        if found.is_empty() { Err(Unresolved::AddressRefused) } else { Ok(found) }
+    }
+}
+
+/// Every address of a host: a name, or an address itself. There is one look-up: a name that leads elsewhere at the
+/// second (DNS rebinding) finds no second.
+pub(crate) async fn look_up(host: &str, port: u16) -> Result<Vec<SocketAddr>, Unresolved> {
+    let found: Vec<SocketAddr> = match host.parse::<IpAddr>() {
+        Ok(address) => vec![(address, port).into()],
+        Err(_) => tokio::net::lookup_host((host, port)).await.map_err(|_| Unresolved::NameUnknown)?.collect(),
+    };
+    if found.is_empty() { Err(Unresolved::NameUnknown) } else { Ok(found) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn allowed(reach: &Reach, address: &str) -> bool {
+        reach.allows(address.parse().unwrap())
+    }
+
+    #[test]
+    fn public_addresses_are_allowed() {
+        let reach = Reach::default();
+        for public in [
+            "1.1.1.1",
+            "9.255.255.255",
+            "11.0.0.0",
+            "100.63.255.255",
+            "100.128.0.0",
+            "172.15.255.255",
+            "172.32.0.0",
+            "192.0.1.1",
+            "192.169.0.0",
+            "198.17.255.255",
+            "198.20.0.0",
+            "223.255.255.255",
+            "2a00:1450:4001::1a",
+            "2001:4860:4860::8888",
+            "64:ff9b::1.1.1.1",
+            "::ffff:1.1.1.1",
+        ] {
+            assert!(allowed(&reach, public), "{public}");
+        }
+    }
+
+    #[test]
+    fn every_reserved_range_is_refused_at_both_ends() {
+        let reach = Reach::default();
+        for net in RESERVED_V4 {
+            assert!(!reach.allows(net.network().into()), "{net}");
+            assert!(!reach.allows(net.broadcast().into()), "{net}");
+            assert!(!reach.allows(net.network().to_ipv6_mapped().into()), "mapped {net}");
+        }
+        for net in RESERVED_V6 {
+            assert!(!reach.allows(net.network().into()), "{net}");
+            assert!(!reach.allows(net.broadcast().into()), "{net}");
+        }
+        for private in [
+            "0.0.0.0",
+            "10.0.0.1",
+            "100.64.0.1",
+            "127.0.0.1",
+            "127.255.255.254",
+            "169.254.169.254",
+            "172.16.0.1",
+            "172.31.255.255",
+            "192.0.0.8",
+            "192.168.1.1",
+            "198.19.255.255",
+            "224.0.0.1",
+            "255.255.255.255",
+            "::",
+            "::1",
+            "::127.0.0.1",
+            "fc00::1",
+            "fd12:3456::1",
+            "fe80::1",
+            "fec0::1",
+            "ff02::1",
+            "100::1",
+            "64:ff9b::10.0.0.1",
+            "64:ff9b::169.254.169.254",
+            "64:ff9b:1::1.1.1.1",
+            "::ffff:127.0.0.1",
+            "2001::1",
+            "2002:a00:1::1",
+            "5f00::1",
+        ] {
+            assert!(!allowed(&reach, private), "{private}");
+        }
+    }
+
+    #[test]
+    fn a_listed_network_is_allowed_and_no_other() {
+        let reach = Reach {
+            private_cidrs: vec!["10.1.0.0/16".parse().unwrap(), "fd00:1::/32".parse().unwrap()],
+            ..Reach::default()
+        };
+        for listed in ["10.1.2.3", "::ffff:10.1.2.3", "fd00:1::9"] {
+            assert!(allowed(&reach, listed), "{listed}");
+        }
+        for other in ["10.2.0.1", "127.0.0.1", "fd00:2::9"] {
+            assert!(!allowed(&reach, other), "{other}");
+        }
+    }
+
+    #[test]
+    fn development_opens_loopback_but_no_private_network() {
+        let reach = Reach { allow_insecure: true, ..Reach::default() };
+        assert!(allowed(&reach, "127.0.0.1") && allowed(&reach, "::1"));
+        assert!(!allowed(&reach, "10.0.0.1") && !allowed(&reach, "169.254.169.254"));
+    }
+}

@@ -1,0 +1,347 @@
+//! The one HTTP client for providers: bounded in time, in size and in calls at once, only by TLS, and only to addresses
+//! that the install lets Apps reach.
+
+use std::{
+    collections::HashMap,
+    error::Error,
+    fmt,
+    future::Future,
+    net::SocketAddr,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{HeaderValue, Request, StatusCode, Uri, header::USER_AGENT};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper_rustls::HttpsConnector;
+use hyper_util::{
+    client::legacy::Client,
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+};
+use rustls::pki_types::CertificateDer;
+use tokio::{
+    net::TcpStream,
+    sync::{OnceCell, OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
+use tower_service::Service;
+
+use crate::{
+    domain::identity::{Away, Fault, Place, ProviderError},
+    outbound::{Reach, Unresolved, trust::Trust},
+};
+
+/// Everything that one call of ours asks of a provider (contract, 5).
+pub(super) const WHOLE: Duration = Duration::from_secs(10);
+/// The largest answer (contract, 5).
+const MOST_READ: usize = 1024 * 1024;
+/// What one Provider may have in flight (contract, 5).
+pub(super) const MOST_IN_FLIGHT: usize = 32;
+/// One of several addresses that answers nothing must leave time for the next.
+const CONNECT: Duration = Duration::from_secs(4);
+/// Servers end connections that are silent; a request on one that just ended is lost, and a code with it.
+const MOST_IDLE: Duration = Duration::from_secs(20);
+/// Connections kept for one host.
+const KEPT: usize = 16;
+/// Lanes that are remembered before those without a call are looked for.
+const LANES: usize = 1024;
+/// GitHub and Discord refuse a call without it.
+const AGENT: &str = concat!("Latchkey/", env!("CARGO_PKG_VERSION"));
+
+type Whole = Full<Bytes>;
+
+/// The way out.
+pub(super) struct Http {
+    dial: Dial,
+    trust: Trust,
+    client: OnceCell<Client<HttpsConnector<Dial>, Whole>>,
+    lanes: Mutex<HashMap<Lane, Arc<Semaphore>>>,
+}
+
+/// Who calls: namespace and name of a Provider.
+pub(super) type Lane = (String, String);
+
+/// An answer, whole.
+pub(super) struct Answer {
+    pub(super) status: StatusCode,
+    pub(super) headers: http::HeaderMap,
+    pub(super) body: Bytes,
+}
+
+/// No answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum NoAnswer {
+    #[error("{0}")]
+    Away(Away),
+    #[error("{0}")]
+    Fault(Fault),
+}
+
+/// Connects to addresses that are allowed.
+#[derive(Clone)]
+struct Dial {
+    reach: Arc<Reach>,
+    /// For tests: hosts that stand at an address of this machine.
+    hosts: Arc<HashMap<String, SocketAddr>>,
+}
+
+// === impl Http ===
+
+impl Http {
+    pub(super) fn new(
+        reach: Reach,
+        hosts: HashMap<String, SocketAddr>,
+        authorities: Vec<CertificateDer<'static>>,
+    ) -> Self {
+        Self {
+            dial: Dial { reach: Arc::new(reach), hosts: Arc::new(hosts) },
+            trust: Trust::with(authorities),
+            client: OnceCell::new(),
+            lanes: Mutex::default(),
+        }
+    }
+
+    /// Whether a URL may be called: only `https`, but in development.
+    pub(super) fn allows(&self, url: &str) -> bool {
+        url.starts_with("https://") || (self.dial.reach.allow_insecure && url.starts_with("http://"))
+    }
+
+    /// A place among the calls of a Provider, held while one of ours asks it things one after the other.
+    pub(super) fn enter(&self, lane: &Lane) -> Result<OwnedSemaphorePermit, Away> {
+        let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        if lanes.len() >= LANES && !lanes.contains_key(lane) {
+            lanes.retain(|_, places| places.available_permits() < MOST_IN_FLIGHT);
+        }
+        let places = match lanes.get(lane) {
+            Some(places) => places,
+            None => lanes.entry(lane.clone()).or_insert_with(|| Arc::new(Semaphore::new(MOST_IN_FLIGHT))),
+        };
+        Arc::clone(places).try_acquire_owned().map_err(|_| Away::TooMany)
+    }
+
+    /// Asks once; follows no redirect. Answers 429 and 5xx as [`Away`]: such a provider is to be asked again later.
+    pub(super) async fn call(&self, mut request: Request<Whole>) -> Result<Answer, NoAnswer> {
+        if !self.allows(&request.uri().to_string()) {
+            return Err(NoAnswer::Fault(Fault::NotHttps));
+        }
+        request.headers_mut().insert(USER_AGENT, HeaderValue::from_static(AGENT));
+        let calling = async {
+            let client = self.client().await?;
+            let response = client.request(request).await.map_err(|error| NoAnswer::Away(away(&error)))?;
+            let (head, body) = response.into_parts();
+            if head.status == StatusCode::TOO_MANY_REQUESTS || head.status.is_server_error() {
+                return Err(NoAnswer::Away(Away::Status(head.status.as_u16())));
+            }
+            if head.status.is_redirection() {
+                return Err(NoAnswer::Fault(Fault::Status(head.status.as_u16())));
+            }
+            let body = Limited::new(body, MOST_READ).collect().await.map_err(|error| {
+                if error.is::<LengthLimitError>() {
+                    NoAnswer::Fault(Fault::TooLarge)
+                } else {
+                    NoAnswer::Away(Away::Broken)
+                }
+            })?;
+            Ok(Answer { status: head.status, headers: head.headers, body: body.to_bytes() })
+        };
+        timeout(WHOLE, calling).await.unwrap_or(Err(NoAnswer::Away(Away::TooSlow)))
+    }
+
+    async fn client(&self) -> Result<&Client<HttpsConnector<Dial>, Whole>, NoAnswer> {
+        let make = || async {
+            let config = self.trust.config().await.map_err(|_| NoAnswer::Away(Away::Tls))?;
+            let mut connector = HttpsConnector::from((self.dial.clone(), config));
+            if !self.dial.reach.allow_insecure {
+                connector.enforce_https();
+            }
+            Ok(Client::builder(TokioExecutor::new())
+                .pool_timer(TokioTimer::new())
+                .pool_idle_timeout(MOST_IDLE)
+                .pool_max_idle_per_host(KEPT)
+                .build(connector))
+        };
+        self.client.get_or_try_init(make).await
+    }
+}
+
+impl fmt::Debug for Http {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Http(…)")
+    }
+}
+
+/// The reason at the end of the chain, in our words.
+fn away(error: &hyper_util::client::legacy::Error) -> Away {
+    let mut source: Option<&(dyn Error + 'static)> = error.source();
+    while let Some(inner) = source {
+        if let Some(away) = inner.downcast_ref::<Away>() {
+            return *away;
+        }
+        source = inner.source();
+    }
+    if error.is_connect() { Away::Tls } else { Away::Broken }
+}
+
+// === impl NoAnswer ===
+
+impl NoAnswer {
+    pub(super) fn at(self, place: Place) -> ProviderError {
+        match self {
+            Self::Away(away) => ProviderError::Away(away),
+            Self::Fault(fault) => ProviderError::Answer { place, fault },
+        }
+    }
+}
+
+// === impl Dial ===
+
+impl Dial {
+    async fn connect(&self, uri: &Uri) -> Result<TokioIo<TcpStream>, Away> {
+        let host = uri.host().ok_or(Away::NameUnknown)?;
+        let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        let port = uri.port_u16().unwrap_or(if uri.scheme_str() == Some("http") { 80 } else { 443 });
+        let addresses = match self.hosts.get(host) {
+            Some(address) => vec![*address],
+            None => self.reach.resolve(host, port).await.map_err(|unresolved| match unresolved {
+                Unresolved::NameUnknown => Away::NameUnknown,
+                Unresolved::AddressRefused => Away::AddressRefused,
+            })?,
+        };
+        for address in addresses {
+            if let Ok(Ok(stream)) = timeout(CONNECT, TcpStream::connect(address)).await {
+                // A request is short and waits for its answer.
+                let _ = stream.set_nodelay(true);
+                return Ok(TokioIo::new(stream));
+            }
+        }
+        Err(Away::Unreachable)
+    }
+}
+
+impl Service<Uri> for Dial {
+    type Response = TokioIo<TcpStream>;
+    type Error = Away;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Away>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Away>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        let dial = self.clone();
+        Box::pin(async move { dial.connect(&uri).await })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+    };
+
+    use super::*;
+
+    fn http(reach: Reach) -> Http {
+        Http::new(reach, HashMap::new(), Vec::new())
+    }
+
+    fn insecure() -> Http {
+        http(Reach { allow_insecure: true, ..Reach::default() })
+    }
+
+    async fn get(http: &Http, url: &str) -> Result<(u16, usize), NoAnswer> {
+        let request = Request::get(url).body(Whole::default()).unwrap();
+        http.call(request).await.map(|answer| (answer.status.as_u16(), answer.body.len()))
+    }
+
+    /// Writes those octets to whoever connects.
+    async fn server(answer: Vec<u8>) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/x", listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let answer = answer.clone();
+                tokio::spawn(async move {
+                    let mut head = [0; 1024];
+                    let _ = stream.read(&mut head).await;
+                    let _ = stream.write_all(&answer).await;
+                });
+            }
+        });
+        url
+    }
+
+    #[tokio::test]
+    async fn addresses_of_this_machine_and_of_private_networks_are_refused_however_they_are_written() {
+        let http = http(Reach::default());
+        for host in [
+            "127.0.0.1",
+            "localhost",
+            "[::1]",
+            "[::ffff:127.0.0.1]",
+            "[::ffff:10.0.0.1]",
+            "[64:ff9b::a9fe:a9fe]",
+            "0.0.0.0",
+            "10.0.0.1",
+            "169.254.169.254",
+            "192.168.0.1",
+            "[fd00::1]",
+            "[fe80::1]",
+        ] {
+            let refused = get(&http, &format!("https://{host}/x")).await;
+            assert_eq!(refused, Err(NoAnswer::Away(Away::AddressRefused)), "{host}");
+        }
+    }
+
+    #[tokio::test]
+    async fn nothing_goes_out_in_clear_but_in_development() {
+        let url = server(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi".to_vec()).await;
+        let listed = Reach { private_cidrs: vec!["127.0.0.0/8".parse().unwrap()], ..Reach::default() };
+        assert_eq!(get(&http(listed), &url).await, Err(NoAnswer::Fault(Fault::NotHttps)));
+        assert_eq!(get(&insecure(), &url).await, Ok((200, 2)));
+    }
+
+    #[tokio::test]
+    async fn a_listed_network_is_reached_and_its_certificate_is_still_judged() {
+        let url = server(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi".to_vec()).await;
+        let listed = Reach { private_cidrs: vec!["127.0.0.0/8".parse().unwrap()], ..Reach::default() };
+        let refused = get(&http(listed), &url.replace("http://", "https://")).await;
+        assert_eq!(refused, Err(NoAnswer::Away(Away::Tls)));
+    }
+
+    #[tokio::test]
+    async fn what_is_too_large_or_leads_elsewhere_is_no_answer() {
+        let http = insecure();
+        let huge = b"HTTP/1.1 200 OK\r\ncontent-length: 10485760\r\n\r\n".iter().copied();
+        let url = server(huge.chain(std::iter::repeat_n(b'x', 10 * MOST_READ)).collect()).await;
+        assert_eq!(get(&http, &url).await, Err(NoAnswer::Fault(Fault::TooLarge)));
+        let elsewhere = b"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n".to_vec();
+        assert_eq!(get(&http, &server(elsewhere).await).await, Err(NoAnswer::Fault(Fault::Status(302))));
+        let busy = b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n".to_vec();
+        assert_eq!(get(&http, &server(busy).await).await, Err(NoAnswer::Away(Away::Status(503))));
+        assert_eq!(get(&http, &server(Vec::new()).await).await, Err(NoAnswer::Away(Away::Broken)));
+        assert_eq!(get(&http, "http://127.0.0.1:1/").await, Err(NoAnswer::Away(Away::Unreachable)));
+        assert_eq!(get(&http, "http://no-such-host.invalid/").await, Err(NoAnswer::Away(Away::NameUnknown)));
+    }
+
+    #[test]
+    fn a_provider_has_so_many_calls_in_flight_and_no_more() {
+        let http = http(Reach::default());
+        let lane = |name: &str| ("shop".to_owned(), name.to_owned());
+        let mut held: Vec<_> = (0..MOST_IN_FLIGHT).map(|_| http.enter(&lane("github")).unwrap()).collect();
+        assert_eq!(http.enter(&lane("github")).err(), Some(Away::TooMany));
+        assert!(http.enter(&lane("google")).is_ok(), "another's calls are not counted");
+        held.pop();
+        assert!(http.enter(&lane("github")).is_ok());
+        for other in 0..2 * LANES {
+            drop(http.enter(&lane(&other.to_string())));
+        }
+        assert!(http.lanes.lock().unwrap().len() <= LANES + 1);
+        held.push(http.enter(&lane("github")).unwrap());
+        assert_eq!(http.enter(&lane("github")).err(), Some(Away::TooMany), "a busy lane is not forgotten");
+    }
+}

@@ -1,0 +1,386 @@
+//! Identities: who another service says a user is. Each change is one transaction.
+
+use latchkey_crds::types::{AppId, ProviderName};
+use sqlx::{Connection, PgConnection};
+use time::OffsetDateTime;
+use tokio::time::timeout_at;
+use uuid::Uuid;
+
+use super::users::{EPOCH_DELAY_SECONDS, Row, being_deleted, columns};
+use crate::{
+    domain::{
+        identity::Identity,
+        mail::{Mail, MailKind},
+        ports::{FederatedUser, Identities, Linked, Linking, NewIdentity, StoreError, TakeOver, Unlinked},
+        user::{User, UserId},
+    },
+    store::Stores,
+};
+
+struct IdentityRow {
+    provider: String,
+    subject: String,
+    email: Option<String>,
+    linked_at: OffsetDateTime,
+}
+
+/// What came of making a user.
+enum Made {
+    Yes,
+    /// The address or the identity is somebody's.
+    No,
+    /// The App's users are being deleted.
+    Closed,
+}
+
+// === impl IdentityRow ===
+
+impl From<IdentityRow> for Identity {
+    fn from(row: IdentityRow) -> Self {
+        Self { provider: row.provider, subject: row.subject, email: row.email, linked_at: row.linked_at }
+    }
+}
+
+/// Whether it is the user's now: of concurrent calls for one identity one gets it.
+async fn insert(
+    connection: &mut PgConnection,
+    app: &AppId,
+    user: Uuid,
+    identity: &NewIdentity,
+) -> Result<bool, sqlx::Error> {
+    let inserted = sqlx::query!(
+        "INSERT INTO identities (app_id, authority, subject, user_id, provider, email, linked_at)
+         VALUES ($1, $2, $3, $4, $5, $6, $7)
+         ON CONFLICT DO NOTHING",
+        app.as_str(),
+        identity.authority,
+        identity.subject,
+        user,
+        identity.provider.as_str(),
+        identity.email.as_ref().map(|email| email.as_str()),
+        identity.at,
+    )
+    .execute(connection)
+    .await?;
+    Ok(inserted.rows_affected() > 0)
+}
+
+async fn queue(
+    connection: &mut PgConnection,
+    app: &AppId,
+    mail: Option<&Mail>,
+    tells: bool,
+) -> Result<(), sqlx::Error> {
+    let (kind, to, requested_at) = columns(mail);
+    if kind.is_none() {
+        return Ok(());
+    }
+    sqlx::query_scalar!(
+        r#"
+        WITH queued AS (
+            INSERT INTO outbox (app_id, kind, user_id, requested_at) VALUES ($1, $2, $3, $4)
+            RETURNING id
+        )
+        SELECT count(pg_notify('latchkey_outbox', '')) AS "told!" FROM queued WHERE $5
+        "#,
+        app.as_str(),
+        kind,
+        to,
+        requested_at,
+        tells,
+    )
+    .fetch_one(connection)
+    .await
+    .map(drop)
+}
+
+async fn create(
+    connection: &mut PgConnection,
+    app: &AppId,
+    user: &FederatedUser,
+    identity: &NewIdentity,
+    mail: Option<&Mail>,
+    tells: bool,
+) -> Result<Made, sqlx::Error> {
+    let mut transaction = connection.begin().await?;
+    // The lock on the App's row orders this with the deletion of its users, as in `create_user`.
+    let made = sqlx::query!(
+        r#"
+        WITH gate AS (
+            SELECT state FROM apps WHERE app_id = $1 FOR SHARE
+        ), made AS (
+            INSERT INTO users
+                (app_id, id, email, email_canonical, email_verified_at, pending_email, pending_email_canonical, name,
+                    created_at, updated_at)
+            SELECT $1, $2, $3, $4, CASE WHEN $3::text IS NULL THEN NULL ELSE $8::timestamptz END, $5, $6, $7, $8, $8
+            WHERE NOT EXISTS (SELECT FROM gate WHERE state <> 'active')
+            ON CONFLICT DO NOTHING
+            RETURNING id
+        )
+        SELECT (SELECT count(*) FROM made) AS "made!",
+            EXISTS (SELECT FROM gate WHERE state <> 'active') AS "closed!"
+        "#,
+        app.as_str(),
+        user.id.0,
+        user.email.as_ref().map(|email| email.as_str()),
+        user.email.as_ref().map(|email| email.canonical()),
+        user.pending_email.as_ref().map(|email| email.as_str()),
+        user.pending_email.as_ref().map(|email| email.canonical()),
+        user.name,
+        user.created_at,
+    )
+    .fetch_one(&mut *transaction)
+    .await?;
+    if made.closed {
+        return Ok(Made::Closed);
+    }
+    if made.made == 0 || !insert(&mut transaction, app, user.id.0, identity).await? {
+        // Dropped, the transaction takes the user back.
+        return Ok(Made::No);
+    }
+    queue(&mut transaction, app, mail, tells).await?;
+    transaction.commit().await?;
+    Ok(Made::Yes)
+}
+
+async fn link(
+    connection: &mut PgConnection,
+    app: &AppId,
+    linking: &Linking,
+    tells: bool,
+) -> Result<Linked, sqlx::Error> {
+    let identity = &linking.identity;
+    let mut transaction = connection.begin().await?;
+    let owner = sqlx::query!(
+        r#"
+        SELECT email_verified_at IS NOT NULL AS "verified!" FROM users
+        WHERE app_id = $1 AND id = $2 AND epoch = $3 AND disabled_at IS NULL
+            AND CASE WHEN $4::text IS NULL THEN email IS NULL OR email_verified_at IS NOT NULL
+                ELSE email_canonical = $4 AND email_verified_at IS NOT NULL END
+        FOR UPDATE
+        "#,
+        app.as_str(),
+        linking.user.0,
+        linking.epoch.0,
+        linking.address,
+    )
+    .fetch_optional(&mut *transaction)
+    .await?;
+    let Some(owner) = owner else { return Ok(Linked::Moved) };
+    if !insert(&mut transaction, app, linking.user.0, identity).await? {
+        let holder = sqlx::query_scalar!(
+            "SELECT user_id FROM identities WHERE app_id = $1 AND authority = $2 AND subject = $3",
+            app.as_str(),
+            identity.authority,
+            identity.subject,
+        )
+        .fetch_optional(&mut *transaction)
+        .await?;
+        return Ok(holder.map_or(Linked::Moved, |holder| Linked::Taken(UserId(holder))));
+    }
+    if owner.verified {
+        let notice = Mail { kind: MailKind::NewSignIn, user: Some(linking.user), requested_at: identity.at };
+        queue(&mut transaction, app, Some(&notice), tells).await?;
+    }
+    transaction.commit().await?;
+    Ok(Linked::Done)
+}
+
+async fn take_over(
+    connection: &mut PgConnection,
+    app: &AppId,
+    change: &TakeOver,
+) -> Result<Option<Row>, sqlx::Error> {
+    let mut transaction = connection.begin().await?;
+    let row = sqlx::query_as!(
+        Row,
+        r#"
+        WITH changed AS (
+            UPDATE users
+            SET email_verified_at = $5,
+                epoch = epoch + 1,
+                version = version + 1,
+                password_hash = NULL,
+                contested = false,
+                pending_email = NULL,
+                pending_email_canonical = NULL,
+                name = $6,
+                updated_at = $5
+            WHERE app_id = $1 AND id = $2 AND epoch = $3 AND email_canonical = $4 AND email_verified_at IS NULL
+                AND disabled_at IS NULL
+            RETURNING *
+        ), unlinked AS (
+            DELETE FROM identities USING changed
+            WHERE identities.app_id = $1 AND identities.user_id = changed.id
+        ), carried AS (
+            INSERT INTO outbox (app_id, kind, user_id, epoch, due_at)
+            SELECT $1, 'epoch', id, epoch, statement_timestamp() + make_interval(secs => $7) FROM changed
+        )
+        SELECT id, email, email_verified_at, pending_email, name, password_hash, password_session, contested, epoch,
+            version, disabled_at, created_at, updated_at
+        FROM changed
+        "#,
+        app.as_str(),
+        change.user.0,
+        change.epoch.0,
+        change.address,
+        change.identity.at,
+        change.name,
+        EPOCH_DELAY_SECONDS,
+    )
+    .fetch_optional(&mut *transaction)
+    .await?;
+    let Some(row) = row else { return Ok(None) };
+    if !insert(&mut transaction, app, row.id, &change.identity).await? {
+        return Ok(None);
+    }
+    transaction.commit().await?;
+    Ok(Some(row))
+}
+
+async fn unlink(
+    connection: &mut PgConnection,
+    app: &AppId,
+    user: UserId,
+    provider: &ProviderName,
+    usable: &[String],
+) -> Result<Unlinked, sqlx::Error> {
+    let mut transaction = connection.begin().await?;
+    // Locked by a statement of its own, so that the next one sees what concurrent calls have removed.
+    let owner = sqlx::query!(
+        r#"
+        SELECT email IS NOT NULL AND password_hash IS NOT NULL AS "has_password!" FROM users
+        WHERE app_id = $1 AND id = $2
+        FOR UPDATE
+        "#,
+        app.as_str(),
+        user.0,
+    )
+    .fetch_optional(&mut *transaction)
+    .await?;
+    let Some(owner) = owner else { return Ok(Unlinked::NotLinked) };
+    let counts = sqlx::query!(
+        r#"
+        SELECT count(*) FILTER (WHERE provider = $3) AS "own!",
+            count(*) FILTER (WHERE provider <> $3 AND provider = ANY ($4)) AS "others!"
+        FROM identities WHERE app_id = $1 AND user_id = $2
+        "#,
+        app.as_str(),
+        user.0,
+        provider.as_str(),
+        usable,
+    )
+    .fetch_one(&mut *transaction)
+    .await?;
+    if counts.own == 0 {
+        return Ok(Unlinked::NotLinked);
+    }
+    if !owner.has_password && counts.others == 0 {
+        return Ok(Unlinked::LastWayIn);
+    }
+    sqlx::query!(
+        "DELETE FROM identities WHERE app_id = $1 AND user_id = $2 AND provider = $3",
+        app.as_str(),
+        user.0,
+        provider.as_str(),
+    )
+    .execute(&mut *transaction)
+    .await?;
+    transaction.commit().await?;
+    Ok(Unlinked::Done)
+}
+
+impl Identities for Stores {
+    async fn user_by_identity(
+        &self,
+        app: &AppId,
+        authority: &str,
+        subject: &str,
+    ) -> Result<Option<User>, StoreError> {
+        let mut held = self.postgres.hold().await?;
+        let (connection, until) = held.parts();
+        let query = sqlx::query_as!(
+            Row,
+            "SELECT users.id, users.email, email_verified_at, pending_email, name, password_hash, \
+             password_session, contested, epoch, version, disabled_at, created_at, updated_at
+             FROM identities JOIN users ON users.app_id = identities.app_id AND users.id = identities.user_id
+             WHERE identities.app_id = $1 AND authority = $2 AND subject = $3",
+            app.as_str(),
+            authority,
+            subject,
+        );
+        let answer = timeout_at(until, query.fetch_optional(connection)).await;
+        held.done(answer)?.map(User::try_from).transpose()
+    }
+
+    async fn create_federated(
+        &self,
+        app: &AppId,
+        user: FederatedUser,
+        identity: NewIdentity,
+        mail: Option<Mail>,
+    ) -> Result<bool, StoreError> {
+        let tells = self.postgres.tells();
+        let mut held = self.postgres.hold().await?;
+        let (connection, until) = held.parts();
+        let made = timeout_at(until, create(connection, app, &user, &identity, mail.as_ref(), tells)).await;
+        match held.done(made)? {
+            Made::Yes => {
+                if mail.is_some() {
+                    self.postgres.wake();
+                }
+                Ok(true)
+            }
+            Made::No => Ok(false),
+            Made::Closed => Err(being_deleted()),
+        }
+    }
+
+    async fn link_identity(&self, app: &AppId, linking: Linking) -> Result<Linked, StoreError> {
+        let tells = self.postgres.tells();
+        let mut held = self.postgres.hold().await?;
+        let (connection, until) = held.parts();
+        let linked = timeout_at(until, link(connection, app, &linking, tells)).await;
+        let linked = held.done(linked)?;
+        if linked == Linked::Done {
+            self.postgres.wake();
+        }
+        Ok(linked)
+    }
+
+    async fn take_over(&self, app: &AppId, change: TakeOver) -> Result<Option<User>, StoreError> {
+        let mut held = self.postgres.hold().await?;
+        let (connection, until) = held.parts();
+        let changed = timeout_at(until, take_over(connection, app, &change)).await;
+        held.done(changed)?.map(User::try_from).transpose()
+    }
+
+    async fn identities(&self, app: &AppId, user: UserId) -> Result<Vec<Identity>, StoreError> {
+        let mut held = self.postgres.hold().await?;
+        let (connection, until) = held.parts();
+        let query = sqlx::query_as!(
+            IdentityRow,
+            "SELECT provider, subject, email, linked_at FROM identities
+             WHERE app_id = $1 AND user_id = $2
+             ORDER BY linked_at, authority, subject",
+            app.as_str(),
+            user.0,
+        );
+        let answer = timeout_at(until, query.fetch_all(connection)).await;
+        Ok(held.done(answer)?.into_iter().map(Identity::from).collect())
+    }
+
+    async fn unlink_identity(
+        &self,
+        app: &AppId,
+        user: UserId,
+        provider: &ProviderName,
+        usable: &[&ProviderName],
+    ) -> Result<Unlinked, StoreError> {
+        let usable: Vec<String> = usable.iter().map(|name| name.as_str().to_owned()).collect();
+        let mut held = self.postgres.hold().await?;
+        let (connection, until) = held.parts();
+        let unlinked = timeout_at(until, unlink(connection, app, user, provider, &usable)).await;
+        held.done(unlinked)
+    }
+}

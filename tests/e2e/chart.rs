@@ -1,0 +1,479 @@
+//! The chart: what it renders is what the API server takes, and its values, its docs and the programs agree.
+
+use std::{collections::BTreeSet, fs, path::Path, time::Duration};
+
+use anyhow::Result;
+use http::StatusCode;
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use kube::{
+    Api, Client,
+    api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams},
+};
+use latchkey_tests::{
+    builders::App,
+    cluster::{
+        Cluster, apply,
+        chart::{self, template},
+    },
+    process,
+    stack::Stack,
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// Groups whose definitions a cluster need not have.
+const FOREIGN: [&str; 2] = ["monitoring.coreos.com", "gateway.networking.k8s.io"];
+
+/// What the programs and the API server take up, they do within a second or two; a loaded machine takes longer.
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn least() -> Vec<String> {
+    vec!["--values".to_owned(), chart::folder().join("ci/minimal-values.yaml").display().to_string()]
+}
+
+/// With more arguments for Helm, beside the least values.
+async fn rendered(more: &[&str]) -> Result<Vec<Value>> {
+    let args: Vec<String> = least().into_iter().chain(more.iter().map(|arg| (*arg).to_owned())).collect();
+    template("latchkey", "latchkey", args).await
+}
+
+async fn of_file(namespace: &str, file: &Path) -> Vec<Value> {
+    template("latchkey", namespace, [Path::new("--values"), file]).await.unwrap()
+}
+
+fn of_kind<'a>(objects: &'a [Value], kind: &str) -> Vec<&'a Value> {
+    objects.iter().filter(|object| object["kind"] == kind).collect()
+}
+
+fn deployment<'a>(objects: &'a [Value], component: &str) -> &'a Value {
+    let found = of_kind(objects, "Deployment")
+        .into_iter()
+        .find(|object| object["metadata"]["labels"]["app.kubernetes.io/component"] == component);
+    found.unwrap_or_else(|| panic!("no Deployment of the {component}"))
+}
+
+/// As `kubectl apply --server-side --dry-run=server --validate=strict`.
+async fn dry_run(client: &Client, object: &Value) -> Result<DynamicObject, kube::Error> {
+    let object: DynamicObject = serde_json::from_value(object.clone()).unwrap();
+    let resource = ApiResource::from_gvk(&GroupVersionKind::try_from(object.types.as_ref().unwrap()).unwrap());
+    let api: Api<DynamicObject> = match &object.metadata.namespace {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
+        None => Api::all_with(client.clone(), &resource),
+    };
+    let params = PatchParams::apply("dry-run").force().dry_run().validation_strict();
+    api.patch(object.metadata.name.as_deref().unwrap(), &params, &Patch::Apply(&object)).await
+}
+
+#[tokio::test]
+async fn what_every_value_file_renders_is_taken_by_the_api_server() {
+    let cluster = Cluster::shared().await;
+    let client = cluster.admin().await;
+    let files = chart::value_files().unwrap();
+    assert!(files.len() >= 4, "{files:?}");
+    for file in files {
+        let namespace = cluster.plane().namespace("dry-run").await.unwrap();
+        let objects = of_file(&namespace, &file).await;
+        assert!(objects.len() > 15, "{}: {}", file.display(), objects.len());
+        for object in objects {
+            let group = object["apiVersion"].as_str().unwrap().split('/').next().unwrap();
+            if FOREIGN.contains(&group) {
+                continue;
+            }
+            let taken = dry_run(&client, &object).await;
+            taken.unwrap_or_else(|error| panic!("{}: {} of {object:#}", file.display(), error));
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_object_that_is_wrong_is_refused_by_the_dry_run() {
+    let cluster = Cluster::shared().await;
+    let namespace = cluster.plane().namespace("dry-run").await.unwrap();
+    let objects = template("latchkey", &namespace, least()).await.unwrap();
+    let mut wrong = deployment(&objects, "server").clone();
+    wrong["spec"]["template"]["spec"]["containers"][0]["preStop"] = json!({});
+    dry_run(&cluster.admin().await, &wrong).await.unwrap_err();
+}
+
+/// The pods of the Deployments and of the helm test.
+async fn pods(namespace: &str, file: &Path) -> Vec<Value> {
+    let mut pods = Vec::new();
+    for object in of_file(namespace, file).await {
+        if object["kind"] == "Deployment" {
+            let mut pod = object["spec"]["template"].clone();
+            pod["metadata"]["name"] = object["metadata"]["name"].clone();
+            pods.push(pod);
+        }
+    }
+    let with_test = chart::template_with_tests("latchkey", namespace, [Path::new("--values"), file]).await.unwrap();
+    pods.extend(with_test.into_iter().filter(|object| object["kind"] == "Pod"));
+    pods
+}
+
+#[tokio::test]
+async fn pods_are_admitted_under_restricted_pod_security() {
+    let cluster = Cluster::shared().await;
+    let client = cluster.admin().await;
+    for file in chart::value_files().unwrap() {
+        let namespace = cluster.plane().namespace("restricted").await.unwrap();
+        let labels = json!({ "metadata": { "labels": { "pod-security.kubernetes.io/enforce": "restricted" } } });
+        let namespaces: Api<Namespace> = Api::all(client.clone());
+        namespaces.patch(&namespace, &PatchParams::default(), &Patch::Merge(labels)).await.unwrap();
+        for object in of_file(&namespace, &file).await {
+            if object["kind"] == "ServiceAccount" {
+                apply(&client, &object).await.unwrap();
+            }
+        }
+        // No controller makes it here.
+        let default = json!({ "apiVersion": "v1", "kind": "ServiceAccount",
+                              "metadata": { "name": "default", "namespace": namespace } });
+        apply(&client, &default).await.unwrap();
+        let api: Api<Pod> = Api::namespaced(client.clone(), &namespace);
+        let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+        let pods = pods(&namespace, &file).await;
+        assert_eq!(pods.len(), 3, "{}", file.display());
+        for pod in pods {
+            let pod: Pod = serde_json::from_value(pod).unwrap();
+            let refused = {
+                let mut pod = pod.clone();
+                pod.spec.as_mut().unwrap().containers[0].security_context = None;
+                api.create(&dry_run, &pod).await.unwrap_err()
+            };
+            assert!(refused.to_string().contains("violates PodSecurity"), "{refused}");
+            api.create(&dry_run, &pod).await.unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        }
+    }
+}
+
+#[tokio::test]
+async fn unknown_and_wrong_values_are_refused_by_name() {
+    for (value, said) in [
+        ("server.replcas=3", "replcas"),
+        ("sever.replicas=3", "sever"),
+        ("server.autoscaling.max=3", "max"),
+        ("server.image.tga=1", "tga"),
+        ("limitCeilings.loginsPerYear[0].count=1", "loginsPerYear"),
+        ("networkPolicy.egress.smtp.ports[0]=25", "smtp"),
+        ("server.replicas=many", "/server/replicas"),
+        ("server.image.digest=sha256:abc", "/server/image/digest"),
+        ("service.type=ExternalName", "/service/type"),
+        ("trustedProxies[0]=proxy.example.com", "/trustedProxies/0"),
+        ("httpRoute.enabled=true", "/httpRoute"),
+        ("baseURL=auth.example.com", "/baseURL"),
+        // Development alone.
+        ("baseURL=http://auth.example.com", "/baseURL"),
+        // What must be said.
+        ("baseURL=", "/baseURL"),
+        ("database.existingSecret=", "/database/existingSecret"),
+        ("redis.existingSecret=", "/redis/existingSecret"),
+    ] {
+        let refused = rendered(&["--set", value]).await.expect_err(value).to_string();
+        assert!(refused.contains(said) && refused.contains("schema"), "{value}: {refused}");
+    }
+    rendered(&["--set", "server.replicas=3"]).await.unwrap();
+    rendered(&["--set", "baseURL=http://auth.example.com", "--set", "server.allowInsecure=true"]).await.unwrap();
+}
+
+/// The places of all values, where a list or a map that may hold anything is one value.
+fn places(values: &Value, schema: &Value, root: &Value, place: &str, into: &mut BTreeSet<String>) {
+    let schema = match schema["$ref"].as_str() {
+        Some(named) => root.pointer(named.trim_start_matches('#')).unwrap(),
+        None => schema,
+    };
+    match (values, schema.get("properties")) {
+        (Value::Object(values), Some(properties)) if !values.is_empty() => {
+            assert_eq!(schema["additionalProperties"], false, "{place} takes unknown values");
+            for (name, value) in values {
+                let inner = &properties[name];
+                assert!(!inner.is_null(), "the schema does not know {place}{name}");
+                places(value, inner, root, &format!("{place}{name}."), into);
+            }
+            for name in properties.as_object().unwrap().keys() {
+                let ours =
+                    values.contains_key(name) || (place.is_empty() && ["global", "enabled"].contains(&name.as_str()));
+                assert!(ours, "values.yaml does not show {place}{name}");
+            }
+        }
+        _ => {
+            into.insert(place.trim_end_matches('.').to_owned());
+        }
+    }
+}
+
+fn read(path: impl AsRef<Path>) -> String {
+    let path = process::root().join(path);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn value_places() -> BTreeSet<String> {
+    let values: Value = serde_yaml::from_str(&read("charts/latchkey/values.yaml")).unwrap();
+    let schema: Value = serde_json::from_str(&read("charts/latchkey/values.schema.json")).unwrap();
+    let mut found = BTreeSet::new();
+    places(&values, &schema, &schema, "", &mut found);
+    found
+}
+
+#[test]
+fn the_schema_knows_the_values_and_no_others() {
+    let found = value_places();
+    assert!(found.contains("server.image.digest") && found.contains("networkPolicy.egress.dns.ports"), "{found:?}");
+}
+
+/// A value with its default and what is written above it.
+struct Documented {
+    place: String,
+    default: String,
+    text: String,
+}
+
+/// The values in their order, as values.yaml shows them.
+fn documented() -> Vec<Documented> {
+    let places = value_places();
+    let mut documented: Vec<Documented> = Vec::new();
+    let mut path: Vec<(usize, String)> = Vec::new();
+    let mut comment: Vec<String> = Vec::new();
+    // What is said of a group of values stands with the first of them.
+    for line in read("charts/latchkey/values.yaml").lines() {
+        let indent = line.len() - line.trim_start().len();
+        let line = line.trim();
+        if line.is_empty() {
+            comment.clear();
+        } else if let Some(text) = line.strip_prefix('#') {
+            comment.push(text.trim().to_owned());
+        } else if let Some((name, default)) = line.split_once(':') {
+            path.retain(|(of, _)| *of < indent);
+            path.push((indent, name.to_owned()));
+            let place = path.iter().map(|(_, name)| name.as_str()).collect::<Vec<_>>().join(".");
+            if places.contains(&place) {
+                let default = match default.trim() {
+                    "" => "see values.yaml".to_owned(),
+                    shown => format!("`{}`", shown.replace('|', "\\|")),
+                };
+                documented.push(Documented { place, default, text: comment.join(" ") });
+            }
+            comment.clear();
+        }
+    }
+    documented
+}
+
+const TABLE_BEGINS: &str = "<!-- The values, from values.yaml: UPDATE_DOCS=1 writes them. -->\n";
+
+#[test]
+fn the_charts_readme_lists_the_values_of_values_yaml() {
+    let mut table = String::from("| value | default | |\n|---|---|---|\n");
+    let documented = documented();
+    for Documented { place, default, text } in &documented {
+        table.push_str(&format!("| `{place}` | {default} | {} |\n", text.replace('|', "\\|")));
+    }
+    let shown: BTreeSet<_> = documented.iter().map(|value| value.place.clone()).collect();
+    let missing: Vec<_> = value_places().into_iter().filter(|place| !shown.contains(place)).collect();
+    assert!(missing.iter().all(|place| place.contains("resources.")), "{missing:?}");
+    let page = "charts/latchkey/README.md";
+    let kept = read(page);
+    let (head, _) = kept.split_once(TABLE_BEGINS).expect("the README has a place for the values");
+    let made = format!("{head}{TABLE_BEGINS}\n{table}");
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        fs::write(process::root().join(page), &made).unwrap();
+    }
+    assert!(read(page) == made, "{page} is not what values.yaml says; run the tests with UPDATE_DOCS=1");
+}
+
+#[tokio::test]
+async fn an_autoscaler_takes_the_place_of_a_fixed_number() {
+    let fixed = rendered(&[]).await.unwrap();
+    assert_eq!(deployment(&fixed, "server")["spec"]["replicas"], 2);
+    assert!(of_kind(&fixed, "HorizontalPodAutoscaler").is_empty());
+    let scaled = rendered(&["--set", "server.autoscaling.enabled=true"]).await.unwrap();
+    let server = deployment(&scaled, "server");
+    assert_eq!(server["spec"]["replicas"], Value::Null);
+    let autoscalers = of_kind(&scaled, "HorizontalPodAutoscaler");
+    assert_eq!(autoscalers[0]["spec"]["scaleTargetRef"]["name"], server["metadata"]["name"]);
+    let by_others = rendered(&["--set", "server.replicas=null"]).await.unwrap();
+    assert_eq!(deployment(&by_others, "server")["spec"]["replicas"], Value::Null);
+}
+
+#[tokio::test]
+async fn a_roll_out_and_a_drain_take_no_server_before_another_serves() {
+    let objects = rendered(&[]).await.unwrap();
+    let server = deployment(&objects, "server");
+    assert_eq!(server["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"], 0);
+    let pod = &server["spec"]["template"]["spec"];
+    let pre_stop = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"].as_i64().unwrap();
+    let drain = pod["containers"][0]["args"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find_map(|arg| arg.as_str()?.strip_prefix("--drain-seconds=")?.parse::<i64>().ok());
+    // A request may run for 35 s after the drain.
+    assert!(pod["terminationGracePeriodSeconds"].as_i64().unwrap() >= pre_stop + drain.unwrap() + 35);
+    for budget in of_kind(&objects, "PodDisruptionBudget") {
+        assert_eq!(budget["spec"]["maxUnavailable"], 1);
+        assert_eq!(budget["spec"]["unhealthyPodEvictionPolicy"], "AlwaysAllow");
+    }
+    assert_eq!(of_kind(&objects, "PodDisruptionBudget").len(), 2);
+}
+
+#[tokio::test]
+async fn the_programs_know_every_flag_that_the_chart_gives_them() {
+    let mut asked = 0;
+    for file in chart::value_files().unwrap() {
+        for pod in pods("latchkey", &file).await {
+            let spec = &pod["spec"];
+            let containers =
+                ["initContainers", "containers"].iter().flat_map(|list| spec[list].as_array().into_iter().flatten());
+            for container in containers {
+                let image = container["image"].as_str().unwrap();
+                let program = if image.contains("operator") { "latchkey-operator" } else { "latchkey-server" };
+                let args = container["args"].as_array().unwrap().iter().map(|arg| arg.as_str().unwrap());
+                let args: Vec<String> = args.map(|arg| arg.replace("$(POD_NAME)", "pod")).collect();
+                let mut command = std::process::Command::new(process::our_program(program).unwrap());
+                // What stands before it is read first.
+                let output = command.args(&args).arg("--help").output().unwrap();
+                assert!(output.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&output.stderr));
+                asked += 1;
+            }
+        }
+    }
+    assert!(asked >= 16, "{asked}");
+    let unknown = ["--drain-second=1", "--help"];
+    let mut command = std::process::Command::new(process::our_program("latchkey-server").unwrap());
+    assert!(!command.args(unknown).output().unwrap().status.success());
+}
+
+#[tokio::test]
+async fn nothing_is_said_of_a_secret_but_its_name() {
+    let secrets = rendered(&[]).await.unwrap();
+    assert!(of_kind(&secrets, "Secret").is_empty(), "the chart makes no Secret: the operator and you do");
+}
+
+#[tokio::test]
+async fn the_sample_policy_says_who_may_claim_an_app_id_and_loosen_limits() {
+    let cluster = Cluster::shared().await;
+    let client = cluster.admin().await;
+    let namespace = cluster.plane().namespace("policy").await.unwrap();
+    for document in serde_yaml::Deserializer::from_str(&read("charts/latchkey/samples/admission-policy.yaml")) {
+        let mut object = Value::deserialize(document).unwrap();
+        // The cluster has other tests' Apps.
+        object["metadata"]["name"] = json!(namespace);
+        if object["kind"] == "ValidatingAdmissionPolicyBinding" {
+            object["spec"]["policyName"] = json!(namespace);
+            object["spec"]["matchResources"] =
+                json!({ "namespaceSelector": { "matchLabels": { "kubernetes.io/metadata.name": namespace } } });
+        }
+        apply(&client, &object).await.unwrap();
+    }
+    let tried =
+        async |app: &App| dry_run(&client, &app.objects(&namespace)[0]).await.map(|_| ()).map_err(|e| e.to_string());
+    let own = App::with_id(&namespace);
+    let other = App::new("shop");
+    // It holds from a moment on.
+    let said = latchkey_tests::eventually("the policy holds", LIMIT, || async { tried(&other).await.err() }).await;
+    assert!(said.contains(&format!("may not claim the appID {}", other.id())), "{said}");
+    tried(&own).await.unwrap();
+    let named = App::with_id("another-name").set("/appID", namespace.clone());
+    tried(&named).await.unwrap();
+    let loose = own.clone().limit("loginFailuresPerClient", &[(11, 900)]);
+    let said = tried(&loose).await.unwrap_err();
+    assert!(said.contains("loginFailuresPerClient is looser"), "{said}");
+    tried(&own.clone().limit("loginFailuresPerClient", &[(1000, 86_400), (5, 900)])).await.unwrap();
+    tried(&own.clone().limit("codesPerClient", &[(11, 60)])).await.unwrap_err();
+
+    let allowed = json!({ "metadata": {
+        "annotations": { "latchkey.dev/app-ids": format!("elsewhere, {}", other.id()) },
+        "labels": { "latchkey.dev/loose-limits": "allowed" },
+    } });
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    namespaces.patch(&namespace, &PatchParams::default(), &Patch::Merge(allowed)).await.unwrap();
+    latchkey_tests::eventually_ok("the namespace's annotation is seen", LIMIT, || tried(&other)).await;
+    latchkey_tests::eventually_ok("the namespace's label is seen", LIMIT, || tried(&loose)).await;
+}
+
+// --- Metrics
+
+/// The families of a page of metrics, by their names in OpenMetrics.
+fn families(page: &str) -> Vec<(String, String)> {
+    let types = page.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    types.map(|line| line.split_once(' ').map(|(name, kind)| (name.to_owned(), kind.to_owned())).unwrap()).collect()
+}
+
+/// The names of its series.
+fn series(families: &[(String, String)]) -> BTreeSet<String> {
+    let of = |(name, kind): &(String, String)| match kind.as_str() {
+        "counter" => vec![format!("{name}_total")],
+        "histogram" => ["bucket", "sum", "count"].map(|part| format!("{name}_{part}")).to_vec(),
+        _ => vec![name.clone()],
+    };
+    families.iter().flat_map(of).collect()
+}
+
+/// What the programs tell of themselves.
+async fn told_metrics() -> Vec<(String, String)> {
+    let app = App::new("shop");
+    let stack = Stack::with(&app).await;
+    // A call to Redis is told of once there was one.
+    stack.client().register(app.id(), "Ada", "ada@example.com", "a quiet harbour at noon").await.expect(StatusCode::OK);
+    let page = stack.server().ops("metrics").await.text;
+    let install = Cluster::shared().await.install().await;
+    let operator = install.operator().await;
+    // The last of its metrics comes when it begins to reconcile.
+    let operators = latchkey_tests::eventually_ok("the operator's metrics", LIMIT, || async {
+        let page = reqwest::get(format!("http://{}/metrics", operator.ops)).await?.text().await?;
+        anyhow::ensure!(page.contains("controller_runtime_max_concurrent_reconciles"), "{page}");
+        Ok(page)
+    })
+    .await;
+    families(&page).into_iter().chain(families(&operators)).collect()
+}
+
+/// The metrics that expressions name.
+fn named(expressions: &str) -> BTreeSet<String> {
+    let words = expressions.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+    let prefixes = ["latchkey_", "controller_runtime_", "leader_election_", "rest_client_"];
+    words.filter(|word| prefixes.iter().any(|prefix| word.starts_with(prefix))).map(str::to_owned).collect()
+}
+
+async fn alerts() -> Vec<Value> {
+    let objects = rendered(&["--set", "metrics.prometheusRule.enabled=true"]).await.unwrap();
+    let rules = of_kind(&objects, "PrometheusRule")[0]["spec"]["groups"][0]["rules"].clone();
+    let Value::Array(rules) = rules else { panic!("no rules") };
+    rules
+}
+
+#[tokio::test]
+async fn alerts_and_dashboard_name_metrics_that_there_are_and_the_docs_all_of_them() {
+    let families = told_metrics().await;
+    let series = series(&families);
+    let expressions: String = alerts().await.iter().map(|alert| format!("{} ", alert["expr"])).collect();
+    let dashboard: Value = serde_json::from_str(&read("charts/latchkey/dashboards/latchkey.json")).unwrap();
+    let panels = dashboard["panels"].as_array().expect("the dashboard has panels");
+    let shown: String = panels
+        .iter()
+        .flat_map(|panel| panel["targets"].as_array().into_iter().flatten())
+        .map(|target| format!("{} ", target["expr"]))
+        .collect();
+    for (place, expressions) in [("an alert", expressions), ("the dashboard", shown)] {
+        let named = named(&expressions);
+        assert!(named.len() > 10, "{place}: {named:?}");
+        let unknown: Vec<_> = named.difference(&series).collect();
+        assert!(unknown.is_empty(), "{place} names what nobody tells: {unknown:?}, there are {series:?}");
+    }
+    let docs = read("docs/operations.md");
+    for (name, kind) in &families {
+        let name = if kind == "counter" { format!("{name}_total") } else { name.clone() };
+        assert!(docs.contains(&format!("`{name}")), "docs/operations.md does not explain {name}");
+    }
+}
+
+#[tokio::test]
+async fn each_alert_leads_to_what_to_do() {
+    let docs = read("docs/operations.md");
+    let alerts = alerts().await;
+    assert!(alerts.len() > 10);
+    for alert in alerts {
+        let name = alert["alert"].as_str().unwrap();
+        assert!(docs.contains(&format!("### {name}\n")), "docs/operations.md does not say what to do for {name}");
+        let runbook = alert["annotations"]["runbook_url"].as_str().unwrap();
+        assert!(runbook.ends_with(&format!("#{}", name.to_lowercase())), "{runbook}");
+    }
+}

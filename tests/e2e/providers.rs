@@ -1,0 +1,212 @@
+//! Social providers as the server asks them: documents rendered by the operator's program, and scripted providers that
+//! listen under the real ones' names.
+
+mod conformance;
+mod examples;
+mod hostile;
+mod keys;
+mod reachable;
+
+use std::{collections::HashMap, fs, time::Duration};
+
+use latchkey_crds::rendered::{RenderedApp, RenderedProvider, Revision};
+use latchkey_server::{
+    domain::{
+        app::App,
+        clock::Env,
+        identity::{Authorization, Grant, ProviderError, Vouched},
+    },
+    outbound::Reach,
+    providers::{ProviderOptions, SocialProviders},
+};
+use latchkey_tests::{
+    builders::{self, Provider},
+    process::{self, Program},
+    upstream::{Approved, Client, PRESETS, Secret, Upstream},
+};
+use rcgen::KeyPair;
+use rustls::pki_types::{CertificateDer, pem::PemObject};
+use serde_json::{Value, json};
+use tokio::sync::OnceCell;
+
+pub(crate) const VERIFIER: &str = "dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk";
+/// RFC 7636, appendix B.
+pub(crate) const CHALLENGE: &str = "E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM";
+const NONCE: &str = "n-0S6_WzA2Mj";
+const STATE: &str = "af0ifjsldkj";
+const TEAM: &str = "ABCDE12345";
+const KEY_ID: &str = "12345ABCDE";
+const RENDER_LIMIT: Duration = Duration::from_secs(60);
+
+/// One App with a Provider of every preset, rendered once, and the secrets of their clients.
+static RENDERED: OnceCell<(RenderedApp, HashMap<String, String>)> = OnceCell::const_new();
+
+/// A preset's Provider, and its provider.
+pub(crate) struct Fixture {
+    pub(crate) upstream: Upstream,
+    pub(crate) app: App,
+    pub(crate) providers: SocialProviders,
+    preset: &'static str,
+}
+
+// === impl Fixture ===
+
+impl Fixture {
+    pub(crate) async fn new(preset: &'static str) -> Self {
+        let (doc, secrets) = RENDERED.get_or_init(render).await;
+        let revision = Revision::of(&doc.to_bytes());
+        let app = App::new(doc.clone(), revision).unwrap();
+        let client = Client { id: client_id(preset), secret: secret(preset, &secrets[preset]) };
+        let upstream = Upstream::start(preset, client).await.unwrap();
+        let providers = SocialProviders::new(options(&upstream), Env::system());
+        Self { upstream, app, providers, preset }
+    }
+
+    pub(crate) fn provider(&self) -> &RenderedProvider {
+        self.app.doc.providers.iter().find(|provider| provider.settings.preset == self.preset).unwrap()
+    }
+
+    fn redirect_uri(&self) -> String {
+        format!("{}/{}/callback", self.app.doc.issuer.as_str(), self.provider().name.as_str())
+    }
+
+    async fn authorization_url(&self, prompt: Option<&str>, login_hint: Option<&str>) -> String {
+        let redirect_uri = self.redirect_uri();
+        let request = Authorization {
+            redirect_uri: &redirect_uri,
+            state: STATE,
+            code_challenge: CHALLENGE,
+            nonce: Some(NONCE),
+            prompt,
+            login_hint,
+        };
+        self.providers.authorization_url(&self.app, self.provider(), &request).await.unwrap()
+    }
+
+    /// Logs in there, as a browser does.
+    async fn approve(&self) -> Approved {
+        let approved = self.upstream.approve(&self.authorization_url(None, None).await);
+        assert_eq!(approved.state, STATE);
+        approved
+    }
+
+    async fn redeem(&self, code: &str, verifier: &str, iss: Option<&str>) -> Result<Vouched, ProviderError> {
+        let redirect_uri = self.redirect_uri();
+        let grant = Grant {
+            redirect_uri: &redirect_uri,
+            code,
+            code_verifier: verifier,
+            nonce: Some(NONCE).filter(|_| self.providers.traits_of(self.provider()).nonce),
+            iss,
+            posted_user: Some(r#"{"name":{"firstName":"Ada","lastName":"Lovelace"}}"#),
+        };
+        self.providers.exchange(&self.app, self.provider(), &grant).await
+    }
+
+    /// The whole flow.
+    async fn log_in(&self) -> Result<Vouched, ProviderError> {
+        let approved = self.approve().await;
+        self.redeem(&approved.code, VERIFIER, None).await
+    }
+
+    async fn check(&self, token: &str, nonce: Option<&str>) -> Result<Vouched, ProviderError> {
+        self.providers.check_token(&self.app, self.provider(), token, nonce).await
+    }
+
+    /// The same Provider with its document changed, as another server has it that remembers nothing.
+    async fn changed(preset: &'static str, change: impl FnOnce(&mut RenderedProvider)) -> Self {
+        let fixture = Self::new(preset).await;
+        let mut doc = fixture.app.doc.clone();
+        change(doc.providers.iter_mut().find(|provider| provider.settings.preset == preset).unwrap());
+        let revision = Revision::of(&doc.to_bytes());
+        Self { app: App::new(doc, revision).unwrap(), ..fixture }
+    }
+}
+
+fn options(upstream: &Upstream) -> ProviderOptions {
+    ProviderOptions {
+        reach: Reach::default(),
+        hosts: upstream.hosts(),
+        authorities: vec![CertificateDer::from_pem_slice(upstream.ca().as_bytes()).unwrap()],
+    }
+}
+
+fn client_id(preset: &str) -> String {
+    format!("client-of-{preset}")
+}
+
+/// Another client of the same owner.
+fn other_client_id(preset: &str) -> String {
+    format!("mobile-of-{preset}")
+}
+
+fn secret(preset: &str, secret: &str) -> Secret {
+    if preset == "apple" {
+        Secret::Key { team: TEAM.to_owned(), id: KEY_ID.to_owned(), pem: secret.to_owned() }
+    } else {
+        Secret::Shared(secret.to_owned())
+    }
+}
+
+/// The fields of a preset's member beside those that all have.
+fn own_fields(preset: &str) -> Value {
+    match preset {
+        "oidc" => json!({ "issuer": "https://id.provider.test" }),
+        "oauth2" => json!({
+            "authorizationURL": "https://oauth.provider.test/authorize",
+            "tokenURL": "https://oauth.provider.test/token",
+            "userInfoURL": "https://oauth.provider.test/me",
+            "introspectionURL": "https://oauth.provider.test/introspect",
+            "clientAuthentication": "Post",
+            "claims": { "subject": "id", "email": "mail", "emailVerified": "mail_confirmed", "name": "full_name" },
+        }),
+        _ => json!({}),
+    }
+}
+
+async fn render() -> (RenderedApp, HashMap<String, String>) {
+    let dir = process::fresh_dir("providers");
+    for folder in ["manifests", "rendered", "keys"] {
+        fs::create_dir_all(dir.join(folder)).unwrap();
+    }
+    let mut app = builders::App::new("social");
+    let (mut objects, mut secrets) = (Vec::new(), HashMap::new());
+    for preset in PRESETS.each_ref().map(|shape| shape.preset) {
+        let mut provider = Provider::new(preset, preset).set("additionalClientIDs", vec![other_client_id(preset)]);
+        if preset == "apple" {
+            provider = provider.with_secret(&KeyPair::generate().unwrap().serialize_pem());
+        }
+        for (field, value) in own_fields(preset).as_object().unwrap() {
+            provider = provider.set(field, value.clone());
+        }
+        let mut object = provider.object("tests");
+        if preset == "apple" {
+            let apple = object["spec"]["apple"].as_object_mut().unwrap();
+            let reference = apple.remove("clientSecretRef").unwrap();
+            apple.extend([
+                ("privateKeyRef".to_owned(), reference),
+                ("teamID".to_owned(), json!(TEAM)),
+                ("keyID".to_owned(), json!(KEY_ID)),
+            ]);
+        }
+        secrets.insert(preset.to_owned(), provider.secret().to_owned());
+        objects.extend([object, provider.secret_object("tests")]);
+        app = app.provider(&provider);
+    }
+    objects.extend(app.objects("tests"));
+    for (number, object) in objects.iter().enumerate() {
+        fs::write(dir.join(format!("manifests/{number}.yaml")), object.to_string()).unwrap();
+    }
+    let operator = process::our_program("latchkey-operator").unwrap();
+    Program::new("render", operator, dir.join("render.log"))
+        .arg("render")
+        .path_arg("--from", &dir.join("manifests"))
+        .path_arg("--to", &dir.join("rendered"))
+        .path_arg("--keys", &dir.join("keys"))
+        .args(["--base-url", "https://auth.example.com"])
+        .run(RENDER_LIMIT)
+        .unwrap();
+    let document = fs::read_to_string(dir.join(format!("rendered/{}.json", app.id()))).unwrap();
+    drop(fs::remove_dir_all(&dir));
+    (document.parse().unwrap(), secrets)
+}

@@ -1,0 +1,77 @@
+//! The manifests that the guides show are rendered as they stand.
+
+use std::{fs, path::Path};
+
+use latchkey_crds::rendered::RenderedApp;
+use latchkey_server::{
+    domain::{app::App, identity::Authorization},
+    providers::SocialProviders,
+};
+use latchkey_tests::{
+    process::{self, Program},
+    upstream::PRESETS,
+};
+use rcgen::KeyPair;
+
+use super::{CHALLENGE, RENDER_LIMIT};
+
+const GUIDES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/providers");
+
+/// The document that the manifest comes to.
+fn render(dir: &Path, manifest: &str) -> RenderedApp {
+    for folder in ["manifests", "rendered", "keys"] {
+        fs::create_dir_all(dir.join(folder)).unwrap();
+    }
+    fs::write(dir.join("manifests/example.yaml"), manifest).unwrap();
+    let operator = process::our_program("latchkey-operator").unwrap();
+    Program::new("render", operator, dir.join("render.log"))
+        .arg("render")
+        .path_arg("--from", &dir.join("manifests"))
+        .path_arg("--to", &dir.join("rendered"))
+        .path_arg("--keys", &dir.join("keys"))
+        .args(["--base-url", "https://auth.example.com"])
+        .run(RENDER_LIMIT)
+        .unwrap();
+    fs::read_to_string(dir.join("rendered/shop.json")).unwrap().parse().unwrap()
+}
+
+#[tokio::test]
+async fn every_preset_has_a_guide_and_an_example_that_is_rendered() {
+    let dir = process::fresh_dir("examples");
+    for preset in PRESETS.each_ref().map(|shape| shape.preset) {
+        let guide = fs::read_to_string(format!("{GUIDES}/{preset}.md")).unwrap();
+        for part in
+            ["## At the provider", "callback address", "status.providers", "## What it gives", "address verified"]
+        {
+            assert!(guide.contains(part), "{preset}.md does not say {part}");
+        }
+        let mut manifest = fs::read_to_string(format!("{GUIDES}/{preset}.yaml")).unwrap();
+        if preset == "apple" {
+            // What is pasted there.
+            let key = KeyPair::generate().unwrap().serialize_pem();
+            let lines: Vec<&str> = key.lines().filter(|line| !line.starts_with("-----")).collect();
+            manifest = manifest.replace("paste the lines of the .p8 file here", &lines.join("\n    "));
+        }
+        let doc = render(&dir.join(preset), &manifest);
+        let [provider] = doc.providers.as_slice() else { panic!("{preset}.yaml has one Provider") };
+        assert_eq!((provider.name.as_str(), provider.settings.preset.as_str()), (preset, preset));
+        assert!(provider.settings.secret.is_some(), "{preset}.yaml: its Secret resolves");
+        let has_discovery = PRESETS.iter().any(|shape| shape.preset == preset && shape.issuer.is_some());
+        if !has_discovery {
+            // Nothing has to be asked for it, so what is configured is all.
+            let app = App::new(doc.clone(), latchkey_crds::rendered::Revision::of(&doc.to_bytes())).unwrap();
+            let request = Authorization {
+                redirect_uri: &format!("https://auth.example.com/shop/{preset}/callback"),
+                state: "s",
+                code_challenge: CHALLENGE,
+                nonce: None,
+                prompt: None,
+                login_hint: None,
+            };
+            let providers = SocialProviders::default();
+            let url = providers.authorization_url(&app, &app.doc.providers[0], &request).await.unwrap();
+            assert!(url.starts_with("https://") && url.contains("client_id=paste-the-client-id-here"), "{url}");
+        }
+    }
+    drop(fs::remove_dir_all(&dir));
+}

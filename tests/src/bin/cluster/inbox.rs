@@ -1,0 +1,22 @@
+//! A relay for a cluster without one.
+
+use std::{
+    future::pending,
+    net::{Ipv4Addr, SocketAddr},
+};
+
+use anyhow::Result;
+use latchkey_tests::{
+    inbox::Inbox,
+    mail::Mailbox,
+    smtp::{self, Smtp},
+};
+
+pub(crate) async fn run() -> Result<()> {
+    let mails = Mailbox::default();
+    let everywhere = |port| SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
+    let options = smtp::Options { addr: everywhere(2525), mails: mails.clone(), ..smtp::Options::plain() };
+    let _smtp = Smtp::start(options).await?;
+    let _inbox = Inbox::start(everywhere(8025), mails)?;
+    pending().await
+}

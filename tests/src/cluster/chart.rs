@@ -1,0 +1,50 @@
+//! The chart, as Helm renders it.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::objects;
+use crate::{control_plane, process};
+
+/// Helm renders within a second; a loaded machine takes longer.
+const LIMIT: Duration = Duration::from_secs(60);
+
+pub fn folder() -> PathBuf {
+    process::root().join("charts/latchkey")
+}
+
+/// The value files of `ci`, by name.
+pub fn value_files() -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(folder().join("ci")).context("charts/latchkey/ci")?;
+    let mut files: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+    files.sort();
+    Ok(files)
+}
+
+/// `helm template` without the helm tests, with more arguments. A refusal is an error with Helm's words.
+pub async fn template<I>(release: &str, namespace: &str, args: I) -> Result<Vec<Value>>
+where
+    I: IntoIterator<Item: AsRef<Path>>,
+{
+    let args = args.into_iter().map(|arg| arg.as_ref().to_owned());
+    template_with_tests(release, namespace, [PathBuf::from("--skip-tests")].into_iter().chain(args)).await
+}
+
+/// The same with the helm tests.
+pub async fn template_with_tests<I>(release: &str, namespace: &str, args: I) -> Result<Vec<Value>>
+where
+    I: IntoIterator<Item: AsRef<Path>>,
+{
+    let mut helm = tokio::process::Command::new(control_plane::helm()?);
+    helm.args(["template", release, "--namespace", namespace]).arg(folder());
+    helm.args(args.into_iter().map(|arg| arg.as_ref().as_os_str().to_owned()));
+    let output = tokio::time::timeout(LIMIT, helm.kill_on_drop(true).output()).await.context("helm")??;
+    ensure!(output.status.success(), "helm ended with {}: {}", output.status, String::from_utf8_lossy(&output.stderr));
+    objects::parse(&String::from_utf8(output.stdout)?)
+}

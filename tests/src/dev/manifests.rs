@@ -1,0 +1,150 @@
+//! The manifests as `make run` renders them: with the addresses that are set in place of the usual ones.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+
+use crate::postgres::write_private;
+
+/// What the operator reads.
+const ENDINGS: [&str; 3] = ["yaml", "yml", "json"];
+
+/// A folder that is kept like another but for addresses.
+pub(super) struct Manifests {
+    from: PathBuf,
+    to: PathBuf,
+    /// `http://127.0.0.1:5556` and what it becomes.
+    addresses: Vec<(String, String)>,
+    /// What is in `to`, by its path there.
+    written: BTreeMap<PathBuf, String>,
+}
+
+// === impl Manifests ===
+
+impl Manifests {
+    /// `addresses`: the usual one and the one that is set. Where none differs there is nothing to do, and the folder is
+    /// its own copy.
+    pub(super) fn new(from: &Path, to: PathBuf, addresses: &[(&str, SocketAddr)]) -> Result<Self> {
+        let addresses: Vec<(String, String)> = addresses
+            .iter()
+            .map(|(usual, set)| (format!("http://{usual}"), format!("http://{set}")))
+            .filter(|(usual, set)| usual != set)
+            .collect();
+        let to = if addresses.is_empty() { from.to_owned() } else { to };
+        let mut this = Self { from: from.to_owned(), to, addresses, written: BTreeMap::new() };
+        if this.is_copy() {
+            // What an earlier run left may be of manifests that are gone.
+            if this.to.exists() {
+                fs::remove_dir_all(&this.to)?;
+            }
+            fs::create_dir_all(&this.to)?;
+            this.follow()?;
+        }
+        Ok(this)
+    }
+
+    /// The folder to render.
+    pub(super) fn folder(&self) -> &Path {
+        &self.to
+    }
+
+    /// Takes over what changed.
+    pub(super) fn follow(&mut self) -> Result<()> {
+        if !self.is_copy() {
+            return Ok(());
+        }
+        let mut found = BTreeMap::new();
+        // While an editor or git is at work, a folder may be there and gone: the next look sees the rest.
+        if read(&self.from, Path::new(""), &mut found).is_err() {
+            return Ok(());
+        }
+        for text in found.values_mut() {
+            for (usual, set) in &self.addresses {
+                *text = replace(text, usual, set);
+            }
+        }
+        for (path, text) in &found {
+            if self.written.get(path) != Some(text) {
+                let to = self.to.join(path);
+                fs::create_dir_all(to.parent().context("a file lies in a folder")?)?;
+                write_private(&to, text)?;
+            }
+        }
+        for path in self.written.keys().filter(|path| !found.contains_key(*path)) {
+            fs::remove_file(self.to.join(path))?;
+        }
+        self.written = found;
+        Ok(())
+    }
+
+    fn is_copy(&self) -> bool {
+        !self.addresses.is_empty()
+    }
+}
+
+fn read(from: &Path, below: &Path, found: &mut BTreeMap<PathBuf, String>) -> io::Result<()> {
+    for entry in fs::read_dir(from.join(below))? {
+        let entry = entry?;
+        let path = below.join(entry.file_name());
+        // A link leads to what is meant.
+        let kind = fs::metadata(entry.path())?;
+        if kind.is_dir() {
+            read(from, &path, found)?;
+        } else if path.extension().is_some_and(|ending| ENDINGS.iter().any(|known| ending == *known)) {
+            found.insert(path, fs::read_to_string(entry.path())?);
+        }
+    }
+    Ok(())
+}
+
+/// Not where more digits follow: that is another port.
+fn replace(text: &str, usual: &str, set: &str) -> String {
+    let mut parts = text.split(usual);
+    let mut replaced = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let is_another = part.starts_with(|first: char| first.is_ascii_digit());
+        replaced += if is_another { usual } else { set };
+        replaced += part;
+    }
+    replaced
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process;
+
+    #[test]
+    fn a_folder_is_followed_with_other_addresses() {
+        let (from, to) = (process::fresh_dir("from"), process::fresh_dir("to").join("copy"));
+        let set: SocketAddr = "127.0.0.1:9999".parse().unwrap();
+        let write = |name: &str, text: &str| {
+            let path = from.join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        let copied = |name: &str| fs::read_to_string(to.join(name)).ok();
+        write("a.yaml", "issuer: http://127.0.0.1:5556/dex # not http://127.0.0.1:55560");
+        write("below/b.yml", "one");
+        write("notes.txt", "not a manifest");
+
+        let addresses = [("127.0.0.1:5556", set)];
+        let mut manifests = Manifests::new(&from, to.clone(), &addresses).unwrap();
+        assert_eq!(manifests.folder(), to);
+        assert_eq!(copied("a.yaml").unwrap(), "issuer: http://127.0.0.1:9999/dex # not http://127.0.0.1:55560");
+        assert_eq!((copied("below/b.yml").as_deref(), copied("notes.txt")), (Some("one"), None));
+
+        write("below/b.yml", "two");
+        fs::remove_file(from.join("a.yaml")).unwrap();
+        manifests.follow().unwrap();
+        assert_eq!((copied("below/b.yml").as_deref(), copied("a.yaml")), (Some("two"), None));
+
+        let usual = [("127.0.0.1:9999", set)];
+        assert_eq!(Manifests::new(&from, to, &usual).unwrap().folder(), from);
+    }
+}
