@@ -162,7 +162,8 @@ pub struct MailSpec {
     #[schemars(range(min = 300, max = 86_400))]
     pub reset_code_lifetime_seconds: Option<i32>,
     /// A ConfigMap (256 KiB or less) with templates of the App's own: keys `<mail>.subject`, `<mail>.txt` and
-    /// `<mail>.html` for the mails confirm, reset, account-exists, password-changed, address-changed and new-sign-in.
+    /// `<mail>.html` for the mails confirm, reset, account-exists, password-changed, address-changing, address-changed
+    /// and new-sign-in.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub templates_ref: Option<LocalRef>,
     /// A Secret with the relay through which this App's mails leave: keys `host`, `port`, `tls` (`starttls`,

@@ -26,6 +26,7 @@ pub enum Mail {
     Reset,
     AccountExists,
     PasswordChanged,
+    AddressChanging,
     AddressChanged,
     NewSignIn,
 }
@@ -165,8 +166,15 @@ fn render(env: &Environment<'_>, name: &str, values: Values<'_>) -> Result<Strin
 // === impl Mail ===
 
 impl Mail {
-    pub const ALL: [Self; 6] =
-        [Self::Confirm, Self::Reset, Self::AccountExists, Self::PasswordChanged, Self::AddressChanged, Self::NewSignIn];
+    pub const ALL: [Self; 7] = [
+        Self::Confirm,
+        Self::Reset,
+        Self::AccountExists,
+        Self::PasswordChanged,
+        Self::AddressChanging,
+        Self::AddressChanged,
+        Self::NewSignIn,
+    ];
 
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -174,6 +182,7 @@ impl Mail {
             Self::Reset => "reset",
             Self::AccountExists => "account-exists",
             Self::PasswordChanged => "password-changed",
+            Self::AddressChanging => "address-changing",
             Self::AddressChanged => "address-changed",
             Self::NewSignIn => "new-sign-in",
         }
@@ -188,7 +197,11 @@ impl Mail {
     pub const fn has_code(self) -> bool {
         match self {
             Self::Confirm | Self::Reset => true,
-            Self::AccountExists | Self::PasswordChanged | Self::AddressChanged | Self::NewSignIn => false,
+            Self::AccountExists
+            | Self::PasswordChanged
+            | Self::AddressChanging
+            | Self::AddressChanged
+            | Self::NewSignIn => false,
         }
     }
 
@@ -360,7 +373,7 @@ mod tests {
         assert_eq!(
             check("welcome.txt", "x").unwrap_err().to_string(),
             "is not a template's name; use <mail>.subject, <mail>.txt or <mail>.html with confirm, reset, \
-             account-exists, password-changed, address-changed, new-sign-in as <mail>"
+             account-exists, password-changed, address-changing, address-changed, new-sign-in as <mail>"
         );
     }
 }

@@ -207,10 +207,35 @@ async fn discovery_tells_those_who_check_tokens_where_the_keys_are() {
         let document = client.get(&path).await.expect(StatusCode::OK).body;
         assert_eq!(document["issuer"], issuer, "{path}");
         assert_eq!(document["jwks_uri"], format!("{issuer}/.well-known/jwks.json"), "{path}");
-        assert_eq!(document.get("authorization_endpoint"), None, "{path}");
+        for unserved in ["authorization_endpoint", "scopes_supported", "registration_endpoint"] {
+            assert_eq!(document.get(unserved), None, "{path}");
+        }
+        for (field, served) in [("token_endpoint", "token"), ("revocation_endpoint", "revoke"), ("introspection_endpoint", "introspect")] {
+            let url = format!("{}/v1/{id}/{served}", shop.stack.base_url());
+            assert_eq!(document[field], url, "{path}");
+            let called =
+                client.post(&format!("v1/{id}/{served}"), &json!({ "token": "x", "refresh_token": "x" })).await;
+            assert_ne!(called.status, StatusCode::NOT_FOUND, "{field}");
+        }
+        let none = json!(["none"]);
+        for list in ["response_types", "token_endpoint_auth_methods"] {
+            assert_eq!(document[format!("{list}_supported")], none, "{path}");
+        }
+        assert_eq!(document["revocation_endpoint_auth_methods_supported"], none, "{path}");
+        let grants = document["grant_types_supported"].as_array().unwrap();
+        assert!(grants.contains(&json!("refresh_token")), "{path}");
+        // RFC 8414, 3.2: no empty lists.
+        assert!(document.as_object().unwrap().values().all(|value| *value != json!([])), "{path}");
     }
     let keys = client.get(&format!("{id}/.well-known/jwks.json")).await.body;
     assert!(!keys["keys"].as_array().unwrap().is_empty());
+
+    let openid = client.get(&format!("{id}/.well-known/openid-configuration")).await.body;
+    assert_eq!(openid["userinfo_endpoint"], format!("{}/v1/{id}/userinfo", shop.stack.base_url()));
+    let (client, token) = shop.session(EMAIL).await;
+    let claims = client.signed_in(id, &token).get("userinfo").await.expect(StatusCode::OK).body;
+    let supported = openid["claims_supported"].as_array().unwrap();
+    assert!(claims.as_object().unwrap().keys().all(|claim| supported.contains(&json!(claim))), "{claims}");
 }
 
 // === OpenAPI ===
@@ -303,6 +328,27 @@ async fn what_the_server_answers_is_what_the_openapi_document_promises() {
         hold("confirm", &client.confirm(id, WRONG_CODE).await);
     }
     hold("confirm-password", &client.confirm_password(id, EMAIL, WRONG_CODE, NEW_PASSWORD).await);
+
+    // The own account. There is no login of late where Redis says that it was long ago.
+    let owner = shop.login(client.clone(), EMAIL, NEW_PASSWORD).await;
+    let own = |path: &str, method: &str, answer: &Answer| {
+        promises.hold(&format!("/v1/{{APPID}}/{path}"), method, answer);
+    };
+    own("user", "get", &owner.read().await.expect(StatusCode::OK));
+    own("userinfo", "get", &owner.signed_in.get("userinfo").await.expect(StatusCode::OK));
+    own("user", "patch", &owner.rename("Grace").await.expect(StatusCode::OK));
+    own("user", "patch", &owner.rename("").await.expect(StatusCode::BAD_REQUEST));
+    let asked = owner.change_address(Some(NEW_PASSWORD), "new@example.com").await;
+    own("user/email", "post", &asked.expect(StatusCode::OK));
+    own("user/email", "post", &owner.change_address(None, "new@example.com").await.expect(StatusCode::UNAUTHORIZED));
+    own("user/email", "post", &owner.change_address(None, "new").await.expect(StatusCode::BAD_REQUEST));
+    own("user/password", "post", &owner.change_password(None, "password").await.expect(StatusCode::BAD_REQUEST));
+    let wrong = owner.change_password(Some(WRONG_PASSWORD), PASSWORD).await;
+    own("user/password", "post", &wrong.expect(StatusCode::UNAUTHORIZED));
+    own("user", "delete", &owner.delete(&json!({ "password": WRONG_PASSWORD })).await.expect(StatusCode::UNAUTHORIZED));
+    own("user", "delete", &owner.delete(&json!({ "password": 5 })).await.expect(StatusCode::BAD_REQUEST));
+    owner.delete(&json!({})).await.expect(StatusCode::OK);
+    own("user", "get", &owner.read().await.expect(StatusCode::UNAUTHORIZED));
 
     for (template, path) in [
         ("/{APPID}/.well-known/jwks.json", format!("{id}/.well-known/jwks.json")),

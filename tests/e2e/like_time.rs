@@ -13,7 +13,7 @@
 //! The test fails only where the whole interval lies beyond the bound: where the kinds differ by the bound or less,
 //! that happens with a chance of at most [`ERROR`] on either side, each time it is looked at. There are at most
 //! [`COMPARISONS`] comparisons of at most [`LOOKS`] looks, so a run raises a false alarm with a chance of at most
-//! 2 · 10⁻⁷ · 5 · 3 = 3 · 10⁻⁶, one in 300,000.
+//! 2 · 10⁻⁷ · 6 · 3 = 3.6 · 10⁻⁶, one in 270,000.
 //!
 //! An interval as wide as a hash would overlook that one is missing. So it also fails, as *blurred*, where after the
 //! last look the interval is still wider than half of a hash; and the test measures what differs by construction (a
@@ -50,7 +50,7 @@ const SHARE_OF_A_HASH: f64 = 0.02;
 const LOOKS: usize = 3;
 /// A comparison that took longer is looked at again only if it is blurred: on a busy machine that is what can be had.
 const LONG: Duration = Duration::from_secs(12);
-const COMPARISONS: usize = 5;
+const COMPARISONS: usize = 6;
 /// Pairs that show a difference as great as that of a hash.
 const FEW_PAIRS: usize = 60;
 /// A mail is made and sent right after the answer that asked for it; that is not to meet the next request.
@@ -81,7 +81,10 @@ enum Verdict {
 /// One comparison: what to post for the known and for the unknown address of each pair.
 struct Comparison<'a> {
     what: &'a str,
+    /// Below `/v1/{APPID}/`.
     operation: &'a str,
+    /// Who asks, where that is somebody signed in.
+    token: Option<&'a str>,
     known: Box<dyn FnMut() -> Value + 'a>,
     unknown: Box<dyn FnMut() -> Value + 'a>,
     /// What both are answered.
@@ -207,10 +210,14 @@ impl Ground {
     }
 
     fn ask(&mut self, comparison: &Comparison<'_>, body: &Value) -> Reply {
-        let path = format!("v1/{}/email/{}", self.app.id(), comparison.operation);
+        let path = format!("v1/{}/{}", self.app.id(), comparison.operation);
         let body = body.to_string();
         std::thread::sleep(comparison.pause);
-        let reply = self.wire.post(&path, &body).expect("the server answers");
+        let reply = match comparison.token {
+            None => self.wire.post(&path, &body),
+            Some(token) => self.wire.post_as(token, &path, &body),
+        };
+        let reply = reply.expect("the server answers");
         assert_eq!(reply.status, comparison.status, "{}: {}", comparison.what, reply.body);
         reply
     }
@@ -343,7 +350,8 @@ async fn known_and_unknown_addresses_are_answered_in_like_time() {
     let unknown = || Box::new(move || login(&Ground::fresh_address())) as Box<dyn FnMut() -> Value>;
     ground.expect_alike(Comparison {
         what: "login",
-        operation: "login",
+        operation: "email/login",
+        token: None,
         known: Box::new(|| login(&verified)),
         unknown: unknown(),
         status: 401,
@@ -357,7 +365,8 @@ async fn known_and_unknown_addresses_are_answered_in_like_time() {
     for (what, address) in [("register, verified", &verified), ("register, unverified", &unverified)] {
         ground.expect_alike(Comparison {
             what,
-            operation: "register",
+            operation: "email/register",
+            token: None,
             known: Box::new(move || register(address, WRONG_PASSWORD)),
             unknown: new(),
             status: 200,
@@ -368,7 +377,8 @@ async fn known_and_unknown_addresses_are_answered_in_like_time() {
     let forgot = |email: &str| json!({ "email": email });
     ground.expect_alike(Comparison {
         what: "forgot-password",
-        operation: "forgot-password",
+        operation: "email/forgot-password",
+        token: None,
         known: Box::new(|| forgot(&verified)),
         unknown: Box::new(|| forgot(&Ground::fresh_address())),
         status: 200,
@@ -378,11 +388,27 @@ async fn known_and_unknown_addresses_are_answered_in_like_time() {
     let reset = |email: &str| json!({ "email": email, "code": "00000-00000", "password": WRONG_PASSWORD });
     ground.expect_alike(Comparison {
         what: "confirm-password",
-        operation: "confirm-password",
+        operation: "email/confirm-password",
+        token: None,
         known: Box::new(|| reset(&verified)),
         unknown: Box::new(|| reset(&Ground::fresh_address())),
         status: 400,
         pause: Duration::ZERO,
+    });
+
+    // Whose the new address of a signed-in user is. Another account's is as long as nobody's.
+    let client = ground.stack.client();
+    let caller = ground.account(true).await;
+    let owner = client.login(ground.app.id(), &caller, PASSWORD).await.expect(StatusCode::OK);
+    let change = |email: &str| json!({ "email": email, "password": PASSWORD });
+    ground.expect_alike(Comparison {
+        what: "user/email",
+        operation: "user/email",
+        token: Some(owner.string("token")),
+        known: Box::new(|| change(&verified)),
+        unknown: Box::new(|| change(&Ground::fresh_address())),
+        status: 200,
+        pause: MAIL_PAUSE,
     });
 
     // The same measurement finds what is there to be found: a hash that costs a part, and none at all. To an unknown
@@ -391,7 +417,8 @@ async fn known_and_unknown_addresses_are_answered_in_like_time() {
         ground.sql(&format!("UPDATE users SET password_hash = '{hash}' WHERE email = '{verified}'")).await;
         ground.expect_found(Comparison {
             what,
-            operation: "login",
+            operation: "email/login",
+            token: None,
             known: Box::new(|| login(&verified)),
             unknown: unknown(),
             status: 401,

@@ -10,6 +10,10 @@ mod audit;
 #[cfg(test)]
 mod callers;
 #[cfg(test)]
+mod change_address;
+#[cfg(test)]
+mod change_password;
+#[cfg(test)]
 mod chaos;
 #[cfg(test)]
 mod chart;
@@ -52,6 +56,8 @@ mod make_run;
 #[cfg(test)]
 mod operator;
 #[cfg(test)]
+mod owner;
+#[cfg(test)]
 mod provider_down;
 #[cfg(test)]
 mod providers;
@@ -73,3 +79,5 @@ mod support;
 mod token;
 #[cfg(test)]
 mod trouble;
+#[cfg(test)]
+mod user;

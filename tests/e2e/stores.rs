@@ -29,6 +29,7 @@ use prometheus_client::registry::Registry;
 use time::{OffsetDateTime, macros::datetime};
 use uuid::Uuid;
 
+mod accounts;
 mod apps;
 mod audit;
 mod codes;

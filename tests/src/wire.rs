@@ -49,9 +49,18 @@ impl Wire {
 
     /// Posts JSON and reads the whole answer.
     pub fn post(&mut self, path: &str, body: &str) -> Result<Reply> {
+        self.post_with(path, "", body)
+    }
+
+    /// The same with a token.
+    pub fn post_as(&mut self, token: &str, path: &str, body: &str) -> Result<Reply> {
+        self.post_with(path, &format!("Authorization: Bearer {token}\r\n"), body)
+    }
+
+    fn post_with(&mut self, path: &str, headers: &str, body: &str) -> Result<Reply> {
         let path = path.trim_start_matches('/');
         let request = format!(
-            "POST /{path} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            "POST /{path} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n{headers}\r\n{body}",
             self.server,
             body.len()
         );

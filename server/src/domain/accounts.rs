@@ -15,10 +15,10 @@ use super::{
     mail::{EpochNews, Mail, MailKind},
     password::{self, Busy, Password, Weak},
     ports::{
-        Audit, Carried, Codes, Confirmation, Creation, Hasher, Limits, NewUser, Outbox, PasswordReset, Sessions,
-        StoreError, TakeError, Taken, Users,
+        Accounts, AddressChange, AddressChanged, Audit, Carried, Changed, Codes, Confirmation, Creation, Hasher,
+        Limits, NewUser, Outbox, PasswordReset, Sessions, StoreError, TakeError, Taken, Users,
     },
-    session::{Amr, NewSession, Opening, Session, SessionId},
+    session::{Amr, NewSession, Opening, Profile, Session, SessionId},
     signed_in::{NotSignedIn, SignedIn},
     token::{self, Tokens},
     user::{Name, User, UserId},
@@ -91,7 +91,7 @@ pub async fn register<S: Users + Limits + Hasher>(
         return Err(RegisterError::DomainNotAllowed);
     }
     stores.take(app.id(), limits::registration(app, caller)).await.map_err(Trouble::from)?;
-    let guesses = password::guesses(&request.email, Some(&request.name));
+    let guesses = password::guesses(Some(&request.email), Some(&request.name));
     judge(stores, app, caller, &request.password, guesses).await?;
 
     let now = env.now();
@@ -210,29 +210,11 @@ pub async fn log_in<S: Users + Limits + Hasher + Sessions + Audit>(
     request: LogIn,
 ) -> Result<LoggedIn, LogInError> {
     let account = request.email.account(app.id());
-    let client = caller.address();
-    stores.admit(app.id(), client).map_err(Trouble::from)?;
-    let exempt = stores.is_known(app.id(), &account, client).await.map_err(Trouble::from)?;
-    let checks = limits::login(app, caller, &account, exempt);
     let refuse = |kind, user: Option<&User>| {
         let account = Some(account.clone());
         stores.refuse(app.id(), Refusal::new(kind, caller, account, user.map(|user| user.id)));
     };
-    let limited = |error| {
-        if matches!(error, TakeError::Limited(_)) {
-            refuse(RefusalKind::LogInLimit, None);
-        }
-        Trouble::from(error)
-    };
-    let attempt = stores.take(app.id(), checks.attempts).await.map_err(limited)?;
-    let failure = match stores.take(app.id(), checks.failures).await {
-        Ok(taken) => taken,
-        Err(error) => {
-            // What is refused consumes nothing.
-            stores.give_back(app.id(), attempt).await;
-            return Err(limited(error).into());
-        }
-    };
+    let failure = take_login(stores, app, caller, &account, None).await?;
     let user = match check_password(stores, app, caller, &request).await {
         Ok(user) => user,
         Err(trouble) => {
@@ -270,8 +252,39 @@ pub async fn log_in<S: Users + Limits + Hasher + Sessions + Audit>(
         // The password that was right a moment ago was reset meanwhile.
         None => return Err(LogInError::InvalidCredentials),
     };
-    stores.remember(app.id(), &account, client).await;
+    stores.remember(app.id(), &account, caller.address()).await;
     Ok(LoggedIn { user, tokens })
+}
+
+/// The place of a password check under the limits of logins, to be had before hashing. What it answers is a failure's,
+/// to be given back where the password was right.
+pub(super) async fn take_login<S: Limits + Hasher + Audit>(
+    stores: &S,
+    app: &App,
+    caller: &Caller,
+    account: &AccountKey,
+    user: Option<UserId>,
+) -> Result<Taken, Trouble> {
+    let client = caller.address();
+    stores.admit(app.id(), client)?;
+    let exempt = stores.is_known(app.id(), account, client).await?;
+    let checks = limits::login(app, caller, account, exempt);
+    let limited = |error| {
+        if matches!(error, TakeError::Limited(_)) {
+            let account = Some(account.clone());
+            stores.refuse(app.id(), Refusal::new(RefusalKind::LogInLimit, caller, account, user));
+        }
+        Trouble::from(error)
+    };
+    let attempt = stores.take(app.id(), checks.attempts).await.map_err(limited)?;
+    match stores.take(app.id(), checks.failures).await {
+        Ok(taken) => Ok(taken),
+        Err(error) => {
+            // What is refused consumes nothing.
+            stores.give_back(app.id(), attempt).await;
+            Err(limited(error))
+        }
+    }
 }
 
 /// The user whose password it is, or else the one whose address it is. Unknown addresses take the same way.
@@ -313,16 +326,14 @@ pub enum VerifyError {
 }
 
 /// Sends the confirmation code again to the user of the session; answers the address.
-pub async fn verify<S: Users + Limits + Outbox + Audit>(
+pub async fn verify<S: Accounts + Limits + Outbox + Sessions + Audit>(
     stores: &S,
     env: &Env,
     app: &App,
     caller: &Caller,
     signed_in: &SignedIn,
 ) -> Result<Email, VerifyError> {
-    let user = stores.user(app.id(), signed_in.user()).await.map_err(Trouble::from)?;
-    let user = user.filter(|user| !user.disabled && user.epoch == signed_in.session.epoch);
-    let user = user.ok_or(VerifyError::InvalidToken)?;
+    let user = signed_in.account(stores, app).await.map_err(Trouble::from)?.ok_or(VerifyError::InvalidToken)?;
     let waiting = user.pending_email.as_ref().or(user.email.as_ref().filter(|_| !user.email_verified));
     let Some(address) = waiting else {
         return user.email.ok_or(VerifyError::InvalidToken);
@@ -359,7 +370,7 @@ pub enum ConfirmError {
     Trouble(#[from] Trouble),
 }
 
-pub async fn confirm<S: Users + Outbox + Limits + Codes + Sessions + Audit>(
+pub async fn confirm<S: Users + Accounts + Outbox + Limits + Codes + Sessions + Audit>(
     stores: &S,
     env: &Env,
     app: &App,
@@ -373,7 +384,7 @@ pub async fn confirm<S: Users + Outbox + Limits + Codes + Sessions + Audit>(
     outcome
 }
 
-async fn use_confirmation<S: Users + Outbox + Limits + Codes + Sessions + Audit>(
+async fn use_confirmation<S: Users + Accounts + Outbox + Limits + Codes + Sessions + Audit>(
     stores: &S,
     env: &Env,
     app: &App,
@@ -381,21 +392,36 @@ async fn use_confirmation<S: Users + Outbox + Limits + Codes + Sessions + Audit>
     code: &str,
     bearer: Option<&str>,
 ) -> Result<Confirmed, ConfirmError> {
-    let found = find_code(stores, env, app, code, Purpose::Confirm).await?;
+    let found = find_code(stores, env, app, code, &[Purpose::Confirm, Purpose::Change]).await?;
     let (key, record) = found.ok_or(ConfirmError::InvalidCode)?;
     let own = own_session(stores, env, app, bearer, record.user).await?;
+    // A code for another address is good for nobody but the account that asked, and else it is not used up.
+    if record.purpose == Purpose::Change && own.as_ref().is_none_or(|session| session.epoch != record.epoch) {
+        return Err(ConfirmError::InvalidCode);
+    }
     let record = stores.take_code(app.id(), &key).await.map_err(Trouble::from)?.ok_or(ConfirmError::InvalidCode)?;
-    let keep = own.as_ref().map(|session| session.id);
-    let event = Event { session: keep, ..Event::new(env, caller, EventKind::Confirmed, record.user) };
-    let change = Confirmation {
-        user: record.user,
-        epoch: record.epoch,
-        address: record.address.clone(),
-        keep,
-        at: event.at,
-        event,
+    let session = own.as_ref().map_or_else(|| SessionId(env.uuid()), |session| session.id);
+    let used = match (record.purpose, &own) {
+        (Purpose::Change, Some(_)) => change_address(stores, env, app, caller, &record, session).await,
+        (Purpose::Change, None) => Ok(None),
+        (Purpose::Confirm | Purpose::Reset, _) => {
+            let event = Event {
+                session: own.as_ref().map(|session| session.id),
+                ..Event::new(env, caller, EventKind::Confirmed, record.user)
+            };
+            let change = Confirmation {
+                user: record.user,
+                epoch: record.epoch,
+                address: record.address.clone(),
+                session,
+                kept: own.is_some(),
+                at: event.at,
+                event,
+            };
+            stores.confirm_address(app.id(), change).await
+        }
     };
-    let changed = match stores.confirm_address(app.id(), change).await {
+    let changed = match used {
         Ok(changed) => changed.ok_or(ConfirmError::InvalidCode)?,
         Err(error) => {
             put_back(stores, app, &key, &record).await;
@@ -403,17 +429,47 @@ async fn use_confirmation<S: Users + Outbox + Limits + Codes + Sessions + Audit>
         }
     };
     let user = changed.user;
-    carry_epoch(stores, app, &user, keep).await;
+    carry_epoch(stores, app, &user, own.as_ref().map(|session| session.id)).await;
     let tokens = match own {
         Some(session) => {
             let session = Session { epoch: user.epoch, ..session };
             token::issue(app, env, &user.profile(), &session).map_err(Trouble::from)?
         }
         // A session that cannot open because of a still later change: to the caller the code is spent.
-        None => open(stores, env, app, caller, &user, Amr::Code).await?.ok_or(ConfirmError::InvalidCode)?,
+        None => {
+            let opened = open_as(stores, env, app, caller, &user, session, Amr::Code).await?;
+            opened.ok_or(ConfirmError::InvalidCode)?
+        }
     };
     remember(stores, app, caller, &user).await;
     Ok(Confirmed { user, tokens, password_required: changed.was_contested })
+}
+
+/// The pending address becomes the account's; an unverified account that had it is gone.
+async fn change_address<S: Accounts + Sessions + Outbox>(
+    stores: &S,
+    env: &Env,
+    app: &App,
+    caller: &Caller,
+    record: &CodeRecord,
+    session: SessionId,
+) -> Result<Option<Changed>, StoreError> {
+    let event = Event::new(env, caller, EventKind::AddressChanged, record.user).in_session(session);
+    let change = AddressChange {
+        user: record.user,
+        epoch: record.epoch,
+        address: record.address.clone(),
+        keep: session,
+        at: event.at,
+        event,
+    };
+    let Some(AddressChanged { user, removed }) = stores.change_address(app.id(), change).await? else {
+        return Ok(None);
+    };
+    if let Some(news) = removed {
+        carry(stores, app, &news, None).await;
+    }
+    Ok(Some(Changed { user, was_contested: false }))
 }
 
 /// The caller's session where the Bearer is that of the account itself. Another Bearer, or one that is not valid, is as
@@ -530,8 +586,8 @@ async fn use_reset_code<S: Users + Outbox + Limits + Codes + Sessions + Hasher +
     request: ResetPassword,
 ) -> Result<(), ResetError> {
     // First by the address alone, so that a weak password is refused alike for right and wrong codes.
-    judge(stores, app, caller, &request.password, password::guesses(&request.email, None)).await?;
-    let found = find_code(stores, env, app, &request.code, Purpose::Reset).await?;
+    judge(stores, app, caller, &request.password, password::guesses(Some(&request.email), None)).await?;
+    let found = find_code(stores, env, app, &request.code, &[Purpose::Reset]).await?;
     let (key, record) = found.ok_or(ResetError::InvalidCode)?;
     if record.address != request.email.canonical() {
         return Err(ResetError::InvalidCode);
@@ -539,7 +595,7 @@ async fn use_reset_code<S: Users + Outbox + Limits + Codes + Sessions + Hasher +
     let user = stores.user(app.id(), record.user).await.map_err(Trouble::from)?.ok_or(ResetError::InvalidCode)?;
     // With a right code the name counts too; a password refused here does not use the code up.
     let name = Name::parse(&user.name).ok();
-    judge(stores, app, caller, &request.password, password::guesses(&request.email, name.as_ref())).await?;
+    judge(stores, app, caller, &request.password, password::guesses(Some(&request.email), name.as_ref())).await?;
     let password_hash = stores.hash(app.id(), caller.address(), &request.password).await.map_err(Trouble::from)?;
     let record = stores.take_code(app.id(), &key).await.map_err(Trouble::from)?.ok_or(ResetError::InvalidCode)?;
     let event = Event::new(env, caller, EventKind::PasswordReset, record.user);
@@ -566,13 +622,13 @@ async fn use_reset_code<S: Users + Outbox + Limits + Codes + Sessions + Hasher +
 
 // === what they share ===
 
-enum JudgeError {
+pub(super) enum JudgeError {
     Weak(Weak),
     Trouble(Trouble),
 }
 
 /// Whether a password may be set: length, then strength with these guesses.
-async fn judge<S: Hasher>(
+pub(super) async fn judge<S: Hasher>(
     stores: &S,
     app: &App,
     caller: &Caller,
@@ -611,18 +667,18 @@ pub(super) async fn not_mailed<S: Limits>(stores: &S, app: &App, mailing: Option
     }
 }
 
-/// A live code of this purpose; a wrong form, an unknown code and an ended one are all none.
+/// A live code of one of these purposes; a wrong form, an unknown code and an ended one are all none.
 async fn find_code<S: Codes>(
     stores: &S,
     env: &Env,
     app: &App,
     code: &str,
-    purpose: Purpose,
+    purposes: &[Purpose],
 ) -> Result<Option<(CodeKey, CodeRecord)>, Trouble> {
     let Ok(code) = Code::parse(code) else { return Ok(None) };
     let found = stores.find_code(app.id(), &code.keys_to_try(app)).await?;
     let now = env.now().unix_timestamp();
-    Ok(found.filter(|(_, record)| record.purpose == purpose && now < record.expires_at))
+    Ok(found.filter(|(_, record)| purposes.contains(&record.purpose) && now < record.expires_at))
 }
 
 /// The transaction failed, so the code was not used. Where it did commit after all, the epoch has moved and the code is
@@ -643,8 +699,13 @@ async fn give_back_unless_wrong<S: Limits>(stores: &S, app: &App, guess: Taken, 
 /// Tells Redis of a raised epoch before the answer; where that fails, the outbox row of the transaction does it.
 pub(super) async fn carry_epoch<S: Sessions + Outbox>(stores: &S, app: &App, user: &User, keep: Option<SessionId>) {
     let news = EpochNews { user: user.id, epoch: user.epoch, keep };
-    let carried = match stores.raise_epoch(app.id(), &news, Some(&user.profile())).await {
-        Ok(Carried::Safely) => stores.epoch_carried(app.id(), &news).await,
+    carry(stores, app, &news, Some(&user.profile())).await;
+}
+
+/// As above; without a profile the user is gone.
+pub(super) async fn carry<S: Sessions + Outbox>(stores: &S, app: &App, news: &EpochNews, profile: Option<&Profile>) {
+    let carried = match stores.raise_epoch(app.id(), news, profile).await {
+        Ok(Carried::Safely) => stores.epoch_carried(app.id(), news).await,
         Ok(Carried::Unconfirmed) => Ok(()),
         Err(error) => Err(error),
     };
@@ -663,9 +724,22 @@ pub(super) async fn open<S: Sessions + Audit>(
     user: &User,
     amr: Amr,
 ) -> Result<Option<Tokens>, Trouble> {
+    open_as(stores, env, app, caller, user, SessionId(env.uuid()), amr).await
+}
+
+/// The same under an id that was told before.
+async fn open_as<S: Sessions + Audit>(
+    stores: &S,
+    env: &Env,
+    app: &App,
+    caller: &Caller,
+    user: &User,
+    id: SessionId,
+    amr: Amr,
+) -> Result<Option<Tokens>, Trouble> {
     let now = env.now();
     let new = NewSession {
-        id: SessionId(env.uuid()),
+        id,
         user: user.id,
         epoch: user.epoch,
         profile: user.profile(),

@@ -6,6 +6,8 @@ use aws_lc_rs::digest::{SHA256, digest};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use latchkey_crds::types::AppId;
 
+use super::user::UserId;
+
 /// The longest address, in octets (RFC 5321, 4.5.3.1.3, less the brackets).
 pub const MAX_ADDRESS: usize = 254;
 /// The longest local part, in octets (RFC 5321, 4.5.3.1.1): what is longer no mail server takes.
@@ -60,8 +62,7 @@ impl Email {
     }
 
     pub fn account(&self, app: &AppId) -> AccountKey {
-        let hash = digest(&SHA256, format!("{app}\n{}", self.canonical).as_bytes());
-        AccountKey(URL_SAFE_NO_PAD.encode(&hash.as_ref()[..18]))
+        AccountKey::of(&format!("{app}\n{}", self.canonical))
     }
 }
 
@@ -72,6 +73,16 @@ impl fmt::Debug for Email {
 }
 
 impl AccountKey {
+    /// Of an account without an address.
+    pub fn of_user(app: &AppId, user: UserId) -> Self {
+        Self::of(&format!("{app}\nuser {user}"))
+    }
+
+    fn of(text: &str) -> Self {
+        let hash = digest(&SHA256, text.as_bytes());
+        Self(URL_SAFE_NO_PAD.encode(&hash.as_ref()[..18]))
+    }
+
     pub fn as_str(&self) -> &str {
         &self.0
     }

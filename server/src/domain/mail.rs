@@ -11,6 +11,9 @@ pub enum MailKind {
     Reset,
     AccountExists,
     PasswordChanged,
+    /// A change of the address was asked for.
+    AddressChanging,
+    /// The address was changed; goes to the old one.
     AddressChanged,
     NewSignIn,
 }
@@ -38,8 +41,15 @@ pub struct EpochNews {
 // === impl MailKind ===
 
 impl MailKind {
-    pub const ALL: [Self; 6] =
-        [Self::Confirm, Self::Reset, Self::AccountExists, Self::PasswordChanged, Self::AddressChanged, Self::NewSignIn];
+    pub const ALL: [Self; 7] = [
+        Self::Confirm,
+        Self::Reset,
+        Self::AccountExists,
+        Self::PasswordChanged,
+        Self::AddressChanging,
+        Self::AddressChanged,
+        Self::NewSignIn,
+    ];
 
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -47,6 +57,7 @@ impl MailKind {
             Self::Reset => "reset",
             Self::AccountExists => "account-exists",
             Self::PasswordChanged => "password-changed",
+            Self::AddressChanging => "address-changing",
             Self::AddressChanged => "address-changed",
             Self::NewSignIn => "new-sign-in",
         }

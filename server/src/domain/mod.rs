@@ -15,6 +15,7 @@ pub mod introspection;
 pub mod keys;
 pub mod limits;
 pub mod mail;
+pub mod own_account;
 pub mod password;
 pub mod ports;
 pub mod redirect;

@@ -69,10 +69,13 @@ impl fmt::Debug for Password {
 }
 
 /// What a guesser would try first for this user: address, local part, name and its words.
-pub fn guesses(email: &Email, name: Option<&Name>) -> Vec<String> {
-    let mut words = vec![email.canonical().to_owned(), email.local_part().to_owned(), email.domain().to_owned()];
-    words.extend(email.local_part().split(['.', '-', '_', '+']).map(str::to_owned));
-    words.extend(email.domain().split('.').map(str::to_owned));
+pub fn guesses(email: Option<&Email>, name: Option<&Name>) -> Vec<String> {
+    let mut words = Vec::new();
+    if let Some(email) = email {
+        words.extend([email.canonical(), email.local_part(), email.domain()].map(str::to_owned));
+        words.extend(email.local_part().split(['.', '-', '_', '+']).map(str::to_owned));
+        words.extend(email.domain().split('.').map(str::to_owned));
+    }
     if let Some(name) = name {
         words.push(name.as_str().to_owned());
         words.extend(name.as_str().split_whitespace().map(str::to_owned));

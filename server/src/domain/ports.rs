@@ -21,7 +21,7 @@ use super::{
     limits::{Check, Limited},
     mail::{EpochNews, Mail},
     password::{Busy, Password, PasswordHash},
-    session::{LiveSession, NewSession, Opening, Profile, RefreshRules, Refreshed, SessionId, SessionInfo},
+    session::{LiveSession, NewSession, Opening, Profile, RefreshRules, Refreshed, Session, SessionId, SessionInfo},
     token::RefreshToken,
     user::{Epoch, Name, User, UserId},
 };
@@ -73,8 +73,10 @@ pub struct Confirmation {
     pub epoch: Epoch,
     /// The canonical address that the code was sent to: holds only while it is the user's.
     pub address: String,
-    /// The caller's session, where the caller is the account itself: it goes on, and identities stay.
-    pub keep: Option<SessionId>,
+    /// The session that is answered. Where the account was contested it may set a password without the old one.
+    pub session: SessionId,
+    /// Whether it is there already, since the caller is the account itself: it goes on, and identities stay.
+    pub kept: bool,
     pub at: OffsetDateTime,
     pub event: Event,
 }
@@ -156,6 +158,117 @@ pub trait Users: Sync {
     ) -> impl Future<Output = Answer<Option<Changed>>> + Send;
 }
 
+/// A new name.
+#[derive(Clone, Debug)]
+pub struct Rename {
+    pub user: UserId,
+    /// That of the user as it was read: holds only while it is the same. So below.
+    pub epoch: Epoch,
+    pub name: Name,
+    pub at: OffsetDateTime,
+    pub event: Event,
+}
+
+/// What a rename left.
+#[derive(Clone, Debug)]
+pub struct Renamed {
+    pub user: User,
+    /// The outbox row that carries the profile where the request does not.
+    pub row: Uuid,
+}
+
+/// A password set by who is signed in.
+#[derive(Clone, Debug)]
+pub struct NewPassword {
+    pub user: UserId,
+    pub epoch: Epoch,
+    pub password_hash: PasswordHash,
+    /// The session that goes on.
+    pub keep: SessionId,
+    pub at: OffsetDateTime,
+    pub event: Event,
+}
+
+/// An address that is to wait for its code.
+#[derive(Clone, Debug)]
+pub struct AddressRequest {
+    pub user: UserId,
+    pub epoch: Epoch,
+    pub address: Email,
+    /// Whether the limits let the mail with the code go out.
+    pub mailed: bool,
+    pub at: OffsetDateTime,
+    pub event: Event,
+}
+
+/// Makes the pending address the user's.
+#[derive(Clone, Debug)]
+pub struct AddressChange {
+    pub user: UserId,
+    /// The code's epoch.
+    pub epoch: Epoch,
+    /// The canonical address that the code was sent to: holds only while it is the pending one.
+    pub address: String,
+    /// The session that goes on.
+    pub keep: SessionId,
+    pub at: OffsetDateTime,
+    pub event: Event,
+}
+
+/// A user who is to go.
+#[derive(Clone, Debug)]
+pub struct Removal {
+    pub user: UserId,
+    pub epoch: Epoch,
+    pub event: Event,
+}
+
+/// What a change of the address left.
+#[derive(Clone, Debug)]
+pub struct AddressChanged {
+    pub user: User,
+    /// An unverified account had the address, and is gone.
+    pub removed: Option<EpochNews>,
+}
+
+/// The account of who is signed in, in Postgres. Each change is one transaction, and none where the user is gone or
+/// disabled, or the epoch has moved: nothing was written then. But for `rename` an account whose address is unverified is
+/// as good as gone. With each goes its event.
+pub trait Accounts: Sync {
+    /// The user that the session is of: at its epoch, or at a later one that is still on its way to Redis and lets this
+    /// session go on. None where the user is disabled.
+    fn user_of_session(&self, app: &AppId, session: &Session) -> impl Future<Output = Answer<Option<User>>> + Send;
+
+    /// Name set, and an outbox row that carries the profile.
+    fn rename(&self, app: &AppId, change: Rename) -> impl Future<Output = Answer<Option<Renamed>>> + Send;
+
+    /// The row of a rename is not needed any more.
+    fn profile_carried(&self, app: &AppId, row: Uuid) -> impl Future<Output = Answer<()>> + Send;
+
+    /// Password set, epoch raised, a pending address gone unless it is the only one, the notice queued, an outbox row that
+    /// carries the epoch.
+    fn set_password(&self, app: &AppId, change: NewPassword) -> impl Future<Output = Answer<Option<User>>> + Send;
+
+    /// The address is pending in place of any other; its mail is queued, and the notice to the address that there is.
+    fn ask_for_address(
+        &self,
+        app: &AppId,
+        request: AddressRequest,
+    ) -> impl Future<Output = Answer<Option<User>>> + Send;
+
+    /// The pending address is the user's, and verified; an unverified account that had it is deleted; epoch raised, the
+    /// notice to the former address queued, outbox rows that carry the epochs. None too where another account has the
+    /// address verified.
+    fn change_address(
+        &self,
+        app: &AppId,
+        change: AddressChange,
+    ) -> impl Future<Output = Answer<Option<AddressChanged>>> + Send;
+
+    /// The user is gone with identities and outbox rows; an outbox row carries the epoch, which is answered.
+    fn delete_user(&self, app: &AppId, removal: Removal) -> impl Future<Output = Answer<Option<Epoch>>> + Send;
+}
+
 /// A row of the outbox that a worker holds until `lease_until`.
 #[derive(Clone, Debug)]
 pub struct Claimed {
@@ -170,6 +283,8 @@ pub struct Claimed {
 #[derive(Clone, Debug)]
 pub enum Task {
     Mail(Mail),
+    /// A mail to an address that was the user's until the change that it tells of.
+    MailToFormer(Mail, Email),
     CarryEpoch(EpochNews),
     /// The user's name has changed, and Redis may not know.
     CarryProfile(UserId),

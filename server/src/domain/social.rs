@@ -541,11 +541,13 @@ impl<S: Users + Identities + Limits + Outbox + Sessions + Audit> SigningIn<'_, S
             pending_email: pending,
             name: name(vouched),
             password_hash: None,
+            password_session: None,
             contested: false,
             disabled: false,
             epoch: Epoch(1),
             version: 1,
             created_at: now,
+            updated_at: now,
         }))
     }
 

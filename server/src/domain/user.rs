@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{email::Email, password::PasswordHash, session::Profile};
+use super::{email::Email, password::PasswordHash, session::{Profile, SessionId}};
 
 /// `local_id` and `id` of the interface: one value, UUIDv7.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -44,6 +44,8 @@ pub struct User {
     pub pending_email: Option<Email>,
     pub name: String,
     pub password_hash: Option<PasswordHash>,
+    /// May set a password without the old one: *confirm* took that from a contested account and answered this session.
+    pub password_session: Option<SessionId>,
     /// Somebody registered again with another password before the address was confirmed.
     pub contested: bool,
     pub disabled: bool,
@@ -51,6 +53,7 @@ pub struct User {
     /// Counts the changes of name, address and epoch.
     pub version: i64,
     pub created_at: OffsetDateTime,
+    pub updated_at: OffsetDateTime,
 }
 
 // === impl User ===

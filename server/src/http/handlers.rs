@@ -12,3 +12,4 @@ pub mod revoke;
 pub mod sessions;
 pub mod social;
 pub mod token;
+pub mod user;

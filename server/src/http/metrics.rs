@@ -107,6 +107,8 @@ pub fn method_name(method: &Method) -> &'static str {
         Method::GET => "GET",
         Method::HEAD => "HEAD",
         Method::POST => "POST",
+        Method::PATCH => "PATCH",
+        Method::DELETE => "DELETE",
         Method::OPTIONS => "OPTIONS",
         _ => "other",
     }

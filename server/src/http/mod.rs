@@ -5,7 +5,7 @@ use std::sync::Arc;
 use prometheus_client::registry::Registry;
 
 use crate::{
-    domain::ports::{Audit, Codes, Flows, Hasher, Identities, Limits, Outbox, Providers, Sessions, Users},
+    domain::ports::{self, Audit, Codes, Flows, Hasher, Identities, Limits, Outbox, Providers, Sessions, Users},
     providers::Reports,
     state::State,
 };
@@ -42,9 +42,9 @@ pub trait Ports: Accounts + Social + Outbox + Audit + Send + Sync + 'static {}
 impl<S: Accounts + Social + Outbox + Audit + Send + Sync + 'static> Ports for S {}
 
 /// What accounts and their sessions need.
-pub trait Accounts: Users + Limits + Hasher + Sessions + Codes {}
+pub trait Accounts: Users + ports::Accounts + Limits + Hasher + Sessions + Codes {}
 
-impl<S: Users + Limits + Hasher + Sessions + Codes> Accounts for S {}
+impl<S: Users + ports::Accounts + Limits + Hasher + Sessions + Codes> Accounts for S {}
 
 /// What social login needs beside them.
 pub trait Social: Identities + Flows + Providers {}

@@ -12,7 +12,7 @@ use super::{
     handlers::{
         activity, discovery,
         email::{confirm, confirm_password, forgot_password, login, register, verify},
-        identities, introspect, revoke, sessions, social, token,
+        identities, introspect, revoke, sessions, social, token, user,
     },
     routes::{Route, Verb},
 };
@@ -59,6 +59,7 @@ pub fn document(base_url: &IssuerUrl) -> Value {
         let method = match route.verb() {
             Verb::Get | Verb::GetOnly => "get",
             Verb::Post => "post",
+            Verb::Patch => "patch",
             Verb::Delete => "delete",
             // OpenAPI has no "any": the description says it.
             Verb::Any => "get",
@@ -184,7 +185,16 @@ fn common_errors(route: Route) -> &'static [ErrorCode] {
             ServerError,
             TemporarilyUnavailable,
         ],
-        (Verb::Post, _) => &[
+        (Verb::Patch, _) => &[
+            InvalidRequest,
+            AppNotFound,
+            MethodNotAllowed,
+            PayloadTooLarge,
+            UnsupportedMediaType,
+            ServerError,
+            TemporarilyUnavailable,
+        ],
+        (Verb::Post, _) | (Verb::Delete, Route::DeleteUser) => &[
             InvalidRequest,
             AppNotFound,
             MethodNotAllowed,
@@ -196,7 +206,11 @@ fn common_errors(route: Route) -> &'static [ErrorCode] {
         ],
         (Verb::Get, Route::OpenApi) => &[MethodNotAllowed, ServerError],
         (Verb::Any, _) => &[AppNotFound, ServerError, TemporarilyUnavailable],
-        (Verb::Get, Route::Sessions | Route::Activity | Route::Identities) | (Verb::Delete, _) => {
+        (
+            Verb::Get,
+            Route::Sessions | Route::User | Route::UserInfo | Route::Activity | Route::Identities,
+        )
+        | (Verb::Delete, _) => {
             &[AppNotFound, MethodNotAllowed, ServerError, TemporarilyUnavailable]
         }
         (Verb::GetOnly, _) => {
@@ -336,6 +350,102 @@ impl Operation {
                 request: Some(Content::or_form::<revoke::Request>(schemas, json!({ "token": refresh_token }))),
                 answer: Content::nothing(),
                 errors: &[],
+            },
+            Route::User => Self {
+                summary: "The user's account",
+                description: "As it is now; the address is there whether it is verified or not.",
+                bearer: NeedsBearer::Yes,
+                request: None,
+                answer: Content::of::<user::Answer>(schemas, account(local_id)),
+                errors: &[ErrorCode::InvalidToken],
+            },
+            Route::RenameUser => Self {
+                summary: "Rename the user",
+                description: "Tokens carry the new name from the next refresh.",
+                bearer: NeedsBearer::Yes,
+                request: Some(Content::of::<user::Renaming>(schemas, json!({ "name": "Ada Lovelace" }))),
+                answer: Content::of::<user::Answer>(schemas, account(local_id)),
+                errors: &[ErrorCode::InvalidToken],
+            },
+            Route::DeleteUser => Self {
+                summary: "Delete the account",
+                description: "By the password, or after a login in the last five minutes. Ends all sessions; access \
+                    tokens stay valid until they end for those who check the signature alone.",
+                bearer: NeedsBearer::Yes,
+                request: Some(Content {
+                    required: false,
+                    ..Content::of::<user::Deletion>(schemas, json!({ "password": "correct horse battery" }))
+                }),
+                answer: Content::nothing(),
+                errors: &[
+                    ErrorCode::InvalidToken,
+                    ErrorCode::InvalidCredentials,
+                    ErrorCode::ReauthenticationRequired,
+                    ErrorCode::EmailNotVerified,
+                ],
+            },
+            Route::ChangePassword => Self {
+                summary: "Set a new password",
+                description: "By the old one, or after a login in the last five minutes. Ends all other sessions, all \
+                    codes and a change of the address that waits.",
+                bearer: NeedsBearer::Yes,
+                request: Some(Content::of::<user::password::Request>(
+                    schemas,
+                    json!({ "password": "a better horse battery", "current_password": "correct horse battery" }),
+                )),
+                answer: Content::nothing(),
+                errors: &[
+                    ErrorCode::WeakPassword,
+                    ErrorCode::InvalidToken,
+                    ErrorCode::InvalidCredentials,
+                    ErrorCode::ReauthenticationRequired,
+                    ErrorCode::EmailNotVerified,
+                ],
+            },
+            Route::ChangeAddress => Self {
+                summary: "Ask for another address",
+                description: "By the password; where there is none, after a login in the last five minutes. The code \
+                    goes to the new address and counts at *confirm* with the token of this account alone. The answer is \
+                    the same for an address that another account has.",
+                bearer: NeedsBearer::Yes,
+                request: Some(Content::of::<user::email::Request>(
+                    schemas,
+                    json!({ "email": "ada@example.org", "password": "correct horse battery" }),
+                )),
+                answer: Content::of::<register::Answer>(
+                    schemas,
+                    json!({
+                        "email": "ada@example.org",
+                        "name": "Ada Lovelace",
+                        "local_id": local_id,
+                        "expires_in": 86_400,
+                        "expires_at": 1_762_426_000,
+                    }),
+                ),
+                errors: &[
+                    ErrorCode::InvalidToken,
+                    ErrorCode::InvalidCredentials,
+                    ErrorCode::ReauthenticationRequired,
+                    ErrorCode::EmailNotVerified,
+                    ErrorCode::EmailTaken,
+                ],
+            },
+            Route::UserInfo => Self {
+                summary: "The user's claims (OpenID Connect Core 1.0, 5.3)",
+                description: "The address only when it is verified.",
+                bearer: NeedsBearer::Yes,
+                request: None,
+                answer: Content::of::<user::userinfo::Answer>(
+                    schemas,
+                    json!({
+                        "sub": local_id,
+                        "name": "Ada Lovelace",
+                        "email": "ada@example.com",
+                        "email_verified": true,
+                        "updated_at": 1_762_339_600,
+                    }),
+                ),
+                errors: &[ErrorCode::InvalidToken],
             },
             Route::Logout => Self {
                 summary: "End the session of the token",
@@ -579,7 +689,7 @@ impl Operation {
             },
             Route::OpenIdConfiguration => Self {
                 summary: "What checks tokens of the App finds here (OpenID Connect Discovery)",
-                description: "Issuer and keys. No authorization endpoint: this is no OpenID provider.",
+                description: "Issuer, keys and endpoints. No authorization endpoint: this is no OpenID provider.",
                 bearer: NeedsBearer::No,
                 request: None,
                 answer: Content::of::<discovery::OpenIdMetadata<'static>>(
@@ -587,16 +697,25 @@ impl Operation {
                     json!({
                         "issuer": "https://auth.example.com/shop",
                         "jwks_uri": "https://auth.example.com/shop/.well-known/jwks.json",
+                        "token_endpoint": "https://auth.example.com/v1/shop/token",
+                        "revocation_endpoint": "https://auth.example.com/v1/shop/revoke",
+                        "introspection_endpoint": "https://auth.example.com/v1/shop/introspect",
                         "response_types_supported": ["none"],
+                        "grant_types_supported": ["refresh_token"],
+                        "token_endpoint_auth_methods_supported": ["none"],
+                        "revocation_endpoint_auth_methods_supported": ["none"],
+                        "introspection_endpoint_auth_methods_supported": ["Bearer"],
+                        "userinfo_endpoint": "https://auth.example.com/v1/shop/userinfo",
                         "subject_types_supported": ["public"],
                         "id_token_signing_alg_values_supported": ["ES256"],
+                        "claims_supported": ["sub", "name", "email", "email_verified", "updated_at"],
                     }),
                 ),
                 errors: &[],
             },
             Route::AuthorizationServer | Route::AuthorizationServerOfApp => Self {
                 summary: "What checks tokens of the App finds here (RFC 8414)",
-                description: "Issuer and keys.",
+                description: "Issuer, keys and endpoints.",
                 bearer: NeedsBearer::No,
                 request: None,
                 answer: Content::of::<discovery::Metadata<'static>>(
@@ -604,7 +723,14 @@ impl Operation {
                     json!({
                         "issuer": "https://auth.example.com/shop",
                         "jwks_uri": "https://auth.example.com/shop/.well-known/jwks.json",
+                        "token_endpoint": "https://auth.example.com/v1/shop/token",
+                        "revocation_endpoint": "https://auth.example.com/v1/shop/revoke",
+                        "introspection_endpoint": "https://auth.example.com/v1/shop/introspect",
                         "response_types_supported": ["none"],
+                        "grant_types_supported": ["refresh_token"],
+                        "token_endpoint_auth_methods_supported": ["none"],
+                        "revocation_endpoint_auth_methods_supported": ["none"],
+                        "introspection_endpoint_auth_methods_supported": ["Bearer"],
                     }),
                 ),
                 errors: &[],
@@ -659,7 +785,7 @@ impl Operation {
         for code in self.errors.iter().chain(common_errors(route)) {
             by_status.entry(code.status().as_u16()).or_default().push(*code);
         }
-        if route.verb() == Verb::Post {
+        if self.request.is_some() {
             by_status.insert(StatusCode::REQUEST_TIMEOUT.as_u16(), vec![ErrorCode::InvalidRequest]);
         }
         for (status, codes) in by_status {
@@ -692,6 +818,18 @@ impl Operation {
         }
         operation
     }
+}
+
+fn account(local_id: &str) -> Value {
+    json!({
+        "id": local_id,
+        "local_id": local_id,
+        "email": "ada@example.com",
+        "email_verified": true,
+        "name": "Ada Lovelace",
+        "created_at": 1_762_339_600,
+        "has_password": true,
+    })
 }
 
 /// What *redirect* takes.

@@ -150,6 +150,11 @@ impl Inbound {
         fields(form)
     }
 
+    /// As [`Self::read`], where no body is as good as `{}`.
+    pub async fn read_optional<T: RequestBody>(&mut self) -> Result<T, Problem> {
+        if self.body.is_end_stream() { fields(Map::new()) } else { self.read().await }
+    }
+
     /// A form as it was sent, where nothing else will do.
     pub async fn form_text(&mut self) -> Result<String, Problem> {
         if !essence(&self.headers).is_some_and(|essence| essence.eq_ignore_ascii_case(FORM)) {

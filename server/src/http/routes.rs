@@ -49,6 +49,12 @@ routes! {
     ConfirmPassword = Post "confirm-password" "/v1/{APPID}/email/confirm-password";
     Token = Post "token" "/v1/{APPID}/token";
     Revoke = Post "revoke" "/v1/{APPID}/revoke";
+    User = Get "user" "/v1/{APPID}/user";
+    RenameUser = Patch "rename-user" "/v1/{APPID}/user";
+    DeleteUser = Delete "delete-user" "/v1/{APPID}/user";
+    ChangePassword = Post "change-password" "/v1/{APPID}/user/password";
+    ChangeAddress = Post "change-address" "/v1/{APPID}/user/email";
+    UserInfo = Get "userinfo" "/v1/{APPID}/userinfo";
     Logout = Post "logout" "/v1/{APPID}/logout";
     Sessions = Get "sessions" "/v1/{APPID}/sessions";
     EndOtherSessions = Delete "end-other-sessions" "/v1/{APPID}/sessions";
@@ -84,6 +90,7 @@ pub enum Verb {
     /// GET alone: a link scanner's HEAD must use nothing up.
     GetOnly,
     Post,
+    Patch,
     Delete,
     /// Whatever it is, OPTIONS too.
     Any,
@@ -210,6 +217,7 @@ impl Verb {
             Self::Get => &["GET", "HEAD"],
             Self::GetOnly => &["GET"],
             Self::Post => &["POST"],
+            Self::Patch => &["PATCH"],
             Self::Delete => &["DELETE"],
             Self::Any => &["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"],
         }

@@ -52,9 +52,10 @@ use crate::{
         mail::{EpochNews, Mail},
         password::{Busy, Password, PasswordHash},
         ports::{
-            Audit, Backlog, Carried, Changed, Claimed, Codes, Confirmation, Creation, FederatedUser, Flows, Hasher, Identities,
-            KeepError, Limits, Linked, Linking, NewIdentity, NewUser, Outbox, Outcome, PasswordReset, Providers, Sessions,
-            StoreError, TakeError, TakeOver, Taken, Unlinked, Users,
+            Accounts, AddressChange, AddressChanged, AddressRequest, Audit, Backlog, Carried, Changed, Claimed, Codes,
+            Confirmation, Creation, FederatedUser, Flows, Hasher, Identities, KeepError, Limits, Linked, Linking,
+            NewIdentity, NewPassword, NewUser, Outbox, Outcome, PasswordReset, Providers, Removal, Rename, Renamed,
+            Sessions, StoreError, TakeError, TakeOver, Taken, Unlinked, Users,
         },
         session::{
             Amr, LiveSession, NewSession, Opening, Profile, RefreshRules, Refreshed, Session, SessionId, SessionInfo,
@@ -122,6 +123,30 @@ impl Users for Failing {
         self.answer()
     }
     async fn reset_password(&self, _: &AppId, _: PasswordReset) -> Result<Option<Changed>, StoreError> {
+        self.answer()
+    }
+}
+
+impl Accounts for Failing {
+    async fn user_of_session(&self, _: &AppId, _: &Session) -> Result<Option<User>, StoreError> {
+        self.answer()
+    }
+    async fn rename(&self, _: &AppId, _: Rename) -> Result<Option<Renamed>, StoreError> {
+        self.answer()
+    }
+    async fn profile_carried(&self, _: &AppId, _: Uuid) -> Result<(), StoreError> {
+        self.answer()
+    }
+    async fn set_password(&self, _: &AppId, _: NewPassword) -> Result<Option<User>, StoreError> {
+        self.answer()
+    }
+    async fn ask_for_address(&self, _: &AppId, _: AddressRequest) -> Result<Option<User>, StoreError> {
+        self.answer()
+    }
+    async fn change_address(&self, _: &AppId, _: AddressChange) -> Result<Option<AddressChanged>, StoreError> {
+        self.answer()
+    }
+    async fn delete_user(&self, _: &AppId, _: Removal) -> Result<Option<Epoch>, StoreError> {
         self.answer()
     }
 }

@@ -68,8 +68,9 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> Delivery<S> {
         Self { stores, apps, env, relays: Relays::new(settings), metrics, templates: Mutex::default() }
     }
 
-    async fn mail(&self, claimed: &Claimed, mail: &Mail) -> Outcome {
-        let (outcome, fate) = match self.try_mail(claimed, mail).await {
+    /// `former`: the address it goes to, where that is the user's no more.
+    async fn mail(&self, claimed: &Claimed, mail: &Mail, former: Option<&Email>) -> Outcome {
+        let (outcome, fate) = match self.try_mail(claimed, mail, former).await {
             Ok(ended) => ended,
             // No attempt at mailing was made, so none is counted.
             Err(error) => {
@@ -82,7 +83,12 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> Delivery<S> {
         outcome
     }
 
-    async fn try_mail(&self, claimed: &Claimed, mail: &Mail) -> Result<(Outcome, Fate), StoreError> {
+    async fn try_mail(
+        &self,
+        claimed: &Claimed,
+        mail: &Mail,
+        former: Option<&Email>,
+    ) -> Result<(Outcome, Fate), StoreError> {
         let Some(user) = mail.user else { return Ok((Outcome::Done, Fate::Skipped)) };
         let Some(app) = self.apps.get(claimed.app.as_str()) else {
             self.templates.lock().unwrap_or_else(PoisonError::into_inner).remove(&claimed.app);
@@ -97,7 +103,9 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> Delivery<S> {
         let Some(route) = route else { return Ok(self.wait(mail)) };
         let user = self.stores.user(app.id(), user).await?;
         let Some(user) = user else { return Ok((Outcome::Done, Fate::Skipped)) };
-        let Some(addressee) = addressee(&user, mail.kind) else { return Ok((Outcome::Done, Fate::Skipped)) };
+        let (user, kind) = self.owner(&app, user, mail.kind).await?;
+        let mail = &Mail { kind, ..mail.clone() };
+        let Some(addressee) = addressee(&user, mail.kind, former) else { return Ok((Outcome::Done, Fate::Skipped)) };
         let letter = self.write(&app, claimed, mail, &user, &addressee).await?;
         let letter = match letter {
             Ok(letter) => letter,
@@ -113,6 +121,16 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> Delivery<S> {
             }
             Err(error) => self.failed(claimed, mail, error.to_string(), error.is_final()),
         })
+    }
+
+    /// Whose mail it is, and which. A code for a pending address goes to nobody who has that address confirmed: they
+    /// hear that they have an account. It is decided here, so that the request need not know.
+    async fn owner(&self, app: &App, user: User, kind: MailKind) -> Result<(User, MailKind), StoreError> {
+        let pending = user.pending_email.as_ref().filter(|_| kind == MailKind::Confirm && !user.disabled);
+        let Some(pending) = pending else { return Ok((user, kind)) };
+        let owner = self.stores.user_by_email(app.id(), pending).await?;
+        let owner = owner.filter(|owner| owner.id != user.id && owner.email_verified);
+        Ok(owner.map_or((user, kind), |owner| (owner, MailKind::AccountExists)))
     }
 
     /// Writes the mail; its code is kept before it is told to anybody.
@@ -143,6 +161,7 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> Delivery<S> {
                 MailKind::Confirm
                 | MailKind::AccountExists
                 | MailKind::PasswordChanged
+                | MailKind::AddressChanging
                 | MailKind::AddressChanged
                 | MailKind::NewSignIn => &app.doc.mail.confirm_url,
             };
@@ -260,7 +279,8 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> Delivery<S> {
 impl<S: Users + Codes + Sessions + Send + Sync + 'static> Courier for Delivery<S> {
     async fn deliver(&self, claimed: &Claimed) -> Outcome {
         match &claimed.task {
-            Task::Mail(mail) => self.mail(claimed, mail).await,
+            Task::Mail(mail) => self.mail(claimed, mail, None).await,
+            Task::MailToFormer(mail, address) => self.mail(claimed, mail, Some(address)).await,
             Task::CarryEpoch(news) => self.carry_epoch(claimed, news).await,
             Task::CarryProfile(user) => self.carry_profile(claimed, *user).await,
         }
@@ -283,15 +303,18 @@ fn lifetime(app: &App, kind: MailKind) -> Option<Duration> {
     let seconds = match kind {
         MailKind::Confirm => app.doc.mail.confirm_code_lifetime_seconds,
         MailKind::Reset => app.doc.mail.reset_code_lifetime_seconds,
-        MailKind::AccountExists | MailKind::PasswordChanged | MailKind::AddressChanged | MailKind::NewSignIn => {
-            return None;
-        }
+        MailKind::AccountExists
+        | MailKind::PasswordChanged
+        | MailKind::AddressChanging
+        | MailKind::AddressChanged
+        | MailKind::NewSignIn => return None,
     };
     Some(Duration::from_secs(seconds.into()))
 }
 
-/// Whom such a mail goes to; none: there is nothing to send any more.
-fn addressee(user: &User, kind: MailKind) -> Option<Addressee> {
+/// Whom such a mail goes to; none: there is nothing to send any more. `former`: an address that was the user's, and
+/// verified.
+fn addressee(user: &User, kind: MailKind, former: Option<&Email>) -> Option<Addressee> {
     if user.disabled {
         return None;
     }
@@ -309,8 +332,11 @@ fn addressee(user: &User, kind: MailKind) -> Option<Addressee> {
             None => own(Some(Purpose::Confirm)),
         },
         MailKind::Reset => own(Some(Purpose::Reset)),
-        MailKind::AccountExists | MailKind::PasswordChanged | MailKind::AddressChanged | MailKind::NewSignIn => {
+        MailKind::AccountExists | MailKind::PasswordChanged | MailKind::AddressChanging | MailKind::NewSignIn => {
             own(None).filter(|_| verified)
+        }
+        MailKind::AddressChanged => {
+            former.map(|address| Addressee { address: address.clone(), name: user.name.clone(), code: None })
         }
     }
 }
@@ -388,7 +414,7 @@ mod tests {
     };
 
     const NOTICES: [MailKind; 4] =
-        [MailKind::AccountExists, MailKind::PasswordChanged, MailKind::AddressChanged, MailKind::NewSignIn];
+        [MailKind::AccountExists, MailKind::PasswordChanged, MailKind::AddressChanging, MailKind::NewSignIn];
 
     fn user() -> User {
         User {
@@ -398,11 +424,13 @@ mod tests {
             pending_email: None,
             name: "Ada <Click> here".to_owned(),
             password_hash: None,
+            password_session: None,
             contested: false,
             disabled: false,
             epoch: Epoch(3),
             version: 1,
             created_at: datetime!(2026-02-01 09:30 UTC),
+            updated_at: datetime!(2026-02-01 09:30 UTC),
         }
     }
 
@@ -413,20 +441,23 @@ mod tests {
     #[test]
     fn a_mail_to_an_unverified_address_carries_no_name() {
         let user = user();
-        assert_eq!(addressee(&user, MailKind::Confirm), to("Ada@Example.com", "", Some(Purpose::Confirm)));
-        assert_eq!(addressee(&user, MailKind::Reset), to("Ada@Example.com", "", Some(Purpose::Reset)));
+        assert_eq!(addressee(&user, MailKind::Confirm, None), to("Ada@Example.com", "", Some(Purpose::Confirm)));
+        assert_eq!(addressee(&user, MailKind::Reset, None), to("Ada@Example.com", "", Some(Purpose::Reset)));
         for notice in NOTICES {
-            assert_eq!(addressee(&user, notice), None, "{notice:?}");
+            assert_eq!(addressee(&user, notice, None), None, "{notice:?}");
         }
     }
 
     #[test]
     fn a_verified_address_gets_notices_and_resets_but_nothing_to_confirm() {
         let user = User { email_verified: true, ..user() };
-        assert_eq!(addressee(&user, MailKind::Confirm), None);
-        assert_eq!(addressee(&user, MailKind::Reset), to("Ada@Example.com", "Ada <Click> here", Some(Purpose::Reset)));
+        assert_eq!(addressee(&user, MailKind::Confirm, None), None);
+        assert_eq!(
+            addressee(&user, MailKind::Reset, None),
+            to("Ada@Example.com", "Ada <Click> here", Some(Purpose::Reset))
+        );
         for notice in NOTICES {
-            assert_eq!(addressee(&user, notice), to("Ada@Example.com", "Ada <Click> here", None), "{notice:?}");
+            assert_eq!(addressee(&user, notice, None), to("Ada@Example.com", "Ada <Click> here", None), "{notice:?}");
         }
     }
 
@@ -434,10 +465,19 @@ mod tests {
     fn a_pending_address_is_confirmed_there_and_everything_else_goes_to_the_old_one() {
         let pending_email = Some(Email::parse("new@example.org").unwrap());
         let user = User { email_verified: true, pending_email, ..user() };
-        assert_eq!(addressee(&user, MailKind::Confirm), to("new@example.org", "", Some(Purpose::Change)));
-        assert_eq!(addressee(&user, MailKind::Reset).unwrap().address.as_str(), "Ada@Example.com");
+        assert_eq!(addressee(&user, MailKind::Confirm, None), to("new@example.org", "", Some(Purpose::Change)));
+        assert_eq!(addressee(&user, MailKind::Reset, None).unwrap().address.as_str(), "Ada@Example.com");
         let user = User { email: None, email_verified: false, ..user };
-        assert_eq!(addressee(&user, MailKind::Reset), None);
+        assert_eq!(addressee(&user, MailKind::Reset, None), None);
+    }
+
+    #[test]
+    fn the_former_address_alone_hears_that_it_was_changed() {
+        let user = User { email_verified: true, ..user() };
+        let former = Email::parse("old@example.org").unwrap();
+        let expected = to("old@example.org", "Ada <Click> here", None);
+        assert_eq!(addressee(&user, MailKind::AddressChanged, Some(&former)), expected);
+        assert_eq!(addressee(&user, MailKind::AddressChanged, None), None);
     }
 
     #[test]
@@ -445,7 +485,7 @@ mod tests {
         for email_verified in [false, true] {
             let user = User { disabled: true, email_verified, ..user() };
             for kind in MailKind::ALL {
-                assert_eq!(addressee(&user, kind), None, "{kind:?}");
+                assert_eq!(addressee(&user, kind, None), None, "{kind:?}");
             }
         }
     }

@@ -20,8 +20,15 @@ macro_rules! defaults {
     };
 }
 
-const DEFAULTS: [(&str, &str); 18] =
-    defaults!["confirm", "reset", "account-exists", "password-changed", "address-changed", "new-sign-in"];
+const DEFAULTS: [(&str, &str); 21] = defaults![
+    "confirm",
+    "reset",
+    "account-exists",
+    "password-changed",
+    "address-changing",
+    "address-changed",
+    "new-sign-in",
+];
 
 static BUILT_IN: LazyLock<TemplateSet> = LazyLock::new(|| {
     let mut set = TemplateSet::default();
@@ -51,6 +58,7 @@ const fn templates_of(kind: MailKind) -> Mail {
         MailKind::Reset => Mail::Reset,
         MailKind::AccountExists => Mail::AccountExists,
         MailKind::PasswordChanged => Mail::PasswordChanged,
+        MailKind::AddressChanging => Mail::AddressChanging,
         MailKind::AddressChanged => Mail::AddressChanged,
         MailKind::NewSignIn => Mail::NewSignIn,
     }

@@ -25,8 +25,9 @@ async fn created(fixture: &Fixture, email: &str) -> NewUser {
 }
 
 fn a_confirmation(user: UserId, epoch: Epoch) -> Confirmation {
+    let (address, session) = ("ada@example.com".to_owned(), SessionId(Uuid::from_u128(7)));
     let event = an_event(EventKind::Confirmed, user);
-    Confirmation { user, epoch, address: "ada@example.com".to_owned(), keep: None, at: AT, event }
+    Confirmation { user, epoch, address, session, kept: false, at: AT, event }
 }
 
 fn a_reset(user: UserId, epoch: Epoch) -> PasswordReset {
@@ -201,13 +202,13 @@ async fn confirming_with_the_accounts_own_session_keeps_identities_and_names_the
     let fixture = Fixture::new().await;
     let user = created(&fixture, "ada@example.com").await;
     link(&fixture, user.id).await;
-    let keep = Some(SessionId(Uuid::from_u128(7)));
-    let change = Confirmation { keep, ..a_confirmation(user.id, Epoch(1)) };
+    let change = Confirmation { kept: true, ..a_confirmation(user.id, Epoch(1)) };
+    let session = change.session;
     fixture.stores.confirm_address(&fixture.app, change).await.unwrap().unwrap();
     assert_eq!(identities(&fixture).await, 1);
     let rows = queued(&fixture).await;
     let [Claimed { task: Task::CarryEpoch(news), .. }] = rows.as_slice() else { panic!("{rows:?}") };
-    assert_eq!(news.keep, keep);
+    assert_eq!(news.keep, Some(session));
 }
 
 #[tokio::test]
@@ -219,6 +220,10 @@ async fn confirming_a_contested_account_takes_its_password() {
         fixture.stores.confirm_address(&fixture.app, a_confirmation(user.id, Epoch(1))).await.unwrap().unwrap();
     assert!(changed.was_contested && !changed.user.contested);
     assert_eq!(changed.user.password_hash, None);
+    assert_eq!(changed.user.password_session, Some(SessionId(Uuid::from_u128(7))), "the session that may set one");
+    fixture.stores.reset_password(&fixture.app, a_reset(user.id, Epoch(2))).await.unwrap().unwrap();
+    let user = fixture.stores.user(&fixture.app, user.id).await.unwrap().unwrap();
+    assert_eq!(user.password_session, None);
 }
 
 #[tokio::test]

@@ -212,8 +212,8 @@ async fn take_over(connection: &mut PgConnection, app: &AppId, change: &TakeOver
             INSERT INTO outbox (app_id, kind, user_id, epoch, due_at)
             SELECT $1, 'epoch', id, epoch, statement_timestamp() + make_interval(secs => $7) FROM changed
         )
-        SELECT id, email, email_verified_at, pending_email, name, password_hash, contested, epoch, version, disabled_at,
-            created_at
+        SELECT id, email, email_verified_at, pending_email, name, password_hash, password_session, contested, epoch,
+            version, disabled_at, created_at, updated_at
         FROM changed
         "#,
         app.as_str(),
@@ -292,8 +292,8 @@ impl Identities for Stores {
         let (connection, until) = held.parts();
         let query = sqlx::query_as!(
             Row,
-            "SELECT users.id, users.email, email_verified_at, pending_email, name, password_hash, contested, epoch, \
-             version, disabled_at, created_at
+            "SELECT users.id, users.email, email_verified_at, pending_email, name, password_hash, \
+             password_session, contested, epoch, version, disabled_at, created_at, updated_at
              FROM identities JOIN users ON users.app_id = identities.app_id AND users.id = identities.user_id
              WHERE identities.app_id = $1 AND authority = $2 AND subject = $3",
             app.as_str(),

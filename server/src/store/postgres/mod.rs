@@ -21,6 +21,7 @@ use tracing::{info, warn};
 use super::{Unreadable, UrlSource};
 use crate::domain::ports::StoreError;
 
+mod accounts;
 mod apps;
 mod audit;
 mod errors;

@@ -18,6 +18,7 @@ use uuid::Uuid;
 use super::{Postgres, errors::Fault, users::columns};
 use crate::{
     domain::{
+        email::Email,
         mail::{EpochNews, Mail, MailKind},
         ports::{Backlog, Claimed, Outbox, Outcome, StoreError, Task},
         session::SessionId,
@@ -62,6 +63,7 @@ struct Row {
     requested_at: Option<OffsetDateTime>,
     epoch: Option<i64>,
     keep_session: Option<Uuid>,
+    former: Option<String>,
     attempts: i32,
     created_at: OffsetDateTime,
     lease_until: OffsetDateTime,
@@ -85,7 +87,11 @@ impl TryFrom<Row> for Claimed {
         } else {
             let kind = MailKind::ALL.into_iter().find(|kind| kind.as_str() == row.kind).ok_or(Fault::unreadable())?;
             let requested_at = row.requested_at.unwrap_or(row.created_at);
-            Task::Mail(Mail { kind, user: row.user_id.map(UserId), requested_at })
+            let mail = Mail { kind, user: row.user_id.map(UserId), requested_at };
+            match row.former {
+                None => Task::Mail(mail),
+                Some(former) => Task::MailToFormer(mail, Email::parse(&former).map_err(|_| Fault::unreadable())?),
+            }
         };
         Ok(Self {
             id: row.id,
@@ -228,7 +234,7 @@ async fn claim(
         FROM taken
         WHERE outbox.app_id = taken.app_id AND outbox.id = taken.id
         RETURNING outbox.app_id, outbox.id, outbox.kind, outbox.user_id, outbox.requested_at, outbox.epoch,
-            outbox.keep_session, outbox.attempts, outbox.created_at, outbox.lease_until AS "lease_until!"
+            outbox.keep_session, outbox.payload->>'former' AS former, outbox.attempts, outbox.created_at, outbox.lease_until AS "lease_until!"
         "#,
         most,
         per_app,

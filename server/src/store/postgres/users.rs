@@ -13,6 +13,7 @@ use crate::{
         mail::{Mail, MailKind},
         password::PasswordHash,
         ports::{Changed, Confirmation, Creation, NewUser, PasswordReset, StoreError, Users},
+        session::SessionId,
         user::{Epoch, User, UserId},
     },
     store::Stores,
@@ -25,11 +26,13 @@ pub(super) struct Row {
     pub(super) pending_email: Option<String>,
     pub(super) name: String,
     pub(super) password_hash: Option<String>,
+    pub(super) password_session: Option<Uuid>,
     pub(super) contested: bool,
     pub(super) epoch: i64,
     pub(super) version: i64,
     pub(super) disabled_at: Option<OffsetDateTime>,
     pub(super) created_at: OffsetDateTime,
+    pub(super) updated_at: OffsetDateTime,
 }
 
 /// A row as a change left it.
@@ -40,11 +43,13 @@ struct ChangedRow {
     pending_email: Option<String>,
     name: String,
     password_hash: Option<String>,
+    password_session: Option<Uuid>,
     contested: bool,
     epoch: i64,
     version: i64,
     disabled_at: Option<OffsetDateTime>,
     created_at: OffsetDateTime,
+    updated_at: OffsetDateTime,
     was_contested: bool,
 }
 
@@ -64,11 +69,13 @@ impl TryFrom<Row> for User {
             pending_email: address(row.pending_email)?,
             name: row.name,
             password_hash: row.password_hash.map(PasswordHash::new),
+            password_session: row.password_session.map(SessionId),
             contested: row.contested,
             disabled: row.disabled_at.is_some(),
             epoch: Epoch(row.epoch),
             version: row.version,
             created_at: row.created_at,
+            updated_at: row.updated_at,
         })
     }
 }
@@ -85,11 +92,13 @@ impl TryFrom<ChangedRow> for Changed {
             pending_email: row.pending_email,
             name: row.name,
             password_hash: row.password_hash,
+            password_session: row.password_session,
             contested: row.contested,
             epoch: row.epoch,
             version: row.version,
             disabled_at: row.disabled_at,
             created_at: row.created_at,
+            updated_at: row.updated_at,
         };
         Ok(Self { user: row.try_into()?, was_contested })
     }
@@ -118,8 +127,8 @@ impl Users for Stores {
         let (connection, until) = held.parts();
         let query = sqlx::query_as!(
             Row,
-            "SELECT id, email, email_verified_at, pending_email, name, password_hash, contested, epoch, version, disabled_at, \
-             created_at
+            "SELECT id, email, email_verified_at, pending_email, name, password_hash, password_session, contested, \
+             epoch, version, disabled_at, created_at, updated_at
              FROM users WHERE app_id = $1 AND id = $2",
             app.as_str(),
             id.0
@@ -133,8 +142,8 @@ impl Users for Stores {
         let (connection, until) = held.parts();
         let query = sqlx::query_as!(
             Row,
-            "SELECT id, email, email_verified_at, pending_email, name, password_hash, contested, epoch, version, disabled_at, \
-             created_at
+            "SELECT id, email, email_verified_at, pending_email, name, password_hash, password_session, contested, \
+             epoch, version, disabled_at, created_at, updated_at
              FROM users WHERE app_id = $1 AND email_canonical = $2",
             app.as_str(),
             email.canonical()
@@ -303,6 +312,7 @@ impl Users for Stores {
                     epoch = epoch + 1,
                     version = version + 1,
                     password_hash = CASE WHEN users.contested THEN NULL ELSE password_hash END,
+                    password_session = CASE WHEN users.contested THEN $6 ELSE password_session END,
                     contested = false,
                     updated_at = $5
                 FROM before
@@ -310,16 +320,18 @@ impl Users for Stores {
                 RETURNING users.*, before.contested AS was_contested
             ), unlinked AS (
                 DELETE FROM identities USING changed
-                WHERE identities.app_id = $1 AND identities.user_id = changed.id AND $6::uuid IS NULL
+                WHERE identities.app_id = $1 AND identities.user_id = changed.id AND NOT $8
             ), carried AS (
                 INSERT INTO outbox (app_id, kind, user_id, epoch, keep_session, due_at)
-                SELECT $1, 'epoch', id, epoch, $6, statement_timestamp() + make_interval(secs => $7) FROM changed
+                SELECT $1, 'epoch', id, epoch, CASE WHEN $8 THEN $6::uuid END,
+                    statement_timestamp() + make_interval(secs => $7)
+                FROM changed
             ), recorded AS (
                 INSERT INTO audit_events (app_id, id, at, kind, user_id, session_id, ip, detail)
-                SELECT $1, $8, $9, $10, id, $11, $12::text::inet, $13::text::jsonb FROM changed
+                SELECT $1, $9, $10, $11, id, $12, $13::text::inet, $14::text::jsonb FROM changed
             )
-            SELECT id, email, email_verified_at, pending_email, name, password_hash, contested, epoch, version,
-                disabled_at, created_at, was_contested
+            SELECT id, email, email_verified_at, pending_email, name, password_hash, password_session, contested,
+                epoch, version, disabled_at, created_at, updated_at, was_contested
             FROM changed
             "#,
             app.as_str(),
@@ -327,8 +339,9 @@ impl Users for Stores {
             change.epoch.0,
             change.address,
             change.at,
-            change.keep.map(|session| session.0),
+            change.session.0,
             EPOCH_DELAY_SECONDS,
+            change.kept,
             event.id,
             event.at,
             event.kind,
@@ -357,7 +370,10 @@ impl Users for Stores {
                     epoch = epoch + 1,
                     version = version + 1,
                     password_hash = $6,
+                    password_session = NULL,
                     contested = false,
+                    pending_email = NULL,
+                    pending_email_canonical = NULL,
                     updated_at = $5
                 FROM before
                 WHERE app_id = $1 AND id = $2 AND epoch = $3 AND email_canonical = $4 AND disabled_at IS NULL
@@ -379,8 +395,8 @@ impl Users for Stores {
                 SELECT count(pg_notify('latchkey_outbox', '')) AS times FROM queued WHERE $9
             )
             SELECT id AS "id!", email, email_verified_at, pending_email, name AS "name!", password_hash,
-                contested AS "contested!", epoch AS "epoch!", version AS "version!", disabled_at, created_at AS "created_at!",
-                was_contested AS "was_contested!"
+                password_session, contested AS "contested!", epoch AS "epoch!", version AS "version!", disabled_at,
+                created_at AS "created_at!", updated_at AS "updated_at!", was_contested AS "was_contested!"
             FROM changed, told
             WHERE told.times >= 0
             "#,

@@ -64,13 +64,21 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: Inbound)
 fn problem(error: RegisterError) -> Problem {
     match error {
         RegisterError::Closed => Problem::new(ErrorCode::RegistrationDisabled, "this App takes no registrations"),
-        RegisterError::DomainNotAllowed => Problem::invalid_fields(vec![FieldProblem {
-            field: "email",
-            code: FieldCode::DomainNotAllowed,
-            message: "is of a domain that this App does not take".into(),
-        }]),
+        RegisterError::DomainNotAllowed => domain_not_allowed(),
         RegisterError::Weak(weak) => Problem::weak_password(weak),
-        RegisterError::EmailTaken => Problem::new(ErrorCode::EmailTaken, "the address has an account"),
+        RegisterError::EmailTaken => email_taken(),
         RegisterError::Trouble(trouble) => trouble.into(),
     }
+}
+
+pub fn domain_not_allowed() -> Problem {
+    Problem::invalid_fields(vec![FieldProblem {
+        field: "email",
+        code: FieldCode::DomainNotAllowed,
+        message: "is of a domain that this App does not take".into(),
+    }])
+}
+
+pub fn email_taken() -> Problem {
+    Problem::new(ErrorCode::EmailTaken, "the address has an account")
 }

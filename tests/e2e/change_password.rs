@@ -1,0 +1,394 @@
+//! A new password by who is signed in (contract 4): what proves them, what ends, and who is told.
+
+use std::{sync::Arc, time::Duration};
+
+use http::{Method, StatusCode};
+use latchkey_tests::{client::Answer, stack::Stack};
+use serde_json::json;
+use tokio::sync::Barrier;
+
+use crate::{
+    owner::Owner,
+    support::{NAME, NEW_PASSWORD, PASSWORD, Shop, WRONG_PASSWORD, app},
+    trouble::{invalid_code, invalid_credentials, loose},
+};
+
+const EMAIL: &str = "ada@example.com";
+const THIRD_PASSWORD: &str = "third-Harbour-quilt-64";
+
+/// Which of the passwords logs in.
+async fn works(shop: &Shop, password: &str) -> bool {
+    let login = shop.client().login(shop.id(), EMAIL, password).await;
+    if login.status == StatusCode::OK {
+        return true;
+    }
+    invalid_credentials(login);
+    false
+}
+
+#[tokio::test]
+async fn the_old_password_proves_the_owner_and_all_other_sessions_and_codes_end() {
+    let shop = Shop::open().await;
+    let owner = shop.owner(EMAIL).await;
+    let others = [shop.another_login(EMAIL).await, shop.another_login(EMAIL).await];
+    let reset = shop.reset_code(EMAIL, 2).await;
+    shop.stale(&owner).await;
+    let (epoch, _) = shop.user(EMAIL).await;
+
+    let answer = owner.change_password(Some(PASSWORD), NEW_PASSWORD).await.expect(StatusCode::OK);
+    assert_eq!(answer.body, json!({}));
+    assert_eq!(answer.header("cache-control"), Some("no-store"));
+    owner.goes_on().await;
+    for other in others {
+        other.is_out().await;
+    }
+    invalid_code(shop.client().confirm_password(shop.id(), EMAIL, &reset, THIRD_PASSWORD).await);
+    assert!(!works(&shop, PASSWORD).await);
+    assert!(works(&shop, NEW_PASSWORD).await);
+    assert_eq!(shop.user(EMAIL).await, (epoch + 1, true));
+    let notice = shop.mail(EMAIL, 3).await;
+    assert_eq!(notice.code, None);
+    assert!(notice.subject.contains("password") && notice.text.contains(NAME), "{}: {}", notice.subject, notice.text);
+    assert_eq!(shop.mails_in_the_end(EMAIL).await, 3);
+}
+
+#[tokio::test]
+async fn a_login_of_late_does_in_place_of_the_old_password_and_one_long_ago_does_not() {
+    let shop = Shop::open().await;
+    let owner = shop.owner(EMAIL).await;
+    owner.change_password(None, NEW_PASSWORD).await.expect(StatusCode::OK);
+    owner.goes_on().await;
+
+    shop.mails_in_the_end(EMAIL).await;
+    let before = shop.everything().await;
+    shop.stale(&owner).await;
+    let stale = owner.change_password(None, THIRD_PASSWORD).await;
+    let stale = stale.expect_error(StatusCode::UNAUTHORIZED, "reauthentication_required");
+    let challenge = stale.header("www-authenticate").unwrap();
+    assert!(challenge.starts_with("Bearer") && !challenge.contains("invalid_token"), "{challenge}");
+    // A refresh is no login.
+    let refreshed = owner.refresh().await.expect(StatusCode::OK);
+    let refreshed = owner.client.signed_in(shop.id(), refreshed.string("access_token"));
+    let stale = refreshed.post("user/password", &json!({ "password": THIRD_PASSWORD })).await;
+    stale.expect_error(StatusCode::UNAUTHORIZED, "reauthentication_required");
+    assert_eq!(shop.everything().await, before);
+    assert!(works(&shop, NEW_PASSWORD).await);
+    // Nearly five minutes ago is of late.
+    let late = shop.login(shop.client(), EMAIL, NEW_PASSWORD).await;
+    shop.logged_in_before(&late.user, &late.session, 240).await;
+    late.change_password(None, THIRD_PASSWORD).await.expect(StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_wrong_old_password_is_refused_even_after_a_fresh_login_and_changes_nothing() {
+    let shop = Shop::open().await;
+    let owner = shop.owner(EMAIL).await;
+    let other = shop.another_login(EMAIL).await;
+    shop.mails_in_the_end(EMAIL).await;
+    let before = shop.everything().await;
+    for wrong in [WRONG_PASSWORD, NEW_PASSWORD, "x", &"x".repeat(5000), &format!(" {PASSWORD}")] {
+        invalid_credentials(owner.change_password(Some(wrong), NEW_PASSWORD).await);
+    }
+    assert_eq!(shop.everything().await, before);
+    owner.goes_on().await;
+    other.goes_on().await;
+    assert!(works(&shop, PASSWORD).await);
+    assert_eq!(shop.mails_in_the_end(EMAIL).await, 1);
+}
+
+#[tokio::test]
+async fn an_account_without_a_password_sets_one_after_a_fresh_login() {
+    let shop = Shop::open().await;
+    let owner = shop.owner(EMAIL).await;
+    shop.sql("UPDATE users SET password_hash = NULL").await;
+    invalid_credentials(owner.change_password(Some(PASSWORD), NEW_PASSWORD).await);
+    shop.stale(&owner).await;
+    let stale = owner.change_password(None, NEW_PASSWORD).await;
+    stale.expect_error(StatusCode::UNAUTHORIZED, "reauthentication_required");
+    assert_eq!(owner.read().await.body["has_password"], false);
+    shop.logged_in_before(&owner.user, &owner.session, -301).await;
+    owner.change_password(None, NEW_PASSWORD).await.expect(StatusCode::OK);
+    assert_eq!(owner.read().await.body["has_password"], true);
+    assert!(works(&shop, NEW_PASSWORD).await);
+}
+
+#[tokio::test]
+async fn an_account_without_any_address_may_set_a_password() {
+    let shop = Shop::open().await;
+    let owner = shop.owner(EMAIL).await;
+    shop.sql("UPDATE users SET email = NULL, email_canonical = NULL, email_verified_at = NULL").await;
+    owner.change_password(Some(PASSWORD), NEW_PASSWORD).await.expect(StatusCode::OK);
+    owner.goes_on().await;
+    invalid_credentials(owner.change_password(Some(PASSWORD), THIRD_PASSWORD).await);
+    assert_eq!(shop.mails_in_the_end(EMAIL).await, 1, "there is nowhere to send a notice to");
+}
+
+#[tokio::test]
+async fn the_session_of_a_confirm_that_took_a_contested_password_may_set_one_however_late_and_once() {
+    let shop = Shop::open().await;
+    for (email, with_bearer) in [("ada@example.com", false), ("grace@example.com", true)] {
+        shop.register(email).await;
+        let client = shop.client();
+        client.register(shop.id(), NAME, email, THIRD_PASSWORD).await.expect(StatusCode::OK);
+        let own = shop.login(client.clone(), email, PASSWORD).await;
+        let code = shop.code(email, 2).await;
+        let confirmed =
+            if with_bearer { own.signed_in.confirm(&code).await } else { client.confirm(shop.id(), &code).await };
+        let confirmed = confirmed.expect(StatusCode::OK);
+        assert_eq!(confirmed.body["password_required"], true);
+        let session = confirmed.string("session_id");
+        assert_eq!(session == own.session, with_bearer);
+        let token = confirmed.string("access_token");
+        shop.logged_in_before(&own.user, session, 3600).await;
+        let signed_in = client.signed_in(shop.id(), token);
+        let body = signed_in.get("user").await.expect(StatusCode::OK).body;
+        assert_eq!((&body["has_password"], &body["email_verified"]), (&json!(false), &json!(true)));
+
+        // There is no old password that could be right.
+        let set = |password: &str, current: Option<&str>| {
+            let mut body = json!({ "password": password });
+            if let Some(current) = current {
+                body["current_password"] = json!(current);
+            }
+            let signed_in = signed_in.clone();
+            async move { signed_in.post("user/password", &body).await }
+        };
+        for gone in [PASSWORD, THIRD_PASSWORD] {
+            invalid_credentials(set(NEW_PASSWORD, Some(gone)).await);
+        }
+        set("password", None).await.expect_error(StatusCode::BAD_REQUEST, "weak_password");
+        set(NEW_PASSWORD, None).await.expect(StatusCode::OK);
+        client.login(shop.id(), email, NEW_PASSWORD).await.expect(StatusCode::OK);
+        // From now on the old one is asked for.
+        let again = set(THIRD_PASSWORD, None).await;
+        again.expect_error(StatusCode::UNAUTHORIZED, "reauthentication_required");
+        set(THIRD_PASSWORD, Some(NEW_PASSWORD)).await.expect(StatusCode::OK);
+    }
+}
+
+#[tokio::test]
+async fn what_confirm_allowed_to_its_session_it_allowed_to_no_other() {
+    let shop = Shop::open().await;
+    shop.register(EMAIL).await;
+    let client = shop.client();
+    client.register(shop.id(), NAME, EMAIL, THIRD_PASSWORD).await.expect(StatusCode::OK);
+    let code = shop.code(EMAIL, 2).await;
+    let confirmed = client.confirm(shop.id(), &code).await.expect(StatusCode::OK);
+    let own = client.signed_in(shop.id(), confirmed.string("access_token"));
+
+    // A session of another kind of login, which has no password to show either.
+    shop.sql(&format!("UPDATE users SET password_hash = '{}'", Shop::hash_of(WRONG_PASSWORD))).await;
+    let other = shop.login(shop.client(), EMAIL, WRONG_PASSWORD).await;
+    shop.sql("UPDATE users SET password_hash = NULL").await;
+    shop.stale(&other).await;
+    let refused = other.change_password(None, NEW_PASSWORD).await;
+    refused.expect_error(StatusCode::UNAUTHORIZED, "reauthentication_required");
+
+    // A reset takes it back.
+    let code = shop.reset_code(EMAIL, 3).await;
+    shop.client().confirm_password(shop.id(), EMAIL, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
+    let late = own.post("user/password", &json!({ "password": THIRD_PASSWORD })).await;
+    late.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+    let left = shop.count("SELECT count(*) FROM users WHERE password_session IS NOT NULL").await;
+    assert_eq!(left, 0);
+}
+
+#[tokio::test]
+async fn a_new_password_is_judged_as_at_register_before_anything_is_counted() {
+    let odd = "Bartholomew Quetzalcoatl";
+    let shop = Shop::with(app().limit("loginFailuresPerClient", &[(2, 600)])).await;
+    let owner = shop.owner(EMAIL).await;
+    owner.rename(odd).await.expect(StatusCode::OK);
+    let before = shop.everything().await;
+    for (weak, code) in [
+        ("short-7", "too_short"),
+        (&"x9-Q".repeat(33), "too_long"),
+        ("password1234", "guessable"),
+        (EMAIL, "guessable"),
+        ("bartholomewquetzalcoatl", "guessable"),
+    ] {
+        for current in [None, Some(PASSWORD), Some(WRONG_PASSWORD)] {
+            let refused = owner.change_password(current, weak).await;
+            let refused = refused.expect_error(StatusCode::BAD_REQUEST, "weak_password");
+            assert_eq!(refused.body["fields"][0]["field"], "password");
+            assert_eq!(refused.body["fields"][0]["code"], code, "{weak}");
+        }
+    }
+    assert_eq!(shop.everything().await, before);
+    owner.change_password(Some(PASSWORD), NEW_PASSWORD).await.expect(StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_body_that_is_not_of_the_form_is_refused_with_every_bad_field() {
+    let shop = Shop::open().await;
+    let owner = shop.owner(EMAIL).await;
+    let before = shop.everything().await;
+    for (body, fields) in [
+        (json!({}), vec![("password", "missing")]),
+        (json!({ "current_password": PASSWORD }), vec![("password", "missing")]),
+        (json!({ "password": "" }), vec![("password", "empty")]),
+        (json!({ "password": NEW_PASSWORD, "current_password": null }), vec![("current_password", "invalid")]),
+        (json!({ "password": NEW_PASSWORD, "current_password": "" }), vec![("current_password", "empty")]),
+        (
+            json!({ "password": 5, "current_password": {} }),
+            vec![("password", "invalid"), ("current_password", "invalid")],
+        ),
+    ] {
+        let answer = owner.signed_in.post("user/password", &body).await;
+        let answer = answer.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+        let named: Vec<_> = answer.body["fields"].as_array().unwrap().iter().collect();
+        let named: Vec<_> =
+            named.iter().map(|bad| (bad["field"].as_str().unwrap(), bad["code"].as_str().unwrap())).collect();
+        assert_eq!(named, fields, "{body}");
+    }
+    let bare = owner.signed_in.send(owner.signed_in.request(Method::POST, "user/password")).await;
+    bare.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+    assert_eq!(shop.everything().await, before);
+}
+
+#[tokio::test]
+async fn a_check_of_the_old_password_counts_as_a_login() {
+    let shop = Shop::with(app().limit("loginFailuresPerClient", &[(3, 600)])).await;
+    let owner = shop.owner(EMAIL).await;
+    for _ in 0..3 {
+        invalid_credentials(owner.change_password(Some(WRONG_PASSWORD), NEW_PASSWORD).await);
+    }
+    let limited = owner.change_password(Some(PASSWORD), NEW_PASSWORD).await;
+    limited.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
+    let login = owner.client.login(shop.id(), EMAIL, PASSWORD).await;
+    login.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
+    // A right one is not counted among the failures, and without a check nothing is.
+    let elsewhere = shop.another_login(EMAIL).await;
+    for (old, new) in
+        [(PASSWORD, NEW_PASSWORD), (NEW_PASSWORD, PASSWORD), (PASSWORD, NEW_PASSWORD), (NEW_PASSWORD, PASSWORD)]
+    {
+        elsewhere.change_password(Some(old), new).await.expect(StatusCode::OK);
+    }
+    elsewhere.change_password(None, NEW_PASSWORD).await.expect(StatusCode::OK);
+
+    let shop = Shop::with(app().limit("loginsPerClient", &[(4, 600)])).await;
+    let owner = shop.owner(EMAIL).await;
+    for password in [NEW_PASSWORD, PASSWORD, NEW_PASSWORD] {
+        let current = if password == NEW_PASSWORD { PASSWORD } else { NEW_PASSWORD };
+        owner.change_password(Some(current), password).await.expect(StatusCode::OK);
+    }
+    let limited = owner.change_password(Some(NEW_PASSWORD), PASSWORD).await;
+    let limited = limited.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
+    assert!(limited.header("ratelimit-policy").unwrap().contains("loginsPerClient"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_login_with_the_old_password_that_races_its_change_leaves_no_session() {
+    let shop = Shop::of(loose("race"), Stack::builder().servers(2)).await;
+    let owner = Arc::new(shop.owner(EMAIL).await);
+    let password = |round: u64| if round == 0 { PASSWORD.to_owned() } else { format!("{NEW_PASSWORD}-{round:03}") };
+    let mut opened = 0;
+    for round in 0..10_u64 {
+        let (old, new) = (password(round), password(round + 1));
+        let start = Arc::new(Barrier::new(7));
+        let logins: Vec<_> = (0..6_u64)
+            .map(|number| {
+                let (start, app, old) = (start.clone(), shop.id().to_owned(), old.clone());
+                let client = shop.stack.client_of(usize::try_from(number % 2).unwrap());
+                tokio::spawn(async move {
+                    start.wait().await;
+                    tokio::time::sleep(Duration::from_millis(number * (4 + round))).await;
+                    client.login(&app, EMAIL, &old).await
+                })
+            })
+            .collect();
+        start.wait().await;
+        owner.change_password(Some(&old), &new).await.expect(StatusCode::OK);
+        for login in logins {
+            let login = login.await.expect("a call does not panic");
+            if login.status == StatusCode::OK {
+                opened += 1;
+                shop.look(login.string("token")).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+            } else {
+                invalid_credentials(login);
+            }
+        }
+        assert_eq!(shop.sessions().await, 1, "the owner's own, in round {round}");
+        owner.read().await.expect(StatusCode::OK);
+    }
+    assert!(opened > 0, "some log-ins came before the change");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn other_tabs_of_the_session_notice_nothing_of_a_change() {
+    let shop = Shop::of(loose("tabs"), Stack::builder().servers(2)).await;
+    let owner = Arc::new(shop.owner(EMAIL).await);
+    let stop = tokio_util::sync::CancellationToken::new();
+    let tabs: Vec<_> = (0..4_usize)
+        .map(|number| {
+            let tab = shop.stack.client_of(number % 2).signed_in(shop.id(), owner.signed_in.token());
+            let stop = stop.clone();
+            tokio::spawn(async move {
+                let mut read = 0;
+                while !stop.is_cancelled() {
+                    tab.get("user").await.expect(StatusCode::OK);
+                    read += 1;
+                }
+                read
+            })
+        })
+        .collect();
+    for _ in 0..15 {
+        owner.change_password(None, NEW_PASSWORD).await.expect(StatusCode::OK);
+    }
+    stop.cancel();
+    for tab in tabs {
+        assert!(tab.await.expect("no tab is logged out") > 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_changes_by_the_old_password_at_once_one_wins_and_the_session_goes_on() {
+    let shop = Shop::of(loose("both"), Stack::builder().servers(2)).await;
+    let owner = shop.owner(EMAIL).await;
+    let start = Arc::new(Barrier::new(6));
+    let tasks: Vec<_> = (0..6_usize)
+        .map(|number| {
+            let tab = shop.stack.client_of(number % 2).signed_in(shop.id(), owner.signed_in.token());
+            let start = start.clone();
+            tokio::spawn(async move {
+                start.wait().await;
+                let body = json!({ "password": format!("{NEW_PASSWORD}-{number}"), "current_password": PASSWORD });
+                tab.post("user/password", &body).await
+            })
+        })
+        .collect();
+    let mut won = Vec::new();
+    for (number, task) in tasks.into_iter().enumerate() {
+        let answer: Answer = task.await.expect("a call does not panic");
+        if answer.status == StatusCode::OK { won.push(number) } else { drop(invalid_credentials(answer)) }
+    }
+    assert_eq!(won.len(), 1, "{won:?}");
+    assert!(works(&shop, &format!("{NEW_PASSWORD}-{}", won[0])).await);
+    owner.goes_on().await;
+    assert_eq!(shop.mails_in_the_end(EMAIL).await, 2);
+}
+
+#[tokio::test]
+async fn the_outbox_keeps_the_session_that_made_the_change_where_the_request_could_not() {
+    let shop = Shop::open().await;
+    let owner: Owner = shop.owner(EMAIL).await;
+    let other = shop.another_login(EMAIL).await;
+    shop.mails_in_the_end(EMAIL).await;
+    // What a server leaves that dies between Postgres and Redis.
+    shop.sql(&format!(
+        "UPDATE users SET epoch = epoch + 1, version = version + 1;
+         INSERT INTO outbox (app_id, kind, user_id, epoch, keep_session, due_at)
+         SELECT app_id, 'epoch', id, epoch, '{}', now() + interval '1 h' FROM users",
+        owner.session
+    ))
+    .await;
+    // The session is known to go on before Redis hears of it, and the other to have ended.
+    owner.read().await.expect(StatusCode::OK);
+    other.read().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+    owner.change_password(Some(PASSWORD), NEW_PASSWORD).await.expect(StatusCode::OK);
+    shop.hurry().await;
+    shop.mails_in_the_end(EMAIL).await;
+    owner.goes_on().await;
+    other.is_out().await;
+}

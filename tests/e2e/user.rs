@@ -1,0 +1,473 @@
+//! The own account (contract 4): read, renamed, deleted, and what `userinfo` says of it.
+
+use std::sync::Arc;
+
+use http::{Method, StatusCode};
+use latchkey_tests::{builders::App, eventually};
+use serde_json::{Value, json};
+use tokio::sync::Barrier;
+
+use crate::{
+    owner::Owner,
+    support::{MAIL_LIMIT, NAME, NEW_PASSWORD, PASSWORD, Shop, WRONG_CODE, WRONG_PASSWORD, app},
+    trouble::loose,
+};
+
+const EMAIL: &str = "ada@example.com";
+
+fn names(body: &Value) -> Vec<&str> {
+    body.as_object().expect("an object").keys().map(String::as_str).collect()
+}
+
+// === read ===
+
+#[tokio::test]
+async fn a_user_reads_what_is_kept_of_them() {
+    let shop = Shop::open().await;
+    shop.register(EMAIL).await;
+    let early = shop.another_login(EMAIL).await;
+    let answer = early.read().await.expect(StatusCode::OK);
+    assert_eq!(answer.body["email"], EMAIL, "its owner may see an address that is not verified yet");
+    assert_eq!(answer.body["email_verified"], false);
+
+    let code = shop.code(EMAIL, 1).await;
+    early.signed_in.confirm(&code).await.expect(StatusCode::OK);
+    let answer = early.read().await.expect(StatusCode::OK);
+    assert_eq!(answer.header("cache-control"), Some("no-store"));
+    let created: i64 = shop.count("SELECT floor(extract(epoch FROM created_at))::bigint FROM users").await;
+    assert_eq!(
+        answer.body,
+        json!({
+            "id": early.user,
+            "local_id": early.user,
+            "email": EMAIL,
+            "email_verified": true,
+            "name": NAME,
+            "created_at": created,
+            "has_password": true,
+        })
+    );
+    let head = early.signed_in.send(early.signed_in.request(Method::HEAD, "user")).await.expect(StatusCode::OK);
+    assert_eq!(head.text, "");
+}
+
+#[tokio::test]
+async fn an_account_may_have_no_password_and_no_address() {
+    let shop = Shop::open().await;
+    let owner = shop.owner(EMAIL).await;
+    shop.sql("UPDATE users SET password_hash = NULL, email = NULL, email_canonical = NULL, email_verified_at = NULL")
+        .await;
+    let body = owner.read().await.expect(StatusCode::OK).body;
+    assert_eq!(
+        (&body["email"], &body["email_verified"], &body["has_password"]),
+        (&json!(null), &json!(false), &json!(false))
+    );
+    let body = owner.signed_in.get("userinfo").await.expect(StatusCode::OK).body;
+    assert_eq!(names(&body), ["email_verified", "name", "sub", "updated_at"]);
+}
+
+#[tokio::test]
+async fn userinfo_answers_the_claims_of_openid_connect() {
+    let shop = Shop::open().await;
+    shop.register(EMAIL).await;
+    let owner = shop.another_login(EMAIL).await;
+    let body = owner.signed_in.get("userinfo").await.expect(StatusCode::OK).body;
+    assert_eq!(names(&body), ["email_verified", "name", "sub", "updated_at"], "no address before it is verified");
+    assert_eq!(body["email_verified"], false);
+
+    owner.signed_in.confirm(&shop.code(EMAIL, 1).await).await.expect(StatusCode::OK);
+    let answer = owner.signed_in.get("userinfo").await.expect(StatusCode::OK);
+    assert_eq!(answer.header("cache-control"), Some("no-store"));
+    assert_eq!(answer.header("content-type"), Some("application/json"));
+    let updated: i64 = shop.count("SELECT floor(extract(epoch FROM updated_at))::bigint FROM users").await;
+    assert_eq!(
+        answer.body,
+        json!({ "sub": owner.user, "name": NAME, "email": EMAIL, "email_verified": true, "updated_at": updated })
+    );
+    let without = owner.client.get(&format!("v1/{}/userinfo", shop.id())).await;
+    let without = without.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+    let challenge = without.header("www-authenticate").expect("a challenge");
+    assert!(challenge.starts_with("Bearer ") && !challenge.contains("error="), "{challenge}");
+}
+
+/// Every call on the own account, with a body that would do.
+fn calls() -> [(Method, &'static str, Value); 6] {
+    [
+        (Method::GET, "user", Value::Null),
+        (Method::GET, "userinfo", Value::Null),
+        (Method::PATCH, "user", json!({ "name": "Grace" })),
+        (Method::POST, "user/password", json!({ "password": NEW_PASSWORD, "current_password": PASSWORD })),
+        (Method::POST, "user/email", json!({ "email": "new@example.com", "password": PASSWORD })),
+        (Method::DELETE, "user", json!({ "password": PASSWORD })),
+    ]
+}
+
+async fn call(owner: &Owner, method: Method, path: &str, body: &Value) -> latchkey_tests::client::Answer {
+    let request = owner.signed_in.request(method, path);
+    owner.signed_in.send(if body.is_null() { request } else { request.json(body) }).await
+}
+
+#[tokio::test]
+async fn a_user_who_is_gone_or_disabled_while_redis_still_has_the_session_is_signed_in_no_more() {
+    let shop = Shop::open().await;
+    for (email, away) in [
+        ("ada@example.com", "UPDATE users SET disabled_at = now()"),
+        ("grace@example.com", "DELETE FROM users"),
+        ("joan@example.com", "UPDATE users SET epoch = epoch + 1"),
+    ] {
+        let owner = shop.owner(email).await;
+        shop.mails_in_the_end(email).await;
+        shop.sql(&format!("{away} WHERE email_canonical = '{email}'")).await;
+        let before = shop.everything().await;
+        for (method, path, body) in calls() {
+            let answer = call(&owner, method.clone(), path, &body).await;
+            assert_eq!(answer.status, StatusCode::UNAUTHORIZED, "{away}: {method} {path}: {}", answer.text);
+            assert_eq!(answer.body["error"], "invalid_token", "{away}: {method} {path}");
+        }
+        owner.signed_in.verify().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+        assert_eq!(shop.everything().await, before, "{away}");
+    }
+}
+
+#[tokio::test]
+async fn the_own_account_needs_a_token_of_a_live_session_of_the_app() {
+    let (one, other) = (app(), app());
+    let stack = latchkey_tests::stack::Stack::builder().app(&one).app(&other).start().await;
+    let shop = Shop { stack, app: one };
+    let owner = shop.owner(EMAIL).await;
+    let before = shop.everything().await;
+    let stranger = owner.client.signed_in(other.id(), owner.signed_in.token());
+    for (method, path, body) in calls() {
+        let elsewhere = stranger.send(stranger.request(method.clone(), path).json(&body)).await;
+        elsewhere.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+        let anonymous = owner.client.request(method.clone(), &format!("v1/{}/{path}", shop.id())).json(&body);
+        let anonymous = owner.client.send(anonymous).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+        assert!(anonymous.header("www-authenticate").unwrap().starts_with("Bearer"), "{method} {path}");
+        let query = format!("v1/{}/{path}?access_token={}", shop.id(), owner.signed_in.token());
+        let query = owner.client.send(owner.client.request(method, &query).json(&body)).await;
+        query.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+    }
+    assert_eq!(shop.everything().await, before);
+    owner.goes_on().await;
+}
+
+#[tokio::test]
+async fn a_wrong_method_names_those_that_are_taken() {
+    let shop = Shop::open().await;
+    for (path, allow) in [
+        ("user", ["DELETE", "GET", "HEAD", "OPTIONS", "PATCH"].as_slice()),
+        ("userinfo", &["GET", "HEAD", "OPTIONS"]),
+        ("user/password", &["OPTIONS", "POST"]),
+        ("user/email", &["OPTIONS", "POST"]),
+    ] {
+        let client = shop.client();
+        let answer = client.send(client.request(Method::PUT, &format!("v1/{}/{path}", shop.id()))).await;
+        let answer = answer.expect_error(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed");
+        let mut allowed: Vec<&str> = answer.header("allow").unwrap().split(", ").collect();
+        allowed.sort_unstable();
+        assert_eq!(allowed, allow, "{path}");
+    }
+}
+
+// === rename ===
+
+#[tokio::test]
+async fn a_new_name_is_trimmed_and_stands_in_every_token_from_then_on() {
+    let shop = Shop::open().await;
+    shop.register(EMAIL).await;
+    // Unverified sessions may rename.
+    let owner = shop.another_login(EMAIL).await;
+    let other = shop.another_login(EMAIL).await;
+    let renamed = owner.rename("  Grace \u{1f680} Hopper\t").await.expect(StatusCode::OK);
+    assert_eq!(renamed.body["name"], "Grace \u{1f680} Hopper");
+    assert_eq!(renamed.body, owner.read().await.body, "the answer is the user");
+    for owner in [owner, other] {
+        let refreshed = owner.refresh().await.expect(StatusCode::OK);
+        let claims = claims(refreshed.string("access_token"));
+        assert_eq!((&claims["name"], &claims["sub"]), (&json!("Grace \u{1f680} Hopper"), &json!(owner.user)));
+    }
+    let profiles = shop.count("SELECT count(*) FROM outbox WHERE kind = 'profile'").await;
+    assert_eq!(profiles, 0, "the request carried it itself");
+}
+
+/// What a token says; its signature is looked at elsewhere.
+fn claims(token: &str) -> Value {
+    use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+    let body = token.split('.').nth(1).expect("a JWT");
+    serde_json::from_slice(&URL_SAFE_NO_PAD.decode(body).expect("base64url")).expect("JSON")
+}
+
+#[tokio::test]
+async fn a_name_that_is_none_is_refused_and_changes_nothing() {
+    let shop = Shop::open().await;
+    let owner = shop.owner(EMAIL).await;
+    let before = shop.everything().await;
+    for (body, code) in [
+        (json!({}), "missing"),
+        (json!({ "nickname": "Grace" }), "missing"),
+        (json!({ "name": "" }), "empty"),
+        (json!({ "name": " \t " }), "empty"),
+        (json!({ "name": null }), "invalid"),
+        (json!({ "name": 5 }), "invalid"),
+        (json!({ "name": ["Grace"] }), "invalid"),
+        (json!({ "name": "a\u{0}b" }), "invalid"),
+        (json!({ "name": "a\r\nBcc: b" }), "invalid"),
+        (json!({ "name": "x".repeat(201) }), "too_long"),
+    ] {
+        let answer = owner.send(Method::PATCH, "user", &body).await;
+        let answer = answer.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+        assert_eq!(
+            answer.body["fields"],
+            json!([{ "field": "name", "code": code, "message": answer.body["fields"][0]["message"] }])
+        );
+    }
+    for body in ["", "[]", "\"Grace\"", "{\"name\": \"a\", \"name\": \"b\"}", "{\"name\": \"\u{fffd}", "nonsense"] {
+        let request = owner.signed_in.request(Method::PATCH, "user").header("content-type", "application/json");
+        let answer = owner.signed_in.send(request.body(body)).await;
+        answer.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+    }
+    let request = owner.signed_in.request(Method::PATCH, "user").header("content-type", "text/plain");
+    let answer = owner.signed_in.send(request.body("{\"name\": \"Grace\"}")).await;
+    answer.expect_error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type");
+    assert_eq!(shop.everything().await, before);
+    assert_eq!(owner.read().await.body["name"], NAME);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_many_new_names_at_once_the_last_one_kept_is_that_of_the_tokens() {
+    let shop = Shop::of(loose("names"), latchkey_tests::stack::Stack::builder().servers(2)).await;
+    let owner = Arc::new(shop.owner(EMAIL).await);
+    let start = Arc::new(Barrier::new(6));
+    let tasks: Vec<_> = (0..6)
+        .map(|number| {
+            let (owner, start) = (owner.clone(), start.clone());
+            let client = shop.stack.client_of(number % 2).signed_in(shop.id(), owner.signed_in.token());
+            tokio::spawn(async move {
+                start.wait().await;
+                let body = json!({ "name": format!("Name {number}") });
+                client.send(client.request(Method::PATCH, "user").json(&body)).await.expect(StatusCode::OK)
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.expect("a call does not panic");
+    }
+    let kept = owner.read().await.expect(StatusCode::OK);
+    let refreshed = owner.refresh().await.expect(StatusCode::OK);
+    assert_eq!(claims(refreshed.string("access_token"))["name"], kept.body["name"]);
+}
+
+// === delete ===
+
+#[tokio::test]
+async fn a_deleted_account_is_gone_with_all_that_hung_on_it() {
+    let shop = Shop::open().await;
+    let owner = shop.owner(EMAIL).await;
+    let other = shop.another_login(EMAIL).await;
+    let bystander = shop.owner("grace@example.com").await;
+    shop.sql(&format!(
+        "INSERT INTO identities (app_id, authority, subject, user_id, provider, linked_at)
+         SELECT app_id, 'https://id.example', id::text, id, 'id', now() FROM users;
+         INSERT INTO outbox (app_id, kind, user_id, requested_at, dead_at)
+         SELECT app_id, 'reset', id, now(), now() FROM users WHERE id = '{}'",
+        owner.user
+    ))
+    .await;
+    let reset = shop.reset_code(EMAIL, 2).await;
+    shop.stale(&owner).await;
+
+    let answer = owner.delete(&json!({ "password": PASSWORD })).await.expect(StatusCode::OK);
+    assert_eq!(answer.body, json!({}));
+    owner.is_out().await;
+    other.is_out().await;
+    let login = shop.client().login(shop.id(), EMAIL, PASSWORD).await;
+    login.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
+    let late = shop.client().confirm_password(shop.id(), EMAIL, &reset, NEW_PASSWORD).await;
+    late.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
+    let of_user = |table: &str, column: &str| format!("SELECT count(*) FROM {table} WHERE {column} = '{}'", owner.user);
+    assert_eq!(shop.count(&of_user("users", "id")).await, 0);
+    assert_eq!(shop.count(&of_user("identities", "user_id")).await, 0);
+    assert_eq!(shop.count(&of_user("outbox", "user_id")).await, 0, "neither mails nor dead letters");
+    assert_eq!(shop.mails_in_the_end(EMAIL).await, 2, "no mail after that");
+
+    // The address is free, and whoever takes it is somebody else.
+    shop.register(EMAIL).await;
+    let code = shop.code(EMAIL, 3).await;
+    let anew = shop.client().confirm(shop.id(), &code).await.expect(StatusCode::OK);
+    assert_ne!(anew.string("local_id"), owner.user);
+    owner.is_out().await;
+    bystander.goes_on().await;
+    assert_eq!(shop.count("SELECT count(*) FROM identities").await, 1);
+}
+
+#[tokio::test]
+async fn a_deletion_needs_the_password_or_a_login_of_late() {
+    let shop = Shop::open().await;
+    let owner = shop.owner(EMAIL).await;
+    let before = shop.everything().await;
+    // A wrong password is one even after a fresh login.
+    let wrong = owner.delete(&json!({ "password": WRONG_PASSWORD })).await;
+    let wrong = wrong.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
+    assert!(wrong.header("www-authenticate").unwrap().starts_with("Bearer"));
+    shop.stale(&owner).await;
+    for body in [json!({}), json!({ "current_password": PASSWORD })] {
+        let stale = owner.delete(&body).await;
+        let stale = stale.expect_error(StatusCode::UNAUTHORIZED, "reauthentication_required");
+        assert!(stale.header("www-authenticate").unwrap().starts_with("Bearer"));
+    }
+    let bare = owner.signed_in.send(owner.signed_in.request(Method::DELETE, "user")).await;
+    bare.expect_error(StatusCode::UNAUTHORIZED, "reauthentication_required");
+    for body in [json!({ "password": "" }), json!({ "password": null }), json!({ "password": [PASSWORD] })] {
+        owner.delete(&body).await.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+    }
+    assert_eq!(shop.everything().await, before);
+    owner.goes_on().await;
+
+    // No body at all is as good as an empty one.
+    let owner = shop.another_login(EMAIL).await;
+    let bare = owner.signed_in.send(owner.signed_in.request(Method::DELETE, "user")).await.expect(StatusCode::OK);
+    assert_eq!(bare.body, json!({}));
+    owner.is_out().await;
+}
+
+#[tokio::test]
+async fn a_password_that_is_checked_for_a_deletion_counts_as_a_login() {
+    let shop = Shop::with(app().limit("loginFailuresPerClient", &[(3, 600)])).await;
+    let owner = shop.owner(EMAIL).await;
+    for _ in 0..3 {
+        let wrong = owner.delete(&json!({ "password": WRONG_PASSWORD })).await;
+        wrong.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
+    }
+    let limited = owner.delete(&json!({ "password": PASSWORD })).await;
+    let limited = limited.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
+    assert!(limited.header("ratelimit-policy").unwrap().contains("loginFailuresPerClient"));
+    let login = owner.client.login(shop.id(), EMAIL, PASSWORD).await;
+    login.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
+    owner.goes_on().await;
+}
+
+#[tokio::test]
+async fn while_its_address_is_unverified_a_session_may_not_delete_or_change_password_or_address() {
+    let shop = Shop::open().await;
+    shop.register(EMAIL).await;
+    let owner = shop.another_login(EMAIL).await;
+    shop.mails_in_the_end(EMAIL).await;
+    let before = shop.everything().await;
+    for answer in [
+        owner.delete(&json!({})).await,
+        owner.delete(&json!({ "password": PASSWORD })).await,
+        owner.delete(&json!({ "password": WRONG_PASSWORD })).await,
+        owner.change_password(Some(PASSWORD), NEW_PASSWORD).await,
+        owner.change_password(None, NEW_PASSWORD).await,
+        owner.change_address(Some(PASSWORD), "new@example.com").await,
+    ] {
+        answer.expect_error(StatusCode::FORBIDDEN, "email_not_verified");
+    }
+    assert_eq!(shop.everything().await, before);
+    assert_eq!(shop.mails_in_the_end("new@example.com").await, 0);
+    owner.goes_on().await;
+
+    // An account without any address is bound by none of this.
+    shop.sql("UPDATE users SET email = NULL, email_canonical = NULL").await;
+    owner.delete(&json!({})).await.expect(StatusCode::OK);
+    owner.is_out().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deletion_that_races_logins_and_refreshes_leaves_no_session() {
+    let shop = Shop::of(loose("gone"), latchkey_tests::stack::Stack::builder().servers(2)).await;
+    for round in 0..6_u64 {
+        let email = format!("ada{round}@example.com");
+        let owner = Arc::new(shop.owner(&email).await);
+        let tab = Arc::new(shop.another_login(&email).await);
+        let start = Arc::new(Barrier::new(9));
+        let mut tasks = Vec::new();
+        for number in 0..8_u64 {
+            let (start, tab, app, email) = (start.clone(), tab.clone(), shop.id().to_owned(), email.clone());
+            let client = shop.stack.client_of(usize::try_from(number % 2).unwrap());
+            tasks.push(tokio::spawn(async move {
+                start.wait().await;
+                tokio::time::sleep(std::time::Duration::from_millis(number * (2 + round))).await;
+                if number % 2 == 0 { tab.refresh().await } else { client.login(&app, &email, PASSWORD).await }
+            }));
+        }
+        start.wait().await;
+        owner.delete(&json!({ "password": PASSWORD })).await.expect(StatusCode::OK);
+        for task in tasks {
+            let answer = task.await.expect("a call does not panic");
+            match answer.status {
+                StatusCode::OK => {
+                    let token = answer.body["token"].as_str().or(answer.body["access_token"].as_str()).unwrap();
+                    shop.look(token).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+                }
+                StatusCode::BAD_REQUEST => drop(answer.expect_error(StatusCode::BAD_REQUEST, "invalid_grant")),
+                _ => drop(answer.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials")),
+            }
+        }
+        tab.is_out().await;
+        assert_eq!(shop.sessions().await, 0, "in round {round}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_deletions_at_once_one_deletes_and_the_other_finds_nobody() {
+    let shop = Shop::of(loose("twice"), latchkey_tests::stack::Stack::builder().servers(2)).await;
+    let owner = Arc::new(shop.owner(EMAIL).await);
+    let mut tasks = Vec::new();
+    for _ in 0..8 {
+        let owner = owner.clone();
+        tasks.push(tokio::spawn(async move { owner.delete(&json!({})).await }));
+    }
+    let mut deleted = 0;
+    for task in tasks {
+        let answer = task.await.expect("a call does not panic");
+        if answer.status == StatusCode::OK {
+            deleted += 1;
+        } else {
+            answer.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+        }
+    }
+    assert_eq!(deleted, 1);
+    assert_eq!(shop.count("SELECT count(*) FROM users").await, 0);
+}
+
+#[tokio::test]
+async fn the_outbox_ends_the_sessions_of_a_deleted_user_where_the_request_could_not() {
+    let shop = Shop::open().await;
+    let owner = shop.owner(EMAIL).await;
+    shop.mails_in_the_end(EMAIL).await;
+    // What a server leaves that dies between Postgres and Redis.
+    shop.sql(&format!(
+        "INSERT INTO outbox (app_id, kind, user_id, epoch)
+         SELECT app_id, 'epoch', id, epoch + 1 FROM users WHERE id = '{0}';
+         DELETE FROM users WHERE id = '{0}'; NOTIFY latchkey_outbox",
+        owner.user
+    ))
+    .await;
+    let ended = || async { (owner.refresh().await.status == StatusCode::BAD_REQUEST).then_some(()) };
+    eventually("the end of the session", MAIL_LIMIT, ended).await;
+    owner.is_out().await;
+    assert_eq!(shop.sessions().await, 0);
+    let code = shop.client().confirm(shop.id(), WRONG_CODE).await;
+    code.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
+}
+
+#[tokio::test]
+async fn a_deletion_takes_form_and_limits_of_every_call() {
+    let shop = Shop::with(App::new("form")).await;
+    let owner = shop.owner(EMAIL).await;
+    let before = shop.everything().await;
+    let send = async |content_type: &str, body: String| {
+        let request = owner.signed_in.request(Method::DELETE, "user").header("content-type", content_type);
+        owner.signed_in.send(request.body(body)).await
+    };
+    for body in ["[]", "null", "{\"password\": \"a\", \"password\": \"b\"}", "{", "\u{1}"] {
+        send("application/json", body.to_owned()).await.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+    }
+    let large = format!("{{\"password\": \"{}\"}}", "x".repeat(70_000));
+    send("application/json", large).await.expect_error(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large");
+    let plain = send("text/plain", "{}".to_owned()).await;
+    plain.expect_error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type");
+    assert_eq!(shop.everything().await, before);
+    owner.goes_on().await;
+}
