@@ -210,7 +210,9 @@ async fn discovery_tells_those_who_check_tokens_where_the_keys_are() {
         for unserved in ["authorization_endpoint", "scopes_supported", "registration_endpoint"] {
             assert_eq!(document.get(unserved), None, "{path}");
         }
-        for (field, served) in [("token_endpoint", "token"), ("revocation_endpoint", "revoke"), ("introspection_endpoint", "introspect")] {
+        for (field, served) in
+            [("token_endpoint", "token"), ("revocation_endpoint", "revoke"), ("introspection_endpoint", "introspect")]
+        {
             let url = format!("{}/v1/{id}/{served}", shop.stack.base_url());
             assert_eq!(document[field], url, "{path}");
             let called =

@@ -146,10 +146,5 @@ fn hmac_key(key: &latchkey_crds::rendered::HmacKey) -> Result<Hmac, KeyError> {
     let derive =
         |label: &'static [u8]| root.expand(&[label], hmac::HMAC_SHA256).map(hmac::Key::from).map_err(|_| refused());
     let flows = root.expand(&[b"social flows"], &AES_256_GCM_SIV).map(UnboundKey::from).map_err(|_| refused())?;
-    Ok(Hmac {
-        number,
-        codes: derive(b"codes")?,
-        refresh: derive(b"refresh tokens")?,
-        flows: LessSafeKey::new(flows),
-    })
+    Ok(Hmac { number, codes: derive(b"codes")?, refresh: derive(b"refresh tokens")?, flows: LessSafeKey::new(flows) })
 }

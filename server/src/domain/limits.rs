@@ -49,10 +49,9 @@ impl MailPurpose {
         match kind {
             MailKind::Confirm | MailKind::AccountExists => Some(Self::Confirm),
             MailKind::Reset => Some(Self::Reset),
-            MailKind::PasswordChanged
-            | MailKind::AddressChanging
-            | MailKind::AddressChanged
-            | MailKind::NewSignIn => None,
+            MailKind::PasswordChanged | MailKind::AddressChanging | MailKind::AddressChanged | MailKind::NewSignIn => {
+                None
+            }
         }
     }
 

@@ -6,7 +6,11 @@ use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{email::Email, password::PasswordHash, session::{Profile, SessionId}};
+use super::{
+    email::Email,
+    password::PasswordHash,
+    session::{Profile, SessionId},
+};
 
 /// `local_id` and `id` of the interface: one value, UUIDv7.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

@@ -206,13 +206,8 @@ fn common_errors(route: Route) -> &'static [ErrorCode] {
         ],
         (Verb::Get, Route::OpenApi) => &[MethodNotAllowed, ServerError],
         (Verb::Any, _) => &[AppNotFound, ServerError, TemporarilyUnavailable],
-        (
-            Verb::Get,
-            Route::Sessions | Route::User | Route::UserInfo | Route::Activity | Route::Identities,
-        )
-        | (Verb::Delete, _) => {
-            &[AppNotFound, MethodNotAllowed, ServerError, TemporarilyUnavailable]
-        }
+        (Verb::Get, Route::Sessions | Route::User | Route::UserInfo | Route::Activity | Route::Identities)
+        | (Verb::Delete, _) => &[AppNotFound, MethodNotAllowed, ServerError, TemporarilyUnavailable],
         (Verb::GetOnly, _) => {
             &[InvalidRequest, AppNotFound, MethodNotAllowed, RateLimited, ServerError, TemporarilyUnavailable]
         }
@@ -806,7 +801,10 @@ impl Operation {
         });
         let parameters = query(route);
         if route == Route::SocialCallbackForm {
-            let fields: Map<_, _> = CALLBACK.iter().map(|(name, about)| ((*name).to_owned(), json!({ "type": "string", "description": about }))).collect();
+            let fields: Map<_, _> = CALLBACK
+                .iter()
+                .map(|(name, about)| ((*name).to_owned(), json!({ "type": "string", "description": about })))
+                .collect();
             let form = json!({ "schema": { "type": "object", "properties": fields } });
             operation["requestBody"] =
                 json!({ "required": true, "content": { "application/x-www-form-urlencoded": form } });

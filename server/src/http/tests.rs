@@ -46,8 +46,8 @@ use crate::{
         code::{CodeKey, CodeRecord},
         email::{AccountKey, Email},
         flow::{Binding, FlowId, FoundLogin, LoginCodeKey, PendingLogin},
-        identity::{Authorization, Away, Grant, Identity, ProviderError, ProviderTraits, Vouched},
         gate::Gate,
+        identity::{Authorization, Away, Grant, Identity, ProviderError, ProviderTraits, Vouched},
         limits::{Check, Limited},
         mail::{EpochNews, Mail},
         password::{Busy, Password, PasswordHash},
@@ -258,12 +258,7 @@ impl Flows for Failing {
     async fn find_login(&self, _: &AppId, _: &LoginCodeKey) -> Result<Option<FoundLogin>, StoreError> {
         self.answer()
     }
-    async fn take_login(
-        &self,
-        _: &AppId,
-        _: &LoginCodeKey,
-        _: SessionId,
-    ) -> Result<Option<SessionId>, StoreError> {
+    async fn take_login(&self, _: &AppId, _: &LoginCodeKey, _: SessionId) -> Result<Option<SessionId>, StoreError> {
         self.answer()
     }
 }
