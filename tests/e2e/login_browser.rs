@@ -326,6 +326,9 @@ async fn provider_with_a_cancel_button() -> SocketAddr {
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             let service = service_fn(|request: http::Request<Incoming>| async move {
+                if request.uri().path() != "/authorize" {
+                    return http::Response::builder().status(StatusCode::NOT_FOUND).body(Full::default());
+                }
                 let asked = parameters(request.uri().query());
                 let mut back: Url = asked["redirect_uri"].parse().expect("an address");
                 back.query_pairs_mut()
