@@ -196,7 +196,7 @@ pub struct Ended {
 
 /// What an app is given for its user.
 pub enum Given {
-    Session(SignedUp),
+    Session(Box<SignedUp>),
     /// To be exchanged for a session.
     Code(LoginCode),
 }
@@ -316,7 +316,7 @@ where
     let vouched = stores.exchange(app, provider, &grant).await?;
     let signing_in = SigningIn { stores, env, app, provider, caller };
     match &flow.code_challenge {
-        None => signing_in.session(&vouched).await.map(Given::Session),
+        None => signing_in.session(&vouched).await.map(|session| Given::Session(Box::new(session))),
         Some(challenge) => {
             let user = signing_in.user(&vouched).await?;
             let code = LoginCode::generate(env);

@@ -90,7 +90,7 @@ fn answer(app: &App, ended: Ended) -> Result<Response, Problem> {
     let Some(target) = target else {
         return match outcome {
             Ok(Given::Session(signed_up)) => {
-                response::json(&Answer::Session { session: signed_up.into(), state: app_state })
+                response::json(&Answer::Session { session: Session::from(*signed_up), state: app_state })
             }
             Ok(Given::Code(code)) => response::json(&Answer::Code { code: code.expose().to_owned(), state: app_state }),
             Err(error) => Err(super::sign_in_problem(app, error)),
@@ -98,7 +98,7 @@ fn answer(app: &App, ended: Ended) -> Result<Response, Problem> {
     };
     let mut parameters: Vec<(&str, String)> = match outcome {
         Ok(Given::Session(signed_up)) => {
-            let session = Session::from(signed_up);
+            let session = Session::from(*signed_up);
             vec![
                 ("access_token", session.access_token),
                 ("refresh_token", session.refresh_token),
