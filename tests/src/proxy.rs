@@ -94,6 +94,12 @@ impl Proxy {
         self.shared.epoch.send_modify(|epoch| *epoch += 1);
     }
 
+    /// As `cut`, and waits until all that was open is closed. What is new meanwhile is waited for too.
+    pub async fn cut_off(&self) {
+        self.cut();
+        self.shared.epoch.closed().await;
+    }
+
     /// What is open stays open and carries nothing any more, as where a router forgets it; new connections are served.
     pub fn lose(&self) {
         self.shared.lost.fetch_add(1, Ordering::Relaxed);

@@ -533,9 +533,22 @@ async fn public_documents_may_be_kept_and_asked_for_again() {
         json!({
             "issuer": "https://auth.example.com/shop",
             "jwks_uri": "https://auth.example.com/shop/.well-known/jwks.json",
+            "token_endpoint": "https://auth.example.com/v1/shop/token",
+            "revocation_endpoint": "https://auth.example.com/v1/shop/revoke",
+            "introspection_endpoint": "https://auth.example.com/v1/shop/introspect",
+            "userinfo_endpoint": "https://auth.example.com/v1/shop/userinfo",
             "response_types_supported": ["none"],
+            "grant_types_supported": ["authorization_code", "refresh_token"],
+            "code_challenge_methods_supported": ["S256"],
+            "token_endpoint_auth_methods_supported": ["none"],
+            "revocation_endpoint_auth_methods_supported": ["none"],
+            "introspection_endpoint_auth_methods_supported": ["Bearer"],
             "subject_types_supported": ["public"],
             "id_token_signing_alg_values_supported": ["ES256"],
+            "claims_supported": [
+                "iss", "aud", "sub", "client_id", "iat", "exp", "jti", "sid", "auth_time", "amr", "email",
+                "email_verified", "name", "updated_at",
+            ],
         })
     );
 }

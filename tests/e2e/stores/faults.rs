@@ -90,7 +90,7 @@ async fn a_postgres_that_refuses_stalls_or_cuts_is_unavailable_and_then_used_aga
     // Many at once, so that the pool is full of connections that are then cut.
     let many = futures::future::join_all((0..20).map(|_| stores.backlog())).await;
     assert!(many.iter().all(Result::is_ok));
-    proxy.cut();
+    proxy.cut_off().await;
     postgres_is_back(&stores).await;
     let many = futures::future::join_all((0..20).map(|_| stores.backlog())).await;
     assert!(many.iter().all(Result::is_ok), "the other connections of the pool are looked at first: {many:?}");

@@ -29,7 +29,9 @@ pub struct Metadata<'a> {
     /// Required (RFC 8414, 2). `none` is the registered value for an endpoint that gives out neither code nor token.
     pub response_types_supported: [&'static str; 1],
     /// Said, since what RFC 8414, 2 takes to be served where it is not is not.
-    pub grant_types_supported: [&'static str; 1],
+    pub grant_types_supported: [&'static str; 2],
+    /// Of a social login that ends with a code (RFC 7636).
+    pub code_challenge_methods_supported: [&'static str; 1],
     /// Clients have no secret: a refresh token proves itself.
     pub token_endpoint_auth_methods_supported: [&'static str; 1],
     pub revocation_endpoint_auth_methods_supported: [&'static str; 1],
@@ -95,7 +97,8 @@ impl<'a> Metadata<'a> {
             revocation_endpoint: Route::Revoke.url(base, app.id()),
             introspection_endpoint: Route::Introspect.url(base, app.id()),
             response_types_supported: ["none"],
-            grant_types_supported: ["refresh_token"],
+            grant_types_supported: ["authorization_code", "refresh_token"],
+            code_challenge_methods_supported: ["S256"],
             token_endpoint_auth_methods_supported: ["none"],
             revocation_endpoint_auth_methods_supported: ["none"],
             introspection_endpoint_auth_methods_supported: ["Bearer"],

@@ -78,7 +78,11 @@ async fn end<S: Ports>(
         sealed: kept.iter().filter(|cookie| cookie.is_of(&id)).map(|cookie| cookie.value).collect(),
     };
     let ended = social::callback(&state.stores, &state.env, app, provider, &request.caller, returned).await;
-    let cleared = cookies.end(&kept, &id);
+    // A state that was sent to the wrong place has used nothing up: the flow may still come back to its own.
+    let cleared = match &ended {
+        Err(CallbackError::InvalidState) => Vec::new(),
+        Ok(_) | Err(CallbackError::RedirectUrl(_) | CallbackError::Trouble(_)) => cookies.end(&kept, &id),
+    };
     match ended.map_err(problem).and_then(|ended| answer(app, ended)) {
         Ok(response) => Ok(super::with_headers(response, cleared)),
         Err(problem) => Err(cleared.into_iter().fold(problem, |problem, (name, value)| problem.header(name, value))),
