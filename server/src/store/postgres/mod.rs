@@ -47,6 +47,8 @@ const ACQUIRE_LIMIT: Duration = Duration::from_secs(3);
 const RESTED: Duration = Duration::from_secs(5);
 /// How long that question may take.
 const PING_LIMIT: Duration = Duration::from_secs(1);
+/// How long after its use a connection may be on its way back to the pool.
+const COMING_BACK: Duration = Duration::from_secs(1);
 /// How often the file of the URL is looked at: a password that was rotated is used before the old one ends.
 const REREAD: Duration = Duration::from_secs(10);
 /// Connections are renewed now and then, so that they spread over servers that came up since.
@@ -256,7 +258,8 @@ fn pool(max_connections: u32, connect: PgConnectOptions, fault: Arc<Mutex<Option
         .test_before_acquire(false)
         .before_acquire(move |connection, meta| {
             let fault = *fault.lock().unwrap_or_else(PoisonError::into_inner);
-            let suspect = fault.is_some_and(|fault| fault.elapsed() <= meta.idle_for);
+            // One that came back to rest a moment after the fault may have been on its way back when it happened.
+            let suspect = fault.is_some_and(|fault| fault.elapsed() <= meta.idle_for + COMING_BACK);
             Box::pin(async move {
                 if meta.idle_for < RESTED && !suspect {
                     return Ok(true);
