@@ -48,7 +48,8 @@ struct Shop {
     app: App,
 }
 
-/// Log-ins at each server, one after the other, until asked for what came of them.
+/// Log-ins at each server, one after the other, and one session that is refreshed at each, until asked for what came of
+/// them.
 struct Load {
     stop: Arc<AtomicBool>,
     task: JoinHandle<(usize, Vec<String>)>,
@@ -75,7 +76,7 @@ impl Shop {
 
     async fn with(install: Install<'static>, servers: Vec<PodServer>) -> Self {
         let operator = install.operator().await;
-        let app = app();
+        let app = app().limit("refreshesPerSession", &[(1_000_000, 60)]);
         install.apply(&app).await.unwrap();
         install.ready(&app).await;
         Self { install, servers, operator, app }
@@ -150,12 +151,20 @@ impl Shop {
         let addresses: Vec<_> = self.servers.iter().map(|server| server.public).collect();
         let task = tokio::spawn(async move {
             let (mut passed, mut failed) = (0, Vec::new());
+            let mut kept: Option<String> = None;
             for address in addresses.into_iter().cycle() {
                 if ends.load(Ordering::Relaxed) {
                     break;
                 }
                 let client = Anonymous::new(address);
                 let answer = client.login(&app, EMAIL, PASSWORD).await;
+                // A refresh token of the one server is good at the other, whichever key is whose.
+                let token = kept.get_or_insert_with(|| answer.string("refresh_token").to_owned());
+                let refreshed = client.refresh(&app, token).await;
+                match refreshed.status {
+                    StatusCode::OK => refreshed.string("refresh_token").clone_into(token),
+                    _ => failed.push(refreshed.text),
+                }
                 let verified = match answer.status {
                     StatusCode::OK => client.signed_in(&app, answer.string("token")).verify().await,
                     _ => answer,
@@ -177,7 +186,13 @@ impl Load {
     async fn end(self) {
         self.stop.store(true, Ordering::Relaxed);
         let (passed, failed) = self.task.await.unwrap();
-        assert!(failed.is_empty(), "{} of {} log-ins failed: {}", failed.len(), failed.len() + passed, failed[0]);
+        assert!(
+            failed.is_empty(),
+            "{} of {} log-ins or refreshes failed: {}",
+            failed.len(),
+            failed.len() + passed,
+            failed[0]
+        );
         assert!(passed > 0, "nobody logged in");
     }
 }
@@ -195,7 +210,6 @@ async fn first_keys_are_active_at_once_and_the_status_says_until_when() {
     assert_eq!(secret.type_.as_deref(), Some("latchkey.dev/app-keys"));
 }
 
-/// There is no refresh endpoint yet, so that nothing is redeemed by a refresh token: sessions are looked at by *verify*.
 #[tokio::test]
 async fn a_rotation_that_is_asked_for_is_done_once_and_nobody_feels_it() {
     let shop = Shop::open().await;
