@@ -11,6 +11,7 @@ use super::{
     clock::Env,
     code::{Code, CodeKey, CodeRecord, Purpose},
     email::{AccountKey, Email},
+    keys::SignError,
     limits::{self, Limited, MailPurpose},
     mail::{EpochNews, Mail, MailKind},
     password::{self, Busy, Password, Weak},
@@ -34,7 +35,7 @@ pub enum Trouble {
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error("a token could not be signed")]
-    Signing(#[from] jsonwebtoken::errors::Error),
+    Signing(#[from] SignError),
 }
 
 impl From<TakeError> for Trouble {

@@ -4,15 +4,30 @@ use std::fmt;
 
 use aws_lc_rs::{
     aead::{AES_256_GCM_SIV, LessSafeKey, UnboundKey},
+    error::{KeyRejected, Unspecified},
     hkdf::{HKDF_SHA256, Salt},
     hmac,
+    rand::SystemRandom,
+    signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, Ed25519KeyPair, RSA_PKCS1_SHA256, RsaKeyPair},
 };
-use base64::{Engine, engine::general_purpose::STANDARD};
+use base64::{
+    Engine,
+    engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD},
+};
 use jsonwebtoken::{
-    Algorithm, DecodingKey, EncodingKey,
+    Algorithm, DecodingKey, EncodingKey, Header,
+    errors::ErrorKind,
     jwk::{Jwk, JwkSet, KeyAlgorithm, PublicKeyUse},
 };
 use latchkey_crds::rendered::{KeyState, RenderedApp, SigningAlgorithm};
+use serde::Serialize;
+
+use super::token::TYP;
+
+/// Octets of an elliptic curve's signature; an RSA key's are more, and cost an allocation.
+const SIGNATURE_ROOM: usize = 64;
+/// Room for the claims of an access token, in octets.
+const USUAL_CLAIMS: usize = 512;
 
 /// The keys of an App.
 pub struct Keys {
@@ -27,9 +42,27 @@ pub struct Signing {
     /// `kid` of the tokens.
     pub id: String,
     pub algorithm: Algorithm,
-    pub encoding: EncodingKey,
     pub decoding: DecodingKey,
     pub jwk: Jwk,
+    /// Of access tokens, in base64url.
+    header: String,
+    pair: KeyPair,
+}
+
+/// A private key that was read once and for all: to read and check it takes as long as to sign.
+enum KeyPair {
+    Ec(EcdsaKeyPair),
+    Ed(Ed25519KeyPair),
+    Rsa(RsaKeyPair),
+}
+
+/// A token could not be signed.
+#[derive(Debug, thiserror::Error)]
+pub enum SignError {
+    #[error("the claims are no JSON")]
+    Claims(#[from] serde_json::Error),
+    #[error("the key does not sign")]
+    Key(#[from] Unspecified),
 }
 
 /// An HMAC key with one derived key for each use (RFC 5869).
@@ -101,6 +134,50 @@ impl Keys {
     }
 }
 
+// === impl Signing ===
+
+impl Signing {
+    /// An access token with these claims (RFC 7515, 7.1; RFC 9068).
+    pub fn access_token(&self, claims: &impl Serialize) -> Result<String, SignError> {
+        let mut octets = Vec::with_capacity(USUAL_CLAIMS);
+        serde_json::to_writer(&mut octets, claims)?;
+        let mut token = String::with_capacity(self.header.len() + 2 + (octets.len() + SIGNATURE_ROOM) * 4 / 3);
+        token.push_str(&self.header);
+        token.push('.');
+        URL_SAFE_NO_PAD.encode_string(octets, &mut token);
+        let signature = self.pair.sign(token.as_bytes())?;
+        token.push('.');
+        URL_SAFE_NO_PAD.encode_string(signature, &mut token);
+        Ok(token)
+    }
+}
+
+// === impl KeyPair ===
+
+impl KeyPair {
+    /// From DER as `jsonwebtoken` takes it out of PEM.
+    fn read(algorithm: SigningAlgorithm, der: &[u8]) -> Result<Self, KeyRejected> {
+        Ok(match algorithm {
+            SigningAlgorithm::ES256 => Self::Ec(EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, der)?),
+            SigningAlgorithm::EdDSA => Self::Ed(Ed25519KeyPair::from_pkcs8(der)?),
+            SigningAlgorithm::RS256 => Self::Rsa(RsaKeyPair::from_der(der)?),
+        })
+    }
+
+    /// A signature as JWS has it (RFC 7518, 3).
+    fn sign(&self, message: &[u8]) -> Result<Vec<u8>, Unspecified> {
+        match self {
+            Self::Ec(pair) => Ok(pair.sign(&SystemRandom::new(), message)?.as_ref().to_vec()),
+            Self::Ed(pair) => Ok(pair.sign(message).as_ref().to_vec()),
+            Self::Rsa(pair) => {
+                let mut signature = vec![0; pair.public_modulus_len()];
+                pair.sign(&RSA_PKCS1_SHA256, &SystemRandom::new(), message, &mut signature)?;
+                Ok(signature)
+            }
+        }
+    }
+}
+
 impl fmt::Debug for Keys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Keys")
@@ -130,7 +207,10 @@ fn signing(key: &latchkey_crds::rendered::SigningKey) -> Result<Signing, KeyErro
         jwk.common.key_algorithm = Some(jwk_algorithm);
         jwk.common.public_key_use = Some(PublicKeyUse::Signature);
         let decoding = DecodingKey::from_jwk(&jwk)?;
-        Ok(Signing { id: key.id.clone(), algorithm, encoding, decoding, jwk })
+        let header = Header { typ: Some(TYP.to_owned()), kid: Some(key.id.clone()), ..Header::new(algorithm) };
+        let header = URL_SAFE_NO_PAD.encode(serde_json::to_vec(&header)?);
+        let pair = KeyPair::read(key.algorithm, encoding.as_bytes()).map_err(|_| ErrorKind::InvalidKeyFormat)?;
+        Ok(Signing { id: key.id.clone(), algorithm, decoding, jwk, header, pair })
     };
     build().map_err(|source| KeyError::Signing { id: key.id.clone(), algorithm, source })
 }

@@ -2,7 +2,7 @@
 
 use aws_lc_rs::hmac;
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
-use jsonwebtoken::{Header, Validation};
+use jsonwebtoken::Validation;
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -10,12 +10,13 @@ use uuid::Uuid;
 use super::{
     app::App,
     clock::Env,
+    keys::SignError,
     session::{Profile, Session, SessionId},
     user::UserId,
 };
 
 /// `typ` of access tokens (RFC 9068, 2.1).
-const TYP: &str = "at+jwt";
+pub const TYP: &str = "at+jwt";
 /// Marks refresh tokens, so that scanners find leaked ones.
 pub const REFRESH_PREFIX: &str = "lkr_";
 /// HMAC-SHA-256 truncated to this many octets (contract, 2).
@@ -101,12 +102,7 @@ pub enum BadRefreshToken {
 }
 
 /// Makes the tokens of a session at its current generation.
-pub fn issue(
-    app: &App,
-    env: &Env,
-    profile: &Profile,
-    session: &Session,
-) -> Result<Tokens, jsonwebtoken::errors::Error> {
+pub fn issue(app: &App, env: &Env, profile: &Profile, session: &Session) -> Result<Tokens, SignError> {
     let now = env.now().unix_timestamp();
     let expires_in = lifetime(app.doc.tokens.access_lifetime_seconds, env);
     let audiences = &app.doc.tokens.audiences;
@@ -129,10 +125,8 @@ pub fn issue(
         auth_time: session.auth_time.unix_timestamp(),
         amr: [session.amr.as_str()],
     };
-    let key = app.keys.signing();
-    let header = Header { typ: Some(TYP.to_owned()), kid: Some(key.id.clone()), ..Header::new(key.algorithm) };
     Ok(Tokens {
-        access_token: jsonwebtoken::encode(&header, &claims, &key.encoding)?,
+        access_token: app.keys.signing().access_token(&claims)?,
         refresh_token: RefreshToken::of(session).seal(app),
         session_id: session.id,
         expires_in,
@@ -236,6 +230,7 @@ fn mac(app: &App, key: &hmac::Key, body: &[u8]) -> hmac::Tag {
 
 #[cfg(test)]
 mod tests {
+    use jsonwebtoken::{EncodingKey, Header};
     use latchkey_crds::rendered::{KeyState, RenderedApp, SigningAlgorithm};
     use serde_json::Value;
     use time::macros::datetime;
@@ -336,12 +331,14 @@ mod tests {
         let key = app.keys.signing();
         let typed =
             |typ: &str| Header { typ: Some(typ.to_owned()), kid: Some(key.id.clone()), ..Header::new(key.algorithm) };
-        let encode = |header: &Header| jsonwebtoken::encode(header, &claims, &key.encoding).unwrap();
+        let pem = app.doc.keys.signing[0].private_key.expose();
+        let private = EncodingKey::from_ec_pem(pem.as_bytes()).unwrap();
+        let encode = |header: &Header| jsonwebtoken::encode(header, &claims, &private).unwrap();
         assert!(verify_access(&app, NOW, &encode(&typed("AT+JWT"))).is_some());
         assert!(verify_access(&app, NOW, &encode(&typed("JWT"))).is_none(), "an ID token is no access token");
         let unkeyed = Header { kid: None, ..typed(TYP) };
         assert!(verify_access(&app, NOW, &encode(&unkeyed)).is_none());
-        let secret = jsonwebtoken::EncodingKey::from_secret(app.id().as_str().as_bytes());
+        let secret = EncodingKey::from_secret(app.id().as_str().as_bytes());
         let hmac = Header {
             typ: Some(TYP.to_owned()),
             kid: Some(key.id.clone()),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures::FutureExt;
 use http::Method;
 
 use super::{
@@ -79,41 +80,43 @@ impl<S: Ports> Endpoints for Public<S> {
             return if route == Route::OpenApi { openapi(&request) } else { Err(Problem::app_not_found()) };
         };
         let app = &*app;
-        match route {
-            Route::Login => login::handle(state, app, request).await,
-            Route::Register => register::handle(state, app, request).await,
-            Route::Verify => verify::handle(state, app, request).await,
-            Route::Confirm => confirm::handle(state, app, request).await,
-            Route::ForgotPassword => forgot_password::handle(state, app, request).await,
-            Route::ConfirmPassword => confirm_password::handle(state, app, request).await,
-            Route::Token => token::handle(state, app, request).await,
-            Route::Revoke => revoke::handle(state, app, request).await,
-            Route::User => user::read(state, app, &request).await,
-            Route::RenameUser => user::rename(state, app, request).await,
-            Route::DeleteUser => user::delete(state, app, request).await,
-            Route::ChangePassword => user::password::handle(state, app, request).await,
-            Route::ChangeAddress => user::email::handle(state, app, request).await,
-            Route::UserInfo => user::userinfo::handle(state, app, &request).await,
-            Route::Logout => sessions::log_out(state, app, request).await,
-            Route::Sessions => sessions::list(state, app, request).await,
-            Route::EndOtherSessions => sessions::end_others(state, app, request).await,
-            Route::EndSession => sessions::end(state, app, request).await,
-            Route::Identities => identities::list(state, app, request).await,
-            Route::LinkIdentity => identities::link(state, app, request).await,
-            Route::UnlinkIdentity => identities::unlink(state, app, request).await,
-            Route::SocialRedirect => social::redirect::handle(state, app, request).await,
-            Route::SocialCallback => social::callback::handle(state, app, request).await,
-            Route::SocialCallbackForm => social::callback::handle_form(state, app, request).await,
-            Route::SocialLogin => social::login::handle(state, app, request).await,
-            Route::Introspect => introspect::handle(state, app, request).await,
-            Route::Authorize | Route::AuthorizeBelow => authorize::handle(state, app, request).await,
-            Route::Activity => activity::handle(state, app, request).await,
-            Route::Jwks => jwks::handle(app, &request),
-            Route::OpenIdConfiguration => discovery::openid_configuration(base, app, &request),
+        // Each in a box of its own: or every request would be as large as the largest of them.
+        let answer = match route {
+            Route::Login => login::handle(state, app, request).boxed(),
+            Route::Register => register::handle(state, app, request).boxed(),
+            Route::Verify => verify::handle(state, app, request).boxed(),
+            Route::Confirm => confirm::handle(state, app, request).boxed(),
+            Route::ForgotPassword => forgot_password::handle(state, app, request).boxed(),
+            Route::ConfirmPassword => confirm_password::handle(state, app, request).boxed(),
+            Route::Token => token::handle(state, app, request).boxed(),
+            Route::Revoke => revoke::handle(state, app, request).boxed(),
+            Route::User => user::read(state, app, &request).boxed(),
+            Route::RenameUser => user::rename(state, app, request).boxed(),
+            Route::DeleteUser => user::delete(state, app, request).boxed(),
+            Route::ChangePassword => user::password::handle(state, app, request).boxed(),
+            Route::ChangeAddress => user::email::handle(state, app, request).boxed(),
+            Route::UserInfo => user::userinfo::handle(state, app, &request).boxed(),
+            Route::Logout => sessions::log_out(state, app, request).boxed(),
+            Route::Sessions => sessions::list(state, app, request).boxed(),
+            Route::EndOtherSessions => sessions::end_others(state, app, request).boxed(),
+            Route::EndSession => sessions::end(state, app, request).boxed(),
+            Route::Identities => identities::list(state, app, request).boxed(),
+            Route::LinkIdentity => identities::link(state, app, request).boxed(),
+            Route::UnlinkIdentity => identities::unlink(state, app, request).boxed(),
+            Route::SocialRedirect => social::redirect::handle(state, app, request).boxed(),
+            Route::SocialCallback => social::callback::handle(state, app, request).boxed(),
+            Route::SocialCallbackForm => social::callback::handle_form(state, app, request).boxed(),
+            Route::SocialLogin => social::login::handle(state, app, request).boxed(),
+            Route::Introspect => introspect::handle(state, app, request).boxed(),
+            Route::Authorize | Route::AuthorizeBelow => authorize::handle(state, app, request).boxed(),
+            Route::Activity => activity::handle(state, app, request).boxed(),
+            Route::Jwks => return jwks::handle(app, &request),
+            Route::OpenIdConfiguration => return discovery::openid_configuration(base, app, &request),
             Route::AuthorizationServer | Route::AuthorizationServerOfApp => {
-                discovery::authorization_server(base, app, &request)
+                return discovery::authorization_server(base, app, &request);
             }
-            Route::OpenApi => openapi(&request),
-        }
+            Route::OpenApi => return openapi(&request),
+        };
+        answer.await
     }
 }

@@ -24,6 +24,8 @@ pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
+/// Room for the answer of a log-in or a refresh, in octets.
+const USUAL_JSON: usize = 1024;
 /// Five minutes: how long a new key or address may go unseen (contract, 4).
 const PUBLIC: HeaderValue = HeaderValue::from_static("public, max-age=300");
 
@@ -33,7 +35,8 @@ pub fn full(bytes: impl Into<Bytes>) -> Body {
 
 /// JSON that may hold a token, a code or user data: nobody keeps it.
 pub fn json<T: Serialize>(body: &T) -> Result<Response, Problem> {
-    let bytes = serde_json::to_vec(body).map_err(|error| Problem::server_error().because(error))?;
+    let mut bytes = Vec::with_capacity(USUAL_JSON);
+    serde_json::to_writer(&mut bytes, body).map_err(|error| Problem::server_error().because(error))?;
     Ok(private(StatusCode::OK, bytes))
 }
 

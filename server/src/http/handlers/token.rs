@@ -58,7 +58,8 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: Inbound)
     let body: Request = request.read_form().await?;
     match body.grant_type.as_ref().map(|Text(grant)| grant.as_str()) {
         None | Some("refresh_token") => refreshed(state, app, &request.caller, body).await,
-        Some("authorization_code") => exchanged(state, app, body).await,
+        // Rarer than a refresh and larger.
+        Some("authorization_code") => Box::pin(exchanged(state, app, body)).await,
         Some(_) => {
             let why = "grant_type may be refresh_token or authorization_code";
             Err(Problem::new(ErrorCode::UnsupportedGrantType, why))

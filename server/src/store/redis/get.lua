@@ -1,10 +1,8 @@
 -- A live session: nothing, or what `told` says. KEYS: the user, the user's index of sessions, the session. ARGV: offset
--- (ms), session id, how often a use is noted (ms).
+-- (ms), session id.
 local s, u = look(now, KEYS[1], KEYS[2], KEYS[3], ARGV[2])
 if not s then
   return false
 end
-if now - tonumber(s[5]) >= tonumber(ARGV[3]) then
-  note_use(now, KEYS[2], KEYS[3], ARGV[2], s)
-end
+note_use(now, KEYS[2], KEYS[3], ARGV[2], s)
 return told(s, u, s[2])

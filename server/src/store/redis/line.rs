@@ -149,9 +149,8 @@ impl Line {
 
     async fn make(&self) -> Result<MultiplexedConnection, Fault> {
         let client = Client::open(self.to.clone()).map_err(|error| Fault::from(&error))?;
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(CALL_LIMIT))
-            .set_response_timeout(Some(CALL_LIMIT));
+        // Each call has its own deadline.
+        let config = AsyncConnectionConfig::new().set_connection_timeout(Some(CALL_LIMIT)).set_response_timeout(None);
         let mut connection =
             client.get_multiplexed_async_connection_with_config(&config).await.map_err(|error| Fault::from(&error))?;
         let mut begin = self.end.scripts().map(|scripts| scripts.load()).unwrap_or_default();

@@ -2,10 +2,11 @@
 -- user, the user's index of sessions. ARGV: offset (ms), the sessions' key without their id.
 local epoch = tonumber(redis.call('HGET', KEYS[1], 'epoch') or '0')
 local sessions = {}
-for _, id in ipairs(redis.call('ZREVRANGE', KEYS[2], 0, -1)) do
+for _, id in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
   local s = redis.call('HMGET', ARGV[2] .. id, 'epoch', 'created', 'used', 'ip', 'user_agent', 'amr', 'ends', 'idle')
   if s[1] and tonumber(s[1]) >= epoch and now < tonumber(s[7]) and now < tonumber(s[3]) + tonumber(s[8]) then
     table.insert(sessions, {id, s[2], s[3], s[4], s[5], s[6]})
   end
 end
+table.sort(sessions, function(a, b) return tonumber(a[3]) > tonumber(b[3]) end)
 return sessions

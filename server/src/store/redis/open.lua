@@ -14,29 +14,30 @@ redis.call('PEXPIRE', KEYS[1], ARGV[6])
 local ends = tonumber(ARGV[4])
 local life = math.max(ends - now, 1)
 redis.call('DEL', KEYS[3])
-redis.call('HSET', KEYS[3], 'epoch', ARGV[2], 'n', 1, 'taken', now, 'created', now, 'used', now,
-  'ends', ARGV[4], 'idle', ARGV[5], unpack(ARGV, 13))
-redis.call('PEXPIRE', KEYS[3], math.min(life, tonumber(ARGV[5])))
+-- In the order of use: a small hash is a list to Redis.
+redis.call('HSET', KEYS[3], 'epoch', ARGV[2], 'n', 1, 'taken', now, 'used', now, 'noted', now, 'ends', ARGV[4],
+  'idle', ARGV[5], unpack(ARGV, 13))
+redis.call('HSET', KEYS[3], 'created', now)
+redis.call('PEXPIRE', KEYS[3], math.min(life, tonumber(ARGV[5]) + NOTED_EVERY))
 
--- The index: session ids by last use. What ran out by itself makes room first.
+-- The index: session ids. What ran out by itself makes room first, then what was used least recently. The new one is
+-- the most recently used, whatever the clock did.
 local most = tonumber(ARGV[7])
 redis.call('ZADD', KEYS[2], now, ARGV[3])
 if redis.call('ZCARD', KEYS[2]) > most then
+  local others = {}
   for _, id in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
-    if redis.call('EXISTS', ARGV[8] .. id) == 0 then
+    local used = redis.call('HGET', ARGV[8] .. id, 'used')
+    if not used then
       redis.call('ZREM', KEYS[2], id)
+    elseif id ~= ARGV[3] then
+      table.insert(others, {id, tonumber(used)})
     end
   end
-  local over = redis.call('ZCARD', KEYS[2]) - most
-  if over > 0 then
-    -- The new one is the most recently used, whatever the clock did.
-    for _, id in ipairs(redis.call('ZRANGE', KEYS[2], 0, over)) do
-      if over > 0 and id ~= ARGV[3] then
-        redis.call('DEL', ARGV[8] .. id)
-        redis.call('ZREM', KEYS[2], id)
-        over = over - 1
-      end
-    end
+  table.sort(others, function(a, b) return a[2] < b[2] end)
+  for i = 1, #others + 1 - most do
+    redis.call('DEL', ARGV[8] .. others[i][1])
+    redis.call('ZREM', KEYS[2], others[i][1])
   end
 end
 if redis.call('PTTL', KEYS[2]) < life then

@@ -1,37 +1,38 @@
 -- Decides a refresh (contract, 4). KEYS: the user, the user's index of sessions, the session, then a counter for each
--- window of the limit on new generations. ARGV: offset (ms), session id, how often a use is noted (ms), the token's
--- generation, grace time (ms), how many late answers are given in how many ms, then the windows as `take` wants them.
--- Answers {how} and, where the session goes on, what `told` says; {'limited', window, ms} where it has to wait.
+-- window of the limit on new generations. ARGV: offset (ms), session id, the token's generation, grace time (ms), how many
+-- late answers are given in how many ms, then the windows as `take` wants them.
+-- Answers in lines, which are faster to read than a list: how and, where the session goes on, what `told` says; 'limited',
+-- window and ms where it has to wait.
 local s, u = look(now, KEYS[1], KEYS[2], KEYS[3], ARGV[2])
 if not s then
-  return {'gone'}
+  return 'gone'
 end
-local n, generation = tonumber(s[2]), tonumber(ARGV[4])
+local n, generation = tonumber(s[2]), tonumber(ARGV[3])
 local session = KEYS[3]
 if generation >= n then
-  local refused, wait = take(now, {unpack(KEYS, 4)}, {unpack(ARGV, 8)})
+  local refused, wait = take(now, {unpack(KEYS, 4)}, {unpack(ARGV, 7)})
   if refused > 0 then
-    return {'limited', refused, wait}
+    return 'limited\n' .. refused .. '\n' .. wait
   end
-  local after = string.format('%.0f', generation + 1)
-  redis.call('HSET', session, 'n', after, 'taken', now)
-  note_use(now, KEYS[2], session, ARGV[2], s)
+  local after, at = string.format('%.0f', generation + 1), string.format('%.0f', now)
+  redis.call('HSET', session, 'n', after, 'taken', at, 'used', at)
+  renew(now, KEYS[2], session, ARGV[2], s)
   -- A token that is newer than what is known: the store has gone back in time, and the token tells where it was.
-  return {generation == n and 'next' or 'adopted', unpack(told(s, u, after))}
+  return (generation == n and 'next\n' or 'adopted\n') .. told(s, u, after)
 end
 local how
 if generation == n - 1 then
-  if now - tonumber(s[8]) < tonumber(ARGV[5]) then
+  if now - tonumber(s[3]) < tonumber(ARGV[4]) then
     how = 'again'
   else
     -- Token n was never used: its answer may have been lost on the way. From here on others may race for it as before.
     local late = {}
-    for at in string.gmatch(s[9] or '', '%d+') do
-      if now - tonumber(at) < tonumber(ARGV[7]) then
+    for at in string.gmatch(redis.call('HGET', session, 'late') or '', '%d+') do
+      if now - tonumber(at) < tonumber(ARGV[6]) then
         table.insert(late, at)
       end
     end
-    if #late < tonumber(ARGV[6]) then
+    if #late < tonumber(ARGV[5]) then
       table.insert(late, string.format('%.0f', now))
       redis.call('HSET', session, 'taken', now, 'late', table.concat(late, ' '))
       how = 'late'
@@ -39,11 +40,9 @@ if generation == n - 1 then
   end
 end
 if how then
-  if now - tonumber(s[5]) >= tonumber(ARGV[3]) then
-    note_use(now, KEYS[2], session, ARGV[2], s)
-  end
-  return {how, unpack(told(s, u, s[2]))}
+  note_use(now, KEYS[2], session, ARGV[2], s)
+  return how .. '\n' .. told(s, u, s[2])
 end
 redis.call('DEL', session)
 redis.call('ZREM', KEYS[2], ARGV[2])
-return {'stolen'}
+return 'stolen'

@@ -1,9 +1,13 @@
 -- What scripts ask of a session. A user's hash holds the epoch and what tokens say of the user.
 
+-- Reading a session is a write at most so often (ms). Its place in the index and the life of its key are renewed as
+-- seldom: the key lives that much longer than it may be idle, and who needs the order looks at the sessions themselves.
+local NOTED_EVERY = 60000
+
 -- The session's fields and the user's; nothing where there is no such session, it is past its time, or its epoch is
 -- older than the user's.
 local function look(now, user, index, session, id)
-  local s = redis.call('HMGET', session, 'epoch', 'n', 'amr', 'auth_time', 'used', 'ends', 'idle', 'taken', 'late')
+  local s = redis.call('HMGET', session, 'epoch', 'n', 'taken', 'used', 'noted', 'ends', 'idle', 'amr', 'auth_time')
   if not s[1] then
     return nil
   end
@@ -12,7 +16,7 @@ local function look(now, user, index, session, id)
     -- Left where it is: the news of the epoch, which may come later than a login at it, may name it as the one to keep.
     return nil
   end
-  local used, ends, idle = tonumber(s[5]), tonumber(s[6]), tonumber(s[7])
+  local used, ends, idle = tonumber(s[4]), tonumber(s[6]), tonumber(s[7])
   if now >= ends or now >= used + idle then
     redis.call('DEL', session)
     redis.call('ZREM', index, id)
@@ -21,16 +25,26 @@ local function look(now, user, index, session, id)
   return s, u
 end
 
--- Notes a use.
-local function note_use(now, index, session, id, s)
-  redis.call('HSET', session, 'used', now)
-  redis.call('PEXPIRE', session, math.max(math.min(tonumber(s[6]) - now, tonumber(s[7])), 1))
-  redis.call('ZADD', index, now, id)
+-- Renews what is renewed now and then, where it is time.
+local function renew(now, index, session, id, s)
+  if math.abs(now - tonumber(s[5] or '0')) >= NOTED_EVERY then
+    redis.call('HSET', session, 'noted', now)
+    redis.call('PEXPIRE', session, math.max(math.min(tonumber(s[6]) - now, tonumber(s[7]) + NOTED_EVERY), 1))
+    redis.call('ZADD', index, now, id)
+  end
 end
 
--- What is told of a live session at generation n, a text.
+-- Notes a use that changes nothing else.
+local function note_use(now, index, session, id, s)
+  if now - tonumber(s[4]) >= NOTED_EVERY then
+    redis.call('HSET', session, 'used', now)
+    renew(now, index, session, id, s)
+  end
+end
+
+-- What is told of a live session at generation n, in lines; no value holds a line's end.
 local function told(s, u, n)
-  return {s[1], n, s[3], s[4], u[2] or '', u[3] or '', u[4] or '', u[5] or ''}
+  return table.concat({s[1], n, s[8], s[9], u[2] or '', u[3] or '', u[4] or '', u[5] or ''}, '\n')
 end
 
 -- Takes a user's profile: its version, address, whether that is verified, and name. An older one is not taken.

@@ -27,8 +27,6 @@ const MOST: u32 = 100;
 const USER_LIFE_MILLIS: u64 = 800 * 24 * 60 * 60 * 1000;
 /// Later than any; the largest number that scripts keep exactly.
 const LAST_EPOCH: i64 = (1 << 53) - 1;
-/// A use is noted at most so often: reading a session is no write.
-const NOTED_EVERY_MILLIS: u32 = 60_000;
 /// How many late answers a session gets in how long; then a late token is a stolen one (contract, 4).
 const LATE_ANSWERS: u32 = 5;
 const LATE_MILLIS: u32 = 24 * 60 * 60 * 1000;
@@ -73,8 +71,9 @@ fn amr(text: &str) -> Option<Amr> {
 }
 
 /// What `told` of session.lua says.
-fn read(user: UserId, id: SessionId, fields: &[String]) -> Option<LiveSession> {
-    let [epoch, generation, means, auth_time, version, email, verified, name] = fields else { return None };
+fn read(user: UserId, id: SessionId, told: &str) -> Option<LiveSession> {
+    let lines: Vec<&str> = told.splitn(8, '\n').collect();
+    let [epoch, generation, means, auth_time, version, email, verified, name] = lines[..] else { return None };
     let session = Session {
         id,
         user,
@@ -85,9 +84,9 @@ fn read(user: UserId, id: SessionId, fields: &[String]) -> Option<LiveSession> {
     };
     let profile = Profile {
         version: version.parse().ok()?,
-        email: Some(email.clone()).filter(|email| !email.is_empty()),
+        email: Some(email).filter(|email| !email.is_empty()).map(str::to_owned),
         email_verified: verified == "1",
-        name: name.clone(),
+        name: name.to_owned(),
     };
     Some(LiveSession { session, profile })
 }
@@ -109,9 +108,9 @@ fn listed(fields: &[String]) -> Option<SessionInfo> {
 }
 
 /// What refresh.lua says.
-fn refreshed(token: &RefreshToken, windows: &[Window], answer: &[String]) -> Option<Refreshed> {
-    let (how, rest) = answer.split_first()?;
-    let renewal = match how.as_str() {
+fn refreshed(token: &RefreshToken, windows: &[Window], answer: &str) -> Option<Refreshed> {
+    let (how, rest) = answer.split_once('\n').unwrap_or((answer, ""));
+    let renewal = match how {
         "next" => Renewal::Next,
         "again" => Renewal::Again,
         "late" => Renewal::Late,
@@ -119,7 +118,7 @@ fn refreshed(token: &RefreshToken, windows: &[Window], answer: &[String]) -> Opt
         "gone" => return Some(Refreshed::Gone),
         "stolen" => return Some(Refreshed::Stolen),
         "limited" => {
-            let [window, wait] = rest else { return None };
+            let (window, wait) = rest.split_once('\n')?;
             let window = *windows.get(window.parse::<usize>().ok()?.checked_sub(1)?)?;
             let retry_after = Duration::from_millis(wait.parse().ok()?).max(Duration::from_secs(1));
             return Some(Refreshed::Limited { window, retry_after });
@@ -195,10 +194,10 @@ impl Sessions for Stores {
 
     async fn session(&self, app: &AppId, user: UserId, session: SessionId) -> Result<Option<LiveSession>, StoreError> {
         let names = Keys::of(app, user).of_session(session);
-        let arguments = [self.redis.offset_millis(), session.to_string(), NOTED_EVERY_MILLIS.to_string()];
+        let arguments = [self.redis.offset_millis(), session.to_string()];
         let answer = self.redis.ask(Operation::GetSession, call(&self.redis.scripts().get, &names, &arguments)).await?;
-        let fields: Option<Vec<String>> = redis::from_redis_value(answer).map_err(|_| self.redis.unreadable())?;
-        fields.map(|fields| read(user, session, &fields).ok_or_else(|| self.redis.unreadable())).transpose()
+        let told: Option<String> = redis::from_redis_value(answer).map_err(|_| self.redis.unreadable())?;
+        told.map(|told| read(user, session, &told).ok_or_else(|| self.redis.unreadable())).transpose()
     }
 
     async fn sessions(&self, app: &AppId, user: UserId) -> Result<Vec<SessionInfo>, StoreError> {
@@ -217,7 +216,6 @@ impl Sessions for Stores {
         let mut arguments = vec![
             self.redis.offset_millis(),
             token.session.to_string(),
-            NOTED_EVERY_MILLIS.to_string(),
             token.generation.to_string(),
             (u64::from(rules.grace_seconds) * 1000).to_string(),
             LATE_ANSWERS.to_string(),
@@ -230,7 +228,7 @@ impl Sessions for Stores {
         }
         let answer =
             self.redis.ask(Operation::Refresh, call(&self.redis.scripts().refresh, &names, &arguments)).await?;
-        let answer: Vec<String> = redis::from_redis_value(answer).map_err(|_| self.redis.unreadable())?;
+        let answer: String = redis::from_redis_value(answer).map_err(|_| self.redis.unreadable())?;
         refreshed(token, &windows, &answer).ok_or_else(|| self.redis.unreadable())
     }
 

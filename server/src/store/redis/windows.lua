@@ -10,19 +10,26 @@ local function take(now, counters, windows)
   for i, key in ipairs(counters) do
     local count, width = tonumber(windows[2 * i - 1]), tonumber(windows[2 * i])
     local oldest = math.floor(now / width) - 50
-    local sum, live = 0, {}
-    stale[i] = {}
+    local sum, old = 0, nil
     local all = redis.call('HGETALL', key)
     for j = 1, #all, 2 do
-      local bucket, n = tonumber(all[j]), tonumber(all[j + 1])
-      if bucket < oldest or n <= 0 then
-        table.insert(stale[i], all[j])
+      local n = tonumber(all[j + 1])
+      if tonumber(all[j]) < oldest or n <= 0 then
+        old = old or {}
+        table.insert(old, all[j])
       else
         sum = sum + n
-        table.insert(live, {bucket, n})
       end
     end
+    stale[i] = old or false
     if sum + 1 > count then
+      local live = {}
+      for j = 1, #all, 2 do
+        local bucket, n = tonumber(all[j]), tonumber(all[j + 1])
+        if bucket >= oldest and n > 0 then
+          table.insert(live, {bucket, n})
+        end
+      end
       table.sort(live, function(a, b) return a[1] < b[1] end)
       local too_many, wait = sum + 1 - count, 1
       for _, b in ipairs(live) do
@@ -42,11 +49,12 @@ local function take(now, counters, windows)
   end
   for i, key in ipairs(counters) do
     local width = tonumber(windows[2 * i])
-    if #stale[i] > 0 then
+    if stale[i] then
       redis.call('HDEL', key, unpack(stale[i]))
     end
-    redis.call('HINCRBY', key, math.floor(now / width), 1)
-    redis.call('PEXPIRE', key, 51 * width)
+    if redis.call('HINCRBY', key, math.floor(now / width), 1) == 1 then
+      redis.call('PEXPIRE', key, 51 * width)
+    end
   end
   return 0, 0
 end

@@ -15,7 +15,8 @@ use http_body_util::{BodyExt, Full};
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use latchkey_tests::{builders::App, client::Anonymous, stack::Stack};
 use redis::Script;
-use serde_json::{Value, json};
+use serde::Deserialize;
+use serde_json::json;
 use tokio::task::JoinHandle;
 
 use crate::{
@@ -34,6 +35,12 @@ const PASSWORD: &str = "a quiet harbour at noon";
 struct Rate {
     latency: Histogram<u64>,
     took: Duration,
+}
+
+/// What a client keeps of an answer.
+#[derive(Deserialize)]
+struct Answer {
+    refresh_token: String,
 }
 
 /// A session of its own for each connection.
@@ -177,8 +184,7 @@ async fn refresh_until(end: Instant, mut client: Client, app: String) -> Result<
         let answer = response.into_body().collect().await?.to_bytes();
         seen.record(micros(started.elapsed()))?;
         ensure!(status == StatusCode::OK, "a refresh was answered {status}");
-        let answer: Value = serde_json::from_slice(&answer)?;
-        answer["refresh_token"].as_str().unwrap_or_default().clone_into(&mut client.refresh_token);
+        client.refresh_token = serde_json::from_slice::<Answer>(&answer)?.refresh_token;
     }
     Ok((client, seen))
 }
