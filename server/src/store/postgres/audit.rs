@@ -9,7 +9,7 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use tokio::{
     sync::{mpsc, oneshot},
-    time::{timeout, timeout_at},
+    time::{Instant, sleep_until, timeout, timeout_at},
 };
 use tracing::{error, info};
 use uuid::Uuid;
@@ -26,6 +26,9 @@ use crate::domain::{
 const ROOM: usize = 4096;
 /// Events of one statement.
 const BATCH: usize = 256;
+/// Batches begin at most so often: an event that comes alone is written at once, log-ins that come in a crowd share a
+/// transaction.
+const PACE: Duration = Duration::from_millis(20);
 /// How long a request waits for its event.
 const WAIT: Duration = Duration::from_secs(1);
 /// How long the last events may take at the end.
@@ -139,7 +142,13 @@ impl Writer {
 async fn write(postgres: Weak<Shared>, mut jobs: mpsc::Receiver<Job>, metrics: AuditMetrics) {
     let mut batch = Vec::with_capacity(BATCH);
     let mut losing = false;
-    while jobs.recv_many(&mut batch, BATCH).await > 0 {
+    let mut next = Instant::now();
+    loop {
+        sleep_until(next).await;
+        if jobs.recv_many(&mut batch, BATCH).await == 0 {
+            return;
+        }
+        next = Instant::now() + PACE;
         let mut columns = Columns::default();
         let mut waiting = Vec::new();
         for job in batch.drain(..) {
