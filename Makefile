@@ -35,7 +35,7 @@ build: ## Build the programs
 
 .PHONY: test
 test: ## Run every test, against a real API server, Postgres, Redis, SMTP, NGINX, provider and browser (ARGS=…: to them)
-	@scripts/need cc postgres redis nginx control-plane dex chromium
+	@scripts/need cc postgres redis nginx control-plane dex chromium faketime
 	$(BUILD) --bins
 	@scripts/test $(if $(ARGS),-- $(ARGS))
 
@@ -66,7 +66,7 @@ generate: ## Write the CRD YAML (also the chart's), the metadata of the SQL quer
 
 .PHONY: bench
 bench: ## Measure password logins and the operator with many Apps (ARGS='operator --apps 100 --idle-seconds 60', ARGS=logins)
-	@scripts/need cc postgres redis control-plane
+	@scripts/need cc postgres redis control-plane dex
 	$(BUILD) --release --bins
 	@exec env $(MALLOC) setpriv --pdeathsig TERM -- $(or $(CARGO_TARGET_DIR),target)/release/latchkey-bench $(ARGS)
 
@@ -77,4 +77,4 @@ cluster-test: ## Install the chart in the cluster of KUBECONFIG, or of CLUSTER_T
 
 .PHONY: tools
 tools: ## Install what the other targets need
-	@scripts/need cc postgres redis nginx curl control-plane dex chromium cargo-deny=$(DENY_VERSION)
+	@scripts/need cc postgres redis nginx curl control-plane dex chromium faketime cargo-deny=$(DENY_VERSION)

@@ -114,12 +114,10 @@ pub enum Reason {
     DiscoveryFailed,
     /// The provider's keys cannot be read.
     KeysUnreadable,
-    /// The provider does not know the client, or refuses its secret.
+    /// The provider does not know the client, or refuses its secret or key.
     ClientRefused,
     /// The provider's token endpoint cannot be asked.
     TokenEndpointFailed,
-    /// The key with which the client shows itself ends soon.
-    KeyEnding,
 }
 
 /// A condition as a step wants it, before time and generation are known.
@@ -167,7 +165,7 @@ impl fmt::Display for ConditionType {
 // === impl Reason ===
 
 impl Reason {
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 28] = [
         Self::Pending,
         Self::Accepted,
         Self::Resolved,
@@ -196,7 +194,6 @@ impl Reason {
         Self::KeysUnreadable,
         Self::ClientRefused,
         Self::TokenEndpointFailed,
-        Self::KeyEnding,
     ];
 
     pub const fn as_str(self) -> &'static str {
@@ -229,7 +226,6 @@ impl Reason {
             Self::KeysUnreadable => "KeysUnreadable",
             Self::ClientRefused => "ClientRefused",
             Self::TokenEndpointFailed => "TokenEndpointFailed",
-            Self::KeyEnding => "KeyEnding",
         }
     }
 }

@@ -137,6 +137,7 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     let hosts = serve.provider_hosts.iter().cloned().collect();
     let options = ProviderOptions { reach: reach.clone(), hosts, ..ProviderOptions::default() };
     let providers = SocialProviders::new(options, Env::system());
+    providers.register(registry.sub_registry_with_prefix("provider"));
     let stores = Stores { postgres: postgres.clone(), redis, hashing, providers };
 
     let mail_settings = MailSettings { install: install_relay(serve.smtp_file.as_deref())?, reach: reach.clone() };

@@ -10,7 +10,7 @@ use kube::{
     api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams},
 };
 use latchkey_tests::{
-    builders::App,
+    builders::{App, Provider},
     cluster::{
         Cluster, apply,
         chart::{self, template},
@@ -409,9 +409,12 @@ fn series(families: &[(String, String)]) -> BTreeSet<String> {
 
 /// What the programs tell of themselves.
 async fn told_metrics() -> Vec<(String, String)> {
-    let app = App::new("shop");
-    let stack = Stack::with(&app).await;
-    // A call to Redis is told of once there was one.
+    let gone = Provider::new("gone", "oidc").set("issuer", format!("http://{}", process::free_addr()));
+    let app = App::new("shop").provider(&gone);
+    let stack = Stack::builder().app(&app).provider(&gone).start().await;
+    // A call to Redis, or to a provider, is told of once there was one.
+    let redirect = stack.client().get(&format!("{}/gone/redirect", app.id())).await;
+    redirect.expect(StatusCode::SERVICE_UNAVAILABLE);
     stack.client().register(app.id(), "Ada", "ada@example.com", "a quiet harbour at noon").await.expect(StatusCode::OK);
     let page = stack.server().ops("metrics").await.text;
     let install = Cluster::shared().await.install().await;

@@ -1,6 +1,6 @@
 //! Social login as a person meets it: Chromium, the pages of Dex, and the way back to the application.
 
-use std::{collections::BTreeMap, net::SocketAddr};
+use std::{collections::BTreeMap, fs, net::SocketAddr};
 
 use aws_lc_rs::digest;
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
@@ -10,14 +10,15 @@ use http_body_util::Full;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use latchkey_tests::{
-    browser::Browser,
+    browser::{Browser, Cookie},
     builders::{App, Provider},
     client::Answer,
     dex::{self, Dex, Person},
     inbox::Inbox,
     mail::Mailbox,
     process,
-    stack::Stack,
+    stack::{Builder, Stack},
+    tls::{Front, Tls},
 };
 use serde_json::{Value, json};
 use sqlx::Connection;
@@ -40,6 +41,7 @@ struct Social {
     /// The one address on the App's list.
     done: String,
     _page: Inbox,
+    _fronts: Vec<Front>,
 }
 
 // === impl Social ===
@@ -47,17 +49,32 @@ struct Social {
 impl Social {
     /// With the App's own settings, and a Dex that Ada can log in at.
     async fn open(app: App, dex: dex::Options) -> Self {
+        Self::of(app, dex, Stack::builder(), Vec::new()).await
+    }
+
+    /// All of it over TLS, as it is on the Internet: the service at one site, Dex at another.
+    async fn open_over_tls(app: App) -> Self {
+        let tls = Tls::new().expect("certificates are made");
+        let (dex, front_of_dex) = dex::Options::for_tests().behind_tls(&tls).await.expect("a free port");
+        let (builder, front) = Stack::builder().behind_tls(&tls).await.expect("a free port");
+        let ca = process::fresh_dir("tls").join("ca.pem");
+        fs::write(&ca, &tls.ca).expect("the certificate can be written");
+        let builder = builder.env("SSL_CERT_FILE", &ca.display().to_string());
+        Self::of(app, dex, builder, vec![front_of_dex, front]).await
+    }
+
+    async fn of(app: App, dex: dex::Options, builder: Builder, fronts: Vec<Front>) -> Self {
         let page = Inbox::start(process::free_addr(), Mailbox::default()).expect("a free port");
         let done = format!("http://{}/done", page.addr());
         let provider = Provider::new("dex", "oidc").set("issuer", dex.issuer());
         let app = app.set("/redirectURLs", json!([done]));
         // What Dex says of an address is believed.
         let app = app.set("/providerRefs", json!([{ "name": provider.name(), "linkByEmail": true }]));
-        let builder = Stack::builder().app(&app).provider(&provider);
+        let builder = builder.app(&app).provider(&provider);
         let client = dex::Client::of(&provider, &builder.callback(&app, &provider));
         let people = dex.person(Person::new(NAME, ADA)).client(client);
         let (dex, stack) = tokio::join!(Dex::start(people), builder.start());
-        Self { stack, app, dex: dex.expect("Dex starts"), done, _page: page }
+        Self { stack, app, dex: dex.expect("Dex starts"), done, _page: page, _fronts: fronts }
     }
 
     /// The link that an application shows.
@@ -279,6 +296,81 @@ async fn a_person_who_cancels_at_the_provider_is_not_logged_in_and_may_try_again
     assert_the_seven(&parameters(social.back(&browser).await.query()));
 }
 
+/// The cookies of the service, which the browser tells only of the site that it is at; it stays where it was.
+async fn cookies_of(browser: &Browser, stack: &Stack, app: &App) -> Vec<Cookie> {
+    let page = browser.url().await;
+    browser.open(&format!("{}/{}/.well-known/jwks.json", stack.base_url(), app.id())).await;
+    let cookies = browser.cookies().await;
+    browser.open(page.as_str()).await;
+    cookies
+}
+
+#[tokio::test]
+async fn over_tls_a_real_browser_keeps_its_flows_in_cookies_of_this_host_alone() {
+    let social = Social::open_over_tls(app()).await;
+    assert!(social.stack.base_url().starts_with("https://localhost:"), "{}", social.stack.base_url());
+    let browser = Browser::start_believing_certificates().await.unwrap();
+    // The oldest goes: a fifth flow leaves four.
+    for flows in [1, 2, 3, 4, 4] {
+        browser.open(&social.link()).await;
+        assert_eq!(browser.url().await.host_str(), Some("127.0.0.1"), "at Dex, which is another site");
+        let cookies = cookies_of(&browser, &social.stack, &social.app).await;
+        assert_eq!(cookies.len(), flows, "{cookies:?}");
+        for cookie in &cookies {
+            assert!(cookie.name.starts_with("__Host-latchkey-flow."), "{cookie:?}");
+            assert!(cookie.secure && cookie.http_only, "{cookie:?}");
+            assert_eq!((cookie.domain.as_str(), cookie.path.as_str()), ("localhost", "/"));
+            assert_eq!(cookie.same_site.as_deref(), Some("None"));
+        }
+    }
+    dex::log_in(&browser, ADA).await;
+    let seven = parameters(social.back(&browser).await.query());
+    assert_the_seven(&seven);
+    assert_eq!(social.verified_address(&seven).await, ADA);
+    assert_eq!(cookies_of(&browser, &social.stack, &social.app).await.len(), 3, "one flow is over");
+    assert_eq!(social.counts().await, (1, 1));
+
+    // Another browser has the link to Dex, and nothing of the flow.
+    browser.open(&social.link()).await;
+    let stolen = browser.url().await;
+    let other = Browser::start_believing_certificates().await.unwrap();
+    other.open(stolen.as_str()).await;
+    dex::log_in(&other, ADA).await;
+    other.until_text("invalid_state").await;
+}
+
+/// As Apple does it: a POST from the provider's own site, to which a browser gives no cookie but `SameSite=None`.
+#[tokio::test]
+async fn over_tls_a_provider_may_come_back_by_a_post_from_its_own_site() {
+    let page = Inbox::start(process::free_addr(), Mailbox::default()).unwrap();
+    let done = format!("http://{}/done", page.addr());
+    let tls = Tls::new().unwrap();
+    let at = Front::start(&tls, provider_that_posts().await).await.unwrap();
+    let (builder, _front) = Stack::builder().behind_tls(&tls).await.unwrap();
+    let ca = process::fresh_dir("tls").join("ca.pem");
+    fs::write(&ca, &tls.ca).unwrap();
+    let url = |path: &str| format!("{}/{path}", at.url("127.0.0.1"));
+    let provider = Provider::new("posting", "oauth2")
+        .set("authorizationURL", url("authorize"))
+        .set("tokenURL", url("token"))
+        .set("userInfoURL", url("user"))
+        .set("claims", json!({ "subject": "id", "email": "email", "emailVerified": "verified", "name": "name" }));
+    let app = app().set("/redirectURLs", json!([done]));
+    let app = app.set("/providerRefs", json!([{ "name": "posting", "linkByEmail": true }]));
+    let builder = builder.env("SSL_CERT_FILE", &ca.display().to_string());
+    let stack = builder.app(&app).provider(&provider).start().await;
+    let browser = Browser::start_believing_certificates().await.unwrap();
+    browser.open(&format!("{}/{}/posting/redirect?state=mine", stack.base_url(), app.id())).await;
+    assert_eq!(browser.url().await.host_str(), Some("127.0.0.1"));
+    browser.click("#post").await;
+    let url = browser.until_url("the way back", |url| url.path() == "/done").await;
+    let mut seven = parameters(url.query());
+    assert_eq!(seven.remove("state").as_deref(), Some("mine"));
+    assert_the_seven(&seven);
+    assert!(cookies_of(&browser, &stack, &app).await.is_empty(), "the flow is over");
+    assert_eq!(counts(&stack).await, (1, 1));
+}
+
 /// Dex tells of a refusal on a page of its own; most providers send the person back with it.
 #[tokio::test]
 async fn a_person_who_cancels_comes_back_with_access_denied_and_no_words_of_the_provider() {
@@ -319,26 +411,60 @@ async fn a_person_who_cancels_comes_back_with_access_denied_and_no_words_of_the_
     }
 }
 
+/// A provider whose page posts a code to the callback, and which then vouches for Ada.
+async fn provider_that_posts() -> SocketAddr {
+    answering(|request| {
+        let page = |kind: &'static str, body: String| {
+            http::Response::builder().header("content-type", kind).body(Full::new(Bytes::from(body)))
+        };
+        match request.uri().path() {
+            "/authorize" => {
+                let asked = parameters(request.uri().query());
+                let form = format!(
+                    "<!doctype html><title>Log in</title><form method=post action=\"{}\">\
+                     <input type=hidden name=state value=\"{}\"><input type=hidden name=code value=posted>\
+                     <button id=post>Log in</button></form>",
+                    asked["redirect_uri"], asked["state"],
+                );
+                page("text/html", form)
+            }
+            "/token" => page("application/json", json!({ "access_token": "t", "token_type": "Bearer" }).to_string()),
+            "/user" => {
+                let ada = json!({ "id": "1", "email": ADA, "verified": true, "name": NAME });
+                page("application/json", ada.to_string())
+            }
+            _ => http::Response::builder().status(StatusCode::NOT_FOUND).body(Full::default()),
+        }
+    })
+    .await
+}
+
 /// A provider whose page has one button.
 async fn provider_with_a_cancel_button() -> SocketAddr {
+    answering(|request| {
+        if request.uri().path() != "/authorize" {
+            return http::Response::builder().status(StatusCode::NOT_FOUND).body(Full::default());
+        }
+        let asked = parameters(request.uri().query());
+        let mut back: Url = asked["redirect_uri"].parse().expect("an address");
+        back.query_pairs_mut()
+            .append_pair("error", "access_denied")
+            .append_pair("error_description", "words of the provider")
+            .append_pair("state", &asked["state"]);
+        let back = back.as_str().replace('&', "&amp;");
+        let page = format!("<!doctype html><title>Log in</title><a id=cancel href=\"{back}\">Cancel</a>");
+        http::Response::builder().header("content-type", "text/html").body(Full::new(Bytes::from(page)))
+    })
+    .await
+}
+
+/// A server that answers so.
+async fn answering(answer: fn(http::Request<Incoming>) -> http::Result<http::Response<Full<Bytes>>>) -> SocketAddr {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            let service = service_fn(|request: http::Request<Incoming>| async move {
-                if request.uri().path() != "/authorize" {
-                    return http::Response::builder().status(StatusCode::NOT_FOUND).body(Full::default());
-                }
-                let asked = parameters(request.uri().query());
-                let mut back: Url = asked["redirect_uri"].parse().expect("an address");
-                back.query_pairs_mut()
-                    .append_pair("error", "access_denied")
-                    .append_pair("error_description", "words of the provider")
-                    .append_pair("state", &asked["state"]);
-                let back = back.as_str().replace('&', "&amp;");
-                let page = format!("<!doctype html><title>Log in</title><a id=cancel href=\"{back}\">Cancel</a>");
-                http::Response::builder().header("content-type", "text/html").body(Full::new(Bytes::from(page)))
-            });
+            let service = service_fn(move |request| std::future::ready(answer(request)));
             tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
         }
     });

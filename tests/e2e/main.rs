@@ -18,6 +18,8 @@ mod chaos;
 #[cfg(test)]
 mod chart;
 #[cfg(test)]
+mod clock;
+#[cfg(test)]
 mod cluster;
 #[cfg(test)]
 mod concurrency;

@@ -9,5 +9,6 @@ mod keys;
 mod leader;
 mod look;
 mod permissions;
+mod reachable;
 mod references;
 mod status;

@@ -34,6 +34,7 @@ mod apps;
 mod audit;
 mod codes;
 mod faults;
+mod flows;
 mod limits;
 mod migrate;
 mod outbox;

@@ -313,3 +313,36 @@ async fn a_refresh_asks_redis_once() {
     }
     assert_eq!(calls().await - before, TIMES);
 }
+
+#[tokio::test]
+async fn of_150_sessions_the_hundred_used_last_are_left() {
+    const MOST: usize = 100;
+    let shop = Shop::with(app().limit("loginsPerClient", &[(1000, 60)])).await;
+    let client = shop.confirmed(EMAIL).await;
+    let mut logins = Vec::new();
+    for number in 0..150 {
+        logins.push(client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK));
+        if number == 60 {
+            // The first of all is used again.
+            client.refresh(shop.id(), logins[0].string("refresh_token")).await.expect(StatusCode::OK);
+        }
+    }
+    let id = |login: &Answer| login.string("session_id").to_owned();
+    // 99 of the end, and the first: it was used after the 61st had begun.
+    let left: BTreeSet<String> = logins[51..].iter().chain(&logins[..1]).map(id).collect();
+    assert_eq!(left.len(), MOST);
+    let newest = client.signed_in(shop.id(), logins[149].string("token"));
+    let listed = newest.get("sessions").await.expect(StatusCode::OK);
+    let listed: BTreeSet<String> =
+        listed.body["sessions"].as_array().unwrap().iter().map(|one| one["id"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(listed, left);
+    for login in &logins {
+        let look = client.signed_in(shop.id(), login.string("token")).get("user").await;
+        let wanted = if left.contains(&id(login)) { StatusCode::OK } else { StatusCode::UNAUTHORIZED };
+        assert_eq!(look.status, wanted, "{}", look.text);
+    }
+    for ended in [1, 25, 50] {
+        let answer = client.refresh(shop.id(), logins[ended].string("refresh_token")).await;
+        answer.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
+    }
+}

@@ -80,6 +80,15 @@ pub struct Cookie {
 
 impl Browser {
     pub async fn start() -> Result<Self> {
+        Self::start_with(&[]).await
+    }
+
+    /// One that believes every certificate: nobody's root vouches for those of tests.
+    pub async fn start_believing_certificates() -> Result<Self> {
+        Self::start_with(&["--ignore-certificate-errors"]).await
+    }
+
+    async fn start_with(flags: &[&str]) -> Result<Self> {
         let missing = "is not installed: run `make tools`, or install Debian's package";
         let chromium = process::find_program(["chromium", "/usr/bin/chromium", "google-chrome"])
             .with_context(|| format!("Chromium {missing} `chromium`"))?;
@@ -91,6 +100,7 @@ impl Browser {
         let chromium = Program::new("chromium", chromium, dir.join("chromium.log"))
             .env("HOME", &dir.display().to_string())
             .args(FLAGS)
+            .args(flags)
             .arg(format!("--user-data-dir={}", profile.display()))
             .args(["--remote-debugging-port=0", "about:blank"])
             .start()?;

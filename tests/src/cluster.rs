@@ -67,6 +67,7 @@ pub struct Builder<'a> {
     everywhere: bool,
     tenants: usize,
     server_args: Vec<String>,
+    server_envs: Vec<(String, String)>,
     values: Vec<String>,
 }
 
@@ -86,6 +87,7 @@ pub struct Install<'a> {
     /// Where the first server listens for users.
     public: SocketAddr,
     server_args: Vec<String>,
+    server_envs: Vec<(String, String)>,
     servers: AtomicUsize,
     operators: AtomicUsize,
     dir: PathBuf,
@@ -151,7 +153,14 @@ impl Cluster {
     }
 
     pub fn builder(&self) -> Builder<'_> {
-        Builder { cluster: self, everywhere: false, tenants: 1, server_args: Vec::new(), values: Vec::new() }
+        Builder {
+            cluster: self,
+            everywhere: false,
+            tenants: 1,
+            server_args: Vec::new(),
+            server_envs: Vec::new(),
+            values: Vec::new(),
+        }
     }
 
     /// The definitions as the chart has them, applied and taken up.
@@ -196,6 +205,12 @@ impl<'a> Builder<'a> {
     /// More flags for the servers.
     pub fn server_args<I: IntoIterator<Item: AsRef<str>>>(mut self, args: I) -> Self {
         self.server_args.extend(args.into_iter().map(|arg| arg.as_ref().to_owned()));
+        self
+    }
+
+    /// An environment variable of the servers.
+    pub fn server_env(mut self, name: &str, value: &str) -> Self {
+        self.server_envs.push((name.to_owned(), value.to_owned()));
         self
     }
 
@@ -256,6 +271,7 @@ impl<'a> Builder<'a> {
             objects,
             public: process::free_addr(),
             server_args: self.server_args,
+            server_envs: self.server_envs,
             servers: AtomicUsize::new(0),
             operators: AtomicUsize::new(0),
             dir,

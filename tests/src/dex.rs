@@ -19,6 +19,7 @@ use crate::{
     client::Anonymous,
     postgres::write_private,
     process::{self, Process, Program},
+    tls::{Front, Tls},
     tools,
 };
 
@@ -36,6 +37,8 @@ pub struct Options {
     pub data: PathBuf,
     pub log: PathBuf,
     pub addr: SocketAddr,
+    /// What people call, where something stands in front.
+    pub base_url: Option<String>,
     pub people: Vec<Person>,
     pub clients: Vec<Client>,
     /// Whether it asks, after the password, if the client may know who this is: a page to grant it or to cancel.
@@ -81,6 +84,7 @@ impl Options {
             log: dir.join("dex.log"),
             data: dir,
             addr: process::free_addr(),
+            base_url: None,
             people: Vec::new(),
             clients: Vec::new(),
             asks: false,
@@ -88,7 +92,14 @@ impl Options {
     }
 
     pub fn issuer(&self) -> String {
-        issuer(self.addr)
+        self.base_url.as_ref().map_or_else(|| issuer(self.addr), |base| format!("{base}/dex"))
+    }
+
+    /// TLS in front of it: people and servers call that, at its address.
+    pub async fn behind_tls(mut self, tls: &Tls) -> Result<(Self, Front)> {
+        let front = Front::start(tls, self.addr).await?;
+        self.base_url = Some(front.url("127.0.0.1"));
+        Ok((self, front))
     }
 
     pub fn person(mut self, person: Person) -> Self {

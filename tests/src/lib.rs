@@ -15,6 +15,7 @@ pub mod nginx;
 pub mod postgres;
 pub mod prepare;
 pub mod process;
+pub mod provider_down;
 pub mod proxy;
 pub mod redis;
 pub mod service_account;

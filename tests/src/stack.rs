@@ -23,6 +23,7 @@ use crate::{
     proxy::Proxy,
     redis::{self, Redis},
     smtp::{self, Smtp},
+    tls::{Front, Tls},
 };
 
 /// Rendering a few Apps; the making of an RSA key is the slowest part.
@@ -36,6 +37,8 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(60);
 pub struct Builder {
     /// Where the first server will be.
     public: SocketAddr,
+    /// What users call, where something stands in front.
+    base_url: Option<String>,
     apps: Vec<App>,
     providers: Vec<Provider>,
     smtp: smtp::Options,
@@ -110,7 +113,15 @@ impl Builder {
 
     /// Where a provider sends people back to, which it is told before the service starts.
     pub fn callback(&self, app: &App, provider: &Provider) -> String {
-        format!("http://{}/{}/{}/callback", self.public, app.id(), provider.name())
+        let base = self.base_url.clone().unwrap_or_else(|| format!("http://{}", self.public));
+        format!("{base}/{}/{}/callback", app.id(), provider.name())
+    }
+
+    /// TLS in front of the first server: people call that.
+    pub async fn behind_tls(mut self, tls: &Tls) -> Result<(Self, Front)> {
+        let front = Front::start(tls, self.public).await?;
+        self.base_url = Some(front.url("localhost"));
+        Ok((self, front))
     }
 
     /// The install's own relay.
@@ -223,10 +234,14 @@ impl Builder {
         for index in 0..self.servers {
             let public = if index == 0 { self.public } else { process::free_addr() };
             let ops = process::free_addr();
-            let base_url = format!("http://{}", servers.first().map_or(public, |first| first.public));
+            let base_url = self.base_url.clone().unwrap_or_else(|| {
+                let first = servers.first().map_or(public, |first| first.public);
+                format!("http://{first}")
+            });
             servers.push(Server::new(index, &dir, (public, ops), &base_url, &args, &envs));
         }
-        let base_url = format!("http://{}", servers.first().context("a service has a server")?.public);
+        let first = servers.first().context("a service has a server")?.public;
+        let base_url = self.base_url.unwrap_or_else(|| format!("http://{first}"));
         let mut stack = Stack {
             smtp,
             database,
@@ -266,6 +281,7 @@ impl Stack {
     pub fn builder() -> Builder {
         Builder {
             public: process::free_addr(),
+            base_url: None,
             apps: Vec::new(),
             providers: Vec::new(),
             smtp: smtp::Options::plain(),

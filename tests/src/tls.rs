@@ -1,6 +1,7 @@
-//! A certificate authority for one test, and what it signs: a certificate for `localhost` and 127.0.0.1, and clients'.
+//! A certificate authority for one test, and what it signs: a certificate for `localhost` and 127.0.0.1, and clients'; and
+//! TLS in front of what speaks none.
 
-use std::{fs, path::Path, sync::Arc};
+use std::{fs, net::SocketAddr, path::Path, sync::Arc};
 
 use anyhow::Result;
 use rcgen::{
@@ -10,6 +11,12 @@ use rustls::{
     RootCertStore, ServerConfig,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
 };
+use tokio::{
+    io::copy_bidirectional,
+    net::{TcpListener, TcpStream},
+    task::JoinHandle,
+};
+use tokio_rustls::TlsAcceptor;
 
 /// What a TLS server needs, and what its clients trust.
 #[derive(Clone)]
@@ -32,6 +39,12 @@ pub struct Authority {
 pub struct Identity {
     pub certificate: String,
     pub key: String,
+}
+
+/// Takes TLS and hands on what is in it. It ends when this value is dropped.
+pub struct Front {
+    addr: SocketAddr,
+    task: JoinHandle<()>,
 }
 
 /// Makes aws-lc-rs the process's provider; more than once does no harm.
@@ -120,5 +133,37 @@ impl Authority {
         let key = KeyPair::generate()?;
         let certificate = params.signed_by(&key, &self.issuer)?.pem();
         Ok(Identity { certificate, key: key.serialize_pem() })
+    }
+}
+
+// === impl Front ===
+
+impl Front {
+    pub async fn start(tls: &Tls, behind: SocketAddr) -> Result<Self> {
+        let acceptor = TlsAcceptor::from(tls.server_config()?);
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let addr = listener.local_addr()?;
+        let task = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let acceptor = acceptor.clone();
+                tokio::spawn(async move {
+                    let mut outside = acceptor.accept(stream).await?;
+                    let mut inside = TcpStream::connect(behind).await?;
+                    copy_bidirectional(&mut outside, &mut inside).await
+                });
+            }
+        });
+        Ok(Self { addr, task })
+    }
+
+    /// Under one of the names of its certificate.
+    pub fn url(&self, name: &str) -> String {
+        format!("https://{name}:{}", self.addr.port())
+    }
+}
+
+impl Drop for Front {
+    fn drop(&mut self) {
+        self.task.abort();
     }
 }

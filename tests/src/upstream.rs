@@ -404,12 +404,16 @@ impl Upstream {
         let value = |name: &str| query.get(name).cloned();
         let expected = Url::parse(self.shape.authorization).expect("an address");
         assert_eq!((url.host_str(), url.path()), (expected.host_str(), expected.path()), "{authorization}");
+        // Facebook drops the challenge of who does not ask for an ID token too.
+        let scopes = value("scope").unwrap_or_default();
+        let keeps_challenge =
+            self.shape.pkce && (self.shape.preset != "facebook" || scopes.split(' ').any(|scope| scope == "openid"));
         let mut state = self.state();
         assert_eq!(value("client_id").as_deref(), Some(state.client.id.as_str()));
         assert_eq!(value("response_type").as_deref(), Some("code"));
         let granted = Granted {
             redirect_uri: value("redirect_uri").expect("a redirect_uri"),
-            challenge: value("code_challenge").filter(|_| self.shape.pkce),
+            challenge: value("code_challenge").filter(|_| keeps_challenge),
             nonce: value("nonce"),
         };
         let code = format!("code-{:032x}", rand::random::<u128>());

@@ -24,9 +24,8 @@ const MAX_REASON: usize = 1024;
 /// What a server tells of more Providers is not kept.
 const MAX_PROVIDERS: usize = 200_000;
 /// What may be found of a Provider, the best first. What else is told, by a server of a later version, is not kept.
-const FINDINGS: [Reason; 6] = [
+const FINDINGS: [Reason; 5] = [
     Reason::Reachable,
-    Reason::KeyEnding,
     Reason::TokenEndpointFailed,
     Reason::KeysUnreadable,
     Reason::DiscoveryFailed,

@@ -110,11 +110,7 @@ fn reachable(finding: Reason) -> Wanted {
         ),
         Reason::ClientRefused => (
             ConditionStatus::False,
-            "the provider does not know the client, or refuses its secret; check the client's id and the Secret",
-        ),
-        Reason::KeyEnding => (
-            ConditionStatus::False,
-            "the key by which the client shows itself ends soon; make a new one at the provider",
+            "the provider does not know the client, or refuses its secret or key; check the client's id and the Secret",
         ),
         Reason::Reachable => (ConditionStatus::True, ""),
         // The probe tells none of these.

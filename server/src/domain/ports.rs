@@ -511,6 +511,14 @@ pub trait Providers: Sync {
         request: &Authorization<'_>,
     ) -> impl Future<Output = Result<String, ProviderError>> + Send;
 
+    /// Judges `iss` of a callback that brings no code (RFC 9207): where it is sent, and where the provider promises it.
+    fn judge_issuer(
+        &self,
+        app: &App,
+        provider: &RenderedProvider,
+        iss: Option<&str>,
+    ) -> impl Future<Output = Result<(), ProviderError>> + Send;
+
     /// Makes a code a user: code exchange, ID token in full, `iss` of the callback (RFC 9207), userinfo, addresses.
     fn exchange(
         &self,
@@ -552,6 +560,7 @@ pub struct FederatedUser {
     /// Empty where the provider tells none.
     pub name: String,
     pub created_at: OffsetDateTime,
+    pub event: Event,
 }
 
 /// Gives a user one more way to sign in. Holds only while the user is enabled and at the epoch.
@@ -562,6 +571,7 @@ pub struct Linking {
     /// The canonical address by which the user was found: holds only while it is the user's, and verified.
     pub address: Option<String>,
     pub identity: NewIdentity,
+    pub event: Event,
 }
 
 /// Makes an account whose address nobody has confirmed that of whom a provider vouches for. Holds only while the user is
@@ -574,6 +584,17 @@ pub struct TakeOver {
     /// Replaces that of whoever registered.
     pub name: String,
     pub identity: NewIdentity,
+    pub event: Event,
+}
+
+/// Takes a Provider's identities from their user.
+#[derive(Clone, Debug)]
+pub struct Unlinking {
+    pub user: UserId,
+    pub provider: ProviderName,
+    /// The Providers that the App has: an identity of another is no way in.
+    pub usable: Vec<ProviderName>,
+    pub event: Event,
 }
 
 /// What became of a linking.
@@ -596,7 +617,7 @@ pub enum Unlinked {
     LastWayIn,
 }
 
-/// Identities, in Postgres. Each change is one transaction, with what must be mailed about it.
+/// Identities, in Postgres. Each change is one transaction, with its audit event and what must be mailed about it.
 pub trait Identities: Sync {
     fn user_by_identity(
         &self,
@@ -626,15 +647,9 @@ pub trait Identities: Sync {
     /// The oldest first.
     fn identities(&self, app: &AppId, user: UserId) -> impl Future<Output = Answer<Vec<Identity>>> + Send;
 
-    /// Removes the user's identities of a Provider, unless no password and no identity of the Providers in `usable` would
-    /// be left. Of concurrent calls none removes what another counted on.
-    fn unlink_identity(
-        &self,
-        app: &AppId,
-        user: UserId,
-        provider: &ProviderName,
-        usable: &[&ProviderName],
-    ) -> impl Future<Output = Answer<Unlinked>> + Send;
+    /// Removes them, unless no password and no identity of the Providers in `usable` would be left. Of concurrent calls
+    /// none removes what another counted on.
+    fn unlink_identity(&self, app: &AppId, unlinking: Unlinking) -> impl Future<Output = Answer<Unlinked>> + Send;
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -23,7 +23,7 @@ use super::{
     mail::{Mail, MailKind},
     ports::{
         Audit, FederatedUser, Flows, Identities, KeepError, Limits, Linked, Linking, NewIdentity, Outbox, Providers,
-        Sessions, TakeOver, Unlinked, Users,
+        Sessions, StoreError, TakeOver, Unlinked, Unlinking, Users,
     },
     redirect::{self, NotAllowed, Place, Target},
     session::{Amr, NewSession, SessionId},
@@ -263,6 +263,9 @@ where
     let (flow, binding) = match held {
         Some(flow) => (flow, Binding::Browser),
         None => {
+            if app.doc.browser_binding == BrowserBinding::Required {
+                return Err(CallbackError::InvalidState);
+            }
             let kept = stores.find_flow(app.id(), &id).await.map_err(Trouble::from)?;
             let flow = kept.and_then(|sealed| open(Binding::None, &sealed)).ok_or(CallbackError::InvalidState)?;
             (flow, Binding::None)
@@ -301,7 +304,11 @@ where
     S: Users + Identities + Limits + Outbox + Sessions + Flows + Providers + Audit,
 {
     let code = match (returned.error, returned.code) {
-        (Some(error), _) => return Err(SignInError::Refused(refusal(error))),
+        (Some(error), _) => {
+            // What another issuer says of it is not this provider's word (RFC 9207, 2.4).
+            stores.judge_issuer(app, provider, returned.iss).await?;
+            return Err(SignInError::Refused(refusal(error)));
+        }
         (None, Some(code)) if !code.is_empty() => code,
         (None, _) => return Err(SignInError::Refused(None)),
     };
@@ -379,6 +386,7 @@ struct SigningIn<'a, S> {
 }
 
 /// What is to be done for a new identity.
+#[derive(Debug)]
 enum Plan {
     /// The address is that of an account which has shown that it is its own.
     Link(User),
@@ -412,7 +420,10 @@ impl<S: Users + Identities + Limits + Outbox + Sessions + Audit> SigningIn<'_, S
             let known = self.stores.user_by_identity(self.app.id(), authority, subject).await.map_err(Trouble::from)?;
             let user = match known {
                 Some(user) => Some(user),
-                None => self.carry_out(self.plan(vouched).await?, vouched).await?,
+                None => {
+                    let find = |email| self.stores.user_by_email(self.app.id(), email);
+                    self.carry_out(plan(self.app, self.provider, vouched, find).await?, vouched).await?
+                }
             };
             let Some(user) = user else { continue };
             if user.disabled {
@@ -426,47 +437,6 @@ impl<S: Users + Identities + Limits + Outbox + Sessions + Audit> SigningIn<'_, S
         Err(Trouble::from(contended()).into())
     }
 
-    /// What to do for a new identity, or why nothing is done. Writes nothing.
-    async fn plan(&self, vouched: &Vouched) -> Result<Plan, SignInError> {
-        let doc = &self.app.doc;
-        let Some(told) = &vouched.email else {
-            if !doc.allow_users_without_email {
-                return Err(SignInError::NoEmail);
-            }
-            return self.creation(None, None);
-        };
-        if !self.app.allows(&told.email) {
-            return Err(SignInError::DomainNotAllowed);
-        }
-        if told.verified && may_link_by_email(self.provider) {
-            let email = told.email.clone();
-            let known = self.stores.user_by_email(self.app.id(), &email).await.map_err(Trouble::from)?;
-            return match known {
-                Some(user) if user.disabled => Err(SignInError::Disabled),
-                Some(user) if user.email_verified => Ok(Plan::Link(user)),
-                Some(user) => Ok(Plan::TakeOver(user, email)),
-                None => self.creation(Some(email), None),
-            };
-        }
-        if doc.enumeration_protection == EnumerationProtection::Off {
-            let known = self.stores.user_by_email(self.app.id(), &told.email).await.map_err(Trouble::from)?;
-            if known.is_some() {
-                return Err(SignInError::LinkRequired);
-            }
-        }
-        self.creation(None, Some(told.email.clone()))
-    }
-
-    fn creation(&self, email: Option<Email>, pending: Option<Email>) -> Result<Plan, SignInError> {
-        if self.app.doc.require_verified_email && email.is_none() {
-            return Err(SignInError::EmailNotVerified);
-        }
-        if self.app.doc.sign_up == SignUp::Closed {
-            return Err(SignInError::Closed);
-        }
-        Ok(Plan::Create { email, pending })
-    }
-
     /// None: somebody was faster, and all is to be looked at again; nothing was written.
     async fn carry_out(&self, plan: Plan, vouched: &Vouched) -> Result<Option<User>, Trouble> {
         let now = self.env.now();
@@ -474,12 +444,10 @@ impl<S: Users + Identities + Limits + Outbox + Sessions + Audit> SigningIn<'_, S
         match plan {
             Plan::Link(user) => {
                 let address = user.email.as_ref().map(|email| email.canonical().to_owned());
-                let linking = Linking { user: user.id, epoch: user.epoch, address, identity };
+                let event = self.event(EventKind::IdentityLinked, user.id);
+                let linking = Linking { user: user.id, epoch: user.epoch, address, identity, event };
                 match self.stores.link_identity(self.app.id(), linking).await? {
-                    Linked::Done => {
-                        self.record(EventKind::IdentityLinked, user.id).await;
-                        Ok(Some(user))
-                    }
+                    Linked::Done => Ok(Some(user)),
                     Linked::Taken(_) | Linked::Moved => Ok(None),
                 }
             }
@@ -490,11 +458,11 @@ impl<S: Users + Identities + Limits + Outbox + Sessions + Audit> SigningIn<'_, S
                     address: email.canonical().to_owned(),
                     name: name(vouched),
                     identity,
+                    event: self.event(EventKind::IdentityLinked, user.id),
                 };
                 let changed = self.stores.take_over(self.app.id(), change).await?;
                 if let Some(user) = &changed {
                     accounts::carry_epoch(self.stores, self.app, user, None).await;
-                    self.record(EventKind::IdentityLinked, user.id).await;
                 }
                 Ok(changed)
             }
@@ -525,6 +493,7 @@ impl<S: Users + Identities + Limits + Outbox + Sessions + Audit> SigningIn<'_, S
             pending_email: pending.clone(),
             name: name(vouched),
             created_at: now,
+            event: self.event(EventKind::Registered, id),
         };
         let made = self.stores.create_federated(self.app.id(), user, identity, mail).await;
         if !matches!(made, Ok(true)) {
@@ -533,7 +502,6 @@ impl<S: Users + Identities + Limits + Outbox + Sessions + Audit> SigningIn<'_, S
         if !made? {
             return Ok(None);
         }
-        self.record(EventKind::Registered, id).await;
         Ok(Some(User {
             id,
             email_verified: email.is_some(),
@@ -564,10 +532,56 @@ impl<S: Users + Identities + Limits + Outbox + Sessions + Audit> SigningIn<'_, S
         })
     }
 
-    async fn record(&self, kind: EventKind, user: UserId) {
-        let event = Event::new(self.env, self.caller, kind, user).with(by(&self.provider.name));
-        self.stores.record(self.app.id(), event).await;
+    fn event(&self, kind: EventKind, user: UserId) -> Event {
+        Event::new(self.env, self.caller, kind, user).with(by(&self.provider.name))
     }
+}
+
+/// What to do for a new identity, or why nothing is done. `find` looks up whose an address is, once at most.
+async fn plan<'a, F>(
+    app: &App,
+    provider: &RenderedProvider,
+    vouched: &'a Vouched,
+    find: impl FnOnce(&'a Email) -> F,
+) -> Result<Plan, SignInError>
+where
+    F: Future<Output = Result<Option<User>, StoreError>>,
+{
+    let doc = &app.doc;
+    let Some(told) = &vouched.email else {
+        if !doc.allow_users_without_email {
+            return Err(SignInError::NoEmail);
+        }
+        return creation(app, None, None);
+    };
+    if !app.allows(&told.email) {
+        return Err(SignInError::DomainNotAllowed);
+    }
+    if told.verified && provider.link_by_email {
+        let email = told.email.clone();
+        return match find(&told.email).await.map_err(Trouble::from)? {
+            Some(user) if user.disabled => Err(SignInError::Disabled),
+            Some(user) if user.email_verified => Ok(Plan::Link(user)),
+            Some(user) => Ok(Plan::TakeOver(user, email)),
+            None => creation(app, Some(email), None),
+        };
+    }
+    if doc.enumeration_protection == EnumerationProtection::Off
+        && find(&told.email).await.map_err(Trouble::from)?.is_some()
+    {
+        return Err(SignInError::LinkRequired);
+    }
+    creation(app, None, Some(told.email.clone()))
+}
+
+fn creation(app: &App, email: Option<Email>, pending: Option<Email>) -> Result<Plan, SignInError> {
+    if app.doc.require_verified_email && email.is_none() {
+        return Err(SignInError::EmailNotVerified);
+    }
+    if app.doc.sign_up == SignUp::Closed {
+        return Err(SignInError::Closed);
+    }
+    Ok(Plan::Create { email, pending })
 }
 
 /// By which Provider it was done.
@@ -589,23 +603,9 @@ fn name(vouched: &Vouched) -> String {
     vouched.name.as_ref().map_or_else(String::new, |name| name.as_str().to_owned())
 }
 
-/// Whether an address that the provider calls verified finds an account. Where anybody can run the provider, only where
-/// the App says so.
-fn may_link_by_email(provider: &RenderedProvider) -> bool {
-    let settings = &provider.settings;
-    match settings.preset.as_str() {
-        "oidc" | "oauth2" => provider.link_by_email,
-        "gitlab" => !settings.options.contains_key("baseURL") || provider.link_by_email,
-        "google" | "apple" | "github" | "microsoft" | "facebook" | "discord" | "linkedin" | "x" | "slack"
-        | "bitbucket" | "twitch" | "spotify" => true,
-        // A preset of a newer operator: nothing is known of it.
-        _ => provider.link_by_email,
-    }
-}
-
 /// Others were faster each time.
-fn contended() -> super::ports::StoreError {
-    super::ports::StoreError::Unavailable { store: "Postgres", source: "the account is being changed".into() }
+fn contended() -> StoreError {
+    StoreError::Unavailable { store: "Postgres", source: "the account is being changed".into() }
 }
 
 // === exchange of a code ===
@@ -713,7 +713,7 @@ pub enum LinkError {
 
 /// Gives a signed-in user one more way to sign in. Linking again what is linked already changes nothing.
 #[expect(clippy::too_many_arguments, reason = "what every use-case has, the provider and its token")]
-pub async fn link<S: Users + Identities + Limits + Providers + Audit>(
+pub async fn link<S: Users + Identities + Limits + Providers>(
     stores: &S,
     env: &Env,
     app: &App,
@@ -736,13 +736,11 @@ pub async fn link<S: Users + Identities + Limits + Providers + Audit>(
     }
     let vouched = stores.check_token(app, provider, token, nonce).await?;
     let identity = new_identity(provider, &vouched, env.now());
-    let linking = Linking { user: user.id, epoch: user.epoch, address: None, identity };
+    let event = Event::new(env, caller, EventKind::IdentityLinked, user.id);
+    let event = event.in_session(signed_in.session.id).with(by(&provider.name));
+    let linking = Linking { user: user.id, epoch: user.epoch, address: None, identity, event };
     match stores.link_identity(app.id(), linking).await.map_err(Trouble::from)? {
-        Linked::Done => {
-            let event = Event::new(env, caller, EventKind::IdentityLinked, user.id);
-            stores.record(app.id(), event.in_session(signed_in.session.id).with(by(&provider.name))).await;
-            Ok(())
-        }
+        Linked::Done => Ok(()),
         Linked::Taken(owner) if owner == user.id => Ok(()),
         Linked::Taken(_) => Err(LinkError::Taken),
         Linked::Moved => Err(LinkError::InvalidToken),
@@ -755,7 +753,7 @@ pub async fn identities<S: Identities>(stores: &S, app: &App, signed_in: &Signed
 }
 
 /// Takes a Provider's identities from their user, but never the last way in.
-pub async fn unlink<S: Identities + Audit>(
+pub async fn unlink<S: Identities>(
     stores: &S,
     env: &Env,
     app: &App,
@@ -763,12 +761,189 @@ pub async fn unlink<S: Identities + Audit>(
     signed_in: &SignedIn,
     provider: &ProviderName,
 ) -> Result<Unlinked, Trouble> {
-    // An identity of a Provider that the App does not have any more is no way in.
-    let usable: Vec<&ProviderName> = app.doc.providers.iter().map(|provider| &provider.name).collect();
-    let unlinked = stores.unlink_identity(app.id(), signed_in.user(), provider, &usable).await?;
-    if unlinked == Unlinked::Done {
-        let event = Event::new(env, caller, EventKind::IdentityUnlinked, signed_in.user());
-        stores.record(app.id(), event.in_session(signed_in.session.id).with(by(provider))).await;
+    let event = Event::new(env, caller, EventKind::IdentityUnlinked, signed_in.user());
+    let unlinking = Unlinking {
+        user: signed_in.user(),
+        provider: provider.clone(),
+        usable: app.doc.providers.iter().map(|provider| provider.name.clone()).collect(),
+        event: event.in_session(signed_in.session.id).with(by(provider)),
+    };
+    Ok(stores.unlink_identity(app.id(), unlinking).await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{cell::Cell, future::ready};
+
+    use futures::FutureExt;
+    use latchkey_crds::rendered::RenderedApp;
+    use serde_json::json;
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::{domain::identity::VouchedEmail, fixtures};
+
+    const EMAIL: &str = "Ada@Example.com";
+
+    fn vouched(email: Option<&str>, verified: bool) -> Vouched {
+        let email = email.map(|email| VouchedEmail { email: Email::parse(email).unwrap(), verified });
+        Vouched { authority: "https://id.example".to_owned(), subject: "1".to_owned(), email, name: None }
     }
-    Ok(unlinked)
+
+    fn account(verified: bool, disabled: bool) -> User {
+        User {
+            id: UserId(Uuid::from_u128(7)),
+            email: Some(Email::parse(EMAIL).unwrap()),
+            email_verified: verified,
+            pending_email: None,
+            name: "Ada".to_owned(),
+            password_hash: None,
+            password_session: None,
+            contested: false,
+            disabled,
+            epoch: Epoch(1),
+            version: 1,
+            created_at: OffsetDateTime::UNIX_EPOCH,
+            updated_at: OffsetDateTime::UNIX_EPOCH,
+        }
+    }
+
+    /// What is planned in short words, and how often an account was looked for.
+    fn planned(
+        change: impl FnOnce(&mut RenderedApp),
+        link_by_email: bool,
+        who: &Vouched,
+        known: Option<User>,
+    ) -> (&'static str, u32) {
+        let mut doc = fixtures::rendered("shop");
+        change(&mut doc);
+        let provider = json!({
+            "name": "id", "resource": "id", "linkByEmail": link_by_email,
+            "settings": { "preset": "google", "clientID": "ours", "secret": null },
+        });
+        let provider = serde_json::from_value(provider).unwrap();
+        let looks = Cell::new(0);
+        let find = |email: &Email| {
+            assert_eq!(email.as_str(), EMAIL);
+            looks.set(looks.get() + 1);
+            ready(Ok(known))
+        };
+        let plan = plan(&fixtures::app(doc), &provider, who, find).now_or_never().unwrap();
+        let told = match plan {
+            Ok(Plan::Link(_)) => "link",
+            Ok(Plan::TakeOver(_, email)) if email.as_str() == EMAIL => "take over",
+            Ok(Plan::Create { email: Some(_), pending: None }) => "create",
+            Ok(Plan::Create { email: None, pending: Some(_) }) => "create, pending",
+            Ok(Plan::Create { email: None, pending: None }) => "create, no address",
+            Ok(other) => panic!("{other:?}"),
+            Err(SignInError::Closed) => "closed",
+            Err(SignInError::DomainNotAllowed) => "domain",
+            Err(SignInError::EmailNotVerified) => "not verified",
+            Err(SignInError::LinkRequired) => "link required",
+            Err(SignInError::NoEmail) => "no address",
+            Err(SignInError::Disabled) => "disabled",
+            Err(error) => panic!("{error}"),
+        };
+        (told, looks.get())
+    }
+
+    fn nothing(_: &mut RenderedApp) {}
+
+    #[test]
+    fn a_verified_address_finds_its_account() {
+        let who = vouched(Some(EMAIL), true);
+        for (known, told) in [
+            (None, "create"),
+            (Some(account(true, false)), "link"),
+            (Some(account(false, false)), "take over"),
+            (Some(account(true, true)), "disabled"),
+            (Some(account(false, true)), "disabled"),
+        ] {
+            assert_eq!(planned(nothing, true, &who, known), (told, 1));
+        }
+    }
+
+    #[test]
+    fn what_the_app_forbids_to_link_is_no_match_whatever_the_provider_is() {
+        for (known, who) in [
+            (None, vouched(Some(EMAIL), true)),
+            (Some(account(true, false)), vouched(Some(EMAIL), true)),
+            (Some(account(false, false)), vouched(Some(EMAIL), true)),
+        ] {
+            assert_eq!(planned(nothing, false, &who, known), ("create, pending", 0));
+        }
+    }
+
+    #[test]
+    fn an_address_that_is_not_verified_is_looked_up_only_where_an_app_protects_nobody() {
+        let who = vouched(Some(EMAIL), false);
+        let off = |doc: &mut RenderedApp| doc.enumeration_protection = EnumerationProtection::Off;
+        for known in [None, Some(account(true, false)), Some(account(false, false))] {
+            assert_eq!(planned(nothing, true, &who, known.clone()), ("create, pending", 0));
+            let told = if known.is_some() { "link required" } else { "create, pending" };
+            assert_eq!(planned(off, true, &who, known), (told, 1));
+        }
+    }
+
+    #[test]
+    fn where_addresses_must_be_verified_nothing_is_made_of_another() {
+        let required = |doc: &mut RenderedApp| doc.require_verified_email = true;
+        assert_eq!(planned(required, true, &vouched(Some(EMAIL), false), None), ("not verified", 0));
+        assert_eq!(planned(required, false, &vouched(Some(EMAIL), true), None), ("not verified", 0));
+        assert_eq!(planned(required, true, &vouched(Some(EMAIL), true), None), ("create", 1));
+        let both = |doc: &mut RenderedApp| {
+            doc.require_verified_email = true;
+            doc.allow_users_without_email = true;
+        };
+        assert_eq!(planned(both, true, &vouched(None, false), None), ("not verified", 0));
+    }
+
+    #[test]
+    fn who_has_no_address_is_let_in_where_the_app_says_so() {
+        let allowed = |doc: &mut RenderedApp| doc.allow_users_without_email = true;
+        assert_eq!(planned(nothing, true, &vouched(None, false), None), ("no address", 0));
+        assert_eq!(planned(allowed, true, &vouched(None, false), None), ("create, no address", 0));
+    }
+
+    #[test]
+    fn an_address_of_another_domain_is_refused_before_anything_is_looked_up() {
+        let only = |doc: &mut RenderedApp| doc.allowed_email_domains = vec!["example.org".parse().unwrap()];
+        for verified in [true, false] {
+            let who = vouched(Some(EMAIL), verified);
+            assert_eq!(planned(only, true, &who, Some(account(true, false))), ("domain", 0));
+        }
+    }
+
+    #[test]
+    fn closed_sign_up_keeps_out_who_has_no_account() {
+        let closed = |doc: &mut RenderedApp| {
+            doc.sign_up = SignUp::Closed;
+            doc.allow_users_without_email = true;
+        };
+        for who in [vouched(Some(EMAIL), true), vouched(Some(EMAIL), false), vouched(None, false)] {
+            assert_eq!(planned(closed, true, &who, None).0, "closed");
+        }
+        assert_eq!(planned(closed, true, &vouched(Some(EMAIL), true), Some(account(true, false))), ("link", 1));
+    }
+
+    #[test]
+    fn a_users_cancel_is_one_in_every_providers_words() {
+        for cancelled in ["access_denied", "user_cancelled_authorize", "user_cancelled_login"] {
+            assert_eq!(refusal(cancelled), Some(AuthorizationError::AccessDenied));
+        }
+        assert_eq!(refusal("server_error"), Some(AuthorizationError::ServerError));
+        for other in ["", "cancelled", "access_denied\r\n", "invalid_token"] {
+            assert_eq!(refusal(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn what_is_passed_on_has_an_end_and_no_control_characters() {
+        assert_eq!(checked(None, 3), Ok(None));
+        assert_eq!(checked(Some("äöü"), 3), Ok(Some("äöü")), "characters count, not octets");
+        assert_eq!(checked(Some("äöüß"), 3), Err(BadText::TooLong(3)));
+        for control in ["\0", "\r\n", "\u{7f}", "\u{85}"] {
+            assert_eq!(checked(Some(control), 3), Err(BadText::ControlCharacter));
+        }
+    }
 }

@@ -12,7 +12,7 @@ use http::Method;
 use latchkey_crds::{
     conditions::Reason,
     rendered::{LimitName, RenderedApp, RenderedProvider, SignUp, Window},
-    types::{AppId, ProviderName},
+    types::AppId,
 };
 use prometheus_client::{encoding::text, registry::Registry};
 use serde_json::{Value, json};
@@ -55,7 +55,7 @@ use crate::{
             Accounts, AddressChange, AddressChanged, AddressRequest, Audit, Backlog, Carried, Changed, Claimed, Codes,
             Confirmation, Creation, FederatedUser, Flows, Hasher, Identities, KeepError, Limits, Linked, Linking,
             NewIdentity, NewPassword, NewUser, Outbox, Outcome, PasswordReset, Providers, Removal, Rename, Renamed,
-            Sessions, StoreError, TakeError, TakeOver, Taken, Unlinked, Users,
+            Sessions, StoreError, TakeError, TakeOver, Taken, Unlinked, Unlinking, Users,
         },
         session::{
             Amr, LiveSession, NewSession, Opening, Profile, RefreshRules, Refreshed, Session, SessionId, SessionInfo,
@@ -231,13 +231,7 @@ impl Identities for Failing {
     async fn identities(&self, _: &AppId, _: UserId) -> Result<Vec<Identity>, StoreError> {
         self.answer()
     }
-    async fn unlink_identity(
-        &self,
-        _: &AppId,
-        _: UserId,
-        _: &ProviderName,
-        _: &[&ProviderName],
-    ) -> Result<Unlinked, StoreError> {
+    async fn unlink_identity(&self, _: &AppId, _: Unlinking) -> Result<Unlinked, StoreError> {
         self.answer()
     }
 }
@@ -274,6 +268,9 @@ impl Providers for Failing {
         request: &Authorization<'_>,
     ) -> Result<String, ProviderError> {
         Ok(format!("https://provider.example/authorize?state={}", request.state))
+    }
+    async fn judge_issuer(&self, _: &App, _: &RenderedProvider, _: Option<&str>) -> Result<(), ProviderError> {
+        Ok(())
     }
     async fn exchange(&self, _: &App, _: &RenderedProvider, _: &Grant<'_>) -> Result<Vouched, ProviderError> {
         Err(ProviderError::Away(Away::TooSlow))

@@ -159,14 +159,14 @@ impl Inner {
     async fn look(&self, client: &Client<'_>, callback: &str) -> Reason {
         let work = async { Ok(self.found(client, callback).await) };
         // Too slow, or too much in flight: it cannot be asked.
-        self.asking(client, work).await.unwrap_or(Reason::TokenEndpointFailed)
+        self.bounded(client, work).await.unwrap_or(Reason::TokenEndpointFailed)
     }
 
     async fn found(&self, client: &Client<'_>, callback: &str) -> Reason {
         // What is kept says nothing of what can be read now.
         if let Server::Discovered { issuer, .. } = &client.preset.server {
             match client.discovery(*issuer) {
-                Ok((_, address)) if self.read_metadata(&address).await.is_ok() => {}
+                Ok((_, address)) if self.read_metadata(client, &address).await.is_ok() => {}
                 Ok(_) | Err(_) => return Reason::DiscoveryFailed,
             }
         }
@@ -175,7 +175,7 @@ impl Inner {
             Err(_) => return Reason::DiscoveryFailed,
         };
         if let Some(keys) = &endpoints.keys {
-            match self.read_keys(&keys.url).await {
+            match self.read_keys(client, &keys.url).await {
                 Ok(keys) if !keys.is_empty() => {}
                 Ok(_) | Err(_) => return Reason::KeysUnreadable,
             }

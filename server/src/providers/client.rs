@@ -7,12 +7,12 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    http::Lane,
+    http::{Lane, Purpose},
     preset::{Claims, Issuer, Preset, Server, Verified, preset},
 };
 use crate::domain::{
     app::App,
-    identity::{ProviderError, Unusable},
+    identity::{Place, ProviderError, Unusable},
 };
 
 /// Where Microsoft's issuers are, by tenant.
@@ -67,6 +67,11 @@ impl<'a> Client<'a> {
         let preset = preset(&settings.preset).ok_or(Unusable::UnknownPreset)?;
         let mapping = mapping(preset, settings)?;
         Ok(Self { preset, settings, lane: (namespace.to_owned(), resource.to_owned()), mapping })
+    }
+
+    /// What a call of this client at that place is counted under.
+    pub(super) fn at(&self, place: Place) -> Purpose {
+        Purpose { preset: self.preset.name, place }
     }
 
     /// The client's secret or Apple's key.

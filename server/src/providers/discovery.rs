@@ -172,7 +172,7 @@ impl Inner {
         also: &'static [&'static str],
     ) -> Result<Endpoints, ProviderError> {
         let (configured, address) = client.discovery(issuer)?;
-        let metadata = self.metadata(&address).await?;
+        let metadata = self.metadata(client, &address).await?;
         let fault = |fault| ProviderError::Answer { place: Place::Discovery, fault };
         let issuers = match issuer {
             Issuer::Tenant => microsoft(client, &metadata.issuer).ok_or(fault(Fault::OtherIssuer))?,
@@ -202,18 +202,19 @@ impl Inner {
         })
     }
 
-    async fn metadata(&self, address: &str) -> Result<Arc<Metadata>, ProviderError> {
-        self.metadata.get(address, self.read_metadata(address)).await
+    async fn metadata(&self, client: &Client<'_>, address: &str) -> Result<Arc<Metadata>, ProviderError> {
+        self.metadata.get(address, self.read_metadata(client, address)).await
     }
 
     /// Reads a document anew.
     pub(super) fn read_metadata(
         &self,
+        client: &Client<'_>,
         address: &str,
     ) -> impl Future<Output = Result<Metadata, ProviderError>> + Send + use<> {
-        let (http, url) = (Arc::clone(&self.http), address.to_owned());
+        let (http, purpose, url) = (Arc::clone(&self.http), client.at(Place::Discovery), address.to_owned());
         async move {
-            let document = super::get_json(&http, Place::Discovery, &url).await?;
+            let document = super::get_json(&http, purpose, &url).await?;
             let fault = |fault| ProviderError::Answer { place: Place::Discovery, fault };
             let metadata = Metadata::parse(document).map_err(fault)?;
             if metadata.addresses().any(|address| !http.allows(address)) {
@@ -224,20 +225,24 @@ impl Inner {
     }
 
     /// The key set at that address.
-    pub(super) async fn keys(&self, url: &str) -> Result<Arc<KeySet>, ProviderError> {
-        self.keys.get(url, self.read_keys(url)).await
+    pub(super) async fn keys(&self, client: &Client<'_>, url: &str) -> Result<Arc<KeySet>, ProviderError> {
+        self.keys.get(url, self.read_keys(client, url)).await
     }
 
     /// One that is newer; see [`super::shelf::Shelf::newer`].
-    pub(super) async fn newer_keys(&self, url: &str, seen: &Arc<KeySet>) -> Option<Arc<KeySet>> {
-        self.keys.newer(url, seen, self.read_keys(url)).await
+    pub(super) async fn newer_keys(&self, client: &Client<'_>, url: &str, seen: &Arc<KeySet>) -> Option<Arc<KeySet>> {
+        self.keys.newer(url, seen, self.read_keys(client, url)).await
     }
 
     /// Reads a key set anew.
-    pub(super) fn read_keys(&self, url: &str) -> impl Future<Output = Result<KeySet, ProviderError>> + Send + use<> {
-        let (http, url) = (Arc::clone(&self.http), url.to_owned());
+    pub(super) fn read_keys(
+        &self,
+        client: &Client<'_>,
+        url: &str,
+    ) -> impl Future<Output = Result<KeySet, ProviderError>> + Send + use<> {
+        let (http, purpose, url) = (Arc::clone(&self.http), client.at(Place::Keys), url.to_owned());
         async move {
-            let document = super::get_json(&http, Place::Keys, &url).await?;
+            let document = super::get_json(&http, purpose, &url).await?;
             let fault = ProviderError::Answer { place: Place::Keys, fault: Fault::Incomplete };
             KeySet::parse(&document).ok_or(fault)
         }

@@ -20,7 +20,7 @@ use super::{
     Inner,
     client::Client,
     discovery::Endpoints,
-    http::{Http, NoAnswer},
+    http::{Http, NoAnswer, Purpose},
     id_token::Expected,
     preset::{Authentication, Profile},
     profile::{find_text, posted_name},
@@ -56,7 +56,7 @@ type OAuthClient = oauth2::Client<
 >;
 
 /// The crate's requests, sent our way.
-struct Sender<'a>(&'a Http);
+struct Sender<'a>(&'a Http, Purpose);
 
 fn bearer() -> BasicTokenType {
     BasicTokenType::Bearer
@@ -102,7 +102,7 @@ impl<'c> AsyncHttpClient<'c> for Sender<'_> {
 
     fn call(&'c self, request: HttpRequest) -> Self::Future {
         Box::pin(async move {
-            let answer = self.0.call(request.map(|body| Full::new(Bytes::from(body)))).await?;
+            let answer = self.0.call(self.1, request.map(|body| Full::new(Bytes::from(body)))).await?;
             let mut response = HttpResponse::new(answer.body.to_vec());
             *response.status_mut() = answer.status;
             *response.headers_mut() = answer.headers;
@@ -185,7 +185,7 @@ impl Inner {
         if let Some(verifier) = verifier {
             request = request.set_pkce_verifier(PkceCodeVerifier::new(verifier.to_owned()));
         }
-        let sender = Sender(&self.http);
+        let sender = Sender(&self.http, client.at(Place::Token));
         let tokens = request.request_async(&sender).await.map_err(|error| refusal(client, error))?;
         if tokens.access_token.secret().is_empty() {
             return Err(at_token(Fault::Incomplete));

@@ -25,10 +25,11 @@ use rustls::pki_types::CertificateDer;
 use tokio::{
     net::TcpStream,
     sync::{OnceCell, OwnedSemaphorePermit, Semaphore},
-    time::timeout,
+    time::{Instant, timeout},
 };
 use tower_service::Service;
 
+use super::metrics::Metrics;
 use crate::{
     domain::identity::{Away, Fault, Place, ProviderError},
     outbound::{Reach, Unresolved, trust::Trust},
@@ -59,10 +60,18 @@ pub(super) struct Http {
     trust: Trust,
     client: OnceCell<Client<HttpsConnector<Dial>, Whole>>,
     lanes: Mutex<HashMap<Lane, Arc<Semaphore>>>,
+    metrics: Metrics,
 }
 
 /// Who calls: namespace and name of a Provider.
 pub(super) type Lane = (String, String);
+
+/// What a call is for, which it is counted under.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Purpose {
+    pub(super) preset: &'static str,
+    pub(super) place: Place,
+}
 
 /// An answer, whole.
 pub(super) struct Answer {
@@ -95,12 +104,14 @@ impl Http {
         reach: Reach,
         hosts: HashMap<String, SocketAddr>,
         authorities: Vec<CertificateDer<'static>>,
+        metrics: Metrics,
     ) -> Self {
         Self {
             dial: Dial { reach: Arc::new(reach), hosts: Arc::new(hosts) },
             trust: Trust::with(authorities),
             client: OnceCell::new(),
             lanes: Mutex::default(),
+            metrics,
         }
     }
 
@@ -123,7 +134,15 @@ impl Http {
     }
 
     /// Asks once; follows no redirect. Answers 429 and 5xx as [`Away`]: such a provider is to be asked again later.
-    pub(super) async fn call(&self, mut request: Request<Whole>) -> Result<Answer, NoAnswer> {
+    pub(super) async fn call(&self, purpose: Purpose, request: Request<Whole>) -> Result<Answer, NoAnswer> {
+        let began = Instant::now();
+        let answer = self.ask(request).await;
+        let status = answer.as_ref().map(|answer| answer.status).map_err(|error| *error);
+        self.metrics.called(purpose, status, began.elapsed());
+        answer
+    }
+
+    async fn ask(&self, mut request: Request<Whole>) -> Result<Answer, NoAnswer> {
         if !self.allows(&request.uri().to_string()) {
             return Err(NoAnswer::Fault(Fault::NotHttps));
         }
@@ -246,7 +265,7 @@ mod tests {
     use super::*;
 
     fn http(reach: Reach) -> Http {
-        Http::new(reach, HashMap::new(), Vec::new())
+        Http::new(reach, HashMap::new(), Vec::new(), Metrics::new())
     }
 
     fn insecure() -> Http {
@@ -255,7 +274,8 @@ mod tests {
 
     async fn get(http: &Http, url: &str) -> Result<(u16, usize), NoAnswer> {
         let request = Request::get(url).body(Whole::default()).unwrap();
-        http.call(request).await.map(|answer| (answer.status.as_u16(), answer.body.len()))
+        let purpose = Purpose { preset: "oauth2", place: Place::UserInfo };
+        http.call(purpose, request).await.map(|answer| (answer.status.as_u16(), answer.body.len()))
     }
 
     /// Writes those octets to whoever connects.

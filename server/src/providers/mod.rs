@@ -5,6 +5,7 @@ use std::{collections::HashMap, fmt, net::SocketAddr, sync::Arc};
 use ::http::{Request, StatusCode, header::ACCEPT};
 use latchkey_crds::rendered::RenderedProvider;
 use oauth2::{AuthUrl, ClientId, CsrfToken, RedirectUrl, Scope, basic::BasicClient};
+use prometheus_client::registry::Registry;
 use rustls::pki_types::CertificateDer;
 use serde_json::Value;
 use tokio::time::timeout;
@@ -27,6 +28,7 @@ mod discovery;
 mod exchange;
 mod http;
 mod id_token;
+mod metrics;
 mod preset;
 mod profile;
 mod reports;
@@ -37,8 +39,9 @@ pub use reports::Reports;
 
 use client::Client;
 use discovery::{Endpoints, Metadata};
-use http::{Http, WHOLE};
+use http::{Http, Purpose, WHOLE};
 use id_token::{Expected, IdToken, KeySet};
+use metrics::{Metrics, Operation};
 use shelf::Shelf;
 
 /// What the install sets for the providers of all Apps.
@@ -62,20 +65,27 @@ struct Inner {
     metadata: Shelf<Metadata>,
     keys: Shelf<KeySet>,
     apple: apple::Secrets,
+    metrics: Metrics,
 }
 
 // === impl SocialProviders ===
 
 impl SocialProviders {
     pub fn new(options: ProviderOptions, env: Env) -> Self {
-        let env = Arc::new(env);
+        let (env, metrics) = (Arc::new(env), Metrics::new());
         Self(Arc::new(Inner {
-            http: Arc::new(Http::new(options.reach, options.hosts, options.authorities)),
+            http: Arc::new(Http::new(options.reach, options.hosts, options.authorities, metrics.clone())),
             metadata: Shelf::new(Arc::clone(&env)),
             keys: Shelf::new(Arc::clone(&env)),
             apple: apple::Secrets::default(),
+            metrics,
             env,
         }))
+    }
+
+    /// Under names without a prefix: the registry is to be one of providers' own.
+    pub fn register(&self, registry: &mut Registry) {
+        self.0.metrics.register(registry);
     }
 
     /// See [`crate::domain::ports::Providers`].
@@ -95,8 +105,20 @@ impl SocialProviders {
         let client = Client::new(app, provider)?;
         // Without it nobody comes back from there logged in.
         client.secret()?;
-        let endpoints = self.0.asking(&client, self.0.endpoints(&client)).await?;
+        let endpoints = self.0.asking(&client, Operation::Redirect, self.0.endpoints(&client)).await?;
         authorization_url(&client, endpoints, request)
+    }
+
+    /// See [`crate::domain::ports::Providers`].
+    pub async fn judge_issuer(
+        &self,
+        app: &App,
+        provider: &RenderedProvider,
+        iss: Option<&str>,
+    ) -> Result<(), ProviderError> {
+        let client = Client::new(app, provider)?;
+        let judging = async { self.0.endpoints(&client).await?.judge_iss(iss) };
+        self.0.asking(&client, Operation::Callback, judging).await
     }
 
     /// See [`crate::domain::ports::Providers`].
@@ -108,7 +130,7 @@ impl SocialProviders {
     ) -> Result<Vouched, ProviderError> {
         let client = Client::new(app, provider)?;
         client.secret()?;
-        self.0.asking(&client, self.0.exchange(&client, grant)).await
+        self.0.asking(&client, Operation::Callback, self.0.exchange(&client, grant)).await
     }
 
     /// See [`crate::domain::ports::Providers`].
@@ -121,7 +143,7 @@ impl SocialProviders {
     ) -> Result<Vouched, ProviderError> {
         let client = Client::new(app, provider)?;
         client.secret()?;
-        self.0.asking(&client, self.0.check_token(&client, token, nonce)).await
+        self.0.asking(&client, Operation::Login, self.0.check_token(&client, token, nonce)).await
     }
 }
 
@@ -140,9 +162,21 @@ impl fmt::Debug for SocialProviders {
 // === impl Inner ===
 
 impl Inner {
+    /// Does what somebody's log-in asks a provider for.
+    async fn asking<T>(
+        &self,
+        client: &Client<'_>,
+        operation: Operation,
+        work: impl Future<Output = Result<T, ProviderError>>,
+    ) -> Result<T, ProviderError> {
+        let done = self.bounded(client, work).await;
+        self.metrics.done(client.preset.name, operation, done.as_ref().err());
+        done
+    }
+
     /// Does something that asks a provider, one question after the other, as one of so many at once and within the time
     /// for the whole of it.
-    async fn asking<T>(
+    async fn bounded<T>(
         &self,
         client: &Client<'_>,
         work: impl Future<Output = Result<T, ProviderError>>,
@@ -166,9 +200,9 @@ impl Inner {
         if !id_token::is_signed(token) {
             return Ok(Err(BadToken::Malformed));
         }
-        let set = self.keys(&keys.url).await?;
+        let set = self.keys(client, &keys.url).await?;
         Ok(match verify(&set) {
-            Err(BadToken::UnknownKey) => match self.newer_keys(&keys.url, &set).await {
+            Err(BadToken::UnknownKey) => match self.newer_keys(client, &keys.url, &set).await {
                 Some(newer) => verify(&newer),
                 None => Err(BadToken::UnknownKey),
             },
@@ -215,17 +249,18 @@ fn authorization_url(
 }
 
 /// Reads a document that anybody may read.
-async fn get_json(http: &Http, place: Place, url: &str) -> Result<Value, ProviderError> {
-    json(http, place, Request::get(url)).await
+async fn get_json(http: &Http, purpose: Purpose, url: &str) -> Result<Value, ProviderError> {
+    json(http, purpose, Request::get(url)).await
 }
 
 /// Asks a question without a body.
-async fn json(http: &Http, place: Place, request: ::http::request::Builder) -> Result<Value, ProviderError> {
+async fn json(http: &Http, purpose: Purpose, request: ::http::request::Builder) -> Result<Value, ProviderError> {
+    let place = purpose.place;
     // An address of somebody's document that no request can be made to.
     let incomplete = |_| ProviderError::Answer { place, fault: Fault::Incomplete };
     let accepts = request.headers_ref().is_some_and(|headers| headers.contains_key(ACCEPT));
     let request = if accepts { request } else { request.header(ACCEPT, "application/json") };
-    let answer = http.call(request.body(Default::default()).map_err(incomplete)?).await;
+    let answer = http.call(purpose, request.body(Default::default()).map_err(incomplete)?).await;
     let answer = answer.map_err(|error| error.at(place))?;
     answer.json().map_err(|fault| ProviderError::Answer { place, fault })
 }

@@ -9,7 +9,7 @@ pub(super) struct Preset {
     pub(super) server: Server,
     pub(super) scopes: &'static [&'static str],
     pub(super) authentication: Authentication,
-    /// PKCE (RFC 7636). Off only where the provider's own flow for confidential clients breaks with it.
+    /// PKCE (RFC 7636). Off only where the provider's own flow breaks with it (docs/decisions/0020).
     pub(super) pkce: bool,
     /// The ID token repeats the nonce.
     pub(super) nonce: bool,
@@ -354,9 +354,11 @@ pub(super) static PRESETS: [Preset; 15] = [
         refusals: STANDARD,
     },
     // https://developers.facebook.com/docs/facebook-login/guides/advanced/manual-flow (flow, debug_token);
+    // https://developers.facebook.com/docs/facebook-login/guides/advanced/oidc-token (PKCE: with the scope `openid`,
+    // without which the dialog drops the challenge and the token endpoint then refuses the verifier);
     // https://developers.facebook.com/docs/graph-api/reference/user (`email`: nothing says that it is verified);
     // https://developers.facebook.com/docs/graph-api/guides/secure-requests (`appsecret_proof`).
-    // PKCE off: the dialog drops the challenge, and the token endpoint then refuses the verifier.
+    // Its ID token is not looked at: the profile is of the same answer's access token, and tells more.
     Preset {
         name: "facebook",
         server: Server::Fixed {
@@ -365,9 +367,9 @@ pub(super) static PRESETS: [Preset; 15] = [
             authorization: "https://www.facebook.com/v24.0/dialog/oauth",
             token: "https://graph.facebook.com/v24.0/oauth/access_token",
         },
-        scopes: &["email", "public_profile"],
+        scopes: &["openid", "email", "public_profile"],
         authentication: Authentication::Post,
-        pkce: false,
+        pkce: true,
         nonce: false,
         form_post: false,
         parameters: &[],
@@ -503,14 +505,13 @@ pub(super) static PRESETS: [Preset; 15] = [
         refusals: STANDARD,
     },
     // https://docs.slack.dev/authentication/sign-in-with-slack (flow, claims; a user's id is unique in its team only);
-    // https://docs.slack.dev/authentication/using-pkce.
-    // PKCE off: it is for apps that were made public clients; the nonce binds the code.
+    // https://docs.slack.dev/reference/methods/openid.connect.token (`code_verifier`).
     Preset {
         name: "slack",
         server: Server::Discovered { issuer: Issuer::Fixed("https://slack.com"), also: &[] },
         scopes: OIDC_SCOPES,
         authentication: Authentication::Post,
-        pkce: false,
+        pkce: true,
         nonce: true,
         form_post: false,
         parameters: &[],
@@ -706,9 +707,9 @@ mod tests {
             let name = preset.name;
             let is_oidc = matches!(preset.server, Server::Discovered { .. });
             assert_eq!(is_oidc, matches!(preset.profile, Profile::IdToken), "{name}");
-            assert_eq!(is_oidc, preset.scopes.contains(&"openid"), "{name}");
+            assert_eq!(is_oidc || name == "facebook", preset.scopes.contains(&"openid"), "{name}");
             assert!(is_oidc || !preset.nonce, "{name}: a nonce needs an ID token");
-            assert!(preset.pkce || ["facebook", "linkedin", "slack"].contains(&name), "{name}");
+            assert_eq!(preset.pkce, name != "linkedin", "{name}");
             let form_post = preset.parameters.contains(&("response_mode", "form_post"));
             assert_eq!(form_post, preset.form_post, "{name}");
             let listed = matches!(&preset.profile, Profile::Endpoint { addresses: Some(_), .. });

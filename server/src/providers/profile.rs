@@ -130,12 +130,13 @@ impl Inner {
             request = request.header(*name, *value);
         }
         let request = request.uri(url.as_str()).header(AUTHORIZATION, bearer("Bearer", access_token)?);
-        json(&self.http, Place::UserInfo, request).await
+        json(&self.http, client.at(Place::UserInfo), request).await
     }
 
     /// The user's primary address, from the provider's list of them.
     async fn listed(
         &self,
+        client: &Client<'_>,
         addresses: &Addresses,
         headers: &[(&str, &str)],
         access_token: &str,
@@ -144,7 +145,7 @@ impl Inner {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        let answer = json(&self.http, Place::Emails, request).await?;
+        let answer = json(&self.http, client.at(Place::Emails), request).await?;
         let incomplete = ProviderError::Answer { place: Place::Emails, fault: Fault::Incomplete };
         let list = answer.pointer(addresses.list).and_then(Value::as_array).ok_or(incomplete)?;
         let is = |entry: &Value, name| find(entry, name).is_some_and(|claim| is_true(claim, false));
@@ -166,7 +167,7 @@ impl Inner {
         let incomplete = ProviderError::Answer { place: Place::UserInfo, fault: Fault::Incomplete };
         let mut vouched = client.mapping.vouched(client.authority()?, &[&profile]).ok_or(incomplete)?;
         if let Profile::Endpoint { headers, addresses: Some(addresses), .. } = &client.preset.profile {
-            vouched.email = self.listed(addresses, headers, access_token).await?;
+            vouched.email = self.listed(client, addresses, headers, access_token).await?;
         }
         Ok(vouched)
     }

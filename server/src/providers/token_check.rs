@@ -123,7 +123,8 @@ impl Inner {
     ) -> Result<Option<String>, ProviderError> {
         let at = |fault| ProviderError::Answer { place: Place::TokenCheck, fault };
         let request = request(client, &question, token)?;
-        let answer = self.http.call(request).await.map_err(|error| error.at(Place::TokenCheck))?;
+        let answer =
+            self.http.call(client.at(Place::TokenCheck), request).await.map_err(|error| error.at(Place::TokenCheck))?;
         if question.unknown.contains(&answer.status.as_u16()) {
             return Err(ProviderError::Token(BadToken::Unknown));
         }

@@ -23,6 +23,15 @@ impl Providers for Stores {
         self.providers.authorization_url(app, provider, request).await
     }
 
+    async fn judge_issuer(
+        &self,
+        app: &App,
+        provider: &RenderedProvider,
+        iss: Option<&str>,
+    ) -> Result<(), ProviderError> {
+        self.providers.judge_issuer(app, provider, iss).await
+    }
+
     async fn exchange(
         &self,
         app: &App,

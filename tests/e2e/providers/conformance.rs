@@ -46,7 +46,7 @@ const EXPECTED: [Expected; 15] = {
         Expected { preset: "github", scope: "read:user user:email", authority: "github:https://github.com", prompts: "select_account", login_hint: "login", verifies: true, access_tokens: Own },
         Expected { preset: "gitlab", scope: "openid email profile", authority: "https://gitlab.com", prompts: "", login_hint: "", verifies: true, access_tokens: AllOurs },
         Expected { preset: "microsoft", scope: "openid email profile", authority: MICROSOFT, prompts: STANDARD_PROMPTS, login_hint: "login_hint", verifies: true, access_tokens: No },
-        Expected { preset: "facebook", scope: "email public_profile", authority: "facebook:https://www.facebook.com", prompts: "", login_hint: "", verifies: false, access_tokens: Own },
+        Expected { preset: "facebook", scope: "openid email public_profile", authority: "facebook:https://www.facebook.com", prompts: "", login_hint: "", verifies: false, access_tokens: Own },
         Expected { preset: "discord", scope: "identify email", authority: "discord:https://discord.com", prompts: "none consent", login_hint: "", verifies: true, access_tokens: AllOurs },
         Expected { preset: "linkedin", scope: "openid email profile", authority: "https://www.linkedin.com/oauth", prompts: "", login_hint: "", verifies: true, access_tokens: Own },
         Expected { preset: "x", scope: "users.read tweet.read users.email", authority: "x:https://x.com", prompts: "", login_hint: "", verifies: true, access_tokens: NoCheck },

@@ -1,10 +1,10 @@
 //! A flow from *redirect* to *callback*: once, by one browser, for one App and Provider.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use futures::future::join_all;
 use http::{Method, StatusCode};
-use latchkey_tests::{client::Answer, stack::Stack};
+use latchkey_tests::{builders::Provider, client::Answer, stack::Stack};
 use serde_json::json;
 use tokio::sync::Barrier;
 
@@ -432,4 +432,40 @@ async fn a_login_with_the_providers_token_answers_the_seven_fields() {
     let answer = client.post(&social.path_of("nobody", "login"), &json!({ "token": "x" })).await;
     answer.expect_error(StatusCode::NOT_FOUND, "provider_not_found");
     assert_eq!(social.made().await, (1, 1, 2));
+}
+
+/// RFC 9207, 2.4: an attacker's server must not be able to speak for the provider by an error either.
+#[tokio::test]
+async fn an_error_of_another_issuer_is_not_the_providers() {
+    let github = Provider::new("github", "github");
+    let app = app().set("/providerRefs", json!([{ "name": "github" }]));
+    let shop = Shop::of(app, Stack::builder().provider(&github)).await;
+    let come_back = async |query: &str| {
+        let mut browser = Browser { client: shop.client(), cookies: BTreeMap::new() };
+        let asked = browser.begin(&format!("{}/github/redirect", shop.id())).await;
+        browser.go(&format!("{}/github/callback?state={}&{query}", shop.id(), asked.state())).await
+    };
+    Landed::error(&come_back("error=access_denied").await, "access_denied");
+    let own = "https%3A%2F%2Fgithub.com%2Flogin%2Foauth";
+    Landed::error(&come_back(&format!("error=access_denied&iss={own}")).await, "access_denied");
+    for other in ["https%3A%2F%2Fevil.example", "", "https%3A%2F%2Fgithub.com"] {
+        Landed::error(&come_back(&format!("error=access_denied&iss={other}")).await, "provider_error");
+    }
+}
+
+#[tokio::test]
+async fn an_app_that_wants_bound_flows_ends_the_unbound_ones_too() {
+    let social = Social::open().await;
+    let begin = async || {
+        let answer = social.browser().go(&format!("{}?format=json", social.path("redirect"))).await;
+        let asked = Asked::of(answer.expect(StatusCode::OK).string("url"));
+        let code = social.upstream.log_in(&asked, &grace());
+        format!("{}?state={}&code={code}", social.path("callback"), asked.state())
+    };
+    let (one, other) = (begin().await, begin().await);
+    Landed::session(&social.browser().go(&one).await);
+    social.shop.edit_rendered(|document| document["browserBinding"] = json!("Required")).await;
+    let answer = social.browser().go(&format!("{}?format=json", social.path("redirect"))).await;
+    answer.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+    invalid_state(social.browser().go(&other).await);
 }

@@ -134,3 +134,31 @@ async fn the_last_way_in_is_never_removed() {
     unlink(&ada, "gone").await.expect(StatusCode::OK);
     assert_eq!(social.made().await.1, 1);
 }
+
+#[tokio::test]
+async fn what_is_made_linked_taken_over_and_removed_is_written_down_in_the_same_transaction() {
+    let social = Social::open().await;
+    let landed = Landed::session(&social.sign_in(&Person::verified("1", EMAIL)).await);
+    let ada = social.shop.client().signed_in(social.shop.id(), landed.get("access_token"));
+    social.link(&ada, "other", &Person::verified("2", "ada@work.example")).await.expect(StatusCode::OK);
+    // Somebody registered this address, and its owner comes by the provider.
+    social.shop.register("grace@example.com").await;
+    Landed::session(&social.sign_in(&Person::verified("3", "grace@example.com")).await);
+    for (kind, subject) in [("registered", "1"), ("identity_linked", "2"), ("identity_linked", "3")] {
+        let together = format!(
+            "SELECT count(*) FROM identities JOIN audit_events AS event USING (app_id, user_id)
+             WHERE identities.xmin = event.xmin AND event.kind = '{kind}' AND subject = '{subject}'
+                AND event.detail ->> 'provider' = identities.provider AND event.ip IS NOT NULL"
+        );
+        assert_eq!(social.shop.count(&together).await, 1, "{kind} {subject}");
+    }
+    unlink(&ada, "local").await.expect(StatusCode::OK);
+    // Refused: nothing is left to sign in with but this one.
+    unlink(&ada, "other").await.expect_error(StatusCode::CONFLICT, "last_identity");
+    let activity = ada.get("user/activity").await.expect(StatusCode::OK);
+    let kinds: Vec<_> =
+        activity.body["events"].as_array().unwrap().iter().map(|event| event["kind"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["identity_unlinked", "identity_linked", "logged_in", "registered"]);
+    let by_the_user = "SELECT count(*) FROM audit_events WHERE kind LIKE 'identity_%' AND session_id IS NOT NULL";
+    assert_eq!(social.shop.count(by_the_user).await, 2);
+}

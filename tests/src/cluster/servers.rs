@@ -91,11 +91,12 @@ impl Install<'_> {
         .collect();
         args.extend(self.server_args.iter().cloned());
         args.extend(more.iter().map(|arg| (*arg).to_owned()));
-        let envs = [
+        let mut envs = vec![
             ("KUBECONFIG".to_owned(), account.kubeconfig().display().to_string()),
             // No load balancer has to catch up; a flag of a test wins over this.
             ("LATCHKEY_DRAIN_SECONDS".to_owned(), "0".to_owned()),
         ];
+        envs.extend(self.server_envs.iter().cloned());
         let server = Server::new(index, self.dir(), (public, pod.ops), &self.base_url(), &args, &envs);
         Ok(PodServer { server, pod })
     }

@@ -51,6 +51,7 @@ impl Local {
             data: data.to_owned(),
             log,
             addr,
+            base_url: None,
             people: vec![Person::new("Ada Lovelace", PERSON), Person::new("Grace Hopper", UNVERIFIED).unverified()],
             clients: clients(rendered, addr),
             asks: false,

@@ -122,7 +122,6 @@ pub static PRESETS: [Shape; 15] = [
             (Place::UserInfo, "graph.facebook.com/v24.0/me"),
             (Place::TokenCheck, "graph.facebook.com/v24.0/debug_token"),
         ],
-        pkce: false,
         ..PLAIN
     },
     Shape {
@@ -167,7 +166,6 @@ pub static PRESETS: [Shape; 15] = [
             (Place::Token, "slack.com/api/openid.connect.token"),
             (Place::UserInfo, "slack.com/api/openid.connect.userInfo"),
         ],
-        pkce: false,
         ..OIDC
     },
     Shape {

@@ -1,17 +1,21 @@
-//! Identities: who another service says a user is. Each change is one transaction.
+//! Identities: who another service says a user is. Each change is one transaction, its audit event in it.
 
-use latchkey_crds::types::{AppId, ProviderName};
+use latchkey_crds::types::AppId;
 use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 use tokio::time::timeout_at;
 use uuid::Uuid;
 
-use super::users::{EPOCH_DELAY_SECONDS, Row, being_deleted, columns};
+use super::{
+    audit::EventColumns,
+    users::{EPOCH_DELAY_SECONDS, Row, being_deleted, columns},
+};
 use crate::{
     domain::{
+        audit::Event,
         identity::Identity,
         mail::{Mail, MailKind},
-        ports::{FederatedUser, Identities, Linked, Linking, NewIdentity, StoreError, TakeOver, Unlinked},
+        ports::{FederatedUser, Identities, Linked, Linking, NewIdentity, StoreError, TakeOver, Unlinked, Unlinking},
         user::{User, UserId},
     },
     store::Stores,
@@ -94,6 +98,26 @@ async fn queue(
     .map(drop)
 }
 
+/// Writes an event into the transaction of what it tells.
+async fn record(connection: &mut PgConnection, app: &AppId, event: &Event) -> Result<(), sqlx::Error> {
+    let columns = EventColumns::of(event);
+    sqlx::query!(
+        "INSERT INTO audit_events (app_id, id, at, kind, user_id, session_id, ip, detail)
+         VALUES ($1, $2, $3, $4, $5, $6, $7::text::inet, $8::text::jsonb)",
+        app.as_str(),
+        columns.id,
+        columns.at,
+        columns.kind,
+        event.user.map(|user| user.0),
+        columns.session,
+        columns.ip,
+        columns.detail,
+    )
+    .execute(connection)
+    .await
+    .map(drop)
+}
+
 async fn create(
     connection: &mut PgConnection,
     app: &AppId,
@@ -139,6 +163,7 @@ async fn create(
         return Ok(Made::No);
     }
     queue(&mut transaction, app, mail, tells).await?;
+    record(&mut transaction, app, &user.event).await?;
     transaction.commit().await?;
     Ok(Made::Yes)
 }
@@ -182,6 +207,7 @@ async fn link(
         let notice = Mail { kind: MailKind::NewSignIn, user: Some(linking.user), requested_at: identity.at };
         queue(&mut transaction, app, Some(&notice), tells).await?;
     }
+    record(&mut transaction, app, &linking.event).await?;
     transaction.commit().await?;
     Ok(Linked::Done)
 }
@@ -230,17 +256,14 @@ async fn take_over(connection: &mut PgConnection, app: &AppId, change: &TakeOver
     if !insert(&mut transaction, app, row.id, &change.identity).await? {
         return Ok(None);
     }
+    record(&mut transaction, app, &change.event).await?;
     transaction.commit().await?;
     Ok(Some(row))
 }
 
-async fn unlink(
-    connection: &mut PgConnection,
-    app: &AppId,
-    user: UserId,
-    provider: &ProviderName,
-    usable: &[String],
-) -> Result<Unlinked, sqlx::Error> {
+async fn unlink(connection: &mut PgConnection, app: &AppId, unlinking: &Unlinking) -> Result<Unlinked, sqlx::Error> {
+    let Unlinking { user, provider, usable, event } = unlinking;
+    let usable: Vec<String> = usable.iter().map(|name| name.as_str().to_owned()).collect();
     let mut transaction = connection.begin().await?;
     // Locked by a statement of its own, so that the next one sees what concurrent calls have removed.
     let owner = sqlx::query!(
@@ -264,7 +287,7 @@ async fn unlink(
         app.as_str(),
         user.0,
         provider.as_str(),
-        usable,
+        &usable,
     )
     .fetch_one(&mut *transaction)
     .await?;
@@ -282,6 +305,7 @@ async fn unlink(
     )
     .execute(&mut *transaction)
     .await?;
+    record(&mut transaction, app, event).await?;
     transaction.commit().await?;
     Ok(Unlinked::Done)
 }
@@ -361,17 +385,10 @@ impl Identities for Stores {
         Ok(held.done(answer)?.into_iter().map(Identity::from).collect())
     }
 
-    async fn unlink_identity(
-        &self,
-        app: &AppId,
-        user: UserId,
-        provider: &ProviderName,
-        usable: &[&ProviderName],
-    ) -> Result<Unlinked, StoreError> {
-        let usable: Vec<String> = usable.iter().map(|name| name.as_str().to_owned()).collect();
+    async fn unlink_identity(&self, app: &AppId, unlinking: Unlinking) -> Result<Unlinked, StoreError> {
         let mut held = self.postgres.hold().await?;
         let (connection, until) = held.parts();
-        let unlinked = timeout_at(until, unlink(connection, app, user, provider, &usable)).await;
+        let unlinked = timeout_at(until, unlink(connection, app, &unlinking)).await;
         held.done(unlinked)
     }
 }

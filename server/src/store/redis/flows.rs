@@ -63,8 +63,8 @@ fn too_many(name: &'static str, window: Window, millis: i64) -> TooManyFlows {
 // === impl Redis ===
 
 impl Redis {
-    /// Counts one more unbound flow of a client address, or nothing at all.
-    async fn count_flow(&self, app: &AppId, client: ClientAddress) -> Result<(), KeepError> {
+    /// Counts one more unbound flow of a client address, or nothing at all; the answer takes it back.
+    async fn count_flow(&self, app: &AppId, client: ClientAddress) -> Result<Pipeline, KeepError> {
         let counters = counters(app, client);
         let mut commands = Pipeline::new();
         for (key, window) in &counters {
@@ -83,7 +83,7 @@ impl Redis {
                 taken.add_command(call(&self.scripts().give_back, std::slice::from_ref(key), &arguments));
             }
         }
-        let Some(refused) = refused else { return Ok(()) };
+        let Some(refused) = refused else { return Ok(taken) };
         if !taken.is_empty() {
             self.send(Operation::GiveBack, &taken).await?;
         }
@@ -94,7 +94,7 @@ impl Redis {
 impl Flows for Stores {
     async fn keep_flow(&self, app: &AppId, id: &FlowId, sealed: &str, client: ClientAddress) -> Result<(), KeepError> {
         let redis = &self.redis;
-        redis.count_flow(app, client).await?;
+        let taken = redis.count_flow(app, client).await?;
         let arguments = [
             redis.offset_millis(),
             (FLOW_SECONDS * 1000).to_string(),
@@ -107,7 +107,10 @@ impl Flows for Stores {
         let values = redis.send(Operation::KeepFlow, &commands).await?;
         match values.as_slice() {
             [Value::Int(0)] => Ok(()),
-            [Value::Int(wait)] => Err(too_many("unboundFlowsPerApp", PER_APP, *wait).into()),
+            [Value::Int(wait)] => {
+                redis.send(Operation::GiveBack, &taken).await?;
+                Err(too_many("unboundFlowsPerApp", PER_APP, *wait).into())
+            }
             _ => Err(redis.unreadable().into()),
         }
     }

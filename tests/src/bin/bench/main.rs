@@ -7,6 +7,7 @@ mod chaos;
 mod figures;
 mod fleet;
 mod logins;
+mod provider_down;
 mod refresh;
 
 use std::process::ExitCode;
@@ -35,6 +36,8 @@ enum Part {
     Chaos,
     /// Refreshes against plain reads of a document.
     Refresh,
+    /// Log-ins, refreshes and other providers while a provider is down.
+    ProviderDown,
     /// The operator and the servers in a cluster, with few Apps and with many.
     Operator,
 }
@@ -65,6 +68,9 @@ async fn bench(args: &Args) -> Result<Vec<Bound>> {
     }
     if is_wanted(Part::Refresh) {
         bounds.extend(refresh::run().await?);
+    }
+    if is_wanted(Part::ProviderDown) {
+        bounds.extend(provider_down::run().await?);
     }
     if is_wanted(Part::Chaos) {
         bounds.extend(chaos::run(&args.chaos).await?);

@@ -1,0 +1,131 @@
+//! What the servers find of a provider, as the status of its Provider says it.
+
+use std::fs;
+
+use latchkey_crds::conditions::{ConditionStatus, ConditionType};
+use latchkey_tests::{
+    builders::{App, Provider},
+    cluster::{Cluster, Endpoint, Install, PodServer},
+    control_plane::audit,
+    eventually, process,
+    upstream::{Client, Place, Reply, Secret, Upstream},
+};
+use serde_json::json;
+
+use super::look::{LIMIT, told};
+
+/// The one Provider of these tests.
+const NAME: &str = "corp";
+
+fn provider() -> Provider {
+    Provider::new(NAME, "oidc")
+        .set("issuer", "https://id.provider.test")
+        .set("claims", json!({ "email": "email", "emailVerified": "email_verified", "name": "name" }))
+}
+
+fn client_of(provider: &Provider) -> Client {
+    Client { id: provider.client_id().to_owned(), secret: Secret::Shared(provider.secret().to_owned()) }
+}
+
+/// An install whose servers find the provider and trust its certificate.
+async fn install(upstream: &Upstream) -> Install<'static> {
+    let ca = process::fresh_dir("provider").join("ca.pem");
+    fs::write(&ca, upstream.ca()).unwrap();
+    let builder = Cluster::shared().await.builder().server_args(upstream.server_args());
+    builder.server_env("SSL_CERT_FILE", &ca.display().to_string()).install().await
+}
+
+async fn found(install: &Install<'_>, status: ConditionStatus, reason: &str) -> String {
+    told(install, ("Provider", install.tenant(), NAME), ConditionType::Reachable, status, reason).await
+}
+
+/// The server's next container, which looks anew. While it is away its Pod does not count.
+async fn restart(server: &PodServer) {
+    server.set_endpoint(Endpoint::NOT_READY).await.unwrap();
+    server.terminate().await.expect("the server ends");
+    server.start_ready().await.unwrap();
+    server.set_endpoint(Endpoint::SERVING).await.unwrap();
+}
+
+/// The operator's writes to a status of that resource.
+fn status_writes<'a>(install: &Install<'_>, asked: &'a [audit::Event], resource: &str) -> Vec<&'a audit::Event> {
+    let user = install.operator_account().user_name();
+    let written = asked.iter().filter(|event| event.user == user && event.is_write() && event.resource == resource);
+    written.filter(|event| event.namespace == install.tenant()).collect()
+}
+
+/// Nothing of the App or its Provider changes here: it is the provider that breaks, forgets its client and comes back.
+#[tokio::test]
+async fn reachable_follows_the_provider_and_the_app_stays_ready() {
+    let corp = provider();
+    let upstream = Upstream::start("oidc", client_of(&corp)).await.unwrap();
+    let install = install(&upstream).await;
+    let servers = install.serve(2).await;
+    let _operator = install.operator().await;
+    let app = App::new("shop").provider(&corp);
+    install.apply_provider(&corp).await.unwrap();
+    install.apply(&app).await.unwrap();
+    install.ready(&app).await;
+    assert_eq!(found(&install, ConditionStatus::True, "Reachable").await, "");
+
+    let plane = install.cluster().plane();
+    let mark = plane.audit_mark();
+    let looks = || upstream.seen_at(Place::Discovery).len();
+    upstream.script(Place::Discovery, Reply::status(503, &json!({})));
+    restart(&servers[0]).await;
+    let said = found(&install, ConditionStatus::False, "DiscoveryFailed").await;
+    assert!(said.contains("check the issuer"), "{said}");
+
+    // The other server finds the same, and there is nothing to write.
+    let before = looks();
+    restart(&servers[1]).await;
+    eventually("the other server looks", LIMIT, || async { (looks() > before).then_some(()) }).await;
+
+    upstream.unscript();
+    upstream.client(Client { id: "another".to_owned(), ..client_of(&corp) });
+    for server in &servers {
+        restart(server).await;
+    }
+    let said = found(&install, ConditionStatus::False, "ClientRefused").await;
+    assert!(said.contains("check the client's id and the Secret") && !said.contains(corp.secret()), "{said}");
+
+    upstream.client(client_of(&corp));
+    for server in &servers {
+        restart(server).await;
+    }
+    found(&install, ConditionStatus::True, "Reachable").await;
+    let asked = plane.audit_since(mark).unwrap();
+    let of_apps = status_writes(&install, &asked, "apps/status");
+    assert!(of_apps.is_empty(), "{of_apps:#?}");
+    // One for each that was found; of two servers that found one thing after the other the worse counts meanwhile.
+    assert_eq!(status_writes(&install, &asked, "providers/status").len(), 3, "{asked:#?}");
+    install.ready(&app).await;
+}
+
+#[tokio::test]
+async fn a_made_up_client_and_an_issuer_that_is_not_there_are_told_until_they_are_mended() {
+    let corp = provider();
+    let upstream = Upstream::start("oidc", client_of(&corp)).await.unwrap();
+    let install = install(&upstream).await;
+    let _servers = install.serve(1).await;
+    let _operator = install.operator().await;
+    let app = App::new("shop").provider(&corp);
+    let wrong_client = corp.clone().set("clientID", "made-up");
+    let wrong_secret = corp.clone().with_secret("made-up");
+    let wrong_issuer = corp.clone().set("issuer", "https://elsewhere.provider.test");
+    install.apply_provider(&wrong_client).await.unwrap();
+    install.apply(&app).await.unwrap();
+    for (provider, status, reason) in [
+        (&wrong_client, ConditionStatus::False, "ClientRefused"),
+        (&corp, ConditionStatus::True, "Reachable"),
+        (&wrong_secret, ConditionStatus::False, "ClientRefused"),
+        (&wrong_issuer, ConditionStatus::False, "DiscoveryFailed"),
+        (&corp, ConditionStatus::True, "Reachable"),
+    ] {
+        install.apply_provider(provider).await.unwrap();
+        let said = found(&install, status, reason).await;
+        assert!(!said.contains("made-up") && !said.contains("elsewhere"), "{said}");
+        // It informs, and takes no App down.
+        install.ready(&app).await;
+    }
+}
