@@ -28,7 +28,7 @@ const ROOM: usize = 4096;
 const BATCH: usize = 256;
 /// Batches begin at most so often: an event that comes alone is written at once, log-ins that come in a crowd share a
 /// transaction.
-const PACE: Duration = Duration::from_millis(20);
+const PACE: Duration = Duration::from_millis(15);
 /// How long a request waits for its event.
 const WAIT: Duration = Duration::from_secs(1);
 /// How long the last events may take at the end.
