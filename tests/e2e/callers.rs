@@ -53,7 +53,7 @@ impl<'a> House<'a> {
                 "kind": "ServiceAccount",
                 "metadata": { "namespace": namespace, "name": name },
             });
-            apply(&install.admin().await, &account).await.unwrap();
+            apply(&install.admin(), &account).await.unwrap();
         }
         install.apply(&app).await.unwrap();
         let operator = install.operator().await;

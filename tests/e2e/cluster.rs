@@ -145,7 +145,7 @@ async fn each_can_be_taken(install: &Install<'_>, component: &str, client: &Clie
 #[tokio::test]
 async fn people_with_the_usual_roles_get_theirs_for_apps_and_providers() {
     let install = Cluster::shared().await.install().await;
-    let roles: Api<ClusterRole> = Api::all(install.admin().await);
+    let roles: Api<ClusterRole> = Api::all(install.admin());
     // No controller adds them up here; the labels by which it does are the built-in roles' own.
     for (usual, verbs) in [
         ("admin", ["create", "update", "patch", "delete"].as_slice()),
@@ -186,7 +186,7 @@ async fn a_pod_of_a_server_is_an_endpoint_as_a_controller_would_make_it() {
         let told = (conditions.ready, conditions.serving, conditions.terminating);
         assert_eq!(told, (Some(wanted.ready), Some(wanted.serving), Some(wanted.terminating)));
     }
-    let pods: Api<Pod> = Api::namespaced(install.admin().await, install.namespace());
+    let pods: Api<Pod> = Api::namespaced(install.admin(), install.namespace());
     let phase = pods.get(server.name()).await.unwrap().status.and_then(|status| status.phase);
     assert_eq!(phase.as_deref(), Some("Running"));
     server.remove_endpoint().await.unwrap();

@@ -59,8 +59,7 @@ struct Fixture {
 
 impl Fixture {
     async fn new() -> Self {
-        let database = PostgresServer::shared().await.empty_database().await.unwrap();
-        postgres::migrate::migrate(&UrlSource::given(&database.url)).await.unwrap();
+        let database = PostgresServer::shared().await.database().await.unwrap();
         Self { stores: stores(&database.url, &RedisServer::shared().await.url()), app: an_app(), database }
     }
 

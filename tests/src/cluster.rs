@@ -77,6 +77,7 @@ pub struct Install<'a> {
     pub smtp: Smtp,
     pub database: Database,
     cluster: &'a Cluster,
+    admin: Client,
     release: String,
     namespace: String,
     tenants: Vec<String>,
@@ -262,6 +263,7 @@ impl<'a> Builder<'a> {
             smtp,
             database,
             cluster: self.cluster,
+            admin: client,
             operator: plane.account(&namespace, &operator).await?,
             server: plane.account(&namespace, &server).await?,
             release,
@@ -286,9 +288,9 @@ impl Install<'_> {
         self.cluster
     }
 
-    /// A client that may do everything.
-    pub async fn admin(&self) -> Client {
-        self.cluster.admin().await
+    /// A client that may do everything. It belongs to the runtime of the test that installed.
+    pub fn admin(&self) -> Client {
+        self.admin.clone()
     }
 
     pub fn namespace(&self) -> &str {
@@ -403,7 +405,7 @@ impl Install<'_> {
     }
 
     pub async fn apply_all(&self, objects: &[Value]) -> Result<()> {
-        let client = self.admin().await;
+        let client = self.admin();
         for object in objects {
             apply(&client, object).await?;
         }
@@ -411,22 +413,22 @@ impl Install<'_> {
     }
 
     pub async fn delete(&self, app: &builders::App) -> Result<()> {
-        self.apps().await.delete(app.id(), &DeleteParams::default()).await?;
+        self.apps().delete(app.id(), &DeleteParams::default()).await?;
         Ok(())
     }
 
     /// The Apps of the tenant's namespace.
-    pub async fn apps(&self) -> Api<app::App> {
-        Api::namespaced(self.admin().await, self.tenant())
+    pub fn apps(&self) -> Api<app::App> {
+        Api::namespaced(self.admin(), self.tenant())
     }
 
     /// The Providers of the tenant's namespace.
-    pub async fn providers(&self) -> Api<provider::Provider> {
-        Api::namespaced(self.admin().await, self.tenant())
+    pub fn providers(&self) -> Api<provider::Provider> {
+        Api::namespaced(self.admin(), self.tenant())
     }
 
     pub async fn get(&self, app: &builders::App) -> Result<app::App> {
-        Ok(self.apps().await.get(app.id()).await?)
+        Ok(self.apps().get(app.id()).await?)
     }
 
     /// A condition of an App as it stands now.
@@ -449,7 +451,7 @@ impl Install<'_> {
         status: ConditionStatus,
         reason: &str,
     ) -> String {
-        let apps = self.apps().await;
+        let apps = self.apps();
         eventually_ok(&format!("{type_:?} of {} is {status:?}, {reason}", app.id()), CONDITION_LIMIT, || async {
             let app = apps.get(app.id()).await?;
             let generation = app.metadata.generation.unwrap_or_default();

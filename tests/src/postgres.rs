@@ -409,6 +409,8 @@ fn settings(options: &Options) -> Vec<String> {
     if !options.durable {
         // Nothing survives this process; the disk would only slow it down.
         settings.extend(["fsync=off", "synchronous_commit=off", "full_page_writes=off"].map(str::to_owned));
+        // It would start a process for one after another of hundreds of databases that nobody uses any more.
+        settings.push("autovacuum=off".to_owned());
     }
     if options.tls.is_some() {
         settings.extend(["ssl=on", "ssl_cert_file=server.pem", "ssl_key_file=server.key"].map(str::to_owned));

@@ -41,7 +41,7 @@ async fn refused(install: &Install<'_>, namespace: &str, name: &str, reason: &st
 }
 
 async fn delete(install: &Install<'_>, namespace: &str, name: &str) {
-    let apps: Api<app::App> = Api::namespaced(install.admin().await, namespace);
+    let apps: Api<app::App> = Api::namespaced(install.admin(), namespace);
     apps.delete(name, &DeleteParams::default()).await.unwrap();
 }
 
@@ -129,7 +129,7 @@ async fn the_platform_team_hands_an_appid_with_its_users_to_another_namespace() 
     }
     let hand = async |namespace: &str| {
         let annotations = json!({ "metadata": { "annotations": { "latchkey.dev/namespace": namespace } } });
-        let secrets = own_secrets(&install).await;
+        let secrets = own_secrets(&install);
         secrets.patch(&keys_name(&shop), &PatchParams::default(), &Patch::Merge(&annotations)).await.unwrap();
     };
     let is_of = async |namespace: &str| {
@@ -164,7 +164,7 @@ async fn the_platform_team_hands_an_appid_with_its_users_to_another_namespace() 
     is_of(third).await;
     // What is not served shows nothing of what was.
     refused(&install, from, "before", "AppIDConflict").await;
-    let apps: Api<app::App> = Api::namespaced(install.admin().await, from);
+    let apps: Api<app::App> = Api::namespaced(install.admin(), from);
     let status = apps.get("before").await.unwrap().status.unwrap();
     assert_eq!((status.revision, status.issuer), (None, None));
     assert!(status.signing_keys.is_empty() && status.hmac_keys.is_empty());
@@ -172,7 +172,7 @@ async fn the_platform_team_hands_an_appid_with_its_users_to_another_namespace() 
 
 /// Definitions as an older or a newer version may have them: anything is taken for a spec.
 async fn loosen(install: &Install<'_>) {
-    let api: Api<CustomResourceDefinition> = Api::all(install.admin().await);
+    let api: Api<CustomResourceDefinition> = Api::all(install.admin());
     for name in ["apps.latchkey.dev", "providers.latchkey.dev"] {
         eventually_ok("the definition is changed", LIMIT, || async {
             let mut definition = serde_json::to_value(api.get(name).await?).expect("an object is JSON");
@@ -205,7 +205,7 @@ async fn an_app_that_cannot_be_read_says_so_and_the_others_go_on() {
     }
     let before = install.get(&served_before).await.unwrap().status.unwrap();
     loosen(&install).await;
-    let (here, client) = (install.tenant(), install.admin().await);
+    let (here, client) = (install.tenant(), install.admin());
     let wrong = |app: &App| with_spec(app, here, |spec| spec["tokens"] = json!("often"));
     let provider = json!({
         "apiVersion": "latchkey.dev/v1alpha1",

@@ -47,7 +47,7 @@ async fn with_users(install: &Install<'_>, server: &PodServer, app: &App, names:
 
 /// Waits until there is no such App.
 async fn gone(install: &Install<'_>, namespace: &str, name: &str) {
-    let apps: Api<app::App> = Api::namespaced(install.admin().await, namespace);
+    let apps: Api<app::App> = Api::namespaced(install.admin(), namespace);
     eventually(&format!("the App {name} is gone"), LIMIT, || async {
         apps.get_opt(name).await.unwrap().is_none().then_some(())
     })
@@ -66,7 +66,7 @@ async fn deleting(install: &Install<'_>, app: &App, says: &str) {
 
 async fn retain(install: &Install<'_>, app: &App) {
     let patch = Patch::Merge(json!({ "spec": { "deletionPolicy": "Retain" } }));
-    install.apps().await.patch(app.id(), &PatchParams::default(), &patch).await.unwrap();
+    install.apps().patch(app.id(), &PatchParams::default(), &patch).await.unwrap();
 }
 
 async fn no_document(install: &Install<'_>, app: &App) {
@@ -92,7 +92,7 @@ async fn an_app_that_goes_takes_no_users_with_it_unless_it_says_so_and_nobody_el
     install.apply_all(&named(&stranger, "stranger", there)).await.unwrap();
     let conflict = ("App", there, "stranger");
     told(&install, conflict, ConditionType::Accepted, ConditionStatus::False, "AppIDConflict").await;
-    let apps: Api<app::App> = Api::namespaced(install.admin().await, there);
+    let apps: Api<app::App> = Api::namespaced(install.admin(), there);
     apps.delete("stranger", &DeleteParams::default()).await.unwrap();
     gone(&install, there, "stranger").await;
     install.ready(&app).await;
@@ -100,7 +100,7 @@ async fn an_app_that_goes_takes_no_users_with_it_unless_it_says_so_and_nobody_el
     assert_eq!(users(&install, &app).await, 2);
 
     install.delete(&app).await.unwrap();
-    assert!(install.apps().await.get_opt(app.id()).await.unwrap().is_none(), "nothing holds it back");
+    assert!(install.apps().get_opt(app.id()).await.unwrap().is_none(), "nothing holds it back");
     no_document(&install, &app).await;
     served(&install, &servers, &app, false).await;
     let after = keys(&install, &app).await.unwrap();
@@ -165,11 +165,11 @@ async fn a_namespace_that_is_deleted_is_not_held(install: &Install<'_>, servers:
     install.apply_all(&app.objects(there)).await.unwrap();
     told(install, ("App", there, app.id()), ConditionType::Ready, ConditionStatus::True, "Ready").await;
     register(install, &servers[0], &app, "ada").await;
-    let namespaces: Api<Namespace> = Api::all(install.admin().await);
+    let namespaces: Api<Namespace> = Api::all(install.admin());
     namespaces.delete(there, &DeleteParams::default()).await.unwrap();
     let phase = namespaces.get(there).await.unwrap().status.and_then(|status| status.phase);
     assert_eq!(phase.as_deref(), Some("Terminating"));
-    let apps: Api<app::App> = Api::namespaced(install.admin().await, there);
+    let apps: Api<app::App> = Api::namespaced(install.admin(), there);
     apps.delete(app.id(), &DeleteParams::default()).await.unwrap();
     gone(install, there, app.id()).await;
     assert_eq!(users(install, &app).await, 0);
@@ -233,7 +233,7 @@ async fn without_servers_a_deletion_waits_and_names_the_way_out() {
 
     // Keys that are lost meanwhile do not hold it, nor let it go without its users.
     operator.kill();
-    own_secrets(&install).await.delete(&keys_name(&lost), &DeleteParams::default()).await.unwrap();
+    own_secrets(&install).delete(&keys_name(&lost), &DeleteParams::default()).await.unwrap();
     install.delete(&lost).await.unwrap();
     operator.start().unwrap();
     deleting(&install, &lost, "server pod").await;
@@ -267,7 +267,7 @@ async fn without_postgres_a_deletion_waits_and_names_the_way_out() {
         with_users(&install, &servers[0], app, &["ada"]).await;
     }
     // Whose users they are cannot be told from these keys.
-    let secrets: Api<Secret> = own_secrets(&install).await;
+    let secrets: Api<Secret> = own_secrets(&install);
     let damage = async |data: serde_json::Value| {
         let patch = Patch::Merge(json!({ "data": data }));
         secrets.patch(&keys_name(&damaged), &PatchParams::default(), &patch).await.unwrap();

@@ -62,7 +62,7 @@ async fn a_rendered_secret_that_somebody_changes_is_back_at_once() {
     install.apply(&app).await.unwrap();
     install.ready(&app).await;
     let before = rendered(&install, &app).await.unwrap();
-    let (secrets, name) = (own_secrets(&install).await, rendered_name(&app));
+    let (secrets, name) = (own_secrets(&install), rendered_name(&app));
 
     merge(&secrets, &name, &json!({ "stringData": { "app.json": "{}" } })).await;
     back(&install, &servers, &app, &before, "an edit that no server takes").await;
@@ -102,7 +102,7 @@ async fn who_edits_the_annotations_of_a_rendered_secret_takes_no_app_away() {
     install.apply(&app).await.unwrap();
     install.ready(&app).await;
     let before = rendered(&install, &app).await.unwrap();
-    let (secrets, name) = (own_secrets(&install).await, rendered_name(&app));
+    let (secrets, name) = (own_secrets(&install), rendered_name(&app));
     let mut watching = JoinSet::new();
     for server in &servers {
         let (client, app) = (install.client_of(server), app.clone());
@@ -137,7 +137,7 @@ async fn keys_that_are_deleted_come_back_and_keys_that_are_damaged_are_left_alon
     install.ready(&app).await;
     register(&install, &servers[0], &app, "ada").await;
     let session = install.client_of(&servers[0]).sign_in(app.id(), "ada@example.com", PASSWORD).await;
-    let (secrets, name) = (own_secrets(&install).await, keys_name(&app));
+    let (secrets, name) = (own_secrets(&install), keys_name(&app));
     let document = |secret: &Secret| -> Value { serde_json::from_slice(&values(secret)["keys.json"]).unwrap() };
     let kept = |secret: &Secret| {
         let document = document(secret);

@@ -182,12 +182,12 @@ async fn an_operator_killed_at_any_step_comes_to_the_same_end() {
         operator.start().unwrap();
     }
     let secrets: kube::Api<k8s_openapi::api::core::v1::Secret> =
-        kube::Api::namespaced(install.admin().await, install.namespace());
+        kube::Api::namespaced(install.admin(), install.namespace());
     for app in &apps {
         let id = app.id().parse().unwrap();
         eventually(&format!("{} is gone", app.id()), LIMIT, || async {
             let gone = secrets.get_opt(&latchkey_crds::names::rendered_app_secret(&id)).await.ok()?.is_none();
-            (gone && install.apps().await.get_opt(app.id()).await.ok()?.is_none()).then_some(())
+            (gone && install.apps().get_opt(app.id()).await.ok()?.is_none()).then_some(())
         })
         .await;
         let retained = app.spec_value("/deletionPolicy") == Some(json!("Retain"));

@@ -103,7 +103,7 @@ impl Shop {
 
     async fn annotate(&self, name: &str, value: &str) {
         let patch = Patch::Merge(json!({ "metadata": { "annotations": { name: value } } }));
-        self.install.apps().await.patch(self.id(), &PatchParams::default(), &patch).await.unwrap();
+        self.install.apps().patch(self.id(), &PatchParams::default(), &patch).await.unwrap();
     }
 
     /// Signing and HMAC keys as the status has them.
@@ -132,7 +132,7 @@ impl Shop {
     /// Edits the App's spec, and waits until the operator has judged that: by then it has seen all before it too.
     async fn edit(&self, name: &str) {
         let patch = Patch::Merge(json!({ "spec": { "displayName": name } }));
-        let apps = self.install.apps().await;
+        let apps = self.install.apps();
         let edited = apps.patch(self.id(), &PatchParams::default(), &patch).await.unwrap();
         eventually_ok("the edit is judged", LIMIT, || async {
             let observed = apps.get(self.id()).await.unwrap().status.unwrap().observed_generation;
@@ -141,8 +141,8 @@ impl Shop {
         .await;
     }
 
-    async fn secrets(&self) -> Api<Secret> {
-        Api::namespaced(self.install.admin().await, self.install.namespace())
+    fn secrets(&self) -> Api<Secret> {
+        Api::namespaced(self.install.admin(), self.install.namespace())
     }
 
     fn load(&self) -> Load {
@@ -206,7 +206,7 @@ async fn first_keys_are_active_at_once_and_the_status_says_until_when() {
     for server in 0..2 {
         assert_eq!(shop.listed(server).await, ["s1"]);
     }
-    let secret = shop.secrets().await.get(&app_keys_secret(&shop.app_id())).await.unwrap();
+    let secret = shop.secrets().get(&app_keys_secret(&shop.app_id())).await.unwrap();
     assert_eq!(secret.type_.as_deref(), Some("latchkey.dev/app-keys"));
 }
 
@@ -236,7 +236,7 @@ async fn a_rotation_that_is_asked_for_is_done_once_and_nobody_feels_it() {
     shop.client(1).confirm(shop.id(), &code).await.expect(StatusCode::OK);
     shop.install.ready(&shop.app).await;
 
-    let events: Api<Event> = Api::namespaced(shop.install.admin().await, shop.install.tenant());
+    let events: Api<Event> = Api::namespaced(shop.install.admin(), shop.install.tenant());
     eventually_ok("an Event tells of the new key", LIMIT, || async {
         let list = events.list(&ListParams::default()).await.unwrap();
         let notes: Vec<_> =
@@ -348,7 +348,7 @@ async fn lost_keys_are_made_of_the_rendered_secret_and_where_both_are_lost_the_u
     let shop = Shop::open().await;
     let code = shop.code(0, EMAIL).await;
     let before = shop.client(0).sign_in(shop.id(), EMAIL, PASSWORD).await;
-    let (secrets, id) = (shop.secrets().await, shop.app_id());
+    let (secrets, id) = (shop.secrets(), shop.app_id());
     let keys = |secret: Secret| {
         let document = &secret.data.unwrap()[APP_KEYS_KEY].0;
         let document: Value = serde_json::from_slice(document).unwrap();
@@ -409,7 +409,7 @@ async fn lost_keys_that_are_put_back_from_a_copy_sign_nobody_out() {
     let shop = Shop::open().await;
     shop.code(0, EMAIL).await;
     let before = shop.client(0).sign_in(shop.id(), EMAIL, PASSWORD).await;
-    let (secrets, id) = (shop.secrets().await, shop.app_id());
+    let (secrets, id) = (shop.secrets(), shop.app_id());
     let copy = secrets.get(&app_keys_secret(&id)).await.unwrap();
     shop.operator.terminate().await.expect("the operator ends");
     for secret in [app_keys_secret(&id), rendered_app_secret(&id)] {

@@ -16,7 +16,7 @@ use latchkey_tests::{
 const LIMIT: Duration = Duration::from_secs(90);
 
 async fn lease(install: &Install<'_>) -> LeaseSpec {
-    let leases: Api<Lease> = Api::namespaced(install.admin().await, install.namespace());
+    let leases: Api<Lease> = Api::namespaced(install.admin(), install.namespace());
     leases.get_opt(install.lease()).await.unwrap().and_then(|lease| lease.spec).unwrap_or_default()
 }
 

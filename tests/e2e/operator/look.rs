@@ -29,7 +29,7 @@ pub(super) const PASSWORD: &str = "a quiet harbour at noon";
 /// An object of ours, by kind, namespace and name: as it is stored, whether it decodes or not.
 pub(super) async fn object(install: &Install<'_>, kind: &str, namespace: &str, name: &str) -> Result<DynamicObject> {
     let resource = ApiResource::from_gvk(&GroupVersionKind::gvk("latchkey.dev", "v1alpha1", kind));
-    let api: Api<DynamicObject> = Api::namespaced_with(install.admin().await, namespace, &resource);
+    let api: Api<DynamicObject> = Api::namespaced_with(install.admin(), namespace, &resource);
     Ok(api.get(name).await?)
 }
 
@@ -81,8 +81,8 @@ pub(super) fn secret_object(namespace: &str, name: &str, values: &[(&str, &str)]
 }
 
 /// The Secrets of the install's own namespace.
-pub(super) async fn own_secrets(install: &Install<'_>) -> Api<Secret> {
-    Api::namespaced(install.admin().await, install.namespace())
+pub(super) fn own_secrets(install: &Install<'_>) -> Api<Secret> {
+    Api::namespaced(install.admin(), install.namespace())
 }
 
 pub(super) fn rendered_name(app: &App) -> String {
@@ -95,12 +95,12 @@ pub(super) fn keys_name(app: &App) -> String {
 
 /// The rendered Secret, if there is one.
 pub(super) async fn rendered(install: &Install<'_>, app: &App) -> Option<Secret> {
-    own_secrets(install).await.get_opt(&rendered_name(app)).await.unwrap()
+    own_secrets(install).get_opt(&rendered_name(app)).await.unwrap()
 }
 
 /// The key Secret, if there is one.
 pub(super) async fn keys(install: &Install<'_>, app: &App) -> Option<Secret> {
-    own_secrets(install).await.get_opt(&keys_name(app)).await.unwrap()
+    own_secrets(install).get_opt(&keys_name(app)).await.unwrap()
 }
 
 /// The values of a Secret.
@@ -167,7 +167,7 @@ pub(super) async fn users(install: &Install<'_>, app: &App) -> i64 {
 
 /// Type, reason and note of each Event in that namespace about an App of that name.
 pub(super) async fn events(install: &Install<'_>, namespace: &str, name: &str) -> Vec<(String, String, String)> {
-    let events: Api<Event> = Api::namespaced(install.admin().await, namespace);
+    let events: Api<Event> = Api::namespaced(install.admin(), namespace);
     let about = |event: &Event| {
         event.regarding.as_ref().is_some_and(|of| of.kind.as_deref() == Some("App") && of.name.as_deref() == Some(name))
     };

@@ -51,7 +51,7 @@ async fn the_operator_needs_each_of_its_permissions_and_says_which_it_lacks() {
 async fn is_missed(install: &Install<'_>, permission: &Permission) -> bool {
     install.take(permission).await.unwrap();
     // So that it has to be made anew.
-    let leases: Api<Lease> = Api::namespaced(install.admin().await, install.namespace());
+    let leases: Api<Lease> = Api::namespaced(install.admin(), install.namespace());
     drop(leases.delete(install.lease(), &DeleteParams::default()).await);
     let server = install.server().await;
     let provider = Provider::new(&format!("p{:08x}", rand::random::<u32>()), "github");
@@ -88,7 +88,7 @@ async fn told(operator: &Operator, permission: &Permission) {
 /// Ready, keys rotated twice, kept and gone, deleted and gone.
 async fn live(install: &Install<'_>, app: &App) {
     install.ready(app).await;
-    let apps = install.apps().await;
+    let apps = install.apps();
     for rotation in ["one", "two"] {
         let annotation = json!({ "metadata": { "annotations": { ROTATE_KEYS_ANNOTATION: rotation } } });
         let before = keys(&apps.get(app.id()).await.unwrap());
@@ -110,7 +110,7 @@ async fn live(install: &Install<'_>, app: &App) {
     install.delete(&kept).await.unwrap();
     gone(&apps, &kept).await;
     let document = latchkey_crds::names::rendered_app_secret(&kept.id().parse().unwrap());
-    let secrets: Api<k8s_openapi::api::core::v1::Secret> = Api::namespaced(install.admin().await, install.namespace());
+    let secrets: Api<k8s_openapi::api::core::v1::Secret> = Api::namespaced(install.admin(), install.namespace());
     eventually("the rendered App is taken away", LIMIT, || async {
         secrets.get_opt(&document).await.ok()?.is_none().then_some(())
     })
@@ -128,7 +128,7 @@ async fn gone(apps: &Api<Resource>, app: &App) {
 
 /// Nothing of this App is left for the next operator to fail at.
 async fn forget(install: &Install<'_>, app: &App) {
-    let apps = install.apps().await;
+    let apps = install.apps();
     let no_finalizers = json!({ "metadata": { "finalizers": [] } });
     drop(apps.patch(app.id(), &PatchParams::default(), &Patch::Merge(no_finalizers)).await);
     drop(apps.delete(app.id(), &DeleteParams::default()).await);

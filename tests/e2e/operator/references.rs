@@ -167,7 +167,7 @@ async fn mail_waits_for_a_secret_that_is_gone(install: &Install<'_>, server: &Po
     install.apply(&app).await.unwrap();
     install.ready(&app).await;
     let secrets: kube::Api<k8s_openapi::api::core::v1::Secret> =
-        kube::Api::namespaced(install.admin().await, install.tenant());
+        kube::Api::namespaced(install.admin(), install.tenant());
     secrets.delete(&format!("{}-smtp", app.id()), &kube::api::DeleteParams::default()).await.unwrap();
     let said = install.until(&app, ConditionType::ResolvedRefs, ConditionStatus::False, "SecretNotFound").await;
     assert!(said.starts_with("spec.mail.smtpSecretRef: Secret ") && said.ends_with("Mail waits until then"), "{said}");
@@ -210,7 +210,7 @@ async fn a_broken_template_gives_way_to_the_default(install: &Install<'_>, serve
     assert!(text("second").await.contains("Ihr Code"));
 
     let maps: kube::Api<k8s_openapi::api::core::v1::ConfigMap> =
-        kube::Api::namespaced(install.admin().await, install.tenant());
+        kube::Api::namespaced(install.admin(), install.tenant());
     maps.delete(&format!("{}-mail", app.id()), &kube::api::DeleteParams::default()).await.unwrap();
     let said = install.until(&own, ConditionType::ResolvedRefs, ConditionStatus::False, "ConfigMapNotFound").await;
     assert!(said.contains("does not exist in this namespace; make it"), "{said}");

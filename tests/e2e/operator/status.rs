@@ -54,7 +54,7 @@ fn table(printed: &str) -> Vec<Vec<&str>> {
 
 /// The time of the API server, in the words of the objects that it makes.
 async fn now(install: &Install<'_>) -> k8s_openapi::apimachinery::pkg::apis::meta::v1::Time {
-    let maps: Api<ConfigMap> = Api::namespaced(install.admin().await, install.namespace());
+    let maps: Api<ConfigMap> = Api::namespaced(install.admin(), install.namespace());
     let metadata = ObjectMeta { generate_name: Some("now-".to_owned()), ..ObjectMeta::default() };
     let made = maps.create(&PostParams::default(), &ConfigMap { metadata, ..ConfigMap::default() }).await.unwrap();
     made.metadata.creation_timestamp.unwrap()
@@ -258,7 +258,7 @@ async fn no_secret_is_in_a_status_an_event_or_a_log() {
     let mut damaged = document.clone();
     damaged["signing"][0]["state"] = json!(private);
     let patch = json!({ "stringData": { "keys.json": damaged.to_string() } });
-    let secrets = super::look::own_secrets(&install).await;
+    let secrets = super::look::own_secrets(&install);
     let patch = kube::api::Patch::Merge(&patch);
     secrets.patch(&kept.name_any(), &Default::default(), &patch).await.unwrap();
     install.until(&app, ConditionType::Accepted, ConditionStatus::False, "KeysInvalid").await;
@@ -306,12 +306,12 @@ async fn what_is_applied_unchanged_or_means_the_same_writes_nothing() {
         // What the operator looks at anew, to find that all is as it was.
         let more = json!({ "metadata": { "annotations": { "example.com/round": round.to_string() } } });
         let patch = kube::api::Patch::Merge(&more);
-        install.apps().await.patch_metadata(app.id(), &Default::default(), &patch).await.unwrap();
-        install.providers().await.patch_metadata("github", &Default::default(), &patch).await.unwrap();
+        install.apps().patch_metadata(app.id(), &Default::default(), &patch).await.unwrap();
+        install.providers().patch_metadata("github", &Default::default(), &patch).await.unwrap();
         second["metadata"]["labels"] = json!({ "example.com/round": round.to_string() });
         let unused = json!({ "stringData": { "unused": round.to_string() } });
         let patch = kube::api::Patch::Merge(&unused);
-        let secrets: Api<k8s_openapi::api::core::v1::Secret> = Api::namespaced(install.admin().await, install.tenant());
+        let secrets: Api<k8s_openapi::api::core::v1::Secret> = Api::namespaced(install.admin(), install.tenant());
         secrets.patch("github", &Default::default(), &patch).await.unwrap();
         secrets.patch(&format!("{}-smtp", app.id()), &Default::default(), &patch).await.unwrap();
     }

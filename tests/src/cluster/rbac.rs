@@ -54,13 +54,13 @@ impl Install<'_> {
         let rules: Vec<Value> = list(&before).iter().flat_map(|rule| permission.taken_from(rule)).collect();
         ensure!(!rules.is_empty(), "a role without rules tests nothing: {permission:?}");
         role["rules"] = json!(rules);
-        apply(&self.admin().await, &role).await?;
+        apply(&self.admin(), &role).await?;
         Ok(())
     }
 
     /// Gives it back.
     pub async fn give_back(&self, permission: &Permission) -> Result<()> {
-        apply(&self.admin().await, &self.role(permission)?).await?;
+        apply(&self.admin(), &self.role(permission)?).await?;
         Ok(())
     }
 

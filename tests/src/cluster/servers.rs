@@ -103,7 +103,7 @@ impl Install<'_> {
 
     /// A Pod in which nothing runs, and whose endpoint does not exist yet.
     pub(super) async fn server_pod(&self, name: &str) -> Result<ServerPod> {
-        let client = self.admin().await;
+        let client = self.admin();
         let pods: Api<Pod> = Api::namespaced(client.clone(), self.namespace());
         let pod: Pod = serde_json::from_value(self.pod(name))?;
         let pod = pods.create(&PostParams::default(), &pod).await.context("making the server's Pod")?;

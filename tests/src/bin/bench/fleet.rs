@@ -182,7 +182,7 @@ impl<'a> Fleet<'a> {
     /// Makes the Apps, then starts the operator, and waits until all are Programmed.
     async fn start(cluster: &'a Cluster, apps: usize) -> Result<Self> {
         let install = cluster.builder().everywhere().tenants(FEW).install().await;
-        let client = install.admin().await;
+        let client = install.admin();
         let population = Population::new(&install, apps);
         let took = population.create(&client).await?;
         println!("  made by the administrator in {:.1} s", took.as_secs_f64());
