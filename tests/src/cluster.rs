@@ -67,6 +67,7 @@ pub struct Builder<'a> {
     everywhere: bool,
     tenants: usize,
     server_args: Vec<String>,
+    operator_envs: Vec<(String, String)>,
     values: Vec<String>,
 }
 
@@ -86,6 +87,7 @@ pub struct Install<'a> {
     /// Where the first server listens for users.
     public: SocketAddr,
     server_args: Vec<String>,
+    operator_envs: Vec<(String, String)>,
     servers: AtomicUsize,
     operators: AtomicUsize,
     dir: PathBuf,
@@ -97,6 +99,7 @@ pub struct Operator {
     identity: String,
     account: Account,
     args: Vec<String>,
+    envs: Vec<(String, String)>,
     log: PathBuf,
     process: Mutex<Option<Process>>,
 }
@@ -151,7 +154,14 @@ impl Cluster {
     }
 
     pub fn builder(&self) -> Builder<'_> {
-        Builder { cluster: self, everywhere: false, tenants: 1, server_args: Vec::new(), values: Vec::new() }
+        Builder {
+            cluster: self,
+            everywhere: false,
+            tenants: 1,
+            server_args: Vec::new(),
+            operator_envs: Vec::new(),
+            values: Vec::new(),
+        }
     }
 
     /// The definitions as the chart has them, applied and taken up.
@@ -196,6 +206,12 @@ impl<'a> Builder<'a> {
     /// More flags for the servers.
     pub fn server_args<I: IntoIterator<Item: AsRef<str>>>(mut self, args: I) -> Self {
         self.server_args.extend(args.into_iter().map(|arg| arg.as_ref().to_owned()));
+        self
+    }
+
+    /// A variable in the operators' environment.
+    pub fn operator_env(mut self, name: &str, value: &str) -> Self {
+        self.operator_envs.push((name.to_owned(), value.to_owned()));
         self
     }
 
@@ -256,6 +272,7 @@ impl<'a> Builder<'a> {
             objects,
             public: process::free_addr(),
             server_args: self.server_args,
+            operator_envs: self.operator_envs,
             servers: AtomicUsize::new(0),
             operators: AtomicUsize::new(0),
             dir,
@@ -359,6 +376,7 @@ impl Install<'_> {
             identity,
             account: account.clone(),
             args,
+            envs: self.operator_envs.clone(),
             process: Mutex::new(None),
         };
         operator.start().expect("the operator's program starts");
@@ -490,9 +508,12 @@ impl Operator {
 
     /// Starts it again, after [`Operator::kill`] or [`Operator::terminate`].
     pub fn start(&self) -> Result<()> {
-        let program = Program::new(&self.identity, process::our_program("latchkey-operator")?, &self.log)
+        let mut program = Program::new(&self.identity, process::our_program("latchkey-operator")?, &self.log)
             .args(&self.args)
             .env("KUBECONFIG", &self.account.kubeconfig().display().to_string());
+        for (name, value) in &self.envs {
+            program = program.env(name, value);
+        }
         drop(process::lock(&self.process).replace(program.start()?));
         Ok(())
     }

@@ -12,6 +12,7 @@ pub mod dex;
 pub mod inbox;
 pub mod mail;
 pub mod nginx;
+pub mod otlp;
 pub mod postgres;
 pub mod prepare;
 pub mod process;

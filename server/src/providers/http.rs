@@ -128,10 +128,20 @@ impl Http {
             return Err(NoAnswer::Fault(Fault::NotHttps));
         }
         request.headers_mut().insert(USER_AGENT, HeaderValue::from_static(AGENT));
+        // Neither path nor query, which can hold tokens. Nor does the request carry our trace: it is another's service.
+        let span = latchkey_trace::child!(
+            "client",
+            "provider",
+            otel.name = request.method().as_str(),
+            http.request.method = request.method().as_str(),
+            http.response.status_code = tracing::field::Empty,
+            server.address = request.uri().host(),
+        );
         let calling = async {
             let client = self.client().await?;
             let response = client.request(request).await.map_err(|error| NoAnswer::Away(away(&error)))?;
             let (head, body) = response.into_parts();
+            span.record("http.response.status_code", head.status.as_u16());
             if head.status == StatusCode::TOO_MANY_REQUESTS || head.status.is_server_error() {
                 return Err(NoAnswer::Away(Away::Status(head.status.as_u16())));
             }
@@ -147,7 +157,11 @@ impl Http {
             })?;
             Ok(Answer { status: head.status, headers: head.headers, body: body.to_bytes() })
         };
-        timeout(WHOLE, calling).await.unwrap_or(Err(NoAnswer::Away(Away::TooSlow)))
+        let answer = timeout(WHOLE, calling).await.unwrap_or(Err(NoAnswer::Away(Away::TooSlow)));
+        if answer.is_err() {
+            latchkey_trace::fail(&span, "no_answer");
+        }
+        answer
     }
 
     async fn client(&self) -> Result<&Client<HttpsConnector<Dial>, Whole>, NoAnswer> {

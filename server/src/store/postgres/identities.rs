@@ -6,7 +6,7 @@ use time::OffsetDateTime;
 use tokio::time::timeout_at;
 use uuid::Uuid;
 
-use super::users::{EPOCH_DELAY_SECONDS, Row, being_deleted, columns};
+use super::users::{EPOCH_DELAY_SECONDS, Row, being_deleted, columns, payload};
 use crate::{
     domain::{
         identity::Identity,
@@ -78,7 +78,8 @@ async fn queue(
     sqlx::query_scalar!(
         r#"
         WITH queued AS (
-            INSERT INTO outbox (app_id, kind, user_id, requested_at) VALUES ($1, $2, $3, $4)
+            INSERT INTO outbox (app_id, kind, user_id, requested_at, payload)
+            VALUES ($1, $2, $3, $4, $6::text::jsonb)
             RETURNING id
         )
         SELECT count(pg_notify('latchkey_outbox', '')) AS "told!" FROM queued WHERE $5
@@ -88,6 +89,7 @@ async fn queue(
         to,
         requested_at,
         tells,
+        payload(),
     )
     .fetch_one(connection)
     .await
@@ -288,7 +290,7 @@ async fn unlink(
 
 impl Identities for Stores {
     async fn user_by_identity(&self, app: &AppId, authority: &str, subject: &str) -> Result<Option<User>, StoreError> {
-        let mut held = self.postgres.hold().await?;
+        let mut held = self.postgres.hold("user_by_identity").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_as!(
             Row,
@@ -312,7 +314,7 @@ impl Identities for Stores {
         mail: Option<Mail>,
     ) -> Result<bool, StoreError> {
         let tells = self.postgres.tells();
-        let mut held = self.postgres.hold().await?;
+        let mut held = self.postgres.hold("create_federated").await?;
         let (connection, until) = held.parts();
         let made = timeout_at(until, create(connection, app, &user, &identity, mail.as_ref(), tells)).await;
         match held.done(made)? {
@@ -329,7 +331,7 @@ impl Identities for Stores {
 
     async fn link_identity(&self, app: &AppId, linking: Linking) -> Result<Linked, StoreError> {
         let tells = self.postgres.tells();
-        let mut held = self.postgres.hold().await?;
+        let mut held = self.postgres.hold("link_identity").await?;
         let (connection, until) = held.parts();
         let linked = timeout_at(until, link(connection, app, &linking, tells)).await;
         let linked = held.done(linked)?;
@@ -340,14 +342,14 @@ impl Identities for Stores {
     }
 
     async fn take_over(&self, app: &AppId, change: TakeOver) -> Result<Option<User>, StoreError> {
-        let mut held = self.postgres.hold().await?;
+        let mut held = self.postgres.hold("take_over").await?;
         let (connection, until) = held.parts();
         let changed = timeout_at(until, take_over(connection, app, &change)).await;
         held.done(changed)?.map(User::try_from).transpose()
     }
 
     async fn identities(&self, app: &AppId, user: UserId) -> Result<Vec<Identity>, StoreError> {
-        let mut held = self.postgres.hold().await?;
+        let mut held = self.postgres.hold("identities").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_as!(
             IdentityRow,
@@ -369,7 +371,7 @@ impl Identities for Stores {
         usable: &[&ProviderName],
     ) -> Result<Unlinked, StoreError> {
         let usable: Vec<String> = usable.iter().map(|name| name.as_str().to_owned()).collect();
-        let mut held = self.postgres.hold().await?;
+        let mut held = self.postgres.hold("unlink_identity").await?;
         let (connection, until) = held.parts();
         let unlinked = timeout_at(until, unlink(connection, app, user, provider, &usable)).await;
         held.done(unlinked)
