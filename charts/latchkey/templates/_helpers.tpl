@@ -237,6 +237,26 @@ topologySpreadConstraints:
 {{- end }}
 {{- end }}
 
+{{- define "latchkey.proxyEnv" -}}
+{{- with .Values.proxy }}
+{{- if or .httpsProxy .existingSecret }}
+- name: HTTPS_PROXY
+  {{- if .httpsProxy }}
+  value: {{ .httpsProxy | quote }}
+  {{- else }}
+  valueFrom:
+    secretKeyRef:
+      name: {{ .existingSecret }}
+      key: {{ .key }}
+  {{- end }}
+{{- with .noProxy }}
+- name: NO_PROXY
+  value: {{ . | quote }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "latchkey.server.adminService" -}}
 {{- printf "%s-admin" (include "latchkey.server.fullname" .) }}
 {{- end }}
