@@ -22,6 +22,7 @@ mod provider;
 mod render;
 mod run;
 mod telemetry;
+mod traced;
 mod watch;
 
 fn main() -> ExitCode {

@@ -12,6 +12,7 @@ use kube::{
         reflector::{ObjectRef, Store},
     },
 };
+use latchkey_trace::Export;
 use time::OffsetDateTime;
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -19,7 +20,7 @@ use tokio::{
     time::Instant,
 };
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info, warn};
+use tracing::{Instrument, error, info, warn};
 
 use crate::{
     admin::{self, Health},
@@ -37,6 +38,7 @@ use crate::{
     pace::Pace,
     probe::{Probe, Wake},
     provider, telemetry,
+    traced::{self, TracedLayer},
     watch::{self, Objects, Wakes},
 };
 
@@ -53,12 +55,23 @@ const FINISH: Duration = Duration::from_secs(10);
 
 /// Runs until asked to end, or until the Lease is lost.
 pub(crate) fn run(args: RunArgs) -> ExitCode {
-    if let Err(error) = telemetry::start(&args.log, args.log_format) {
+    let export = match Export::from_env("latchkey-operator", env!("CARGO_PKG_VERSION")) {
+        Ok(export) => export,
+        Err(error) => {
+            eprintln!("latchkey-operator: {}", Chain(&error));
+            return ExitCode::from(2);
+        }
+    };
+    if let Err(error) = telemetry::start(&args.log, args.log_format, export.as_ref()) {
         eprintln!("latchkey-operator: {error}");
         return ExitCode::from(2);
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    match runtime.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(operate(args))) {
+    let ended = runtime.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(operate(args)));
+    if let Some(export) = export {
+        export.finish();
+    }
+    match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             error!(error = %Chain(error.as_ref()), "the operator ends");
@@ -121,6 +134,7 @@ async fn operate(args: RunArgs) -> Result<()> {
     info!(lease = args.lease, identity = args.identity, "this operator acts");
     let writer = ClientBuilder::try_from(config)?
         .with_layer(&RequestsLayer::new(&metrics))
+        .with_layer(&TracedLayer)
         .with_layer(&FenceLayer::new(held.fence()))
         .build();
     let context = Context {
@@ -244,7 +258,9 @@ async fn control<K, F>(
             let began = Instant::now();
             let active = context.metrics.active(name);
             let place = place(&*object);
-            let result = reconcile(object, Arc::clone(&context)).await;
+            let span = traced::reconcile(name, object.meta());
+            let result = reconcile(object, Arc::clone(&context)).instrument(span.clone()).await;
+            traced::reconciled(&span, &result);
             drop(active);
             match &result {
                 Ok(_) => {

@@ -1,6 +1,8 @@
-//! Logs: structured, one JSON object a line on standard error.
+//! Logs: structured, one JSON object a line on standard error. Beside them spans, where they are exported.
 
-use tracing_subscriber::EnvFilter;
+use latchkey_trace::{Export, TARGET};
+use tracing::Subscriber;
+use tracing_subscriber::{EnvFilter, Layer, fmt, layer::SubscriberExt, registry::LookupSpan, util::SubscriberInitExt};
 
 use crate::args::LogFormat;
 
@@ -9,13 +11,23 @@ use crate::args::LogFormat;
 #[error("--log is not a filter such as info or latchkey_operator=debug,info")]
 pub(crate) struct BadFilter(#[from] tracing_subscriber::filter::ParseError);
 
-pub(crate) fn start(log: &str, format: LogFormat) -> Result<(), BadFilter> {
+pub(crate) fn start(log: &str, format: LogFormat, export: Option<&Export>) -> Result<(), BadFilter> {
     // kube's client logs an answer that does not parse, whole; it may be a Secret. Its runtime logs what we log.
-    let filter = EnvFilter::try_new(format!("{log},kube_client=error,kube_runtime=error"))?;
-    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    match format {
-        LogFormat::Json => subscriber.json().flatten_event(true).with_current_span(false).with_span_list(false).init(),
-        LogFormat::Text => subscriber.with_target(false).init(),
+    let filter = EnvFilter::try_new(format!("{log},kube_client=error,kube_runtime=error,{TARGET}=off"))?;
+    let lines = lines(format);
+    match export {
+        None => tracing_subscriber::registry().with(lines).with(filter).init(),
+        Some(export) => {
+            tracing_subscriber::registry().with(lines.with_filter(filter)).with(export.layer()).init();
+        }
     }
     Ok(())
+}
+
+fn lines<S: Subscriber + for<'a> LookupSpan<'a>>(format: LogFormat) -> Box<dyn Layer<S> + Send + Sync> {
+    let lines = fmt::layer().with_writer(std::io::stderr);
+    match format {
+        LogFormat::Json => lines.json().flatten_event(true).with_current_span(false).with_span_list(false).boxed(),
+        LogFormat::Text => lines.with_target(false).boxed(),
+    }
 }

@@ -17,6 +17,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 use tokio::sync::oneshot;
+use tracing::Span;
 
 use self::{
     engine::Engine,
@@ -84,6 +85,7 @@ struct QueueState {
 struct Job {
     work: Work,
     queued: Instant,
+    span: Span,
     reply: oneshot::Sender<Done>,
 }
 
@@ -116,6 +118,19 @@ struct RefusedLabels {
     reason: &'static str,
 }
 
+// === impl Work ===
+
+impl Work {
+    /// Its span's name.
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::Hash(..) => "hash password",
+            Self::Verify(..) => "verify password",
+            Self::Strength(..) => "judge password",
+        }
+    }
+}
+
 // === impl Hashing ===
 
 impl Hashing {
@@ -146,7 +161,13 @@ impl Hashing {
     async fn run(&self, app: &AppId, client: ClientAddress, work: Work) -> Result<Done, Busy> {
         let shared = &self.pool.shared;
         let (reply, answer) = oneshot::channel();
-        shared.submit(app, client, Job { work, queued: Instant::now(), reply })?;
+        let span = latchkey_trace::child!(
+            "internal",
+            "hashing",
+            otel.name = work.name(),
+            latchkey.hashing.wait_ms = tracing::field::Empty,
+        );
+        shared.submit(app, client, Job { work, queued: Instant::now(), span, reply })?;
         // A job that has started ends well within the second that is added.
         let limit = shared.options.deadline + Duration::from_secs(1);
         match tokio::time::timeout(limit, answer).await {
@@ -233,8 +254,10 @@ impl Shared {
             }
             let waited = job.queued.elapsed();
             self.metrics.wait_seconds.observe(waited.as_secs_f64());
+            job.span.record("latchkey.hashing.wait_ms", u64::try_from(waited.as_millis()).unwrap_or(u64::MAX));
             if waited > self.options.deadline {
                 self.refuse("deadline");
+                latchkey_trace::fail(&job.span, "deadline");
                 let _ = job.reply.send(Done::Busy(self.busy()));
                 continue;
             }
@@ -247,6 +270,8 @@ impl Shared {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
             state.pace = state.pace.mul_add(0.95, took * 0.05);
             drop(state);
+            // Before the answer, so that it ends before what it is a part of.
+            drop(job.span);
             let _ = job.reply.send(done);
         }
     }

@@ -22,7 +22,7 @@ use latchkey_server::{
     hashing::{Hashing, HashingOptions},
     http::{self, Drain, HttpMetrics, Readiness},
     mail::{InstallRelay, MailMetrics, MailSettings, Worker},
-    outbound::Reach,
+    outbound::{Reach, proxy::Proxy},
     providers::{ProviderOptions, Reports, SocialProviders},
     settings::Settings,
     state::State,
@@ -135,7 +135,8 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     let hashing = Hashing::start(HashingOptions::default(), &mut registry);
     let reach = Reach { private_cidrs: serve.private_cidrs.clone(), allow_insecure: serve.allow_insecure };
     let hosts = serve.provider_hosts.iter().cloned().collect();
-    let options = ProviderOptions { reach: reach.clone(), hosts, ..ProviderOptions::default() };
+    let proxy = Proxy::from_env()?;
+    let options = ProviderOptions { reach: reach.clone(), proxy, hosts, ..ProviderOptions::default() };
     let providers = SocialProviders::new(options, Env::system());
     providers.register(registry.sub_registry_with_prefix("provider"));
     let stores = Stores { postgres: postgres.clone(), redis, hashing, providers };

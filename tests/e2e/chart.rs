@@ -159,6 +159,11 @@ async fn unknown_and_wrong_values_are_refused_by_name() {
         ("service.type=ExternalName", "/service/type"),
         ("trustedProxies[0]=proxy.example.com", "/trustedProxies/0"),
         ("httpRoute.enabled=true", "/httpRoute"),
+        ("tracing.url=http://collector:4318", "url"),
+        ("tracing.endpoint=collector:4318", "/tracing/endpoint"),
+        ("tracing.samplerArgument=2", "/tracing/samplerArgument"),
+        // A login stands in a Secret.
+        ("proxy.httpsProxy=http://someone:hush@proxy.example.com", "/proxy/httpsProxy"),
         ("baseURL=auth.example.com", "/baseURL"),
         // Development alone.
         ("baseURL=http://auth.example.com", "/baseURL"),

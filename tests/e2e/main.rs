@@ -80,6 +80,8 @@ mod support;
 #[cfg(test)]
 mod token;
 #[cfg(test)]
+mod traces;
+#[cfg(test)]
 mod trouble;
 #[cfg(test)]
 mod user;

@@ -5,6 +5,7 @@ mod conformance;
 mod examples;
 mod hostile;
 mod keys;
+mod proxied;
 mod reachable;
 
 use std::{collections::HashMap, fs, time::Duration};
@@ -16,7 +17,7 @@ use latchkey_server::{
         clock::Env,
         identity::{Authorization, Grant, ProviderError, Vouched},
     },
-    outbound::Reach,
+    outbound::{Reach, proxy::Proxy},
     providers::{ProviderOptions, SocialProviders},
 };
 use latchkey_tests::{
@@ -126,6 +127,7 @@ impl Fixture {
 fn options(upstream: &Upstream) -> ProviderOptions {
     ProviderOptions {
         reach: Reach::default(),
+        proxy: Proxy::default(),
         hosts: upstream.hosts(),
         authorities: vec![CertificateDer::from_pem_slice(upstream.ca().as_bytes()).unwrap()],
     }

@@ -68,6 +68,7 @@ pub struct Builder<'a> {
     tenants: usize,
     server_args: Vec<String>,
     server_envs: Vec<(String, String)>,
+    operator_envs: Vec<(String, String)>,
     values: Vec<String>,
 }
 
@@ -89,6 +90,7 @@ pub struct Install<'a> {
     public: SocketAddr,
     server_args: Vec<String>,
     server_envs: Vec<(String, String)>,
+    operator_envs: Vec<(String, String)>,
     servers: AtomicUsize,
     operators: AtomicUsize,
     dir: PathBuf,
@@ -100,6 +102,7 @@ pub struct Operator {
     identity: String,
     account: Account,
     args: Vec<String>,
+    envs: Vec<(String, String)>,
     log: PathBuf,
     process: Mutex<Option<Process>>,
 }
@@ -160,6 +163,7 @@ impl Cluster {
             tenants: 1,
             server_args: Vec::new(),
             server_envs: Vec::new(),
+            operator_envs: Vec::new(),
             values: Vec::new(),
         }
     }
@@ -212,6 +216,12 @@ impl<'a> Builder<'a> {
     /// An environment variable of the servers.
     pub fn server_env(mut self, name: &str, value: &str) -> Self {
         self.server_envs.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// A variable in the operators' environment.
+    pub fn operator_env(mut self, name: &str, value: &str) -> Self {
+        self.operator_envs.push((name.to_owned(), value.to_owned()));
         self
     }
 
@@ -274,6 +284,7 @@ impl<'a> Builder<'a> {
             public: process::free_addr(),
             server_args: self.server_args,
             server_envs: self.server_envs,
+            operator_envs: self.operator_envs,
             servers: AtomicUsize::new(0),
             operators: AtomicUsize::new(0),
             dir,
@@ -377,6 +388,7 @@ impl Install<'_> {
             identity,
             account: account.clone(),
             args,
+            envs: self.operator_envs.clone(),
             process: Mutex::new(None),
         };
         operator.start().expect("the operator's program starts");
@@ -508,9 +520,12 @@ impl Operator {
 
     /// Starts it again, after [`Operator::kill`] or [`Operator::terminate`].
     pub fn start(&self) -> Result<()> {
-        let program = Program::new(&self.identity, process::our_program("latchkey-operator")?, &self.log)
+        let mut program = Program::new(&self.identity, process::our_program("latchkey-operator")?, &self.log)
             .args(&self.args)
             .env("KUBECONFIG", &self.account.kubeconfig().display().to_string());
+        for (name, value) in &self.envs {
+            program = program.env(name, value);
+        }
         drop(process::lock(&self.process).replace(program.start()?));
         Ok(())
     }

@@ -12,6 +12,7 @@ pub mod dex;
 pub mod inbox;
 pub mod mail;
 pub mod nginx;
+pub mod otlp;
 pub mod postgres;
 pub mod prepare;
 pub mod process;
@@ -23,6 +24,7 @@ pub mod smtp;
 pub mod stack;
 pub mod tls;
 mod tools;
+pub mod tunnel;
 pub mod upstream;
 pub mod wire;
 

@@ -292,8 +292,11 @@ impl Stack {
             servers: 1,
             watch: false,
             args: Vec::new(),
-            // No load balancer has to catch up; a flag of a test wins over this.
-            envs: vec![("LATCHKEY_DRAIN_SECONDS".to_owned(), "0".to_owned())],
+            // No load balancer has to catch up, and the machine's proxy is not the test's. What a test says goes first.
+            envs: vec![
+                ("LATCHKEY_DRAIN_SECONDS".to_owned(), "0".to_owned()),
+                ("HTTPS_PROXY".to_owned(), String::new()),
+            ],
         }
     }
 

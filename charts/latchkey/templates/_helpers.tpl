@@ -204,6 +204,59 @@ topologySpreadConstraints:
 {{- end }}
 {{- end }}
 
+{{- /* Where spans go, by OpenTelemetry's own variables. */ -}}
+{{- define "latchkey.tracingEnv" -}}
+{{- with .Values.tracing }}
+{{- if .endpoint }}
+- name: OTEL_EXPORTER_OTLP_ENDPOINT
+  value: {{ .endpoint | quote }}
+- name: OTEL_EXPORTER_OTLP_PROTOCOL
+  value: {{ .protocol }}
+- name: OTEL_TRACES_SAMPLER
+  value: {{ .sampler }}
+{{- with .samplerArgument | toString }}
+- name: OTEL_TRACES_SAMPLER_ARG
+  value: {{ . | quote }}
+{{- end }}
+{{- with .headers }}
+{{- if .existingSecret }}
+- name: OTEL_EXPORTER_OTLP_HEADERS
+  valueFrom:
+    secretKeyRef:
+      name: {{ .existingSecret }}
+      key: {{ .key }}
+{{- end }}
+{{- end }}
+- name: K8S_POD_NAME
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.name
+- name: OTEL_RESOURCE_ATTRIBUTES
+  value: k8s.namespace.name={{ $.Release.Namespace }},k8s.pod.name=$(K8S_POD_NAME)
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "latchkey.proxyEnv" -}}
+{{- with .Values.proxy }}
+{{- if or .httpsProxy .existingSecret }}
+- name: HTTPS_PROXY
+  {{- if .httpsProxy }}
+  value: {{ .httpsProxy | quote }}
+  {{- else }}
+  valueFrom:
+    secretKeyRef:
+      name: {{ .existingSecret }}
+      key: {{ .key }}
+  {{- end }}
+{{- with .noProxy }}
+- name: NO_PROXY
+  value: {{ . | quote }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "latchkey.server.adminService" -}}
 {{- printf "%s-admin" (include "latchkey.server.fullname" .) }}
 {{- end }}

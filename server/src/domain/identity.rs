@@ -133,6 +133,8 @@ pub enum Away {
     AddressRefused,
     #[error("it does not take the connection")]
     Unreachable,
+    #[error("the proxy does not answer, or does not lead there")]
+    Proxy,
     #[error("TLS with it failed, or its certificate is not for its name")]
     Tls,
     #[error("it broke the connection off")]

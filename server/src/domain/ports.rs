@@ -278,6 +278,8 @@ pub struct Claimed {
     pub attempts: u32,
     pub task: Task,
     pub lease_until: OffsetDateTime,
+    /// The span that asked for it, as a `traceparent`, where it is exported.
+    pub trace: Option<String>,
 }
 
 #[derive(Clone, Debug)]

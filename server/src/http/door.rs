@@ -10,7 +10,7 @@ use http::{
 use hyper::body::{Body as _, Incoming};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
-use tracing::{Instrument, debug, error, info, info_span, warn};
+use tracing::{Instrument, Span, debug, error, info, info_span, warn};
 
 use super::{
     cors::Cors,
@@ -19,6 +19,7 @@ use super::{
     patience::Times,
     request::Inbound,
     response::{Body, Response, X_REQUEST_ID, full},
+    traced,
 };
 use crate::{
     domain::{app::App, client::Caller},
@@ -72,10 +73,17 @@ pub trait Endpoints: Send + Sync + 'static {
 
     /// The listener, in metrics and logs.
     const LISTENER: &'static str;
+    /// Whether its requests have spans, where they are exported.
+    const TRACED: bool = true;
 
     fn find(&self, method: &Method, path: &str) -> Lookup<Self::Route>;
 
     fn name(route: Self::Route) -> &'static str;
+
+    /// Its path with placeholders.
+    fn template(_: Self::Route) -> Option<&'static str> {
+        None
+    }
 
     /// Asked for every few seconds by the platform: logged only for debugging.
     fn is_noise(route: Self::Route) -> bool;
@@ -217,7 +225,13 @@ impl<E: Endpoints, S: Send + Sync + 'static> Door<E, S> {
         };
         let name = route.map_or("none", E::name);
         let app_id = app.as_ref().map(|app| app.id().clone());
-        let span = info_span!("request", request_id = %id, route = name);
+        let traced = if E::TRACED {
+            traced::begin(&parts.method, parts.version, &parts.headers, route.and_then(E::template), app.as_deref())
+        } else {
+            Span::none()
+        };
+        let trace_id = latchkey_trace::trace_id(&traced).map(tracing::field::display);
+        let span = info_span!("request", request_id = %id, route = name, trace_id);
         let cors = app
             .as_ref()
             .filter(|_| route.is_none_or(E::has_cors))
@@ -229,7 +243,8 @@ impl<E: Endpoints, S: Send + Sync + 'static> Door<E, S> {
             Lookup::Route { route, app, item } => {
                 let inbound = Inbound { headers: parts.headers, uri: parts.uri, item, body, body_time, caller };
                 let call = AssertUnwindSafe(self.endpoints.call(route, app, inbound)).catch_unwind();
-                call.instrument(span.clone()).await.unwrap_or_else(|_| Err(Problem::server_error().because(Panicked)))
+                let call = call.instrument(span.clone()).instrument(traced.clone());
+                call.await.unwrap_or_else(|_| Err(Problem::server_error().because(Panicked)))
             }
             Lookup::WrongMethod { allow, .. } => Err(Problem::method_not_allowed(allow)),
             Lookup::Options { allow, .. } => Ok(cors.options(&parts.headers, allow)),
@@ -247,6 +262,7 @@ impl<E: Endpoints, S: Send + Sync + 'static> Door<E, S> {
         finish(&mut response, &method, version, &id);
 
         let status = response.status();
+        traced::answered(&traced, status);
         let took = began.elapsed();
         self.metrics.answered(E::LISTENER, name, &method, status, took);
         let duration_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
@@ -262,6 +278,7 @@ impl<E: Endpoints, S: Send + Sync + 'static> Door<E, S> {
                     duration_ms,
                     app = app_id.as_ref().map(tracing::field::display),
                     client = %client,
+                    trace_id,
                     "answered"
                 )
             };

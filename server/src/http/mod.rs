@@ -30,6 +30,7 @@ pub mod routes;
 pub mod serve;
 #[cfg(test)]
 mod tests;
+mod traced;
 
 pub use door::Service;
 pub use handlers::ops::Readiness;

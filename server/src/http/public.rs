@@ -62,6 +62,10 @@ impl<S: Ports> Endpoints for Public<S> {
         route.name()
     }
 
+    fn template(route: Route) -> Option<&'static str> {
+        Some(route.template())
+    }
+
     /// The ingress, which asks the gate at every request, has a log of its own.
     fn is_noise(route: Route) -> bool {
         matches!(route, Route::Authorize | Route::AuthorizeBelow)

@@ -112,7 +112,12 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> Delivery<S> {
             Err(reason) => return Ok(self.failed(claimed, mail, reason, false)),
         };
         let begun = Instant::now();
+        let span = latchkey_trace::child!("client", "send mail");
         let sent = self.relays.send(&route, letter).await;
+        if sent.is_err() {
+            latchkey_trace::fail(&span, "not_sent");
+        }
+        drop(span);
         self.metrics.sent_in(begun.elapsed());
         Ok(match sent {
             Ok(()) => {
@@ -680,7 +685,7 @@ mod tests {
 
     fn row(app: &str, task: Task) -> Claimed {
         let lease_until = datetime!(2026-02-01 09:30 UTC);
-        Claimed { id: Uuid::from_u128(1), app: app.parse().unwrap(), attempts: 0, task, lease_until }
+        Claimed { id: Uuid::from_u128(1), app: app.parse().unwrap(), attempts: 0, task, lease_until, trace: None }
     }
 
     fn reset(requested_at: OffsetDateTime) -> Task {

@@ -7,14 +7,14 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info, warn};
+use tracing::{Instrument, Span, error, info, warn};
 
 use super::{MailMetrics, MailSettings, backoff, delivery::Delivery};
 use crate::{
     config::Apps,
     domain::{
         clock::Env,
-        ports::{Claimed, Codes, Outbox, Outcome, Sessions, Users},
+        ports::{Claimed, Codes, Outbox, Outcome, Sessions, Task, Users},
     },
 };
 
@@ -89,7 +89,8 @@ where
                         info!("the outbox is there again");
                     }
                     for row in rows {
-                        running.spawn(carry_out(outbox.clone(), courier.clone(), row));
+                        let span = span(&row);
+                        running.spawn(carry_out(outbox.clone(), courier.clone(), row).instrument(span));
                     }
                 }
                 Err(error) => {
@@ -126,12 +127,41 @@ where
     metrics.in_flight(0);
 }
 
+/// A trace of its own, linked to the request that asked for it: that one has long been answered.
+fn span(row: &Claimed) -> Span {
+    let (name, mail) = match &row.task {
+        Task::Mail(mail) | Task::MailToFormer(mail, _) => ("deliver mail", Some(mail.kind.as_str())),
+        Task::CarryEpoch(_) => ("carry epoch", None),
+        Task::CarryProfile(_) => ("carry profile", None),
+    };
+    let span = latchkey_trace::span!(
+        "consumer",
+        "outbox row",
+        otel.name = name,
+        latchkey.app = row.app.as_str(),
+        latchkey.mail = mail,
+        latchkey.outbox.attempts = row.attempts,
+        latchkey.outbox.outcome = tracing::field::Empty,
+    );
+    if let Some(trace) = &row.trace {
+        latchkey_trace::follow(&span, trace);
+    }
+    span
+}
+
 async fn carry_out<O: Outbox, C: Courier>(outbox: Arc<O>, courier: Arc<C>, row: Claimed) {
     let until = Instant::now() + LEASE;
     let Ok(outcome) = timeout(WHOLE, courier.deliver(&row)).await else {
         warn!(app = %row.app, row = %row.id, "a row took too long and is left until its lease has passed");
         return;
     };
+    let ended = match &outcome {
+        Outcome::Done => "done",
+        Outcome::Retry { .. } => "retry",
+        Outcome::Wait { .. } => "wait",
+        Outcome::Dead { .. } => "dead",
+    };
+    Span::current().record("latchkey.outbox.outcome", ended);
     // A mail that was sent and not settled is sent again: so this is tried for as long as the row is ours.
     let mut pause = Duration::from_millis(100);
     while let Err(error) = outbox.settle(&row, outcome.clone()).await {
@@ -185,7 +215,7 @@ mod tests {
     use super::*;
     use crate::domain::{
         mail::{EpochNews, Mail, MailKind},
-        ports::{Backlog, StoreError, Task},
+        ports::{Backlog, StoreError},
     };
 
     /// Rows in a list, handed out as the port says: in turn over Apps, a bounded number of each.
@@ -224,6 +254,7 @@ mod tests {
                     attempts: 0,
                     task: Task::Mail(mail.clone()),
                     lease_until: requested_at,
+                    trace: None,
                 });
             }
         }

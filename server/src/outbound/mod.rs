@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
+pub mod proxy;
 pub(crate) mod trust;
 
 /// What the install lets Apps reach.

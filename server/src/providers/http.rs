@@ -18,7 +18,13 @@ use http::{HeaderValue, Request, StatusCode, Uri, header::USER_AGENT};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper_rustls::HttpsConnector;
 use hyper_util::{
-    client::legacy::Client,
+    client::{
+        legacy::{
+            Client,
+            connect::{HttpConnector, proxy::Tunnel},
+        },
+        proxy::matcher::Intercept,
+    },
     rt::{TokioExecutor, TokioIo, TokioTimer},
 };
 use rustls::pki_types::CertificateDer;
@@ -32,7 +38,7 @@ use tower_service::Service;
 use super::metrics::Metrics;
 use crate::{
     domain::identity::{Away, Fault, Place, ProviderError},
-    outbound::{Reach, Unresolved, trust::Trust},
+    outbound::{Reach, Unresolved, look_up, proxy::Proxy, trust::Trust},
 };
 
 /// Everything that one call of ours asks of a provider (contract, 5).
@@ -43,6 +49,8 @@ const MOST_READ: usize = 1024 * 1024;
 pub(super) const MOST_IN_FLIGHT: usize = 32;
 /// One of several addresses that answers nothing must leave time for the next.
 const CONNECT: Duration = Duration::from_secs(4);
+/// Behind a proxy a cluster may know no names but its own, and be slow to say so.
+const LOOK_UP: Duration = Duration::from_secs(2);
 /// Servers end connections that are silent; a request on one that just ended is lost, and a code with it.
 const MOST_IDLE: Duration = Duration::from_secs(20);
 /// Connections kept for one host.
@@ -93,6 +101,7 @@ pub(super) enum NoAnswer {
 #[derive(Clone)]
 struct Dial {
     reach: Arc<Reach>,
+    proxy: Proxy,
     /// For tests: hosts that stand at an address of this machine.
     hosts: Arc<HashMap<String, SocketAddr>>,
 }
@@ -102,12 +111,13 @@ struct Dial {
 impl Http {
     pub(super) fn new(
         reach: Reach,
+        proxy: Proxy,
         hosts: HashMap<String, SocketAddr>,
         authorities: Vec<CertificateDer<'static>>,
         metrics: Metrics,
     ) -> Self {
         Self {
-            dial: Dial { reach: Arc::new(reach), hosts: Arc::new(hosts) },
+            dial: Dial { reach: Arc::new(reach), proxy, hosts: Arc::new(hosts) },
             trust: Trust::with(authorities),
             client: OnceCell::new(),
             lanes: Mutex::default(),
@@ -147,10 +157,20 @@ impl Http {
             return Err(NoAnswer::Fault(Fault::NotHttps));
         }
         request.headers_mut().insert(USER_AGENT, HeaderValue::from_static(AGENT));
+        // Neither path nor query, which can hold tokens. Nor does the request carry our trace: it is another's service.
+        let span = latchkey_trace::child!(
+            "client",
+            "provider",
+            otel.name = request.method().as_str(),
+            http.request.method = request.method().as_str(),
+            http.response.status_code = tracing::field::Empty,
+            server.address = request.uri().host(),
+        );
         let calling = async {
             let client = self.client().await?;
             let response = client.request(request).await.map_err(|error| NoAnswer::Away(away(&error)))?;
             let (head, body) = response.into_parts();
+            span.record("http.response.status_code", head.status.as_u16());
             if head.status == StatusCode::TOO_MANY_REQUESTS || head.status.is_server_error() {
                 return Err(NoAnswer::Away(Away::Status(head.status.as_u16())));
             }
@@ -166,7 +186,11 @@ impl Http {
             })?;
             Ok(Answer { status: head.status, headers: head.headers, body: body.to_bytes() })
         };
-        timeout(WHOLE, calling).await.unwrap_or(Err(NoAnswer::Away(Away::TooSlow)))
+        let answer = timeout(WHOLE, calling).await.unwrap_or(Err(NoAnswer::Away(Away::TooSlow)));
+        if answer.is_err() {
+            latchkey_trace::fail(&span, "no_answer");
+        }
+        answer
     }
 
     async fn client(&self) -> Result<&Client<HttpsConnector<Dial>, Whole>, NoAnswer> {
@@ -222,6 +246,9 @@ impl Dial {
         let host = uri.host().ok_or(Away::NameUnknown)?;
         let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
         let port = uri.port_u16().unwrap_or(if uri.scheme_str() == Some("http") { 80 } else { 443 });
+        if let Some(proxy) = self.proxy.of(uri) {
+            return self.tunnel(&proxy, uri, host, port).await;
+        }
         let addresses = match self.hosts.get(host) {
             Some(address) => vec![*address],
             None => self.reach.resolve(host, port).await.map_err(|unresolved| match unresolved {
@@ -237,6 +264,25 @@ impl Dial {
             }
         }
         Err(Away::Unreachable)
+    }
+
+    /// Through the install's proxy, which is told the name and looks it up for itself. Where the name is known here too, no
+    /// address of it may be one that is refused; where it is not, only the proxy can judge (docs/decisions/0019).
+    async fn tunnel(&self, proxy: &Intercept, uri: &Uri, host: &str, port: u16) -> Result<TokioIo<TcpStream>, Away> {
+        if !self.hosts.contains_key(host)
+            && let Ok(Ok(found)) = timeout(LOOK_UP, look_up(host, port)).await
+            && !found.iter().all(|address| self.reach.allows(address.ip()))
+        {
+            return Err(Away::AddressRefused);
+        }
+        let mut tcp = HttpConnector::new();
+        tcp.set_connect_timeout(Some(CONNECT));
+        tcp.set_nodelay(true);
+        let mut tunnel = Tunnel::new(proxy.uri().clone(), tcp);
+        if let Some(login) = proxy.basic_auth() {
+            tunnel = tunnel.with_auth(login.clone());
+        }
+        tunnel.call(uri.clone()).await.map_err(|_| Away::Proxy)
     }
 }
 
@@ -265,7 +311,7 @@ mod tests {
     use super::*;
 
     fn http(reach: Reach) -> Http {
-        Http::new(reach, HashMap::new(), Vec::new(), Metrics::new())
+        Http::new(reach, Proxy::default(), HashMap::new(), Vec::new(), Metrics::new())
     }
 
     fn insecure() -> Http {
@@ -346,6 +392,23 @@ mod tests {
         assert_eq!(get(&http, &server(Vec::new()).await).await, Err(NoAnswer::Away(Away::Broken)));
         assert_eq!(get(&http, "http://127.0.0.1:1/").await, Err(NoAnswer::Away(Away::Unreachable)));
         assert_eq!(get(&http, "http://no-such-host.invalid/").await, Err(NoAnswer::Away(Away::NameUnknown)));
+    }
+
+    #[tokio::test]
+    async fn the_proxy_is_not_asked_for_what_is_known_to_be_private() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let proxy = Proxy::new(&format!("http://{}", listener.local_addr().unwrap()), "").unwrap();
+        let http = Http::new(Reach::default(), proxy, HashMap::new(), Vec::new());
+        for host in ["127.0.0.1", "localhost", "[::1]", "10.0.0.1", "169.254.169.254", "2130706433", "0x7f.1"] {
+            let refused = get(&http, &format!("https://{host}/x")).await;
+            assert_eq!(refused, Err(NoAnswer::Away(Away::AddressRefused)), "{host}");
+        }
+        let nobody_came = timeout(Duration::from_millis(200), listener.accept()).await.is_err();
+        assert!(nobody_came);
+        // A name that is not known here is the proxy's to know; this one closes the connection.
+        let elsewhere = get(&http, "https://no-such-host.invalid/x");
+        let (answer, accepted) = tokio::join!(elsewhere, async { drop(listener.accept().await) });
+        assert_eq!((answer, accepted), (Err(NoAnswer::Away(Away::Proxy)), ()));
     }
 
     #[test]

@@ -18,7 +18,7 @@ use crate::{
             Authorization, Away, BadToken, Fault, Grant, Place, ProviderError, ProviderTraits, Unusable, Vouched,
         },
     },
-    outbound::Reach,
+    outbound::{Reach, proxy::Proxy},
 };
 
 mod apple;
@@ -49,6 +49,8 @@ use shelf::Shelf;
 pub struct ProviderOptions {
     /// Where providers may stand.
     pub reach: Reach,
+    /// Through which they are reached.
+    pub proxy: Proxy,
     /// For tests: hosts that stand at an address of this machine. Their certificates are still judged by their names.
     pub hosts: HashMap<String, SocketAddr>,
     /// For tests: roots that are trusted beside the machine's.
@@ -74,7 +76,13 @@ impl SocialProviders {
     pub fn new(options: ProviderOptions, env: Env) -> Self {
         let (env, metrics) = (Arc::new(env), Metrics::new());
         Self(Arc::new(Inner {
-            http: Arc::new(Http::new(options.reach, options.hosts, options.authorities, metrics.clone())),
+            http: Arc::new(Http::new(
+                options.reach,
+                options.proxy,
+                options.hosts,
+                options.authorities,
+                metrics.clone(),
+            )),
             metadata: Shelf::new(Arc::clone(&env)),
             keys: Shelf::new(Arc::clone(&env)),
             apple: apple::Secrets::default(),

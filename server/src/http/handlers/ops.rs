@@ -193,6 +193,8 @@ impl Endpoints for Ops {
     type Route = OpsRoute;
 
     const LISTENER: &'static str = "ops";
+    /// Probes and scrapes come every few seconds, and a stream of revisions has no end.
+    const TRACED: bool = false;
 
     fn find(&self, method: &Method, path: &str) -> Lookup<OpsRoute> {
         let route = match path {

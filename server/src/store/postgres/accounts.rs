@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::{
     audit::EventColumns,
-    users::{EPOCH_DELAY_SECONDS, Row},
+    users::{EPOCH_DELAY_SECONDS, Row, payload},
 };
 use crate::{
     domain::{
@@ -78,7 +78,7 @@ impl TryFrom<MovedRow> for AddressChanged {
 
 impl Accounts for Stores {
     async fn user_of_session(&self, app: &AppId, session: &Session) -> Result<Option<User>, StoreError> {
-        let mut held = self.postgres.hold().await?;
+        let mut held = self.postgres.hold("user_of_session").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_as!(
             Row,
@@ -102,7 +102,7 @@ impl Accounts for Stores {
 
     async fn rename(&self, app: &AppId, change: Rename) -> Result<Option<Renamed>, StoreError> {
         let event = EventColumns::of(&change.event);
-        let mut held = self.postgres.hold().await?;
+        let mut held = self.postgres.hold("rename").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query!(
             r#"
@@ -158,7 +158,7 @@ impl Accounts for Stores {
 
     async fn set_password(&self, app: &AppId, change: NewPassword) -> Result<Option<User>, StoreError> {
         let event = EventColumns::of(&change.event);
-        let mut held = self.postgres.hold().await?;
+        let mut held = self.postgres.hold("set_password").await?;
         let (connection, until) = held.parts();
         // A change of the address that waits ends with its codes: whoever is told of it and did not ask for it sets a new
         // password. Where it is the account's only address it goes on waiting.
@@ -181,8 +181,8 @@ impl Accounts for Stores {
                 INSERT INTO outbox (app_id, kind, user_id, epoch, keep_session, due_at)
                 SELECT $1, 'epoch', id, epoch, $4, statement_timestamp() + make_interval(secs => $7) FROM changed
             ), queued AS (
-                INSERT INTO outbox (app_id, kind, user_id, requested_at)
-                SELECT $1, $8, id, $6 FROM changed WHERE email_verified_at IS NOT NULL
+                INSERT INTO outbox (app_id, kind, user_id, requested_at, payload)
+                SELECT $1, $8, id, $6, $16::text::jsonb FROM changed WHERE email_verified_at IS NOT NULL
                 RETURNING id
             ), told AS (
                 SELECT count(pg_notify('latchkey_outbox', '')) AS times FROM queued WHERE $9
@@ -211,6 +211,7 @@ impl Accounts for Stores {
             event.session,
             event.ip,
             event.detail,
+            payload(),
         );
         let answer = timeout_at(until, query.fetch_optional(connection)).await;
         let changed = held.done(answer)?.map(User::try_from).transpose()?;
@@ -222,7 +223,7 @@ impl Accounts for Stores {
 
     async fn ask_for_address(&self, app: &AppId, request: AddressRequest) -> Result<Option<User>, StoreError> {
         let event = EventColumns::of(&request.event);
-        let mut held = self.postgres.hold().await?;
+        let mut held = self.postgres.hold("ask_for_address").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_as!(
             Row,
@@ -234,8 +235,8 @@ impl Accounts for Stores {
                     AND (email IS NULL OR email_verified_at IS NOT NULL)
                 RETURNING *
             ), queued AS (
-                INSERT INTO outbox (app_id, kind, user_id, requested_at)
-                SELECT $1, mails.kind, changed.id, $6
+                INSERT INTO outbox (app_id, kind, user_id, requested_at, payload)
+                SELECT $1, mails.kind, changed.id, $6, $17::text::jsonb
                 FROM changed, (VALUES ($7::text, $8::boolean), ($9, true)) AS mails (kind, wanted)
                 WHERE mails.wanted AND (mails.kind <> $9 OR changed.email IS NOT NULL)
                 RETURNING id
@@ -267,6 +268,7 @@ impl Accounts for Stores {
             event.session,
             event.ip,
             event.detail,
+            payload(),
         );
         let answer = timeout_at(until, query.fetch_optional(connection)).await;
         let changed = held.done(answer)?.map(User::try_from).transpose()?;
@@ -279,7 +281,7 @@ impl Accounts for Stores {
     async fn change_address(&self, app: &AppId, change: AddressChange) -> Result<Option<AddressChanged>, StoreError> {
         let event = EventColumns::of(&change.event);
         for _ in 0..ADDRESS_TRIES {
-            let mut held = self.postgres.hold().await?;
+            let mut held = self.postgres.hold("change_address").await?;
             let (connection, until) = held.parts();
             // Of others only one that is unverified is locked: two that want each other's address would else wait for
             // each other. `changed` asks for `cleared`, so the address is free before it is taken.
@@ -331,7 +333,8 @@ impl Accounts for Stores {
                     ) AS news
                 ), queued AS (
                     INSERT INTO outbox (app_id, kind, user_id, requested_at, payload)
-                    SELECT $1, $8, id, $5, jsonb_build_object('former', former) FROM changed WHERE former IS NOT NULL
+                    SELECT $1, $8, id, $5, jsonb_build_object('former', former) || coalesce($17::text::jsonb, '{}')
+                    FROM changed WHERE former IS NOT NULL
                     RETURNING id
                 ), told AS (
                     SELECT count(pg_notify('latchkey_outbox', '')) AS times FROM queued WHERE $9
@@ -364,6 +367,7 @@ impl Accounts for Stores {
                 event.ip.as_deref(),
                 event.detail.as_deref(),
                 EventKind::UserDeleted.as_str(),
+                payload(),
             );
             let answer = timeout_at(until, query.fetch_optional(connection)).await;
             let answer = answer.map(|answer| match answer {
@@ -383,7 +387,7 @@ impl Accounts for Stores {
 
     async fn delete_user(&self, app: &AppId, removal: Removal) -> Result<Option<Epoch>, StoreError> {
         let event = EventColumns::of(&removal.event);
-        let mut held = self.postgres.hold().await?;
+        let mut held = self.postgres.hold("delete_user").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_scalar!(
             r#"
@@ -419,7 +423,7 @@ impl Accounts for Stores {
     }
 
     async fn profile_carried(&self, app: &AppId, row: Uuid) -> Result<(), StoreError> {
-        let mut held = self.postgres.hold().await?;
+        let mut held = self.postgres.hold("profile_carried").await?;
         let (connection, until) = held.parts();
         let query =
             sqlx::query!("DELETE FROM outbox WHERE app_id = $1 AND id = $2 AND kind = 'profile'", app.as_str(), row);

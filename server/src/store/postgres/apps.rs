@@ -145,7 +145,7 @@ impl Postgres {
     /// Makes the Apps those namespaces' where they are nobody's, and tells whose they are, in the order of the claims.
     /// Where nothing changed since the last time nothing is written.
     pub async fn claim_apps(&self, claims: &[Claim]) -> Result<Vec<AppClaim>, StoreError> {
-        let mut held = self.hold().await?;
+        let mut held = self.hold("claim_apps").await?;
         let (connection, until) = held.parts();
         let query = async {
             let rows = claimed_rows(connection, claims).await?;
@@ -175,7 +175,7 @@ impl Postgres {
 
     /// How far the deletion of an App's users is.
     pub async fn deletion(&self, claim: &Claim) -> Result<Deletion, StoreError> {
-        let mut held = self.hold().await?;
+        let mut held = self.hold("deletion").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query!(
             r#"
@@ -263,7 +263,7 @@ impl Stores {
         most: u32,
         wanted: impl Fn() -> bool + Send + Sync,
     ) -> Result<Deleting, StoreError> {
-        let mut held = self.postgres.hold().await?;
+        let mut held = self.postgres.hold("delete_users").await?;
         let (connection, until) = held.parts();
         let deleting = async {
             // Also of an App that no server ever claimed, Postgres having been away.

@@ -256,7 +256,7 @@ impl Postgres {
     }
 
     async fn insert_events(&self, columns: &Columns) -> Result<u64, StoreError> {
-        let mut held = self.hold().await?;
+        let mut held = self.hold("insert_events").await?;
         let (connection, until) = held.parts();
         let answer = timeout_at(until, insert(connection, columns)).await;
         held.done(answer)
@@ -269,7 +269,7 @@ impl Postgres {
         since: OffsetDateTime,
     ) -> Result<Vec<Activity>, StoreError> {
         let known: Vec<String> = EventKind::ALL.iter().map(|kind| kind.as_str().to_owned()).collect();
-        let mut held = self.hold().await?;
+        let mut held = self.hold("activity").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_as!(
             Row,
@@ -338,7 +338,7 @@ impl Postgres {
         began: OffsetDateTime,
         rows: &RefusalColumns,
     ) -> Result<(), StoreError> {
-        let mut held = self.hold().await?;
+        let mut held = self.hold("insert_refusals").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query!(
             r#"
@@ -368,7 +368,7 @@ impl Postgres {
 
     /// Whether it is this server's turn; the next one is so much later, whoever's it is.
     pub(crate) async fn audit_turn(&self, every: Duration) -> Result<bool, StoreError> {
-        let mut held = self.hold().await?;
+        let mut held = self.hold("audit_turn").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query!(
             "UPDATE audit_upkeep SET next_at = statement_timestamp() + make_interval(secs => $1)
@@ -381,7 +381,7 @@ impl Postgres {
 
     /// Makes the partitions of this month and some after it; none where this server's role may not.
     pub(crate) async fn make_audit_months(&self, ahead: i32) -> Result<Option<i32>, StoreError> {
-        let mut held = self.hold().await?;
+        let mut held = self.hold("make_audit_months").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_scalar!(r#"SELECT latchkey_audit_make_months($1) AS "made!""#, ahead);
         let answer = timeout_at(until, query.fetch_one(connection)).await;
@@ -395,7 +395,7 @@ impl Postgres {
         before: OffsetDateTime,
         apps: &[String],
     ) -> Result<Option<i32>, StoreError> {
-        let mut held = self.hold().await?;
+        let mut held = self.hold("drop_audit_months").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_scalar!(r#"SELECT latchkey_audit_drop_months($1, $2) AS "dropped!""#, before, apps);
         let answer = timeout_at(until, query.fetch_one(connection)).await;
@@ -410,7 +410,7 @@ impl Postgres {
         most: i64,
     ) -> Result<u64, StoreError> {
         let Some(latest) = before.iter().max() else { return Ok(0) };
-        let mut held = self.hold().await?;
+        let mut held = self.hold("delete_audit_events").await?;
         let (connection, until) = held.parts();
         // `latest` once more, so that no later partition is looked at.
         let query = sqlx::query!(

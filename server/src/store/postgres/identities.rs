@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::{
     audit::EventColumns,
-    users::{EPOCH_DELAY_SECONDS, Row, being_deleted, columns},
+    users::{EPOCH_DELAY_SECONDS, Row, being_deleted, columns, payload},
 };
 use crate::{
     domain::{
@@ -82,7 +82,8 @@ async fn queue(
     sqlx::query_scalar!(
         r#"
         WITH queued AS (
-            INSERT INTO outbox (app_id, kind, user_id, requested_at) VALUES ($1, $2, $3, $4)
+            INSERT INTO outbox (app_id, kind, user_id, requested_at, payload)
+            VALUES ($1, $2, $3, $4, $6::text::jsonb)
             RETURNING id
         )
         SELECT count(pg_notify('latchkey_outbox', '')) AS "told!" FROM queued WHERE $5
@@ -92,6 +93,7 @@ async fn queue(
         to,
         requested_at,
         tells,
+        payload(),
     )
     .fetch_one(connection)
     .await
@@ -312,7 +314,7 @@ async fn unlink(connection: &mut PgConnection, app: &AppId, unlinking: &Unlinkin
 
 impl Identities for Stores {
     async fn user_by_identity(&self, app: &AppId, authority: &str, subject: &str) -> Result<Option<User>, StoreError> {
-        let mut held = self.postgres.hold().await?;
+        let mut held = self.postgres.hold("user_by_identity").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_as!(
             Row,
@@ -336,7 +338,7 @@ impl Identities for Stores {
         mail: Option<Mail>,
     ) -> Result<bool, StoreError> {
         let tells = self.postgres.tells();
-        let mut held = self.postgres.hold().await?;
+        let mut held = self.postgres.hold("create_federated").await?;
         let (connection, until) = held.parts();
         let made = timeout_at(until, create(connection, app, &user, &identity, mail.as_ref(), tells)).await;
         match held.done(made)? {
@@ -353,7 +355,7 @@ impl Identities for Stores {
 
     async fn link_identity(&self, app: &AppId, linking: Linking) -> Result<Linked, StoreError> {
         let tells = self.postgres.tells();
-        let mut held = self.postgres.hold().await?;
+        let mut held = self.postgres.hold("link_identity").await?;
         let (connection, until) = held.parts();
         let linked = timeout_at(until, link(connection, app, &linking, tells)).await;
         let linked = held.done(linked)?;
@@ -364,14 +366,14 @@ impl Identities for Stores {
     }
 
     async fn take_over(&self, app: &AppId, change: TakeOver) -> Result<Option<User>, StoreError> {
-        let mut held = self.postgres.hold().await?;
+        let mut held = self.postgres.hold("take_over").await?;
         let (connection, until) = held.parts();
         let changed = timeout_at(until, take_over(connection, app, &change)).await;
         held.done(changed)?.map(User::try_from).transpose()
     }
 
     async fn identities(&self, app: &AppId, user: UserId) -> Result<Vec<Identity>, StoreError> {
-        let mut held = self.postgres.hold().await?;
+        let mut held = self.postgres.hold("identities").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_as!(
             IdentityRow,
@@ -386,7 +388,7 @@ impl Identities for Stores {
     }
 
     async fn unlink_identity(&self, app: &AppId, unlinking: Unlinking) -> Result<Unlinked, StoreError> {
-        let mut held = self.postgres.hold().await?;
+        let mut held = self.postgres.hold("unlink_identity").await?;
         let (connection, until) = held.parts();
         let unlinked = timeout_at(until, unlink(connection, app, &unlinking)).await;
         held.done(unlinked)

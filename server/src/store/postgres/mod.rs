@@ -16,7 +16,7 @@ use tokio::{
     task::AbortHandle,
     time::{Instant, error::Elapsed, timeout, timeout_at},
 };
-use tracing::{info, warn};
+use tracing::{Span, info, warn};
 
 use super::{Unreadable, UrlSource};
 use crate::domain::ports::StoreError;
@@ -114,6 +114,7 @@ struct Held {
     connection: Option<PoolConnection<Driver>>,
     until: Instant,
     postgres: Postgres,
+    span: Span,
 }
 
 // === impl Options ===
@@ -163,7 +164,7 @@ impl Postgres {
 
     /// The newest migration that the database has seen; none where it is empty.
     pub async fn schema_version(&self) -> Result<Option<i64>, StoreError> {
-        let mut held = self.hold().await?;
+        let mut held = self.hold("schema_version").await?;
         let (connection, until) = held.parts();
         let answer = timeout_at(until, migrate::seen_version(connection)).await;
         held.done(answer)
@@ -186,7 +187,15 @@ impl Postgres {
         self.shared.news.notify_one();
     }
 
-    async fn hold(&self) -> Result<Held, StoreError> {
+    /// A connection for a call; the operation's name is that of the call's span.
+    async fn hold(&self, operation: &'static str) -> Result<Held, StoreError> {
+        let span = latchkey_trace::child!(
+            "client",
+            "postgres",
+            otel.name = operation,
+            db.system.name = "postgresql",
+            db.operation.name = operation,
+        );
         let until = Instant::now() + CALL_LIMIT;
         self.reread(false);
         let started = Instant::now();
@@ -200,8 +209,8 @@ impl Postgres {
             acquired = acquire().await;
         }
         self.shared.metrics.waited(started.elapsed());
-        let connection = acquired.map_err(|error| self.refused(Fault::from(&error)))?;
-        Ok(Held { connection: Some(connection), until, postgres: self.clone() })
+        let connection = acquired.map_err(|error| self.refused_in(&span, Fault::from(&error)))?;
+        Ok(Held { connection: Some(connection), until, postgres: self.clone(), span })
     }
 
     /// Whether the URL is another than before; new connections are then made with it.
@@ -231,6 +240,11 @@ impl Postgres {
                 false
             }
         }
+    }
+
+    fn refused_in(&self, span: &Span, fault: Fault) -> StoreError {
+        latchkey_trace::fail(span, fault.kind.as_str());
+        self.refused(fault)
     }
 
     fn refused(&self, fault: Fault) -> StoreError {
@@ -287,10 +301,10 @@ impl Held {
     /// Ends the call: the connection goes back unless the call was given up.
     fn done<T>(mut self, answer: Result<Result<T, sqlx::Error>, Elapsed>) -> Result<T, StoreError> {
         let Ok(answer) = answer else {
-            return Err(self.postgres.refused(Fault::deadline()));
+            return Err(self.postgres.refused_in(&self.span, Fault::deadline()));
         };
         drop(self.connection.take());
-        answer.map_err(|error| self.postgres.refused(Fault::from(&error)))
+        answer.map_err(|error| self.postgres.refused_in(&self.span, Fault::from(&error)))
     }
 }
 

@@ -15,7 +15,11 @@ use tokio::{
 use tracing::{debug, warn};
 use uuid::Uuid;
 
-use super::{Postgres, errors::Fault, users::columns};
+use super::{
+    Postgres,
+    errors::Fault,
+    users::{columns, payload},
+};
 use crate::{
     domain::{
         email::Email,
@@ -64,6 +68,7 @@ struct Row {
     epoch: Option<i64>,
     keep_session: Option<Uuid>,
     former: Option<String>,
+    trace: Option<String>,
     attempts: i32,
     created_at: OffsetDateTime,
     lease_until: OffsetDateTime,
@@ -99,6 +104,7 @@ impl TryFrom<Row> for Claimed {
             attempts: u32::try_from(row.attempts).map_err(|_| Fault::unreadable())?,
             task,
             lease_until: row.lease_until,
+            trace: row.trace,
         })
     }
 }
@@ -129,7 +135,7 @@ fn shortened(error: &str) -> String {
 impl Postgres {
     /// The dead letters, the newest first.
     pub async fn dead_letters(&self) -> Result<Vec<DeadLetter>, StoreError> {
-        let mut held = self.hold().await?;
+        let mut held = self.hold("dead_letters").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_as!(
             DeadLetter,
@@ -148,7 +154,7 @@ impl Postgres {
 
     /// Makes a dead letter due again, with no attempts counted. Whether there was one of that id.
     pub async fn retry_dead_letter(&self, id: Uuid) -> Result<bool, StoreError> {
-        let mut held = self.hold().await?;
+        let mut held = self.hold("retry_dead_letter").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query!(
             "UPDATE outbox SET dead_at = NULL, error = NULL, attempts = 0, due_at = statement_timestamp(), \
@@ -234,7 +240,8 @@ async fn claim(
         FROM taken
         WHERE outbox.app_id = taken.app_id AND outbox.id = taken.id
         RETURNING outbox.app_id, outbox.id, outbox.kind, outbox.user_id, outbox.requested_at, outbox.epoch,
-            outbox.keep_session, outbox.payload->>'former' AS former, outbox.attempts, outbox.created_at, outbox.lease_until AS "lease_until!"
+            outbox.keep_session, outbox.payload->>'former' AS former, outbox.payload->>'trace' AS trace,
+            outbox.attempts, outbox.created_at, outbox.lease_until AS "lease_until!"
         "#,
         most,
         per_app,
@@ -250,12 +257,13 @@ async fn claim(
 impl Outbox for Stores {
     async fn enqueue(&self, app: &AppId, mail: Mail) -> Result<(), StoreError> {
         let (kind, to, requested_at) = columns(Some(&mail));
-        let mut held = self.postgres.hold().await?;
+        let mut held = self.postgres.hold("enqueue").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_scalar!(
             r#"
             WITH queued AS (
-                INSERT INTO outbox (app_id, kind, user_id, requested_at) VALUES ($1, $2, $3, $4)
+                INSERT INTO outbox (app_id, kind, user_id, requested_at, payload)
+                VALUES ($1, $2, $3, $4, $6::text::jsonb)
                 RETURNING id
             )
             SELECT count(pg_notify('latchkey_outbox', '')) AS "told!" FROM queued WHERE $5
@@ -265,6 +273,7 @@ impl Outbox for Stores {
             to,
             requested_at,
             self.postgres.tells(),
+            payload(),
         );
         let answer = timeout_at(until, query.fetch_one(connection)).await;
         held.done(answer)?;
@@ -275,7 +284,7 @@ impl Outbox for Stores {
     async fn claim(&self, most: usize, per_app: usize, lease: Duration) -> Result<Vec<Claimed>, StoreError> {
         let most = i64::try_from(most).unwrap_or(i64::MAX);
         let per_app = i64::try_from(per_app).unwrap_or(i64::MAX);
-        let mut held = self.postgres.hold().await?;
+        let mut held = self.postgres.hold("claim").await?;
         let (connection, until) = held.parts();
         let answer = timeout_at(until, claim(connection, most, per_app, lease.as_secs_f64())).await;
         let rows = held.done(answer)?;
@@ -284,7 +293,7 @@ impl Outbox for Stores {
     }
 
     async fn settle(&self, claimed: &Claimed, outcome: Outcome) -> Result<(), StoreError> {
-        let mut held = self.postgres.hold().await?;
+        let mut held = self.postgres.hold("settle").await?;
         let (connection, until) = held.parts();
         let (app, id, lease) = (claimed.app.as_str(), claimed.id, claimed.lease_until);
         let query = match outcome {
@@ -327,7 +336,7 @@ impl Outbox for Stores {
     }
 
     async fn epoch_carried(&self, app: &AppId, news: &EpochNews) -> Result<(), StoreError> {
-        let mut held = self.postgres.hold().await?;
+        let mut held = self.postgres.hold("epoch_carried").await?;
         let (connection, until) = held.parts();
         // Those of earlier epochs have nothing left to say.
         let query = sqlx::query!(
@@ -345,7 +354,7 @@ impl Outbox for Stores {
     }
 
     async fn backlog(&self) -> Result<Backlog, StoreError> {
-        let mut held = self.postgres.hold().await?;
+        let mut held = self.postgres.hold("backlog").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query!(
             r#"

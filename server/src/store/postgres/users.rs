@@ -1,6 +1,7 @@
 //! Users: each change is one statement, so that it is one transaction in one round trip.
 
 use latchkey_crds::types::AppId;
+use serde_json::json;
 use time::OffsetDateTime;
 use tokio::time::timeout_at;
 use uuid::Uuid;
@@ -121,9 +122,14 @@ pub(super) fn columns(mail: Option<&Mail>) -> (Option<&'static str>, Option<Uuid
     }
 }
 
+/// What is kept with a mail beside its columns, as JSON: the trace of the request that asked for it.
+pub(super) fn payload() -> Option<String> {
+    latchkey_trace::remember().map(|trace| json!({ "trace": trace }).to_string())
+}
+
 impl Users for Stores {
     async fn user(&self, app: &AppId, id: UserId) -> Result<Option<User>, StoreError> {
-        let mut held = self.postgres.hold().await?;
+        let mut held = self.postgres.hold("user").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_as!(
             Row,
@@ -138,7 +144,7 @@ impl Users for Stores {
     }
 
     async fn user_by_email(&self, app: &AppId, email: &Email) -> Result<Option<User>, StoreError> {
-        let mut held = self.postgres.hold().await?;
+        let mut held = self.postgres.hold("user_by_email").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_as!(
             Row,
@@ -155,7 +161,7 @@ impl Users for Stores {
     async fn create_user(&self, app: &AppId, user: NewUser, mail: Option<Mail>) -> Result<Creation, StoreError> {
         let (kind, to, requested_at) = columns(mail.as_ref());
         let event = EventColumns::of(&user.event);
-        let mut held = self.postgres.hold().await?;
+        let mut held = self.postgres.hold("create_user").await?;
         let (connection, until) = held.parts();
         // The lock on the App's row orders this with the deletion of its users: what is written here is seen by that, or
         // nothing is written.
@@ -171,8 +177,8 @@ impl Users for Stores {
                 ON CONFLICT DO NOTHING
                 RETURNING id
             ), queued AS (
-                INSERT INTO outbox (app_id, kind, user_id, requested_at)
-                SELECT $1, $8, $9, $10 FROM made WHERE $8::text IS NOT NULL
+                INSERT INTO outbox (app_id, kind, user_id, requested_at, payload)
+                SELECT $1, $8, $9, $10, $18::text::jsonb FROM made WHERE $8::text IS NOT NULL
                 RETURNING id
             ), recorded AS (
                 INSERT INTO audit_events (app_id, id, at, kind, user_id, session_id, ip, detail)
@@ -200,6 +206,7 @@ impl Users for Stores {
             event.session,
             event.ip,
             event.detail,
+            payload(),
         );
         let answer = timeout_at(until, query.fetch_one(connection)).await;
         let answer = held.done(answer)?;
@@ -224,7 +231,7 @@ impl Users for Stores {
     ) -> Result<(), StoreError> {
         let (kind, to, requested_at) = columns(mail.as_ref());
         let event = EventColumns::of(&event);
-        let mut held = self.postgres.hold().await?;
+        let mut held = self.postgres.hold("registered_again").await?;
         let (connection, until) = held.parts();
         // The row is written whatever comes of it, as `create_user` writes one.
         let query = sqlx::query!(
@@ -237,8 +244,8 @@ impl Users for Stores {
                 WHERE app_id = $1 AND id = $2 AND NOT EXISTS (SELECT FROM gate WHERE state <> 'active')
                 RETURNING id
             ), queued AS (
-                INSERT INTO outbox (app_id, kind, user_id, requested_at)
-                SELECT $1, $5, $6, $7
+                INSERT INTO outbox (app_id, kind, user_id, requested_at, payload)
+                SELECT $1, $5, $6, $7, $15::text::jsonb
                 WHERE $5::text IS NOT NULL AND NOT EXISTS (SELECT FROM gate WHERE state <> 'active')
                 RETURNING id
             ), recorded AS (
@@ -264,6 +271,7 @@ impl Users for Stores {
             event.session,
             event.ip,
             event.detail,
+            payload(),
         );
         let answer = timeout_at(until, query.fetch_one(connection)).await;
         if held.done(answer)?.closed {
@@ -282,7 +290,7 @@ impl Users for Stores {
         old: &PasswordHash,
         new: PasswordHash,
     ) -> Result<(), StoreError> {
-        let mut held = self.postgres.hold().await?;
+        let mut held = self.postgres.hold("renew_hash").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query!(
             "UPDATE users SET password_hash = $4 WHERE app_id = $1 AND id = $2 AND password_hash = $3",
@@ -297,7 +305,7 @@ impl Users for Stores {
 
     async fn confirm_address(&self, app: &AppId, change: Confirmation) -> Result<Option<Changed>, StoreError> {
         let event = EventColumns::of(&change.event);
-        let mut held = self.postgres.hold().await?;
+        let mut held = self.postgres.hold("confirm_address").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_as!(
             ChangedRow,
@@ -355,7 +363,7 @@ impl Users for Stores {
 
     async fn reset_password(&self, app: &AppId, change: PasswordReset) -> Result<Option<Changed>, StoreError> {
         let event = EventColumns::of(&change.event);
-        let mut held = self.postgres.hold().await?;
+        let mut held = self.postgres.hold("reset_password").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_as!(
             ChangedRow,
@@ -388,8 +396,8 @@ impl Users for Stores {
                 INSERT INTO audit_events (app_id, id, at, kind, user_id, session_id, ip, detail)
                 SELECT $1, $10, $11, $12, id, $13, $14::text::inet, $15::text::jsonb FROM changed
             ), queued AS (
-                INSERT INTO outbox (app_id, kind, user_id, requested_at)
-                SELECT $1, $8, id, $5 FROM changed
+                INSERT INTO outbox (app_id, kind, user_id, requested_at, payload)
+                SELECT $1, $8, id, $5, $16::text::jsonb FROM changed
                 RETURNING id
             ), told AS (
                 SELECT count(pg_notify('latchkey_outbox', '')) AS times FROM queued WHERE $9
@@ -415,6 +423,7 @@ impl Users for Stores {
             event.session,
             event.ip,
             event.detail,
+            payload(),
         );
         let answer = timeout_at(until, query.fetch_optional(connection)).await;
         let changed = held.done(answer)?.map(Changed::try_from).transpose()?;

@@ -63,7 +63,7 @@ pub(super) struct Metrics {
 // === impl Operation ===
 
 impl Operation {
-    const fn as_str(self) -> &'static str {
+    pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::PutCode => "put_code",
             Self::FindCode => "find_code",

@@ -8,7 +8,7 @@ use std::{
 use prometheus_client::registry::Registry;
 use redis::{Cmd, Pipeline, Script, Value};
 use tokio::{task::AbortHandle, time::Instant};
-use tracing::{error, info};
+use tracing::{Span, error, info};
 
 use super::{Unreadable, UrlSource};
 use crate::domain::ports::StoreError;
@@ -129,6 +129,18 @@ impl Scripts {
     }
 }
 
+/// The span of a call, from its making to its end.
+fn span(operation: Operation) -> Span {
+    let operation = operation.as_str();
+    latchkey_trace::child!(
+        "client",
+        "redis",
+        otel.name = operation,
+        db.system.name = "redis",
+        db.operation.name = operation,
+    )
+}
+
 /// A call of a loaded script.
 fn call(script: &Script, keys: &[String], arguments: &[String]) -> Cmd {
     let mut command = redis::cmd("EVALSHA");
@@ -173,9 +185,10 @@ impl Redis {
 
     /// Sends commands in one go; an answer for each.
     async fn send(&self, operation: Operation, commands: &Pipeline) -> Result<Vec<Value>, StoreError> {
+        let span = span(operation);
         let started = Instant::now();
         let answer = self.shared.link.send(commands, started + CALL_LIMIT).await;
-        self.observed(operation, started, answer)
+        self.observed(operation, started, &span, answer)
     }
 
     /// Sends one command; its answer.
@@ -191,15 +204,25 @@ impl Redis {
         operation: Operation,
         command: Cmd,
     ) -> Result<(Value, crate::domain::ports::Carried), StoreError> {
+        let span = span(operation);
         let started = Instant::now();
         let until = started + CALL_LIMIT;
         let answer = self.shared.link.send_replicated(command, until).await;
-        self.observed(operation, started, answer)
+        self.observed(operation, started, &span, answer)
     }
 
-    fn observed<T>(&self, operation: Operation, started: Instant, answer: Result<T, Fault>) -> Result<T, StoreError> {
+    fn observed<T>(
+        &self,
+        operation: Operation,
+        started: Instant,
+        span: &Span,
+        answer: Result<T, Fault>,
+    ) -> Result<T, StoreError> {
         self.shared.metrics.took(operation, started.elapsed());
-        answer.map_err(|fault| self.failed(fault))
+        answer.map_err(|fault| {
+            latchkey_trace::fail(span, fault.kind.as_str());
+            self.failed(fault)
+        })
     }
 
     fn failed(&self, fault: Fault) -> StoreError {

@@ -1,0 +1,222 @@
+//! A collector that speaks OTLP, by HTTP and by gRPC, and keeps what it is sent.
+
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use anyhow::Result;
+use bytes::{BufMut, Bytes, BytesMut};
+use futures::stream;
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header::CONTENT_TYPE};
+use http_body_util::{BodyExt, StreamBody, combinators::BoxBody};
+use hyper::{
+    body::{Frame, Incoming},
+    service::service_fn,
+};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo},
+    server::conn::auto::Builder,
+};
+use opentelemetry_proto::tonic::{
+    collector::trace::v1::ExportTraceServiceRequest,
+    common::v1::{AnyValue, KeyValue, any_value::Value},
+    trace::v1::Span,
+};
+use prost::Message;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpListener,
+    task::JoinHandle,
+};
+use tokio_rustls::TlsAcceptor;
+
+use crate::{eventually, process, tls::Tls};
+
+/// Batches come every five seconds, where a test does not say otherwise; a loaded machine takes longer.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Runs until it is dropped.
+pub struct Collector {
+    addr: SocketAddr,
+    tls: Option<Tls>,
+    seen: Arc<Mutex<Seen>>,
+    serving: JoinHandle<()>,
+}
+
+#[derive(Default)]
+struct Seen {
+    /// Bodies as they came.
+    bytes: Vec<u8>,
+    headers: Vec<HeaderMap>,
+    spans: Vec<Told>,
+}
+
+/// A span, and who told of it.
+#[derive(Clone, Debug)]
+pub struct Told {
+    pub span: Span,
+    pub resource: HashMap<String, String>,
+}
+
+// === impl Collector ===
+
+impl Collector {
+    pub async fn start() -> Result<Self> {
+        Self::start_at(process::free_addr(), None).await
+    }
+
+    pub async fn start_at(addr: SocketAddr, tls: Option<Tls>) -> Result<Self> {
+        let listener = TcpListener::bind(addr).await?;
+        let acceptor = tls.as_ref().map(Tls::server_config).transpose()?.map(TlsAcceptor::from);
+        let seen = Arc::new(Mutex::new(Seen::default()));
+        let serving = tokio::spawn(accept(listener, acceptor, Arc::clone(&seen)));
+        Ok(Self { addr, tls, seen, serving })
+    }
+
+    /// The value of `OTEL_EXPORTER_OTLP_ENDPOINT`.
+    pub fn endpoint(&self) -> String {
+        format!("{}://{}", if self.tls.is_some() { "https" } else { "http" }, self.addr)
+    }
+
+    /// Everything it was sent, as it came over the wire.
+    pub fn bytes(&self) -> Vec<u8> {
+        process::lock(&self.seen).bytes.clone()
+    }
+
+    /// The headers of each export.
+    pub fn headers(&self) -> Vec<HeaderMap> {
+        process::lock(&self.seen).headers.clone()
+    }
+
+    pub fn spans(&self) -> Vec<Told> {
+        process::lock(&self.seen).spans.clone()
+    }
+
+    /// Those of one trace, by its id in hexadecimal.
+    pub fn trace(&self, id: &str) -> Vec<Told> {
+        let mut spans = self.spans();
+        spans.retain(|told| told.trace_id() == id);
+        spans
+    }
+
+    /// Waits for one.
+    pub async fn wait_for(&self, what: &str, fits: impl Fn(&Told) -> bool) -> Told {
+        eventually(what, LIMIT, || async { self.spans().into_iter().find(&fits) }).await
+    }
+}
+
+impl Drop for Collector {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+// === impl Told ===
+
+impl Told {
+    pub fn name(&self) -> &str {
+        &self.span.name
+    }
+
+    pub fn trace_id(&self) -> String {
+        hex(&self.span.trace_id)
+    }
+
+    pub fn id(&self) -> String {
+        hex(&self.span.span_id)
+    }
+
+    /// Empty where it has none.
+    pub fn parent(&self) -> String {
+        hex(&self.span.parent_span_id)
+    }
+
+    /// An attribute, as text.
+    pub fn attribute(&self, key: &str) -> Option<String> {
+        self.span.attributes.iter().find(|attribute| attribute.key == key).map(text)
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn text(attribute: &KeyValue) -> String {
+    match &attribute.value {
+        Some(AnyValue { value: Some(Value::StringValue(text)) }) => text.clone(),
+        Some(AnyValue { value: Some(Value::IntValue(number)) }) => number.to_string(),
+        Some(AnyValue { value: Some(Value::BoolValue(truth)) }) => truth.to_string(),
+        other => format!("{other:?}"),
+    }
+}
+
+async fn accept(listener: TcpListener, acceptor: Option<TlsAcceptor>, seen: Arc<Mutex<Seen>>) {
+    while let Ok((stream, _)) = listener.accept().await {
+        let (acceptor, seen) = (acceptor.clone(), Arc::clone(&seen));
+        tokio::spawn(async move {
+            match acceptor {
+                None => serve(stream, seen).await,
+                Some(acceptor) => {
+                    if let Ok(stream) = acceptor.accept(stream).await {
+                        serve(stream, seen).await;
+                    }
+                }
+            }
+        });
+    }
+}
+
+async fn serve<S: AsyncRead + AsyncWrite + Unpin + 'static>(stream: S, seen: Arc<Mutex<Seen>>) {
+    let service = service_fn(|request| answer(request, Arc::clone(&seen)));
+    drop(Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await);
+}
+
+async fn answer(
+    request: Request<Incoming>,
+    seen: Arc<Mutex<Seen>>,
+) -> Result<Response<BoxBody<Bytes, Infallible>>, hyper::Error> {
+    let (head, body) = request.into_parts();
+    let body = body.collect().await?.to_bytes();
+    let (message, frames) = match head.uri.path() {
+        // OTLP, 1.3: the path for traces.
+        "/v1/traces" => (body.clone(), Vec::new()),
+        "/opentelemetry.proto.collector.trace.v1.TraceService/Export" => {
+            // gRPC over HTTP/2: each message has a head of five octets, and the status comes last. An empty message says
+            // that all was taken.
+            let mut empty = BytesMut::new();
+            empty.put_bytes(0, 5);
+            let mut trailers = HeaderMap::new();
+            trailers.insert("grpc-status", HeaderValue::from_static("0"));
+            (body.slice(body.len().min(5)..), vec![Frame::data(empty.freeze()), Frame::trailers(trailers)])
+        }
+        _ => return Ok(plain(StatusCode::NOT_FOUND)),
+    };
+    let Ok(told) = ExportTraceServiceRequest::decode(message) else { return Ok(plain(StatusCode::BAD_REQUEST)) };
+    let grpc = !frames.is_empty();
+    {
+        let mut seen = process::lock(&seen);
+        seen.bytes.extend_from_slice(&body);
+        seen.headers.push(head.headers);
+        for of_resource in told.resource_spans {
+            let resource = of_resource.resource.unwrap_or_default();
+            let resource: HashMap<_, _> =
+                resource.attributes.iter().map(|attribute| (attribute.key.clone(), text(attribute))).collect();
+            let spans = of_resource.scope_spans.into_iter().flat_map(|scope| scope.spans);
+            seen.spans.extend(spans.map(|span| Told { span, resource: resource.clone() }));
+        }
+    }
+    let mut response = Response::new(StreamBody::new(stream::iter(frames.into_iter().map(Ok))).boxed());
+    let kind = if grpc { "application/grpc" } else { "application/x-protobuf" };
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    Ok(response)
+}
+
+fn plain(status: StatusCode) -> Response<BoxBody<Bytes, Infallible>> {
+    let mut response = Response::new(StreamBody::new(stream::iter([])).boxed());
+    *response.status_mut() = status;
+    response
+}

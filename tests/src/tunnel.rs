@@ -1,0 +1,98 @@
+//! An HTTP proxy that makes tunnels (RFC 9110, 9.3.6) to hosts that the test names, and tells who asked for what.
+
+use std::{
+    collections::HashMap,
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+};
+
+use anyhow::Result;
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader, copy_bidirectional},
+    net::{TcpListener, TcpStream},
+    task::JoinHandle,
+};
+
+use crate::process;
+
+/// A running proxy. It ends when this value is dropped.
+pub struct TunnelProxy {
+    addr: SocketAddr,
+    shared: Arc<Shared>,
+    accepting: JoinHandle<()>,
+}
+
+struct Shared {
+    hosts: HashMap<String, SocketAddr>,
+    seen: Mutex<Vec<Asked>>,
+}
+
+/// One request for a tunnel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// `CONNECT host:port HTTP/1.1`
+    pub line: String,
+    /// By name in lower case.
+    pub headers: HashMap<String, String>,
+}
+
+// === impl TunnelProxy ===
+
+impl TunnelProxy {
+    /// Leads to those hosts, whatever the port; any other is 502.
+    pub async fn start(hosts: HashMap<String, SocketAddr>) -> Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let addr = listener.local_addr()?;
+        let shared = Arc::new(Shared { hosts, seen: Mutex::default() });
+        let accepting = tokio::spawn(accept(listener, Arc::clone(&shared)));
+        Ok(Self { addr, shared, accepting })
+    }
+
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// What it was asked for.
+    pub fn seen(&self) -> Vec<Asked> {
+        process::lock(&self.shared.seen).clone()
+    }
+}
+
+impl Drop for TunnelProxy {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+    while let Ok((stream, _)) = listener.accept().await {
+        let shared = Arc::clone(&shared);
+        tokio::spawn(async move { drop(serve(BufReader::new(stream), &shared).await) });
+    }
+}
+
+async fn serve(mut client: BufReader<TcpStream>, shared: &Shared) -> io::Result<()> {
+    let line = read_line(&mut client).await?;
+    let mut headers = HashMap::new();
+    loop {
+        let header = read_line(&mut client).await?;
+        let Some((name, value)) = header.split_once(':') else { break };
+        headers.insert(name.to_ascii_lowercase(), value.trim().to_owned());
+    }
+    process::lock(&shared.seen).push(Asked { line: line.clone(), headers });
+    let authority = line.strip_prefix("CONNECT ").and_then(|rest| rest.split_once(' ')).map(|(authority, _)| authority);
+    let host = authority.and_then(|authority| authority.rsplit_once(':')).map(|(host, _)| host);
+    let Some(upstream) = host.and_then(|host| shared.hosts.get(host)) else {
+        return client.write_all(b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\n\r\n").await;
+    };
+    let mut upstream = TcpStream::connect(upstream).await?;
+    client.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n").await?;
+    copy_bidirectional(&mut client, &mut upstream).await.map(drop)
+}
+
+async fn read_line(stream: &mut BufReader<TcpStream>) -> io::Result<String> {
+    let mut line = String::new();
+    stream.read_line(&mut line).await?;
+    Ok(line.trim_end().to_owned())
+}
