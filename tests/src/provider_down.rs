@@ -42,7 +42,8 @@ pub enum Fault {
 /// How much of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Times without and with each fault take turns, so that a machine that changes its pace does so for all.
+    /// Times without and with each fault take turns, and are compared turn by turn: a machine that changes its pace then
+    /// does so for all.
     pub rounds: usize,
     /// How often each operation is done in each of them.
     pub samples: usize,
@@ -52,11 +53,15 @@ pub struct Options {
 #[derive(Default)]
 struct Samples(Vec<[Duration; OPERATIONS.len()]>);
 
-/// What came of it.
-pub struct Report {
+/// One turn: half of the quiet times were before the others and half after.
+struct Turn {
     quiet: Samples,
-    faulty: [(Fault, Samples); 2],
+    hangs: Samples,
+    gone: Samples,
 }
+
+/// What came of it.
+pub struct Report(Vec<Turn>);
 
 struct Service {
     stack: Stack,
@@ -74,32 +79,45 @@ pub async fn run(options: Options) -> Result<Report> {
     let mut service = Service::start().await?;
     // What is fetched once is there before it is measured.
     service.round().await?;
-    let mut report = Report {
-        quiet: Samples::default(),
-        faulty: [Fault::Hangs, Fault::Gone].map(|fault| (fault, Samples::default())),
-    };
+    let mut turns = Vec::new();
     for _ in 0..options.rounds {
-        service.measure(options.samples, &mut report.quiet).await?;
-        for (fault, samples) in &mut report.faulty {
-            let mut visitors = service.visitors(*fault);
-            service.measure(options.samples, samples).await?;
-            // They go on until they are dropped, and end before that where they are not answered as they should be.
-            if let Some(ended) = visitors.try_join_next() {
-                ended??;
-            }
+        let mut quiet = service.measure(options.samples.div_ceil(2)).await?;
+        let hangs = service.measure_with(Fault::Hangs, options.samples).await?;
+        let gone = service.measure_with(Fault::Gone, options.samples).await?;
+        quiet.0.extend(service.measure(options.samples.div_ceil(2)).await?.0);
+        turns.push(Turn { quiet, hangs, gone });
+    }
+    Ok(Report(turns))
+}
+
+// === impl Turn ===
+
+impl Turn {
+    fn with(&self, fault: Fault) -> &Samples {
+        match fault {
+            Fault::Hangs => &self.hangs,
+            Fault::Gone => &self.gone,
         }
     }
-    Ok(report)
 }
 
 // === impl Report ===
 
 impl Report {
-    /// How much longer an operation takes at that fault than without one: that quantile by that quantile.
+    /// How much longer an operation takes at that fault than without one: of each turn that quantile by that quantile, and
+    /// of all turns the one in the middle.
     pub fn ratio(&self, fault: Fault, operation: usize, quantile: f64) -> f64 {
-        let faulty = self.faulty.iter().filter(|(one, _)| *one == fault);
-        let during: f64 = faulty.map(|(_, samples)| samples.at(operation, quantile).as_secs_f64()).sum();
-        during / self.quiet.at(operation, quantile).as_secs_f64()
+        let of = |turn: &Turn| {
+            let during = turn.with(fault).at(operation, quantile).as_secs_f64();
+            during / turn.quiet.at(operation, quantile).as_secs_f64()
+        };
+        let mut ratios: Vec<f64> = self.0.iter().map(of).collect();
+        ratios.sort_unstable_by(f64::total_cmp);
+        ratios.get(ratios.len() / 2).copied().unwrap_or(f64::NAN)
+    }
+
+    fn all<'a>(&'a self, of: impl Fn(&'a Turn) -> &'a Samples) -> Samples {
+        Samples(self.0.iter().flat_map(|turn| of(turn).0.iter().copied()).collect())
     }
 
     /// The worst of all operations and faults.
@@ -111,16 +129,15 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let times = self.quiet.0.len();
-        writeln!(
-            f,
-            "p50 and p90 of {times} times each: with all up, while a provider hangs, while one is gone (ratio)"
-        )?;
+        let quiet = self.all(|turn| &turn.quiet);
+        let faulty = [Fault::Hangs, Fault::Gone].map(|fault| (fault, self.all(|turn| turn.with(fault))));
+        let turns = self.0.len();
+        writeln!(f, "p50 and p90 with all up, while a provider hangs, while one is gone (ratio, by {turns} turns)")?;
         for (operation, name) in OPERATIONS.into_iter().enumerate() {
             write!(f, "{name:<20}")?;
             for quantile in [0.5, 0.9] {
-                write!(f, "   {:>8}", millis(self.quiet.at(operation, quantile)))?;
-                for (fault, samples) in &self.faulty {
+                write!(f, "   {:>8}", millis(quiet.at(operation, quantile)))?;
+                for (fault, samples) in &faulty {
                     let ratio = self.ratio(*fault, operation, quantile);
                     write!(f, " {:>8} ({ratio:.2})", millis(samples.at(operation, quantile)))?;
                 }
@@ -181,11 +198,22 @@ impl Service {
         Ok(Self { stack, app, client, refresh_token, _dex: dex, _hanging: listener })
     }
 
-    async fn measure(&mut self, samples: usize, into: &mut Samples) -> Result<()> {
-        for _ in 0..samples {
-            into.0.push(self.round().await?);
+    async fn measure(&mut self, times: usize) -> Result<Samples> {
+        let mut samples = Samples::default();
+        for _ in 0..times {
+            samples.0.push(self.round().await?);
         }
-        Ok(())
+        Ok(samples)
+    }
+
+    async fn measure_with(&mut self, fault: Fault, times: usize) -> Result<Samples> {
+        let mut visitors = self.visitors(fault);
+        let samples = self.measure(times).await?;
+        // They go on until they are dropped, and end before that where they are not answered as they should be.
+        match visitors.try_join_next() {
+            Some(ended) => ended?.map(|()| samples),
+            None => Ok(samples),
+        }
     }
 
     /// Each operation once, with its time.

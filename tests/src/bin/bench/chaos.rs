@@ -10,6 +10,7 @@ use crate::figures::Bound;
 
 /// How much chaos.
 #[derive(Args)]
+#[group(id = "chaos")]
 pub(crate) struct Options {
     /// How long the sessions are refreshed, in seconds.
     #[arg(long, default_value_t = 300)]
