@@ -142,6 +142,7 @@ fn call_outcome(answer: Result<StatusCode, NoAnswer>) -> &'static str {
             Away::NameUnknown => "name_unknown",
             Away::AddressRefused => "address_refused",
             Away::Unreachable => "unreachable",
+            Away::Proxy => "proxy",
             Away::Tls => "tls",
             Away::Broken => "broken",
             Away::TooSlow => "too_slow",
