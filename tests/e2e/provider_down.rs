@@ -109,7 +109,9 @@ impl Service {
         let answer = client.get(&format!("{app}/up/redirect")).await.expect(StatusCode::FOUND);
         let redirect = begin.elapsed();
         let cookie = answer.header("set-cookie").unwrap().split(';').next().unwrap().to_owned();
-        let back = dex::way_back(answer.header("location").unwrap(), ADA).await.unwrap();
+        let browser =
+            reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none()).build().unwrap();
+        let back = dex::way_back(&browser, answer.header("location").unwrap(), ADA).await.unwrap();
 
         let begin = Instant::now();
         let request = client.request(Method::GET, &format!("{}?{}", back.path(), back.query().unwrap()));
