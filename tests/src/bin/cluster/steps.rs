@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::{
     install::{Cluster, until},
-    journey::{BEHIND_THE_GATE, DONE, PROVIDER},
+    journey::{DONE, PROVIDER},
     load::Counts,
 };
 
@@ -70,7 +70,7 @@ const TENANT: &str = "latchkey-cluster-test-shop";
 const AROUND: &str = "latchkey-cluster-test-around";
 const RELEASE: &str = "latchkey";
 const OTHER_RELEASE: &str = "again-latchkey";
-const BASE_URL: &str = "https://auth.example.com";
+const HOST: &str = "auth.example.com";
 const EMAIL: &str = "load@example.com";
 const PASSWORD: &str = "a quiet harbour at noon";
 
@@ -79,11 +79,10 @@ const POD_LIMIT: Duration = Duration::from_secs(180);
 /// Load before a change, and after it.
 const AROUND_A_STEP: Duration = Duration::from_secs(3);
 
-/// What stands before the Service: the address of its Service, the network of its pod, its authority's certificate.
+/// What stands before the Service: the address of its own Service, and the network of its pod.
 struct Front {
     address: String,
     network: String,
-    authority: String,
 }
 
 struct Test<'a> {
@@ -137,7 +136,7 @@ impl Test<'_> {
         if only.is_none() {
             let inbox = ["--inbox", &inbox];
             self.journey("mails", RELEASE, &inbox).await?;
-            let by_front = ["--front", &front.address, "--authority", &front.authority];
+            let by_front = ["--front", &front.address];
             self.journey("front", RELEASE, &[&inbox[..], &by_front].concat()).await?;
             self.policies().await?;
         }
@@ -215,7 +214,7 @@ impl Test<'_> {
 
     /// What has no default, and where the images of that version are.
     fn least(&self, version: &str) -> Vec<String> {
-        let args = ["baseURL=".to_owned() + BASE_URL]
+        let args = [format!("baseURL=https://{HOST}")]
             .into_iter()
             .chain(
                 ["database.existingSecret=latchkey-postgres", "redis.existingSecret=latchkey-redis"].map(String::from),
@@ -331,7 +330,7 @@ impl Test<'_> {
     async fn journey(&self, name: &str, release: &str, more: &[&str]) -> Result<()> {
         let pod = format!("journey-{name}");
         let front = more.contains(&"--front");
-        let url = if front { BASE_URL.to_owned() } else { service(release) };
+        let url = if front { format!("http://{HOST}") } else { service(release) };
         let args = ["journey", "--url", &*url, "--app", self.app.id()];
         self.pod(&pod, &[&args, more].concat()).await?;
         let (well, log) = self.finished(&pod).await?;
@@ -343,19 +342,17 @@ impl Test<'_> {
         if front {
             way += ", social login";
         }
-        let by = if front { "NGINX, with TLS, to the Service" } else { "the Service" };
+        let by = if front { "NGINX and the Service" } else { "the Service" };
         println!("ok     through {by} of {release}, in a pod: {way}");
         Ok(())
     }
 
-    /// What stands before the Service, with the provider behind it: a proxy that is trusted, a certificate that the chart is
-    /// told of.
+    /// What stands before the Service: a proxy that is trusted, and the provider behind it, by TLS with a certificate of an
+    /// authority that the chart is told of.
     async fn front(&mut self) -> Result<Front> {
-        let names =
-            [BASE_URL, BEHIND_THE_GATE].map(|url| url.trim_start_matches("https://").split('/').next().unwrap_or(url));
         let own = format!("front.{AROUND}.svc");
         let authority = Authority::new()?;
-        let identity = authority.server(&[names[0], names[1], &own])?;
+        let identity = authority.server(&[&own])?;
         let metadata = json!({ "name": "front", "namespace": AROUND });
         let data = json!({ "tls.crt": identity.certificate, "tls.key": identity.key });
         self.cluster
@@ -388,7 +385,7 @@ impl Test<'_> {
         let length = if pod.contains(':') { 128 } else { 32 };
         let service = self.cluster.get("v1", "Service", Some(AROUND), "front").await?;
         let address = service["spec"]["clusterIP"].as_str().context("a Service has an address")?.to_owned();
-        Ok(Front { address, network: format!("{pod}/{length}"), authority: authority.certificate().to_owned() })
+        Ok(Front { address, network: format!("{pod}/{length}") })
     }
 
     /// The address of an inbox, whose relay the App uses from then on.
