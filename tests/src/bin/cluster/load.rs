@@ -174,7 +174,15 @@ async fn ask(client: Client, options: &Options, kept: &mut Option<Sender>) -> Re
             request.body(Full::from(body))?
         }
     };
-    let response = sender.send(request).await.context("asking")?;
+    let response = match sender.send(request.clone()).await {
+        // The server has said that it ends this connection and does not do this (RFC 9113, 6.8): as good as not sent.
+        Err(error) if not_taken(&error) => {
+            sender = Sender::connect(client, url).await.context("connecting")?;
+            sender.send(request).await
+        }
+        answer => answer,
+    };
+    let response = response.context("asking")?;
     let status = response.status();
     let ends = response.headers().get(CONNECTION).is_some_and(|value| value == "close");
     let body = response.into_body().collect().await.context("reading the answer")?.to_bytes();
@@ -185,6 +193,11 @@ async fn ask(client: Client, options: &Options, kept: &mut Option<Sender>) -> Re
         *kept = Some(sender);
     }
     Ok(())
+}
+
+fn not_taken(error: &hyper::Error) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<h2::Error>());
+    source.is_some_and(|error| error.is_go_away() && error.is_remote() && error.reason() == Some(h2::Reason::NO_ERROR))
 }
 
 async fn tell(listener: TcpListener, counts: Shared, began: Instant) {
