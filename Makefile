@@ -37,7 +37,7 @@ build: ## Build the programs
 
 .PHONY: test
 test: ## Run every test, against a real API server, Postgres, Redis, SMTP, NGINX, provider and browser (ARGS=…: to them)
-	@scripts/need cc postgres redis nginx control-plane dex chromium
+	@scripts/need cc postgres redis nginx control-plane dex promtool chromium
 	$(BUILD) --bins
 	@scripts/test $(if $(ARGS),-- $(ARGS))
 
@@ -79,4 +79,4 @@ cluster-test: ## Install the chart in the cluster of KUBECONFIG, or of CLUSTER_T
 
 .PHONY: tools
 tools: ## Install what the other targets need
-	@scripts/need cc postgres redis nginx curl buildah control-plane dex chromium cargo-deny=$(DENY_VERSION) cargo-auditable=$(AUDITABLE_VERSION)
+	@scripts/need cc postgres redis nginx curl buildah control-plane dex promtool chromium cargo-deny=$(DENY_VERSION) cargo-auditable=$(AUDITABLE_VERSION)

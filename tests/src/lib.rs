@@ -21,7 +21,7 @@ pub mod service_account;
 pub mod smtp;
 pub mod stack;
 pub mod tls;
-mod tools;
+pub mod tools;
 pub mod upstream;
 pub mod wire;
 
