@@ -16,7 +16,9 @@ GENERATED := .sqlx crds/yaml charts/latchkey/templates/crd-*.yaml docs/openapi.j
 # How a server's memory is had from glibc (docs/decisions/0011): one arena, and what is free is given back.
 MALLOC := GLIBC_TUNABLES=glibc.malloc.arena_max=1:glibc.malloc.trim_threshold=131072
 DENY_VERSION := 0.20.2
-DENY := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/latchkey/cargo-deny-$(DENY_VERSION)/bin/cargo-deny
+TOOLS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/latchkey
+DENY := $(TOOLS)/cargo-deny-$(DENY_VERSION)/bin/cargo-deny
+AUDITABLE_VERSION := 0.7.7
 
 .PHONY: help
 help: ## Show this list
@@ -35,7 +37,7 @@ build: ## Build the programs
 
 .PHONY: test
 test: ## Run every test, against a real API server, Postgres, Redis, SMTP, NGINX, provider and browser (ARGS=…: to them)
-	@scripts/need cc postgres redis nginx control-plane dex chromium faketime
+	@scripts/need cc postgres redis nginx control-plane dex promtool chromium faketime
 	$(BUILD) --bins
 	@scripts/test $(if $(ARGS),-- $(ARGS))
 
@@ -72,9 +74,9 @@ bench: ## Measure password logins and the operator with many Apps (ARGS='operato
 
 .PHONY: cluster-test
 cluster-test: ## Install the chart in the cluster of KUBECONFIG, or of CLUSTER_TOOLS=folder, and upgrade, scale and evict under load
-	@scripts/need cc postgres redis control-plane
-	@scripts/cluster-test
+	@scripts/need cc postgres redis nginx buildah control-plane dex cargo-auditable=$(AUDITABLE_VERSION)
+	@PATH=$(TOOLS)/cargo-auditable-$(AUDITABLE_VERSION)/bin:$$PATH scripts/cluster-test
 
 .PHONY: tools
 tools: ## Install what the other targets need
-	@scripts/need cc postgres redis nginx curl control-plane dex chromium faketime cargo-deny=$(DENY_VERSION)
+	@scripts/need cc postgres redis nginx curl buildah control-plane dex promtool chromium faketime cargo-deny=$(DENY_VERSION) cargo-auditable=$(AUDITABLE_VERSION)

@@ -17,6 +17,7 @@ use latchkey_tests::{
     },
     process,
     stack::Stack,
+    tools,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -448,18 +449,19 @@ async fn alerts() -> Vec<Value> {
     rules
 }
 
+fn dashboard_expressions() -> Vec<String> {
+    let dashboard: Value = serde_json::from_str(&read("charts/latchkey/dashboards/latchkey.json")).unwrap();
+    let panels = dashboard["panels"].as_array().expect("the dashboard has panels");
+    let targets = panels.iter().flat_map(|panel| panel["targets"].as_array().into_iter().flatten());
+    targets.map(|target| target["expr"].as_str().expect("an expression").to_owned()).collect()
+}
+
 #[tokio::test]
 async fn alerts_and_dashboard_name_metrics_that_there_are_and_the_docs_all_of_them() {
     let families = told_metrics().await;
     let series = series(&families);
     let expressions: String = alerts().await.iter().map(|alert| format!("{} ", alert["expr"])).collect();
-    let dashboard: Value = serde_json::from_str(&read("charts/latchkey/dashboards/latchkey.json")).unwrap();
-    let panels = dashboard["panels"].as_array().expect("the dashboard has panels");
-    let shown: String = panels
-        .iter()
-        .flat_map(|panel| panel["targets"].as_array().into_iter().flatten())
-        .map(|target| format!("{} ", target["expr"]))
-        .collect();
+    let shown = dashboard_expressions().join(" ");
     for (place, expressions) in [("an alert", expressions), ("the dashboard", shown)] {
         let named = named(&expressions);
         assert!(named.len() > 10, "{place}: {named:?}");
@@ -484,4 +486,103 @@ async fn each_alert_leads_to_what_to_do() {
         let runbook = alert["annotations"]["runbook_url"].as_str().unwrap();
         assert!(runbook.ends_with(&format!("#{}", name.to_lowercase())), "{runbook}");
     }
+}
+
+// --- Expressions
+
+/// What Prometheus would have read: of servers and operators that are well, each half a minute for an hour.
+const WELL: [(&str, &str); 16] = [
+    ("up{SERVERS}", "1x120"),
+    ("latchkey_http_requests_total{SERVERS,listener=\"public\",status=\"200\"}", "0+300x120"),
+    ("latchkey_http_requests_total{SERVERS,listener=\"public\",status=\"503\"}", "0+3x120"),
+    ("latchkey_http_request_duration_seconds_bucket{SERVERS,listener=\"public\",le=\"0.5\"}", "0+300x120"),
+    ("latchkey_http_request_duration_seconds_bucket{SERVERS,listener=\"public\",le=\"+Inf\"}", "0+303x120"),
+    ("latchkey_postgres_errors_total{SERVERS,kind=\"conflict\"}", "0+300x120"),
+    ("latchkey_redis_evicts{SERVERS}", "0x120"),
+    ("latchkey_outbox_oldest_due_seconds{SERVERS}", "30x120"),
+    ("latchkey_mails_total{SERVERS,outcome=\"dead\"}", "0x60 4x60"),
+    ("latchkey_audit_lost_total{SERVERS}", "0x120"),
+    ("latchkey_audit_refusals_lost_total{SERVERS}", "0x120"),
+    ("latchkey_config_refused_total{SERVERS,reason=\"format\"}", "1x120"),
+    ("latchkey_config_apps{SERVERS}", "7x120"),
+    ("leader_election_master_status{OPERATORS}", "1x120"),
+    ("controller_runtime_reconcile_errors_total{OPERATORS,controller=\"app\"}", "3x120"),
+    ("latchkey_operator_server_pods{OPERATORS,state=\"silent\"}", "0x120"),
+];
+
+/// And where everything is wrong, which each alert has to tell.
+const ILL: [(&str, &str); 19] = [
+    ("up{SERVERS}", "0x120"),
+    ("latchkey_http_requests_total{SERVERS,listener=\"public\",status=\"200\"}", "0+300x120"),
+    ("latchkey_http_requests_total{SERVERS,listener=\"public\",status=\"503\"}", "0+30x120"),
+    ("latchkey_http_request_duration_seconds_bucket{SERVERS,listener=\"public\",le=\"1\"}", "0+100x120"),
+    ("latchkey_http_request_duration_seconds_bucket{SERVERS,listener=\"public\",le=\"5\"}", "0+300x120"),
+    ("latchkey_http_request_duration_seconds_bucket{SERVERS,listener=\"public\",le=\"+Inf\"}", "0+300x120"),
+    ("latchkey_hashing_refused_total{SERVERS,reason=\"full\"}", "0+1x120"),
+    ("latchkey_postgres_errors_total{SERVERS,kind=\"away\"}", "0+30x120"),
+    ("latchkey_redis_errors_total{SERVERS,kind=\"full\"}", "0+30x120"),
+    ("latchkey_redis_evicts{SERVERS}", "1x120"),
+    ("latchkey_outbox_oldest_due_seconds{SERVERS}", "0+30x120"),
+    ("latchkey_mails_total{SERVERS,outcome=\"dead\"}", "0+1x120"),
+    ("latchkey_audit_lost_total{SERVERS}", "0x118 1x2"),
+    ("latchkey_audit_refusals_lost_total{SERVERS}", "0x120"),
+    ("latchkey_config_refused_total{SERVERS,reason=\"format\"}", "0x118 1x2"),
+    ("latchkey_config_source_failures_total{SERVERS}", "0+1x120"),
+    ("latchkey_config_apps{SERVERS,pod=\"a\"}", "7x120"),
+    ("latchkey_config_apps{SERVERS,pod=\"b\"}", "6x120"),
+    ("controller_runtime_reconcile_errors_total{OPERATORS,controller=\"app\"}", "0+1x120"),
+];
+
+/// Runs `promtool`, in that folder.
+fn promtool(folder: &Path, args: &[&str]) {
+    let output =
+        std::process::Command::new(tools::promtool().unwrap()).current_dir(folder).args(args).output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    assert!(output.status.success(), "promtool {args:?}: {}", String::from_utf8_lossy(&said));
+}
+
+#[tokio::test]
+async fn all_alerts_are_silent_where_all_is_well_and_each_tells_what_is_wrong() {
+    let alerts = alerts().await;
+    let mut wrong: Vec<&str> = alerts.iter().map(|alert| alert["alert"].as_str().unwrap()).collect();
+    wrong.sort_unstable();
+    let silent = ("latchkey_operator_server_pods{OPERATORS,state=\"silent\"}", "2x120");
+    let ill = [&ILL[..], &[silent]].concat();
+    let test = |name: &str, series: &[(&str, &str)], told: &[&str]| {
+        let series = series.iter().map(|(series, values)| {
+            let series = series.replace("SERVERS", "namespace=\"latchkey\",job=\"latchkey-server-ops\"");
+            json!({ "series": series.replace("OPERATORS", "namespace=\"latchkey\",job=\"latchkey-operator-ops\""), "values": values })
+        });
+        let told = told.iter().map(|alert| json!({ "labels": format!("{{alertname=\"{alert}\"}}"), "value": 1 }));
+        let asked = "max by (alertname) (ALERTS{alertstate=\"firing\"})";
+        json!({
+            "name": name,
+            "interval": "30s",
+            "input_series": series.collect::<Vec<_>>(),
+            "promql_expr_test": [{ "expr": asked, "eval_time": "1h", "exp_samples": told.collect::<Vec<_>>() }],
+        })
+    };
+    let dir = process::fresh_dir("promtool");
+    let rules = json!({ "groups": [{ "name": "latchkey", "rules": alerts }] });
+    fs::write(dir.join("rules.json"), rules.to_string()).unwrap();
+    let tests = [test("well", &WELL, &[]), test("ill", &ill, &wrong)];
+    let tests = json!({ "rule_files": ["rules.json"], "evaluation_interval": "30s", "tests": tests });
+    fs::write(dir.join("tests.json"), tests.to_string()).unwrap();
+    promtool(&dir, &["check", "rules", "--lint=all", "--lint-fatal", "rules.json"]);
+    promtool(&dir, &["test", "rules", "tests.json"]);
+}
+
+#[test]
+fn prometheus_takes_the_expressions_of_the_dashboard() {
+    let rules: Vec<Value> = dashboard_expressions()
+        .iter()
+        .enumerate()
+        .map(|(number, expression)| {
+            json!({ "record": format!("panel:{number}"), "expr": expression.replace("$__rate_interval", "5m") })
+        })
+        .collect();
+    let dir = process::fresh_dir("promtool");
+    let rules = json!({ "groups": [{ "name": "dashboard", "rules": rules }] });
+    fs::write(dir.join("rules.json"), rules.to_string()).unwrap();
+    promtool(&dir, &["check", "rules", "rules.json"]);
 }

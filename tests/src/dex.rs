@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use http::Method;
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -267,13 +267,16 @@ pub async fn cancel(browser: &Browser) {
 }
 
 /// Logs in without a browser, at one that does not ask: the address that a browser at this authorization address would be
-/// sent back to.
-pub async fn way_back(authorization: &str, email: &str) -> Result<Url> {
+/// sent back to. The client must follow nobody.
+pub async fn way_back(http: &reqwest::Client, authorization: &str, email: &str) -> Result<Url> {
     // Up to the page with the form, which is sent to its own address.
-    let http = reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::limited(5)).build()?;
-    let page = http.get(authorization).send().await?.error_for_status()?;
-    let form = page.url().clone();
-    let http = reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none()).build()?;
+    let mut form: Url = authorization.parse()?;
+    let mut redirects = 0;
+    while let Some(location) = http.get(form.clone()).send().await?.error_for_status()?.headers().get("location") {
+        redirects += 1;
+        ensure!(redirects <= 5, "Dex leads on and on: {location:?}");
+        form = form.join(location.to_str()?)?;
+    }
     let body: String = form_urlencoded::Serializer::new(String::new())
         .extend_pairs([("login", email), ("password", PASSWORD)])
         .finish();

@@ -23,7 +23,7 @@ pub mod service_account;
 pub mod smtp;
 pub mod stack;
 pub mod tls;
-mod tools;
+pub mod tools;
 pub mod tunnel;
 pub mod upstream;
 pub mod wire;

@@ -233,7 +233,8 @@ impl Service {
         let answer = ok(client.get(&format!("{app}/up/redirect")).await, StatusCode::FOUND)?;
         let redirect = begin.elapsed();
         let cookie = answer.header("set-cookie").and_then(|cookie| cookie.split(';').next()).context("a cookie")?;
-        let back = dex::way_back(answer.header("location").context("an address")?, ADA).await?;
+        let http = reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none()).build()?;
+        let back = dex::way_back(&http, answer.header("location").context("an address")?, ADA).await?;
 
         let begin = Instant::now();
         let path = format!("{}?{}", back.path(), back.query().context("a code")?);

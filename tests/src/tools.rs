@@ -6,6 +6,11 @@ use anyhow::{Context, Result, bail};
 
 use crate::process;
 
+/// `promtool`, which checks rules and runs them over made-up series.
+pub fn promtool() -> Result<PathBuf> {
+    built("promtool", "github.com/prometheus/prometheus", "promtool", "promtool")
+}
+
 /// The program `name` in the cache's `folder`, of the version that the Go module `tests/{module}` has of `dependency`.
 pub(crate) fn built(module: &str, dependency: &str, folder: &str, name: &str) -> Result<PathBuf> {
     let go_mod = format!("tests/{module}/go.mod");

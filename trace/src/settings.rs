@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn what_cannot_be_used_is_named_and_not_quoted() {
         for (variable, value) in [
-            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "collector:4318"),
+            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "telemetry:4318"),
             ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "ftp://collector"),
             ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://a secret"),
             ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"),

@@ -1,4 +1,4 @@
-//! The cluster as the test changes it: Helm, and objects of any kind.
+//! The cluster as the test changes it: Helm, kubectl, and objects of any kind.
 
 use std::{
     path::{Path, PathBuf},
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-const HELM_LIMIT: Duration = Duration::from_secs(600);
+const COMMAND_LIMIT: Duration = Duration::from_secs(600);
 
 pub(crate) struct Cluster {
     pub(crate) client: Client,
@@ -43,6 +43,23 @@ where
     }
 }
 
+/// Runs it, and gives what it said.
+async fn run<I>(program: &Path, args: I) -> Result<String>
+where
+    I: IntoIterator<Item: AsRef<str>>,
+{
+    let args: Vec<String> = args.into_iter().map(|arg| arg.as_ref().to_owned()).collect();
+    let mut command = tokio::process::Command::new(program);
+    command.args(&args).stdin(Stdio::null()).kill_on_drop(true);
+    let output =
+        tokio::time::timeout(COMMAND_LIMIT, command.output()).await.context("a command runs for too long")??;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    if !output.status.success() {
+        bail!("{} {}: {said}{}", program.display(), args.join(" "), String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(said)
+}
+
 // === impl Cluster ===
 
 impl Cluster {
@@ -59,15 +76,15 @@ impl Cluster {
     where
         I: IntoIterator<Item: AsRef<str>>,
     {
-        let args: Vec<String> = args.into_iter().map(|arg| arg.as_ref().to_owned()).collect();
-        let mut helm = tokio::process::Command::new(&self.helm);
-        helm.args(&args).stdin(Stdio::null()).kill_on_drop(true);
-        let output = tokio::time::timeout(HELM_LIMIT, helm.output()).await.context("helm")??;
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        if !output.status.success() {
-            bail!("helm {}: {said}{}", args.join(" "), String::from_utf8_lossy(&output.stderr));
-        }
-        Ok(said)
+        run(&self.helm, args).await
+    }
+
+    /// Built for the control plane of the other tests, but good for any.
+    pub(crate) async fn kubectl<I>(&self, args: I) -> Result<String>
+    where
+        I: IntoIterator<Item: AsRef<str>>,
+    {
+        run(&control_plane::kubectl()?, args).await
     }
 
     pub(crate) fn chart() -> String {

@@ -29,13 +29,16 @@ use tokio::{
     net::{TcpListener, TcpStream},
     time::{Instant, MissedTickBehavior, interval, timeout},
 };
-use url::Url;
+use url::{Position, Url};
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// The Service of the public API.
     #[arg(long)]
     url: Url,
+    /// What stands before it.
+    #[arg(long)]
+    front: Url,
     #[arg(long)]
     app: String,
     /// Who logs in, and has registered.
@@ -71,9 +74,12 @@ enum Client {
     Http2,
     /// Logs in, over a kept connection.
     Login,
+    /// As `Kept` and `Login`, by the front.
+    Front,
+    FrontLogin,
 }
 
-const CLIENTS: [(Client, u64); 9] = [
+const CLIENTS: [(Client, u64); 12] = [
     (Client::Kept, 25),
     (Client::Kept, 25),
     (Client::Kept, 400),
@@ -83,6 +89,9 @@ const CLIENTS: [(Client, u64); 9] = [
     (Client::Http2, 400),
     (Client::Login, 500),
     (Client::Login, 500),
+    (Client::Front, 25),
+    (Client::Front, 400),
+    (Client::FrontLogin, 500),
 ];
 
 enum Sender {
@@ -144,26 +153,36 @@ async fn go_on(client: Client, every: Duration, options: Arc<Options>, counts: S
 
 /// One request. A connection that is known to have ended before is no failure: nothing was sent on it.
 async fn ask(client: Client, options: &Options, kept: &mut Option<Sender>) -> Result<()> {
+    let url = match client {
+        Client::Front | Client::FrontLogin => &options.front,
+        Client::Kept | Client::Fresh | Client::Http2 | Client::Login => &options.url,
+    };
     let mut sender = match kept.take() {
         Some(sender) if sender.is_open() => sender,
-        _ => Sender::connect(client, &options.url).await.context("connecting")?,
+        _ => Sender::connect(client, url).await.context("connecting")?,
     };
-    let path = match client {
-        Client::Login => format!("/v1/{}/email/login", options.app),
-        Client::Kept | Client::Fresh | Client::Http2 => format!("/{}/.well-known/jwks.json", options.app),
-    };
-    let authority = &options.url[url::Position::BeforeHost..url::Position::AfterPort];
+    let jwks = format!("/{}/.well-known/jwks.json", options.app);
+    let authority = &url[Position::BeforeHost..Position::AfterPort];
     let request = match client {
-        Client::Http2 => Request::get(format!("http://{authority}{path}")).body(Full::default())?,
-        Client::Kept => Request::get(path).header(HOST, authority).body(Full::default())?,
-        Client::Fresh => Request::get(path).header(HOST, authority).header(CONNECTION, "close").body(Full::default())?,
-        Client::Login => {
+        Client::Http2 => Request::get(format!("http://{authority}{jwks}")).body(Full::default())?,
+        Client::Kept | Client::Front => Request::get(jwks).header(HOST, authority).body(Full::default())?,
+        Client::Fresh => Request::get(jwks).header(HOST, authority).header(CONNECTION, "close").body(Full::default())?,
+        Client::Login | Client::FrontLogin => {
+            let path = format!("/v1/{}/email/login", options.app);
             let body = json!({ "email": options.email, "password": options.password }).to_string();
             let request = Request::post(path).header(HOST, authority).header(CONTENT_TYPE, "application/json");
             request.body(Full::from(body))?
         }
     };
-    let response = sender.send(request).await.context("asking")?;
+    let response = match sender.send(request.clone()).await {
+        // The server has said that it ends this connection and does not do this (RFC 9113, 6.8): as good as not sent.
+        Err(error) if not_taken(&error) => {
+            sender = Sender::connect(client, url).await.context("connecting")?;
+            sender.send(request).await
+        }
+        answer => answer,
+    };
+    let response = response.context("asking")?;
     let status = response.status();
     let ends = response.headers().get(CONNECTION).is_some_and(|value| value == "close");
     let body = response.into_body().collect().await.context("reading the answer")?.to_bytes();
@@ -174,6 +193,11 @@ async fn ask(client: Client, options: &Options, kept: &mut Option<Sender>) -> Re
         *kept = Some(sender);
     }
     Ok(())
+}
+
+fn not_taken(error: &hyper::Error) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<h2::Error>());
+    source.is_some_and(|error| error.is_go_away() && error.is_remote() && error.reason() == Some(h2::Reason::NO_ERROR))
 }
 
 async fn tell(listener: TcpListener, counts: Shared, began: Instant) {
@@ -208,7 +232,7 @@ impl Sender {
                 tokio::spawn(connection);
                 Self::Http2(sender)
             }
-            Client::Kept | Client::Fresh | Client::Login => {
+            Client::Kept | Client::Fresh | Client::Login | Client::Front | Client::FrontLogin => {
                 let (sender, connection) = http1::handshake(io).await?;
                 tokio::spawn(connection);
                 Self::Http1(sender)

@@ -1,19 +1,26 @@
 //! What the test does, in order. Each step ends with a line of what was seen.
 
 use std::{
+    cell::Cell,
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use clap::ValueEnum;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, EvictParams, ListParams, LogParams};
-use latchkey_tests::builders::{App, Relay};
+use latchkey_tests::{
+    builders::{App, Provider, Relay},
+    process,
+    tls::Authority,
+};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use crate::{
     install::{Cluster, until},
+    journey::{DONE, PROVIDER},
     load::Counts,
 };
 
@@ -24,15 +31,37 @@ pub(crate) struct Options {
     image_prefix: String,
     #[arg(long)]
     version: String,
+    /// The version to begin with, of which there are images too: then the first upgrade is from it.
+    #[arg(long, requires = "from_chart")]
+    from_version: Option<String>,
+    /// Its chart.
+    #[arg(long)]
+    from_chart: Option<PathBuf>,
     /// The version to upgrade to, which has one more migration.
     #[arg(long)]
     next_version: Option<String>,
-    /// Postgres and Redis are images of that place and version too, not those of docker.io.
+    /// Postgres, Redis and what else is around are images of that place and version too, not those of a registry.
     #[arg(long)]
     own_stores: bool,
     /// A folder with the images' archives, whose sizes are printed.
     #[arg(long)]
     archives: Option<PathBuf>,
+    /// One thing alone, after the install.
+    #[arg(long, value_enum)]
+    only: Option<Step>,
+}
+
+/// What happens under load, in this order, and in the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Step {
+    Scale,
+    Deletion,
+    Evictions,
+    OperatorAway,
+    Migration,
+    Autoscaler,
+    Kill,
+    Reinstall,
 }
 
 /// Of the install, of the application, and of what stands around them.
@@ -41,7 +70,7 @@ const TENANT: &str = "latchkey-cluster-test-shop";
 const AROUND: &str = "latchkey-cluster-test-around";
 const RELEASE: &str = "latchkey";
 const OTHER_RELEASE: &str = "again-latchkey";
-const BASE_URL: &str = "https://auth.example.com";
+const HOST: &str = "auth.example.com";
 const EMAIL: &str = "load@example.com";
 const PASSWORD: &str = "a quiet harbour at noon";
 
@@ -50,10 +79,18 @@ const POD_LIMIT: Duration = Duration::from_secs(180);
 /// Load before a change, and after it.
 const AROUND_A_STEP: Duration = Duration::from_secs(3);
 
+/// What stands before the Service: the address of its own Service, and the network of its pod.
+struct Front {
+    address: String,
+    network: String,
+}
+
 struct Test<'a> {
     options: &'a Options,
     cluster: Cluster,
     app: App,
+    /// What NOTES of the first install say.
+    notes: String,
     /// Requests that had failed when the last step ended.
     failed: u64,
 }
@@ -62,11 +99,12 @@ pub(crate) async fn run(options: &Options) -> Result<()> {
     let cluster = Cluster::connect().await?;
     // Windows that a test of minutes does not fill.
     let app = App::with_id("cluster-test-shop")
+        .set("/redirectURLs", json!([DONE]))
         .limit("loginsPerClient", &[(100_000, 60)])
         .limit("registrationsPerClient", &[(100_000, 60)])
         .limit("mailsPerRecipient", &[(100, 60)])
         .limit("codesPerClient", &[(100, 60)]);
-    let mut test = Test { options, cluster, app, failed: 0 };
+    let mut test = Test { options, cluster, app, notes: String::new(), failed: 0 };
     test.clean().await?;
     let outcome = test.steps().await;
     if let Err(error) = &outcome {
@@ -81,40 +119,46 @@ pub(crate) async fn run(options: &Options) -> Result<()> {
 
 impl Test<'_> {
     async fn steps(&mut self) -> Result<()> {
+        let only = self.options.only;
         self.sizes()?;
         self.stores().await?;
         self.install().await?;
         self.ready().await?;
-        self.journey("first", None).await?;
-        self.helm_test(RELEASE).await?;
-        self.figures().await?;
-        let inbox = self.inbox().await?;
-        self.start_load().await?;
-        // The inbox has a private address; five servers are to fit on a small node.
-        let private = "privateCIDRs={10.0.0.0/8,172.16.0.0/12,192.168.0.0/16,fc00::/7}";
-        self.helm_upgrade(&["--set", private, "--set", "server.resources.requests.cpu=100m"]).await?;
-        self.rolled_out(Some(2)).await?;
-        self.unharmed("new settings, all pods replaced").await?;
-        self.journey("mails", Some(&inbox)).await?;
-        self.helm_upgrade(&["--set", "server.replicas=4"]).await?;
-        self.rolled_out(Some(4)).await?;
-        self.unharmed("scaled from 2 to 4").await?;
-        self.helm_upgrade(&["--set", "server.replicas=2"]).await?;
-        self.rolled_out(Some(2)).await?;
-        self.unharmed("scaled from 4 to 2").await?;
-        let pods = self.servers(RELEASE).await?;
-        self.cluster.pods(HOME).delete(&name(&pods[0]), &DeleteParams::default()).await?;
-        self.rolled_out(Some(2)).await?;
-        self.unharmed("a pod deleted").await?;
-        self.evictions().await?;
-        self.operator_away().await?;
-        if let Some(version) = &self.options.next_version.clone() {
-            self.migration(version).await?;
+        if only.is_none() {
+            self.journey("first", RELEASE, &[]).await?;
+            self.helm_test(RELEASE).await?;
+            self.figures().await?;
         }
-        self.autoscaler().await?;
-        self.killed().await?;
-        self.cluster.remove("v1", "Pod", Some(AROUND), "load").await?;
-        self.uninstall_and_again().await
+        let inbox = self.inbox().await?;
+        let front = self.front().await?;
+        self.start_load().await?;
+        self.settings(&front).await?;
+        if only.is_none() {
+            let inbox = ["--inbox", &inbox];
+            self.journey("mails", RELEASE, &inbox).await?;
+            let by_front = ["--front", &front.address];
+            self.journey("front", RELEASE, &[&inbox[..], &by_front].concat()).await?;
+            self.policies().await?;
+        }
+        for step in Step::value_variants() {
+            if only.is_none_or(|only| only == *step) {
+                self.step(*step).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn step(&mut self, step: Step) -> Result<()> {
+        match step {
+            Step::Scale => self.scale().await,
+            Step::Deletion => self.deletion().await,
+            Step::Evictions => self.evictions().await,
+            Step::OperatorAway => self.operator_away().await,
+            Step::Migration => self.migration().await,
+            Step::Autoscaler => self.autoscaler().await,
+            Step::Kill => self.killed().await,
+            Step::Reinstall => self.uninstall_and_again().await,
+        }
     }
 
     // --- Before
@@ -168,39 +212,40 @@ impl Test<'_> {
         format!("{}/{name}:{}", self.options.image_prefix, self.options.version)
     }
 
-    /// What has no default, and where the images are.
-    fn least(&self) -> Vec<String> {
-        let mut args: Vec<String> = ["baseURL=".to_owned() + BASE_URL]
+    /// What has no default, and where the images of that version are.
+    fn least(&self, version: &str) -> Vec<String> {
+        let args = [format!("baseURL=https://{HOST}")]
             .into_iter()
             .chain(
                 ["database.existingSecret=latchkey-postgres", "redis.existingSecret=latchkey-redis"].map(String::from),
             )
-            .flat_map(|value| ["--set".to_owned(), value])
-            .collect();
-        for component in ["operator", "server"] {
+            .flat_map(|value| ["--set".to_owned(), value]);
+        let repositories = ["operator", "server"].into_iter().flat_map(|component| {
             let repository = format!("{}/latchkey-{component}", self.options.image_prefix);
-            args.extend(["--set".to_owned(), format!("{component}.image.repository={repository}")]);
-            args.extend(["--set-string".to_owned(), format!("{component}.image.tag={}", self.options.version)]);
-        }
-        args
+            ["--set".to_owned(), format!("{component}.image.repository={repository}")]
+        });
+        args.chain(repositories).chain(tags(version)).collect()
     }
 
-    async fn install(&self) -> Result<()> {
+    async fn install(&mut self) -> Result<()> {
         let began = Instant::now();
-        let chart = Cluster::chart();
-        let mut args =
-            ["install", RELEASE, &chart, "--namespace", HOME, "--wait", "--timeout", "5m"].map(String::from).to_vec();
-        args.extend(self.least());
-        let notes = self.cluster.helm(args).await?;
-        ensure!(notes.contains("What to do next"), "{notes}");
-        println!("ok     helm install with baseURL, Postgres and Redis only ({:.0} s)", began.elapsed().as_secs_f32());
+        let chart = match &self.options.from_chart {
+            Some(chart) => chart.display().to_string(),
+            None => Cluster::chart(),
+        };
+        let version = self.options.from_version.as_ref().unwrap_or(&self.options.version);
+        let args = ["install", RELEASE, &chart, "--namespace", HOME, "--wait", "--timeout", "5m"].map(String::from);
+        self.notes = self.cluster.helm(args.into_iter().chain(self.least(version))).await?;
+        ensure!(self.notes.contains("What to do next"), "{}", self.notes);
+        let took = began.elapsed().as_secs_f32();
+        println!("ok     helm install of {version} with baseURL, Postgres and Redis only ({took:.0} s)");
         Ok(())
     }
 
-    async fn helm_upgrade(&self, more: &[&str]) -> Result<()> {
+    async fn helm_upgrade<S: AsRef<str>>(&self, more: &[S]) -> Result<()> {
         let chart = Cluster::chart();
         let args = ["upgrade", RELEASE, &*chart, "--namespace", HOME, "--reset-then-reuse-values"];
-        self.cluster.helm(args.iter().chain(more)).await?;
+        self.cluster.helm(args.into_iter().chain(more.iter().map(AsRef::as_ref))).await?;
         Ok(())
     }
 
@@ -240,16 +285,16 @@ impl Test<'_> {
         Ok(app)
     }
 
-    fn service(&self, release: &str) -> String {
-        format!("http://{release}-server.{HOME}")
-    }
-
     // --- Pods of our own
 
     /// A pod under `restricted` that runs this program.
     async fn pod(&self, name: &str, args: &[&str]) -> Result<()> {
+        self.pod_of(name, "latchkey-cluster-test", args).await
+    }
+
+    async fn pod_of(&self, name: &str, program: &str, args: &[&str]) -> Result<()> {
         self.cluster.remove("v1", "Pod", Some(AROUND), name).await?;
-        let image = self.image("latchkey-cluster-test");
+        let image = self.image(program);
         let security = json!({ "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true,
                                "capabilities": { "drop": ["ALL"] } });
         let container = json!({ "name": "test", "image": image, "imagePullPolicy": "IfNotPresent", "args": args,
@@ -267,8 +312,8 @@ impl Test<'_> {
         until(&format!("the pod {name} is made"), POD_LIMIT, || self.cluster.apply(&pod)).await
     }
 
-    /// Waits for its end, which must be a good one.
-    async fn finished(&self, name: &str) -> Result<()> {
+    /// Waits for its end: whether it was a good one, and what it said.
+    async fn finished(&self, name: &str) -> Result<(bool, String)> {
         let phase = until(&format!("the pod {name} ends"), POD_LIMIT, || async {
             let pod = self.cluster.get("v1", "Pod", Some(AROUND), name).await?;
             match pod["status"]["phase"].as_str() {
@@ -278,27 +323,69 @@ impl Test<'_> {
         })
         .await?;
         let log = self.cluster.pods(AROUND).logs(name, &LogParams::default()).await.unwrap_or_default();
-        ensure!(phase == "Succeeded", "the pod {name} failed: {log}");
-        Ok(())
+        Ok((phase == "Succeeded", log))
     }
 
-    async fn journey(&self, name: &str, inbox: Option<&str>) -> Result<()> {
-        self.journey_of(name, RELEASE, inbox).await
-    }
-
-    async fn journey_of(&self, name: &str, release: &str, inbox: Option<&str>) -> Result<()> {
+    /// One user's way, by the Service or, with `--front`, by what stands before it.
+    async fn journey(&self, name: &str, release: &str, more: &[&str]) -> Result<()> {
         let pod = format!("journey-{name}");
-        let service = self.service(release);
-        let mut args = vec!["journey", "--url", &*service, "--app", self.app.id()];
-        args.extend(inbox.iter().flat_map(|inbox| ["--inbox", *inbox]));
-        self.pod(&pod, &args).await?;
-        self.finished(&pod).await?;
-        let way = match inbox {
-            Some(_) => "register, mail, confirm, verify, forgotten password, mail, new password, log-in",
-            None => "register, log-in, JWKS",
-        };
-        println!("ok     through the Service of {release}, in a pod: {way}");
+        let front = more.contains(&"--front");
+        let url = if front { format!("http://{HOST}") } else { service(release) };
+        let args = ["journey", "--url", &*url, "--app", self.app.id()];
+        self.pod(&pod, &[&args, more].concat()).await?;
+        let (well, log) = self.finished(&pod).await?;
+        ensure!(well, "the pod {pod} failed: {log}");
+        let mut way = "register, log in, refresh, JWKS, sessions, gate, logout".to_owned();
+        if more.contains(&"--inbox") {
+            way += ", mail, confirm, verify, forgotten password, mail, new password, log in";
+        }
+        if front {
+            way += ", social login";
+        }
+        let by = if front { "NGINX and the Service" } else { "the Service" };
+        println!("ok     through {by} of {release}, in a pod: {way}");
         Ok(())
+    }
+
+    /// What stands before the Service: a proxy that is trusted, and the provider behind it, by TLS with a certificate of an
+    /// authority that the chart is told of.
+    async fn front(&mut self) -> Result<Front> {
+        let own = format!("front.{AROUND}.svc");
+        let authority = Authority::new()?;
+        let identity = authority.server(&[&own])?;
+        let metadata = json!({ "name": "front", "namespace": AROUND });
+        let data = json!({ "tls.crt": identity.certificate, "tls.key": identity.key });
+        self.cluster
+            .apply(&json!({ "apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": data }))
+            .await?;
+        let metadata = json!({ "name": "authority", "namespace": HOME });
+        let data = json!({ "ca.crt": authority.certificate() });
+        self.cluster
+            .apply(&json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data }))
+            .await?;
+        let (nginx, dex) = (self.image("nginx"), self.image("dex"));
+        let replaced = [("docker.io/library/nginx:1.29", &*nginx), ("ghcr.io/dexidp/dex:v2.45.1", &*dex)];
+        let replaced = if self.options.own_stores { replaced.as_slice() } else { &[] };
+        self.cluster.apply_file(Path::new("tests/manifests/front.yaml"), AROUND, replaced).await?;
+        for name in ["dex", "front"] {
+            self.cluster.rolled_out(AROUND, name, Some(1)).await?;
+        }
+
+        let provider = Provider::new(PROVIDER, "oidc").set("issuer", format!("https://{own}/dex"));
+        let provider = provider.with_secret("only-for-the-cluster-test");
+        self.app = self.app.clone().provider(&provider);
+        for object in [provider.secret_object(TENANT), provider.object(TENANT)].iter().chain(&self.app.objects(TENANT))
+        {
+            self.cluster.apply(object).await?;
+        }
+        self.app_is_ready().await?;
+
+        let pods = self.cluster.pods(AROUND).list(&ListParams::default().labels("app=front")).await?.items;
+        let pod = pods.into_iter().find_map(|pod| pod.status?.pod_ip).context("the front has an address")?;
+        let length = if pod.contains(':') { 128 } else { 32 };
+        let service = self.cluster.get("v1", "Service", Some(AROUND), "front").await?;
+        let address = service["spec"]["clusterIP"].as_str().context("a Service has an address")?.to_owned();
+        Ok(Front { address, network: format!("{pod}/{length}") })
     }
 
     /// The address of an inbox, whose relay the App uses from then on.
@@ -325,10 +412,9 @@ impl Test<'_> {
     // --- Load
 
     async fn start_load(&self) -> Result<()> {
-        // Who logs in is made by a job of its own.
-        let service = self.service(RELEASE);
-        let register = ["load", "--url", &service, "--app", self.app.id(), "--email", EMAIL, "--password", PASSWORD];
-        self.pod("load", &register).await?;
+        let (service, front) = (service(RELEASE), format!("http://front.{AROUND}"));
+        let args = ["load", "--url", &service, "--front", &front, "--app", self.app.id()];
+        self.pod("load", &[&args[..], &["--email", EMAIL, "--password", PASSWORD]].concat()).await?;
         until("the load runs", POD_LIMIT, || async {
             let counts = self.counts().await?;
             ensure!(counts.sent.values().sum::<u64>() > 200, "{counts:?}");
@@ -362,6 +448,63 @@ impl Test<'_> {
         Ok(pods)
     }
 
+    /// All that the chart was told so far is told anew, with what the tests ahead need.
+    async fn settings(&mut self, front: &Front) -> Result<()> {
+        let values = [
+            // The inbox and the provider have private addresses.
+            "privateCIDRs={10.0.0.0/8,172.16.0.0/12,192.168.0.0/16,fc00::/7}",
+            "caBundle.configMap=authority",
+            &*format!("trustedProxies={{{}}}", front.network),
+            // Five servers are to fit on a small node.
+            "server.resources.requests.cpu=100m",
+            "networkPolicy.egress.enabled=true",
+        ];
+        let values = values.iter().flat_map(|value| ["--set".to_owned(), (*value).to_owned()]);
+        let nobody = ["--set-json", "networkPolicy.metricsFrom=[]"].map(String::from);
+        self.helm_upgrade(&values.chain(nobody).chain(tags(&self.options.version)).collect::<Vec<_>>()).await?;
+        self.rolled_out(Some(2)).await?;
+        let from = self.options.from_version.as_ref().map_or(String::new(), |from| format!("upgraded from {from}, "));
+        self.unharmed(&format!("{from}new settings, all pods replaced")).await
+    }
+
+    /// Whether somebody whom no policy names reaches the servers.
+    async fn policies(&self) -> Result<()> {
+        let url = format!("http://{RELEASE}-server-ops.{HOME}:9090/readyz");
+        self.pod_of("stranger", "latchkey-server", &["check", "--within=5", &url]).await?;
+        let (reached, _) = self.finished("stranger").await?;
+        let said = if reached { "accepts NetworkPolicy without enforcing it" } else { "enforces NetworkPolicy" };
+        println!("figure this cluster {said}");
+        Ok(())
+    }
+
+    async fn scale(&mut self) -> Result<()> {
+        for (from, to) in [(2, 4), (4, 2)] {
+            self.helm_upgrade(&["--set", &format!("server.replicas={to}")]).await?;
+            self.rolled_out(Some(to)).await?;
+            self.unharmed(&format!("scaled from {from} to {to}")).await?;
+        }
+        Ok(())
+    }
+
+    async fn deletion(&mut self) -> Result<()> {
+        let before: Vec<String> = self.servers(RELEASE).await?.iter().map(name).collect();
+        self.cluster.pods(HOME).delete(&before[0], &DeleteParams::default()).await?;
+        let made = Cell::new(None);
+        let took = until("a new server is ready", POD_LIMIT, || async {
+            let pods = self.servers(RELEASE).await?;
+            let new = pods.iter().find(|pod| !before.contains(&name(pod))).context("there is none yet")?;
+            let since = made.get().unwrap_or_else(Instant::now);
+            made.set(Some(since));
+            let new = serde_json::to_value(new)?;
+            ensure!(condition(&new, "Ready") == "True", "{}", new["status"]);
+            Ok(since.elapsed())
+        })
+        .await?;
+        println!("figure a server under load: ready {:.1} s after its pod was made", took.as_secs_f32());
+        self.rolled_out(Some(2)).await?;
+        self.unharmed("a pod deleted").await
+    }
+
     async fn evictions(&mut self) -> Result<()> {
         let pods = self.servers(RELEASE).await?;
         let api = self.cluster.pods(HOME);
@@ -384,7 +527,7 @@ impl Test<'_> {
         let operator = format!("{RELEASE}-operator");
         self.cluster.merge("apps/v1", "Deployment", (HOME, &operator), &json!({ "spec": { "replicas": 0 } })).await?;
         self.cluster.rolled_out(HOME, &operator, Some(0)).await?;
-        self.journey("alone", None).await?;
+        self.journey("alone", RELEASE, &[]).await?;
         let before = self.app_object().await?;
         // A new server serves without it too.
         let pods = self.servers(RELEASE).await?;
@@ -398,9 +541,9 @@ impl Test<'_> {
         self.unharmed("the operator away and back, a server replaced meanwhile").await
     }
 
-    async fn migration(&mut self, version: &str) -> Result<()> {
-        let tags = ["operator", "server"].map(|component| format!("{component}.image.tag={version}"));
-        self.helm_upgrade(&["--set-string", &tags[0], "--set-string", &tags[1]]).await?;
+    async fn migration(&mut self) -> Result<()> {
+        let Some(version) = &self.options.next_version else { return Ok(()) };
+        self.helm_upgrade(&tags(version).collect::<Vec<_>>()).await?;
         self.rolled_out(Some(2)).await?;
         self.cluster.rolled_out(HOME, &format!("{RELEASE}-operator"), None).await?;
         let image = format!("{}/latchkey-server:{version}", self.options.image_prefix);
@@ -433,7 +576,7 @@ impl Test<'_> {
             .await?;
             self.rolled_out(Some(3)).await?;
             // Now it is the autoscaler's number: another upgrade leaves it alone.
-            self.helm_upgrade(&[]).await?;
+            self.helm_upgrade::<&str>(&[]).await?;
             self.rolled_out(Some(3)).await
         };
         tokio::select! {
@@ -460,6 +603,7 @@ impl Test<'_> {
     }
 
     async fn uninstall_and_again(&mut self) -> Result<()> {
+        self.cluster.remove("v1", "Pod", Some(AROUND), "load").await?;
         let jwks = self.keys().await?;
         self.cluster.helm(["uninstall", RELEASE, "--namespace", HOME, "--wait"]).await?;
         for definition in ["apps.latchkey.dev", "providers.latchkey.dev"] {
@@ -475,22 +619,58 @@ impl Test<'_> {
         ensure!(self.cluster.get("coordination.k8s.io/v1", "Lease", Some(HOME), &lease).await?.is_object(), "no Lease");
         ensure!(self.cluster.list("apps/v1", "Deployment", HOME, "").await?.len() == 2, "more than the stores is left");
         println!("ok     helm uninstall leaves definitions, App, keys, rendered App and Lease, and nothing else");
+        self.restore_keys().await?;
 
         let chart = Cluster::chart();
         let args = ["install", OTHER_RELEASE, &chart, "--namespace", HOME, "--wait", "--take-ownership"];
-        let mut args = args.map(String::from).to_vec();
-        args.extend(self.least());
-        if let Some(version) = &self.options.next_version {
-            for component in ["operator", "server"] {
-                args.extend(["--set-string".to_owned(), format!("{component}.image.tag={version}")]);
-            }
-        }
-        self.cluster.helm(args).await?;
+        let version = self.options.next_version.as_ref().unwrap_or(&self.options.version);
+        let notes = self.cluster.helm(args.map(String::from).into_iter().chain(self.least(version))).await?;
         self.app_is_ready().await?;
         ensure!(self.keys().await? == jwks, "the keys changed");
-        self.journey_of("again", OTHER_RELEASE, None).await?;
+        self.journey("again", OTHER_RELEASE, &[]).await?;
         self.helm_test(OTHER_RELEASE).await?;
         println!("ok     installed again under another name, with the same keys");
+        self.remove_all(&notes).await
+    }
+
+    /// The keys from a copy, as docs/operations.md has it, once all that the operator made is gone.
+    async fn restore_keys(&self) -> Result<()> {
+        let of = |type_| ["-n", HOME, "get", "secret", "--field-selector", type_];
+        let (keys, rendered) = (of("type=latchkey.dev/app-keys"), of("type=latchkey.dev/rendered-app"));
+        let copy = tempfile::NamedTempFile::new()?;
+        std::fs::write(copy.path(), self.cluster.kubectl([&keys[..], &["-o", "yaml"]].concat()).await?)?;
+        for mut delete in [keys, rendered] {
+            delete[2] = "delete";
+            self.cluster.kubectl(delete).await?;
+        }
+        self.cluster.kubectl(["-n", HOME, "apply", "-f", &copy.path().display().to_string()]).await?;
+        println!("ok     the keys are put back from a copy");
+        Ok(())
+    }
+
+    /// As NOTES say, and docs/install.md.
+    async fn remove_all(&self, notes: &str) -> Result<()> {
+        self.cluster.helm(["uninstall", OTHER_RELEASE, "--namespace", HOME, "--wait"]).await?;
+        let docs = std::fs::read_to_string(process::root().join("docs/install.md"))?;
+        for command in removals(&self.notes) {
+            let documented = command.replace(HOME, "latchkey");
+            ensure!(docs.contains(&documented), "docs/install.md does not say {documented}");
+        }
+        let lease_of_the_first = removals(&self.notes).filter(|command| command.contains(" lease "));
+        for command in removals(notes).chain(lease_of_the_first) {
+            self.cluster.kubectl(command.split_whitespace().skip(1)).await?;
+        }
+        for type_ in ["latchkey.dev/rendered-app", "latchkey.dev/app-keys"] {
+            let left = self.cluster.list("v1", "Secret", HOME, &format!("type={type_}")).await?;
+            ensure!(left.is_empty(), "{} Secrets {type_} are left", left.len());
+        }
+        let left = self.cluster.list("coordination.k8s.io/v1", "Lease", HOME, "").await?;
+        ensure!(left.is_empty(), "{} Leases are left", left.len());
+        for definition in ["apps.latchkey.dev", "providers.latchkey.dev"] {
+            let (version, kind) = ("apiextensions.k8s.io/v1", "CustomResourceDefinition");
+            ensure!(self.cluster.get(version, kind, None, definition).await?.is_null(), "{definition} is left");
+        }
+        println!("ok     the commands of NOTES and docs/install.md remove what is left");
         Ok(())
     }
 
@@ -516,19 +696,20 @@ impl Test<'_> {
             println!(
                 "figure {component} {name}: ready {} after its container began, {}",
                 cold_start(&pod)?,
-                self.memory(&pod, name).await?
+                self.memory(&pod, name, component).await?
             );
         }
         Ok(())
     }
 
     /// As the kubelet sees it.
-    async fn memory(&self, pod: &Value, name: &str) -> Result<String> {
+    async fn memory(&self, pod: &Value, name: &str, container: &str) -> Result<String> {
         let node = pod["spec"]["nodeName"].as_str().context("a pod is on a node")?;
         let summary = self.cluster.raw(&format!("/api/v1/nodes/{node}/proxy/stats/summary")).await?;
         let pods = summary["pods"].as_array().context("the kubelet tells of pods")?;
         let found = pods.iter().find(|pod| pod["podRef"]["name"] == name).context("the kubelet knows the pod")?;
-        let memory = &found["containers"][0]["memory"];
+        let containers = found["containers"].as_array().context("a pod has containers")?;
+        let memory = &containers.iter().find(|one| one["name"] == container).context("its container")?["memory"];
         let mib = |field: &str| memory[field].as_f64().unwrap_or(0.0) / 1024.0 / 1024.0;
         Ok(format!("idle: {:.1} MiB working set, {:.1} MiB RSS", mib("workingSetBytes"), mib("rssBytes")))
     }
@@ -557,6 +738,22 @@ impl Test<'_> {
             println!("--- App: {}", app["status"]);
         }
     }
+}
+
+/// Where a release's public API is.
+fn service(release: &str) -> String {
+    format!("http://{release}-server.{HOME}")
+}
+
+/// Arguments for Helm: both programs of that version.
+fn tags(version: &str) -> impl Iterator<Item = String> {
+    let tag = move |component| ["--set-string".to_owned(), format!("{component}.image.tag={version}")];
+    ["operator", "server"].into_iter().flat_map(tag)
+}
+
+/// The commands in NOTES that delete.
+fn removals(notes: &str) -> impl Iterator<Item = &str> {
+    notes.lines().map(str::trim).filter(|line| line.starts_with("kubectl ") && line.contains(" delete "))
 }
 
 fn name(pod: &Pod) -> String {
