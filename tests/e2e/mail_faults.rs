@@ -248,8 +248,9 @@ async fn the_mail_comes_though_the_server_was_killed_before_it_mailed() {
     shop.stack.server().kill();
     assert!(shop.stack.mails().all().is_empty());
     shop.stack.smtp.behave(Behaviour::Accept);
-    shop.stack.server().start_ready().await.expect("the server starts again");
+    // Of the one that was killed, not of its successor.
     shop.outlast_leases().await;
+    shop.stack.server().start_ready().await.expect("the server starts again");
     let code = shop.code(EMAIL, 1).await;
     shop.client().confirm(shop.id(), &code).await.expect(StatusCode::OK);
     assert_eq!(shop.mails_in_the_end(EMAIL).await, 1);

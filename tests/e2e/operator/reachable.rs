@@ -97,8 +97,10 @@ async fn reachable_follows_the_provider_and_the_app_stays_ready() {
     let asked = plane.audit_since(mark).unwrap();
     let of_apps = status_writes(&install, &asked, "apps/status");
     assert!(of_apps.is_empty(), "{of_apps:#?}");
-    // One for each that was found; of two servers that found one thing after the other the worse counts meanwhile.
-    assert_eq!(status_writes(&install, &asked, "providers/status").len(), 3, "{asked:#?}");
+    // One for each that was found. Of two servers that found one thing after the other the worse counts meanwhile, and
+    // while one is away the other's last word: so each of the six restarts may be told of, and nothing else.
+    let written = status_writes(&install, &asked, "providers/status").len();
+    assert!((3..=6).contains(&written), "{written} writes: {asked:#?}");
     install.ready(&app).await;
 }
 
