@@ -325,6 +325,31 @@ async fn refreshed(stores: &Stores, fixture: &Fixture, session: &NewSession, gen
     (outcome, next)
 }
 
+/// The index and the life of a session's key are renewed once a minute; order and idle time know of every refresh.
+#[tokio::test]
+async fn a_refresh_within_the_minute_counts_as_a_use() {
+    let fixture = Fixture::new().await;
+    let user = a_user_id();
+    let first = opened(&fixture, user, 1).await;
+    let at = async |seconds: i64| fixture.later(Duration::seconds(seconds)).await;
+    let second = a_session(user, 1);
+    at(10).await.open_session(&fixture.app, &second).await.unwrap();
+    assert_eq!(renewal(&at(50).await, &fixture, &first, 1).await, (Renewal::Next, 2));
+
+    let listed = at(51).await.sessions(&fixture.app, user).await.unwrap();
+    assert_eq!(listed.iter().map(|session| session.id).collect::<Vec<_>>(), [first.id, second.id]);
+    let key = format!("lk:{{{}:{user}}}:session:{}", fixture.app, first.id);
+    let mut connection = redis::Redis::shared().await.connect().await.unwrap();
+    let life: u32 = ::redis::cmd("TTL").arg(key).query_async(&mut connection).await.unwrap();
+    // By Redis's own clock the session was opened a moment ago; by the store's it was used 50 seconds later.
+    assert!(life >= IDLE_SECONDS + 50, "{life} s");
+    for _ in 0..99 {
+        at(52).await.open_session(&fixture.app, &a_session(user, 1)).await.unwrap();
+    }
+    assert!(epoch_of(&at(53).await, &fixture, &first).await.is_some(), "used more recently");
+    assert!(epoch_of(&at(53).await, &fixture, &second).await.is_none(), "the least recently used");
+}
+
 async fn renewal(stores: &Stores, fixture: &Fixture, session: &NewSession, generation: u64) -> (Renewal, u64) {
     match refreshed(stores, fixture, session, generation).await {
         (Refreshed::Live(renewal, _), next) => (renewal, next),
