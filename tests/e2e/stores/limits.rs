@@ -130,6 +130,19 @@ async fn whoever_comes_back_when_told_is_let_through_and_not_before() {
 }
 
 #[tokio::test]
+async fn a_clock_that_goes_back_keeps_nobody_out() {
+    let fixture = Fixture::new().await;
+    let check = [a_check("192.0.2.1", &[(2, 600)])];
+    let month = fixture.later(time::Duration::days(30)).await;
+    for stores in [&month, &fixture.stores] {
+        take(stores, &fixture, &check).await.unwrap();
+        take(stores, &fixture, &check).await.unwrap();
+        let limited = take(stores, &fixture, &check).await.unwrap_err();
+        assert!(limited.retry_after <= Duration::from_secs(612), "{limited:?}");
+    }
+}
+
+#[tokio::test]
 async fn keys_of_limits_hold_no_client_and_end() {
     let fixture = Fixture::new().await;
     take(&fixture.stores, &fixture, &[a_check("192.0.2.77", &[(1, 60)])]).await.unwrap();

@@ -1,10 +1,13 @@
 //! Sessions and epochs: what is there, what ends, and that an epoch never falls.
 
-use latchkey_crds::rendered::Window;
+use std::collections::BTreeMap;
+
+use latchkey_crds::rendered::{LimitName, Window};
 use latchkey_server::{
     domain::{
+        limits::Check,
         mail::EpochNews,
-        ports::{Carried, Sessions},
+        ports::{Carried, Limits, Sessions, TakeError},
         session::{
             Amr, LiveSession, NewSession, Opening, Profile, RefreshRules, Refreshed, Renewal, Session, SessionId,
         },
@@ -14,6 +17,7 @@ use latchkey_server::{
     store::Stores,
 };
 use latchkey_tests::{eventually, redis};
+use rand::{RngExt, SeedableRng, rngs::StdRng};
 use time::Duration;
 use uuid::Uuid;
 
@@ -413,6 +417,104 @@ async fn only_new_generations_count_for_the_limit() {
     let limited = refresh(3).await;
     assert!(matches!(limited, Refreshed::Limited { window: reached, .. } if reached == window), "{limited:?}");
     assert!(matches!(refresh(2).await, Refreshed::Live(Renewal::Again, _)), "nothing was consumed");
+}
+
+/// A session that lives for two months, and refreshes of it under a limit; each is of the newest generation.
+struct Limited {
+    fixture: Fixture,
+    session: NewSession,
+    windows: Vec<Window>,
+    generation: u64,
+}
+
+impl Limited {
+    async fn by(windows: &[(u32, u32)]) -> Self {
+        let fixture = Fixture::new().await;
+        let life = Duration::days(60);
+        let idle_seconds = u32::try_from(life.whole_seconds()).unwrap();
+        let session = NewSession { ends_at: now() + life, idle_seconds, ..a_session(a_user_id(), 1) };
+        fixture.stores.open_session(&fixture.app, &session).await.unwrap();
+        let windows = windows.iter().map(|(count, seconds)| Window { count: *count, window_seconds: *seconds });
+        Self { session, windows: windows.collect(), generation: 1, fixture }
+    }
+
+    /// So much later: which window refuses, and for how long, where one does.
+    async fn refresh(&mut self, at: Duration) -> Result<(), (Window, std::time::Duration)> {
+        let token = RefreshToken { user: self.session.user, session: self.session.id, generation: self.generation };
+        let rules = RefreshRules { grace_seconds: 30, windows: self.windows.clone() };
+        match self.fixture.later(at).await.refresh(&self.fixture.app, &token, &rules).await.unwrap() {
+            Refreshed::Live(Renewal::Next, live) => {
+                assert_eq!(live.session.generation, self.generation + 1);
+                self.generation += 1;
+                Ok(())
+            }
+            Refreshed::Limited { window, retry_after } => Err((window, retry_after)),
+            other => panic!("generation {}: {other:?}", self.generation),
+        }
+    }
+}
+
+/// The counters of any other limit and the marks of a session are two ways to one rule.
+#[tokio::test]
+async fn new_generations_are_counted_as_what_any_other_limit_counts() {
+    // So long that the moment between two calls falls into another fiftieth once in a million times.
+    let mut limited = Limited::by(&[(4, 50_000), (6, 86_400)]).await;
+    let check = [Check {
+        limit: LimitName::LoginsPerClient,
+        subject: limited.session.id.to_string(),
+        windows: limited.windows.clone(),
+    }];
+    for seed in 0..3 {
+        let mut rng = StdRng::seed_from_u64(seed);
+        // Each round begins when nothing of the one before counts any more.
+        let mut at = Duration::days(15) * i32::try_from(seed).unwrap();
+        let mut refused = BTreeMap::new();
+        for step in 0..120 {
+            at += Duration::seconds(match rng.random_range(0..10) {
+                0..6 => rng.random_range(0..2_000),
+                6..9 => rng.random_range(0..20_000),
+                _ => rng.random_range(0..60_000),
+            });
+            let counted = limited.fixture.later(at).await.take(&limited.fixture.app, check.to_vec()).await;
+            let told = limited.refresh(at).await;
+            match (counted, told) {
+                (Ok(_), Ok(())) => *refused.entry(0).or_insert(0) += 1,
+                (Err(TakeError::Limited(counted)), Err((window, wait))) => {
+                    assert_eq!(counted.window, window, "seed {seed}, step {step}");
+                    let apart = counted.retry_after.abs_diff(wait);
+                    assert!(apart < std::time::Duration::from_secs(20), "seed {seed}, step {step}: {apart:?} apart");
+                    *refused.entry(window.window_seconds).or_insert(0) += 1;
+                }
+                (counted, told) => panic!("seed {seed}, step {step}: {:?}, but {told:?}", counted.map(drop)),
+            }
+        }
+        let each = [0, 50_000, 86_400].map(|window| refused.get(&window).copied().unwrap_or(0));
+        assert!(each.iter().all(|times| *times > 5), "seed {seed} tried little: {refused:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_session_is_limited_as_before_where_the_clock_goes_back() {
+    let mut limited = Limited::by(&[(2, 600)]).await;
+    for at in [Duration::days(30), Duration::days(30), Duration::ZERO, Duration::ZERO] {
+        limited.refresh(at).await.unwrap();
+    }
+    let (_, wait) = limited.refresh(Duration::ZERO).await.unwrap_err();
+    assert!(wait <= std::time::Duration::from_secs(612), "{wait:?}");
+    limited.refresh(Duration::seconds(614)).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_a_session_keeps_of_its_generations_is_bounded() {
+    let mut limited = Limited::by(&[(10_000, 60)]).await;
+    for step in 0..200 {
+        limited.refresh(Duration::milliseconds(600) * step).await.unwrap();
+    }
+    let (app, session) = (&limited.fixture.app, &limited.session);
+    let key = format!("lk:{{{app}:{}}}:session:{}", session.user, session.id);
+    let mut connection = redis::Redis::shared().await.connect().await.unwrap();
+    let kept: usize = ::redis::cmd("HSTRLEN").arg(key).arg("w1200").query_async(&mut connection).await.unwrap();
+    assert!((50 * 16..=52 * 16).contains(&kept), "{kept} octets");
 }
 
 #[tokio::test]

@@ -19,7 +19,7 @@ use crate::{
     store::Stores,
 };
 
-/// Into how many parts a window is cut; windows.lua has the same number.
+/// Into how many parts a window is cut; windows.lua and marks.lua have the same number.
 const PARTS: i64 = 50;
 /// How long an account knows a client address (contract, 7).
 const KNOWN_SECONDS: u32 = 30 * 24 * 60 * 60;

@@ -95,7 +95,7 @@ macro_rules! scripts {
 scripts! {
     open = "now.lua" "session.lua" "open.lua";
     get = "now.lua" "session.lua" "get.lua";
-    refresh = "now.lua" "session.lua" "windows.lua" "refresh.lua";
+    refresh = "now.lua" "session.lua" "marks.lua" "refresh.lua";
     list = "now.lua" "list.lua";
     end = "now.lua" "session.lua" "end.lua";
     end_others = "end_others.lua";

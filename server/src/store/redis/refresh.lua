@@ -1,21 +1,34 @@
--- Decides a refresh (contract, 4). KEYS: the user, the user's index of sessions, the session, then a counter for each
--- window of the limit on new generations. ARGV: offset (ms), session id, the token's generation, grace time (ms), how many
--- late answers are given in how many ms, then the windows as `take` wants them.
+-- Decides a refresh (contract, 4). KEYS: the user, the user's index of sessions, the session. ARGV: offset (ms), session
+-- id, the token's generation, grace time (ms), how many late answers are given in how many ms, then for each window of the
+-- limit on new generations its count and the length of a fiftieth of it (ms).
 -- Answers in lines, which are faster to read than a list: how and, where the session goes on, what `told` says; 'limited',
 -- window and ms where it has to wait.
-local s, u = look(now, KEYS[1], KEYS[2], KEYS[3], ARGV[2])
+local marked = {}
+for i = 8, #ARGV, 2 do
+  table.insert(marked, 'w' .. ARGV[i])
+end
+local s, u = look(now, KEYS[1], KEYS[2], KEYS[3], ARGV[2], unpack(marked))
 if not s then
   return 'gone'
 end
 local n, generation = tonumber(s[2]), tonumber(ARGV[3])
 local session = KEYS[3]
 if generation >= n then
-  local refused, wait = take(now, {unpack(KEYS, 4)}, {unpack(ARGV, 7)})
+  local changed, refused, longest = {}, 0, -1
+  for i, field in ipairs(marked) do
+    local marks, wait = mark(now, generation, tonumber(ARGV[2 * i + 5]), tonumber(ARGV[2 * i + 6]), s[9 + i] or '')
+    if wait and wait > longest then
+      refused, longest = i, wait
+    elseif marks then
+      table.insert(changed, field)
+      table.insert(changed, marks)
+    end
+  end
   if refused > 0 then
-    return 'limited\n' .. refused .. '\n' .. wait
+    return 'limited\n' .. refused .. '\n' .. longest
   end
   local after, at = string.format('%.0f', generation + 1), string.format('%.0f', now)
-  redis.call('HSET', session, 'n', after, 'taken', at, 'used', at)
+  redis.call('HSET', session, 'n', after, 'taken', at, 'used', at, unpack(changed))
   renew(now, KEYS[2], session, ARGV[2], s)
   -- A token that is newer than what is known: the store has gone back in time, and the token tells where it was.
   return (generation == n and 'next\n' or 'adopted\n') .. told(s, u, after)

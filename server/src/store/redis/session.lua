@@ -4,10 +4,10 @@
 -- seldom: the key lives that much longer than it may be idle, and who needs the order looks at the sessions themselves.
 local NOTED_EVERY = 60000
 
--- The session's fields and the user's; nothing where there is no such session, it is past its time, or its epoch is
--- older than the user's.
-local function look(now, user, index, session, id)
-  local s = redis.call('HMGET', session, 'epoch', 'n', 'taken', 'used', 'noted', 'ends', 'idle', 'amr', 'auth_time')
+-- The session's fields, those that are named after the ones that all want, and the user's; nothing where there is no such
+-- session, it is past its time, or its epoch is older than the user's.
+local function look(now, user, index, session, id, ...)
+  local s = redis.call('HMGET', session, 'epoch', 'n', 'taken', 'used', 'noted', 'ends', 'idle', 'amr', 'auth_time', ...)
   if not s[1] then
     return nil
   end
@@ -44,7 +44,8 @@ end
 
 -- What is told of a live session at generation n, in lines; no value holds a line's end.
 local function told(s, u, n)
-  return table.concat({s[1], n, s[8], s[9], u[2] or '', u[3] or '', u[4] or '', u[5] or ''}, '\n')
+  return s[1] .. '\n' .. n .. '\n' .. s[8] .. '\n' .. s[9] .. '\n' .. (u[2] or '') .. '\n' .. (u[3] or '') .. '\n'
+    .. (u[4] or '') .. '\n' .. (u[5] or '')
 end
 
 -- Takes a user's profile: its version, address, whether that is verified, and name. An older one is not taken.

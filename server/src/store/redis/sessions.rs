@@ -212,7 +212,7 @@ impl Sessions for Stores {
     async fn refresh(&self, app: &AppId, token: &RefreshToken, rules: &RefreshRules) -> Result<Refreshed, StoreError> {
         let keys = Keys::of(app, token.user);
         let windows = limits::distinct(&rules.windows);
-        let mut names = keys.of_session(token.session).to_vec();
+        let names = keys.of_session(token.session);
         let mut arguments = vec![
             self.redis.offset_millis(),
             token.session.to_string(),
@@ -222,7 +222,6 @@ impl Sessions for Stores {
             LATE_MILLIS.to_string(),
         ];
         for window in &windows {
-            names.push(format!("{}:refreshes:{}", names[2], window.window_seconds));
             arguments.push(window.count.to_string());
             arguments.push(limits::part_millis(window).to_string());
         }

@@ -3,7 +3,8 @@
 -- through.
 -- A counter holds the fiftieths of its window in which something was taken. One counts until it lies wholly outside of
 -- the window: so never is more than the count taken in any window, and what was taken is free again at most a fiftieth
--- of the window late.
+-- of the window late. One that is later than now was counted by a clock that has gone back since; one too late says
+-- nothing.
 local function take(now, counters, windows)
   local refused, longest = 0, -1
   local stale = {}
@@ -13,8 +14,8 @@ local function take(now, counters, windows)
     local sum, old = 0, nil
     local all = redis.call('HGETALL', key)
     for j = 1, #all, 2 do
-      local n = tonumber(all[j + 1])
-      if tonumber(all[j]) < oldest or n <= 0 then
+      local bucket, n = tonumber(all[j]), tonumber(all[j + 1])
+      if bucket < oldest or bucket > oldest + 100 or n <= 0 then
         old = old or {}
         table.insert(old, all[j])
       else
@@ -26,7 +27,7 @@ local function take(now, counters, windows)
       local live = {}
       for j = 1, #all, 2 do
         local bucket, n = tonumber(all[j]), tonumber(all[j + 1])
-        if bucket >= oldest and n > 0 then
+        if bucket >= oldest and bucket <= oldest + 100 and n > 0 then
           table.insert(live, {bucket, n})
         end
       end
