@@ -15,7 +15,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 
 /// What to start, and as whom.
 pub struct Program {
@@ -253,11 +253,16 @@ impl Process {
         lock(&self.child).try_wait().expect("the child is ours to wait for")
     }
 
+    /// Sends a signal. After SIGSTOP none of its threads runs any more: they stop one by one, a moment later.
     pub fn signal(&self, signal: Signal) {
         // The child is not reaped while we hold its lock, so the id cannot be another's.
         let mut child = lock(&self.child);
         if child.try_wait().is_ok_and(|ended| ended.is_none()) {
             rustix::process::kill_process(self.pid, signal).expect("the child is ours to signal");
+            if signal == Signal::STOP {
+                let stopped = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+                waitid(WaitId::Pid(self.pid), stopped).expect("the child is ours to wait for");
+            }
         }
     }
 
