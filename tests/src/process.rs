@@ -15,7 +15,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
+use rustix::{
+    io::retry_on_intr,
+    process::{Pid, Signal, WaitId, WaitIdOptions, waitid},
+};
 
 /// What to start, and as whom.
 pub struct Program {
@@ -253,7 +256,7 @@ impl Process {
         lock(&self.child).try_wait().expect("the child is ours to wait for")
     }
 
-    /// Sends a signal. After SIGSTOP none of its threads runs any more: they stop one by one, a moment later.
+    /// Sends a signal. SIGSTOP is waited for, since threads stop one by one: after it none runs any more.
     pub fn signal(&self, signal: Signal) {
         // The child is not reaped while we hold its lock, so the id cannot be another's.
         let mut child = lock(&self.child);
@@ -261,7 +264,7 @@ impl Process {
             rustix::process::kill_process(self.pid, signal).expect("the child is ours to signal");
             if signal == Signal::STOP {
                 let stopped = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
-                waitid(WaitId::Pid(self.pid), stopped).expect("the child is ours to wait for");
+                retry_on_intr(|| waitid(WaitId::Pid(self.pid), stopped)).expect("the child is ours to wait for");
             }
         }
     }

@@ -9,7 +9,8 @@ local function mark(now, generation, count, width, marks)
   local at, first = 1, nil
   while at < size do
     local fiftieth, before = struct.unpack('<dd', marks, at)
-    -- A mark that is later than now was made by a clock that has gone back since; one too late says nothing.
+    -- A mark that is later than now was made by a clock that has gone back since; one more than a window later says
+    -- nothing.
     if fiftieth >= this - 50 and fiftieth <= this + 50 then
       first = before
       break

@@ -3,8 +3,8 @@
 -- through.
 -- A counter holds the fiftieths of its window in which something was taken. One counts until it lies wholly outside of
 -- the window: so never is more than the count taken in any window, and what was taken is free again at most a fiftieth
--- of the window late. One that is later than now was counted by a clock that has gone back since; one too late says
--- nothing.
+-- of the window late. One that is later than now was counted by a clock that has gone back since; one more than a
+-- window later says nothing.
 local function take(now, counters, windows)
   local refused, longest = 0, -1
   local stale = {}
