@@ -6,7 +6,7 @@ use futures::future::join_all;
 use http::StatusCode;
 use latchkey_tests::{client::Answer, stack::Stack};
 use sqlx::Row;
-use tokio::sync::Barrier;
+use tokio::{sync::Barrier, time::sleep};
 use uuid::Uuid;
 
 use crate::{
@@ -107,7 +107,16 @@ async fn a_code_redeemed_by_fifty_at_once_is_redeemed_once() {
     let password = |number: usize| format!("{NEW_PASSWORD}-{number:02}");
     let answers = at_once(&shop, 50, |client, number| {
         let (app, code, password) = (app.clone(), code.clone(), password(number));
-        async move { client.confirm_password(&app, EMAIL, &code, &password).await }
+        async move {
+            loop {
+                let answer = client.confirm_password(&app, EMAIL, &code, &password).await;
+                // On a loaded machine fifty hashes are more than waits for one: who is turned away comes again.
+                if answer.status != StatusCode::SERVICE_UNAVAILABLE {
+                    return answer;
+                }
+                sleep(Duration::from_secs(1)).await;
+            }
+        }
     })
     .await;
     let winner = answers.iter().position(|answer| answer.status == StatusCode::OK).expect("one wins");

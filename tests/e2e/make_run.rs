@@ -272,12 +272,12 @@ fn children_named(of: u32, name: &str) -> rustix::process::Pid {
     rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap()
 }
 
-/// A process that nobody has reaped yet is gone all the same.
+/// A process that nobody has reaped yet is gone all the same, with its last thread: until then its ports are in use.
 async fn gone(pids: &BTreeSet<u32>) {
     eventually("the end of all that was started", STOP_LIMIT, || async {
         let alive = |pid: &&u32| {
-            Path::new("/proc").join(pid.to_string()).exists()
-                && status_line(**pid, "State:").is_some_and(|state| !state.starts_with('Z'))
+            status_line(**pid, "State:").is_some_and(|state| !state.starts_with('Z'))
+                || status_line(**pid, "Threads:").is_some_and(|threads| threads.parse().is_ok_and(|left: u32| left > 1))
         };
         pids.iter().find(alive).is_none().then_some(())
     })

@@ -24,6 +24,7 @@ use crate::{
     redis::{self, Redis},
     smtp::{self, Smtp},
     tls::{Front, Tls},
+    upstream,
 };
 
 /// Rendering a few Apps; the making of an RSA key is the slowest part.
@@ -434,6 +435,7 @@ impl Server {
         .flat_map(|(flag, value)| [flag.to_owned(), value])
         .collect();
         args.push("--allow-insecure".to_owned());
+        args.extend(upstream::nobody_args());
         args.extend(more.iter().cloned());
         Self { public, admin, ops, index, dir: dir.to_owned(), args, envs: envs.to_vec(), process: Mutex::new(None) }
     }

@@ -6,7 +6,7 @@ pub mod shapes;
 use std::{
     collections::{BTreeMap, HashMap},
     convert::Infallible,
-    net::SocketAddr,
+    net::{Ipv4Addr, SocketAddr},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -159,6 +159,17 @@ struct Granted {
 struct Issued {
     client: String,
     person: Person,
+}
+
+/// Flags by which a server finds nobody at the hosts of any provider: no test asks one that the public uses. Those of
+/// [`Upstream::server_args`], which come later, win.
+pub fn nobody_args() -> Vec<String> {
+    let nobody = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+    PRESETS.iter().flat_map(Shape::hosts).map(|host| provider_host(host, nobody)).collect()
+}
+
+fn provider_host(host: &str, addr: SocketAddr) -> String {
+    format!("--provider-host={host}={addr}")
 }
 
 // === impl Place ===
@@ -322,7 +333,7 @@ impl Upstream {
 
     /// Flags by which a server finds it; its authority must be trusted as well.
     pub fn server_args(&self) -> Vec<String> {
-        self.shape.hosts().into_iter().map(|host| format!("--provider-host={host}={}", self.addr)).collect()
+        self.shape.hosts().into_iter().map(|host| provider_host(host, self.addr)).collect()
     }
 
     /// Who logs in from now on.

@@ -77,6 +77,7 @@ pub(super) async fn keep(probe: &Probe, uid: &str, address: SocketAddr, stop: &C
         let before = Instant::now();
         let Err(cut) = listen(probe, uid, address, stop).await;
         tracing::debug!(%address, uid, %cut, "the stream of a server was cut");
+        probe.table().cut(uid, stop);
         if before.elapsed() > SILENCE {
             backoff = fresh();
         }
@@ -107,7 +108,7 @@ async fn listen(probe: &Probe, uid: &str, address: SocketAddr, stop: &Cancellati
             _ if !greeted => return Err(Cut::NoHello),
             RevisionsLine::Change(change) => probe.table().change(uid, stop, change)?,
             RevisionsLine::Provider { provider } => probe.table().found(uid, stop, provider),
-            RevisionsLine::Heartbeat { .. } => probe.table().heard(uid, stop),
+            RevisionsLine::Heartbeat { .. } => probe.table().beat(uid, stop),
         }
     }
 }

@@ -74,8 +74,12 @@ struct Pod {
     line: Instant,
     silent: bool,
     told: Option<Told>,
-    /// Places in [`FINDINGS`]. They outlive a stream that is begun again: the server tells each anew.
+    /// It has said hello on a stream that was not cut since.
+    connected: bool,
+    /// Places in [`FINDINGS`].
     found: HashMap<ProviderKey, usize>,
+    /// What was found of each Provider before the hello, until the server has told all that it knows.
+    retelling: Findings,
     stream: CancellationToken,
 }
 
@@ -101,6 +105,9 @@ struct Refused {
 
 /// A Provider, by namespace and name.
 type ProviderKey = (String, String);
+
+/// The worst place in [`FINDINGS`] that was told of each; none where nothing was.
+type Findings = HashMap<ProviderKey, Option<usize>>;
 
 /// A revision as its 32 octets: there are as many as Apps times pods.
 type Octets = [u8; 32];
@@ -188,6 +195,7 @@ impl Table {
     pub(super) fn endpoints(&mut self, seen: HashMap<String, Seen>, stop: &CancellationToken) -> Vec<Stream> {
         let now = Instant::now();
         self.read_at.get_or_insert(now);
+        let turning = self.fleet.turning(&seen);
         self.fleet.pods.retain(|uid, pod| {
             let stays = seen.get(uid).is_some_and(|seen| seen.address == pod.address);
             if !stays {
@@ -203,6 +211,7 @@ impl Table {
                     (pod.heard, pod.line, pod.silent) = (now, now, false);
                 }
                 pod.counts = counts;
+                pod.forget_if_gone();
                 continue;
             }
             let stream = stop.child_token();
@@ -215,7 +224,9 @@ impl Table {
                 line: now,
                 silent: false,
                 told: None,
+                connected: false,
                 found: HashMap::new(),
+                retelling: Findings::new(),
                 stream,
             };
             self.fleet.pods.insert(uid, pod);
@@ -227,6 +238,7 @@ impl Table {
             self.none_since.get_or_insert(now);
         }
         self.judge_all();
+        self.wake_turned(turning);
         begun
     }
 
@@ -256,10 +268,42 @@ impl Table {
         }
     }
 
-    /// A line came that says nothing of an App.
-    pub(super) fn heard(&mut self, uid: &str, stream: &CancellationToken) {
+    /// A heartbeat came.
+    pub(super) fn beat(&mut self, uid: &str, stream: &CancellationToken) {
+        self.heard(uid, stream);
+        self.retold(uid, stream);
+    }
+
+    fn heard(&mut self, uid: &str, stream: &CancellationToken) {
         if self.fleet.pod(uid, stream).is_some_and(Pod::hear) {
             self.judge_all();
+        }
+    }
+
+    /// What it found it tells anew, unless it is another container, which has not looked.
+    fn forget_until_retold(&mut self, uid: &str, stream: &CancellationToken) {
+        let Some(pod) = self.fleet.pods.get(uid) else { return };
+        let providers = pod.found.keys().filter(|provider| !pod.retelling.contains_key(*provider));
+        let before: Vec<_> = providers.map(|provider| (provider.clone(), self.fleet.finding(provider))).collect();
+        if let Some(pod) = self.fleet.pod(uid, stream) {
+            pod.retelling.extend(before);
+            pod.found.clear();
+        }
+    }
+
+    /// After its hello a server tells all that it knows of Providers, and then something else.
+    fn retold(&mut self, uid: &str, stream: &CancellationToken) {
+        if let Some(pod) = self.fleet.pod(uid, stream) {
+            let turning = std::mem::take(&mut pod.retelling);
+            self.wake_turned(turning);
+        }
+    }
+
+    /// The stream was cut; another is begun.
+    pub(super) fn cut(&mut self, uid: &str, stream: &CancellationToken) {
+        if let Some(pod) = self.fleet.pod(uid, stream) {
+            pod.connected = false;
+            pod.forget_if_gone();
         }
     }
 
@@ -268,16 +312,18 @@ impl Table {
         self.heard(uid, stream);
         let ProviderReport { namespace, name, reason } = report;
         let key = (namespace, name);
-        let before = self.fleet.finding(&key);
         let Some(at) = FINDINGS.iter().position(|known| known.as_str() == reason) else { return };
         let Some(pod) = self.fleet.pod(uid, stream) else { return };
         if pod.found.len() >= MAX_PROVIDERS && !pod.found.contains_key(&key) {
             return;
         }
-        pod.found.insert(key.clone(), at);
+        let before_hello = pod.retelling.remove(&key);
+        let before = before_hello.unwrap_or_else(|| self.fleet.finding(&key));
+        if let Some(pod) = self.fleet.pod(uid, stream) {
+            pod.found.insert(key.clone(), at);
+        }
         if self.fleet.finding(&key) != before {
-            let (namespace, name) = key;
-            self.send(Wake::Provider { namespace, name });
+            self.wake_provider(key);
         }
     }
 
@@ -298,7 +344,9 @@ impl Table {
         }
         if let Some(pod) = self.fleet.pod(uid, stream) {
             pod.told = Some(Told { format: hello.format, apps });
+            pod.connected = true;
             pod.hear();
+            self.forget_until_retold(uid, stream);
             self.judge_all();
             self.wake(deletions);
         }
@@ -306,6 +354,7 @@ impl Table {
     }
 
     pub(super) fn change(&mut self, uid: &str, stream: &CancellationToken, change: Change) -> Result<(), TooManyApps> {
+        self.retold(uid, stream);
         let Some(pod) = self.fleet.pod(uid, stream) else { return Ok(()) };
         let was_silent = pod.hear();
         let Some(told) = pod.told.as_mut() else { return Ok(()) };
@@ -354,6 +403,20 @@ impl Table {
         }
     }
 
+    /// Wakes the Providers of which something else is found now. Where nobody has looked, what was found before stands.
+    fn wake_turned(&self, turning: Findings) {
+        for (provider, before) in turning {
+            let after = self.fleet.finding(&provider);
+            if after.is_some() && after != before {
+                self.wake_provider(provider);
+            }
+        }
+    }
+
+    fn wake_provider(&self, (namespace, name): ProviderKey) {
+        self.send(Wake::Provider { namespace, name });
+    }
+
     fn send(&self, wake: Wake) {
         // Nobody listens any more: the process is about to end.
         let _ = self.wakes.send(wake);
@@ -370,6 +433,16 @@ impl Fleet {
     /// The pod of a stream. None for a stream of the past: the uid may stand at another address by now.
     fn pod(&mut self, uid: &str, stream: &CancellationToken) -> Option<&mut Pod> {
         if stream.is_cancelled() { None } else { self.pods.get_mut(uid) }
+    }
+
+    /// What is found now of each Provider of which a pod has told that goes, or that begins or ceases to count.
+    fn turning(&self, seen: &HashMap<String, Seen>) -> Findings {
+        let stays = |uid: &String, pod: &Pod| {
+            seen.get(uid).is_some_and(|seen| seen.address == pod.address && seen.counts == pod.counts)
+        };
+        let pods = self.pods.iter().filter(|(uid, pod)| !stays(uid, pod));
+        let providers = pods.flat_map(|(_, pod)| pod.found.keys());
+        providers.map(|provider| (provider.clone(), self.finding(provider))).collect()
     }
 
     /// The worst place in [`FINDINGS`] that a counting pod tells.
@@ -437,6 +510,14 @@ impl Expected {
 // === impl Pod ===
 
 impl Pod {
+    /// Where a pod counts no more and says nothing either its container has ended, or soon will: the next one looks anew.
+    fn forget_if_gone(&mut self) {
+        if !self.counts && !self.connected {
+            self.found.clear();
+            self.retelling.clear();
+        }
+    }
+
     /// Notes a whole line; tells whether the pod was silent.
     fn hear(&mut self) -> bool {
         let now = Instant::now();

@@ -76,6 +76,10 @@ fn woken() -> Vec<Wake> {
     vec![Wake::Apps(vec![app()])]
 }
 
+fn woken_provider() -> Vec<Wake> {
+    vec![Wake::Provider { namespace: "shop".to_owned(), name: "github".to_owned() }]
+}
+
 // === impl Fleet ===
 
 impl Fleet {
@@ -136,6 +140,11 @@ impl Fleet {
         self.probe.table().verdict(&app())
     }
 
+    /// What is found of the one Provider.
+    fn finding(&self) -> Option<Reason> {
+        self.probe.finding("shop", "github")
+    }
+
     /// Who was woken since the last look.
     fn wakes(&mut self) -> Vec<Wake> {
         std::iter::from_fn(|| self.wakes.try_recv().ok()).collect()
@@ -186,6 +195,10 @@ impl Talk {
     fn refuse(&self, goes_on: Revision, refused: Revision) {
         let refused = json!({ "revision": refused, "reason": "it is too new" });
         self.say(&json!({ "app": app(), "revision": goes_on, "refused": refused }));
+    }
+
+    fn found(&self, reason: &str) {
+        self.say(&json!({ "provider": { "namespace": "shop", "name": "github", "reason": reason } }));
     }
 
     fn beat(&self) {
@@ -644,24 +657,118 @@ fn judging_many_apps_is_linear() {
 #[tokio::test(start_paused = true)]
 async fn what_servers_find_of_a_provider_wakes_it_when_the_worst_of_it_changes() {
     let (mut fleet, talks) = Fleet::serving(&[1, 2]).await;
-    let found = |talk: &Talk, reason: &str| {
-        talk.say(&json!({ "provider": { "namespace": "shop", "name": "github", "reason": reason } }));
-    };
-    let wake = || vec![Wake::Provider { namespace: "shop".to_owned(), name: "github".to_owned() }];
-    assert_eq!(fleet.probe.finding("shop", "github"), None);
+    assert_eq!(fleet.finding(), None);
     for (pod, reason, worst, wakes) in [
-        (0, "Reachable", Reason::Reachable, wake()),
+        (0, "Reachable", Reason::Reachable, woken_provider()),
         (1, "Reachable", Reason::Reachable, vec![]),
-        (1, "ClientRefused", Reason::ClientRefused, wake()),
+        (1, "ClientRefused", Reason::ClientRefused, woken_provider()),
         (0, "ClientRefused", Reason::ClientRefused, vec![]),
         (0, "Reachable", Reason::ClientRefused, vec![]),
         (1, "OfALaterVersion", Reason::ClientRefused, vec![]),
-        (1, "TokenEndpointFailed", Reason::TokenEndpointFailed, wake()),
-        (1, "Reachable", Reason::Reachable, wake()),
+        (1, "TokenEndpointFailed", Reason::TokenEndpointFailed, woken_provider()),
+        (1, "Reachable", Reason::Reachable, woken_provider()),
     ] {
-        found(&talks[pod], reason);
+        talks[pod].found(reason);
         rest().await;
-        assert_eq!((fleet.probe.finding("shop", "github"), fleet.wakes()), (Some(worst), wakes), "{pod}: {reason}");
+        assert_eq!((fleet.finding(), fleet.wakes()), (Some(worst), wakes), "{pod}: {reason}");
     }
     assert_eq!(fleet.probe.finding("blog", "github"), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_begins_or_ceases_to_count_changes_what_is_found() {
+    let (mut fleet, talks) = Fleet::serving(&[1, 2, 3]).await;
+    talks[0].found("Reachable");
+    rest().await;
+    assert_eq!(fleet.wakes(), woken_provider());
+    // A server that is not ready yet has looked already.
+    fleet.see(&[1, 3], &[2]);
+    talks[1].found("DiscoveryFailed");
+    rest().await;
+    assert_eq!((fleet.finding(), fleet.wakes()), (Some(Reason::Reachable), vec![]));
+    fleet.see(&[1, 2, 3], &[]);
+    assert_eq!((fleet.finding(), fleet.wakes()), (Some(Reason::DiscoveryFailed), woken_provider()));
+    // One that has told nothing makes no difference.
+    fleet.see(&[1, 2], &[3]);
+    assert_eq!(fleet.wakes(), []);
+    // The one that cannot reach it goes.
+    fleet.see(&[1], &[3]);
+    assert_eq!((fleet.finding(), fleet.wakes()), (Some(Reason::Reachable), woken_provider()));
+    // What nobody tells any more stands as it was told.
+    fleet.see(&[], &[1]);
+    assert_eq!((fleet.finding(), fleet.wakes()), (None, vec![]));
+}
+
+/// Two pods, of which the second finds that it is refused, and what was woken for that is forgotten.
+async fn one_is_refused() -> (Fleet, Vec<Talk>) {
+    let (mut fleet, talks) = Fleet::serving(&[1, 2]).await;
+    talks[0].found("Reachable");
+    talks[1].found("ClientRefused");
+    rest().await;
+    assert_eq!((fleet.finding(), fleet.wakes().len()), (Some(Reason::ClientRefused), 2));
+    (fleet, talks)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_container_on_another_stream_tells_what_it_knows_and_nothing_has_happened() {
+    let (mut fleet, mut talks) = one_is_refused().await;
+    drop(talks.pop());
+    let talk = fleet.talk(2).await;
+    talk.hello(2, revision(1));
+    rest().await;
+    assert_eq!(fleet.wakes(), []);
+    talk.found("ClientRefused");
+    talk.beat();
+    rest().await;
+    assert_eq!((fleet.finding(), fleet.wakes()), (Some(Reason::ClientRefused), vec![]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_container_found_goes_with_it() {
+    for ends_with_a_change in [false, true] {
+        let (mut fleet, mut talks) = one_is_refused().await;
+        drop(talks.pop());
+        let next = fleet.talk(2).await;
+        next.hello(2, revision(1));
+        rest().await;
+        assert_eq!(fleet.wakes(), []);
+        // It knows of nothing yet.
+        if ends_with_a_change {
+            next.change(revision(1))
+        } else {
+            next.beat()
+        }
+        rest().await;
+        assert_eq!((fleet.finding(), fleet.wakes()), (Some(Reason::Reachable), woken_provider()));
+        next.found("ClientRefused");
+        rest().await;
+        assert_eq!((fleet.finding(), fleet.wakes()), (Some(Reason::ClientRefused), woken_provider()));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_container_found_does_not_come_back_with_the_next() {
+    // Its stream ends before the pod ceases to count, or after it.
+    for is_cut_first in [false, true] {
+        let (mut fleet, mut talks) = one_is_refused().await;
+        let talk = talks.pop().unwrap();
+        if is_cut_first {
+            drop(talk);
+            rest().await;
+            assert_eq!((fleet.finding(), fleet.wakes()), (Some(Reason::ClientRefused), vec![]));
+            fleet.see(&[1], &[2]);
+        } else {
+            fleet.see(&[1], &[2]);
+            drop(talk);
+            rest().await;
+        }
+        assert_eq!((fleet.finding(), fleet.wakes()), (Some(Reason::Reachable), woken_provider()));
+        // The next one serves before the operator has reached it.
+        fleet.see(&[1, 2], &[]);
+        let next = fleet.talk(2).await;
+        next.hello(2, revision(1));
+        next.beat();
+        rest().await;
+        assert_eq!((fleet.finding(), fleet.wakes()), (Some(Reason::Reachable), vec![]));
+    }
 }

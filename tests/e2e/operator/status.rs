@@ -47,6 +47,12 @@ async fn an_app_that_is_applied_becomes_ready_on_every_server() {
     }
 }
 
+/// Waits until the servers have found that nobody answers for the Provider: after it they find nothing else.
+async fn nobody_there(install: &Install<'_>, name: &str) {
+    let provider = ("Provider", install.tenant(), name);
+    told(install, provider, ConditionType::Reachable, ConditionStatus::False, "TokenEndpointFailed").await;
+}
+
 /// What a table of kubectl shows: its columns, then its rows, by words.
 fn table(printed: &str) -> Vec<Vec<&str>> {
     printed.lines().map(|line| line.split_whitespace().collect()).collect()
@@ -94,11 +100,12 @@ async fn kubectl_shows_and_awaits_what_becomes_of_an_app() {
     let name = format!("lkapp/{}", app.id());
     kubectl(&install, &["wait", "--for=condition=Ready", &name, "--timeout=60s"]).await;
     kubectl(&install, &["wait", "--for=condition=Ready", "lkprov/github", "--timeout=60s"]).await;
+    nobody_there(&install, "github").await;
     let printed = kubectl(&install, &["get", "lkapp"]).await;
     assert_eq!(table(&printed)[1][..4], [app.id(), "True", "Ready", app.id()]);
     let printed = kubectl(&install, &["get", "lkprov"]).await;
     assert_eq!(table(&printed)[0], ["NAME", "READY", "REASON", "REACHABLE", "AGE"]);
-    assert_eq!(table(&printed)[1][..4], ["github", "True", "Ready", "Unknown"]);
+    assert_eq!(table(&printed)[1][..4], ["github", "True", "Ready", "False"]);
     let all = kubectl(&install, &["get", "latchkey", "--output=name"]).await;
     assert_eq!(all, format!("app.latchkey.dev/{}\nprovider.latchkey.dev/github\n", app.id()));
     let status = install.get(&app).await.unwrap().status.unwrap();
@@ -296,6 +303,7 @@ async fn what_is_applied_unchanged_or_means_the_same_writes_nothing() {
     install.apply_all(&[second.clone()]).await.unwrap();
     let conflict = ("App", install.tenant(), "second");
     told(&install, conflict, ConditionType::Accepted, ConditionStatus::False, "AppIDConflict").await;
+    nobody_there(&install, "github").await;
 
     let plane = install.cluster().plane();
     let mark = plane.audit_mark();
