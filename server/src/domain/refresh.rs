@@ -76,7 +76,8 @@ pub async fn refresh<S: Sessions + Audit>(
             let event = Event::new(env, caller, EventKind::RefreshStolen, token.user).in_session(token.session);
             stores.record_later(app.id(), event);
             // It has ended already; this waits for a replica to know, so that a fail-over does not bring it back.
-            if let Err(error) = stores.end_session(app.id(), token.user, token.session).await {
+            // Rarer than a refresh and larger.
+            if let Err(error) = Box::pin(stores.end_session(app.id(), token.user, token.session)).await {
                 warn!(app = %app.id(), error = &error as &dyn std::error::Error, "no replica was asked for");
             }
             return Err(RefreshError::InvalidGrant);

@@ -128,7 +128,9 @@ impl Line {
         {
             return Err(fault.clone());
         }
-        match timeout_at(until, self.make()).await.unwrap_or(Err(Fault::of(FaultKind::Deadline))) {
+        // Rarer than a call and much larger, which every call would have room for.
+        let made = timeout_at(until, Box::pin(self.make())).await;
+        match made.unwrap_or(Err(Fault::of(FaultKind::Deadline))) {
             Ok(connection) => {
                 if state.failed.take().is_some() {
                     self.tell_of_return();
