@@ -435,14 +435,20 @@ impl Fleet {
         if stream.is_cancelled() { None } else { self.pods.get_mut(uid) }
     }
 
-    /// What is found now of each Provider of which a pod has told that goes, or that begins or ceases to count.
+    /// What is found now, or was before its hello, of each Provider of which a pod has told that goes, or that begins or
+    /// ceases to count.
     fn turning(&self, seen: &HashMap<String, Seen>) -> Findings {
         let stays = |uid: &String, pod: &Pod| {
             seen.get(uid).is_some_and(|seen| seen.address == pod.address && seen.counts == pod.counts)
         };
-        let pods = self.pods.iter().filter(|(uid, pod)| !stays(uid, pod));
-        let providers = pods.flat_map(|(_, pod)| pod.found.keys());
-        providers.map(|provider| (provider.clone(), self.finding(provider))).collect()
+        let mut turning = Findings::new();
+        for (_, pod) in self.pods.iter().filter(|(uid, pod)| !stays(uid, pod)) {
+            for provider in pod.found.keys() {
+                turning.entry(provider.clone()).or_insert_with(|| self.finding(provider));
+            }
+            turning.extend(pod.retelling.clone());
+        }
+        turning
     }
 
     /// The worst place in [`FINDINGS`] that a counting pod tells.

@@ -772,3 +772,19 @@ async fn what_a_container_found_does_not_come_back_with_the_next() {
         assert_eq!((fleet.finding(), fleet.wakes()), (Some(Reason::Reachable), vec![]));
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_a_container_found_goes_with_a_pod_that_goes_before_the_next_has_told() {
+    for is_gone in [false, true] {
+        let (mut fleet, mut talks) = one_is_refused().await;
+        drop(talks.pop());
+        let next = fleet.talk(2).await;
+        next.hello(2, revision(1));
+        rest().await;
+        assert_eq!(fleet.wakes(), []);
+        fleet.see(&[1], if is_gone { &[] } else { &[2] });
+        drop(next);
+        rest().await;
+        assert_eq!((fleet.finding(), fleet.wakes()), (Some(Reason::Reachable), woken_provider()));
+    }
+}
