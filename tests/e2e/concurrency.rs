@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use futures::future::join_all;
-use http::StatusCode;
+use http::{StatusCode, header::RETRY_AFTER};
 use latchkey_tests::{client::Answer, stack::Stack};
 use sqlx::Row;
 use tokio::{sync::Barrier, time::sleep};
@@ -115,7 +115,8 @@ async fn a_code_redeemed_by_fifty_at_once_is_redeemed_once() {
                 if answer.status != StatusCode::SERVICE_UNAVAILABLE {
                     break;
                 }
-                sleep(Duration::from_secs(1)).await;
+                let seconds = answer.headers[RETRY_AFTER].to_str().unwrap().parse().unwrap();
+                sleep(Duration::from_secs(seconds)).await;
                 answer = call().await;
             }
             answer

@@ -189,6 +189,12 @@ impl Table {
         self.fleet.finding(provider).and_then(|at| FINDINGS.get(at).copied())
     }
 
+    /// Of how many Providers a pod's findings are kept: of now, and of before its hello.
+    #[cfg(test)]
+    pub(super) fn kept(&self, uid: &str) -> (usize, usize) {
+        self.fleet.pods.get(uid).map_or((0, 0), |pod| (pod.found.len(), pod.retelling.len()))
+    }
+
     // --- What changes it
 
     /// The pods as they are now. Gives the streams that are to be begun; those of pods that went are cancelled.
@@ -284,7 +290,10 @@ impl Table {
     fn forget_until_retold(&mut self, uid: &str, stream: &CancellationToken) {
         let Some(pod) = self.fleet.pods.get(uid) else { return };
         let providers = pod.found.keys().filter(|provider| !pod.retelling.contains_key(*provider));
-        let before: Vec<_> = providers.map(|provider| (provider.clone(), self.fleet.finding(provider))).collect();
+        // A server that says hello again and again is no reason to keep more.
+        let room = MAX_PROVIDERS.saturating_sub(pod.retelling.len());
+        let before = providers.take(room).map(|provider| (provider.clone(), self.fleet.finding(provider)));
+        let before: Vec<_> = before.collect();
         if let Some(pod) = self.fleet.pod(uid, stream) {
             pod.retelling.extend(before);
             pod.found.clear();

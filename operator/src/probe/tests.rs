@@ -7,7 +7,7 @@ use futures::stream;
 use http_body_util::StreamBody;
 use hyper::{body::Frame, service::service_fn};
 use hyper_util::rt::TokioIo;
-use latchkey_crds::conditions::Reason;
+use latchkey_crds::{conditions::Reason, rendered::ProviderReport};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
@@ -709,14 +709,20 @@ async fn one_is_refused() -> (Fleet, Vec<Talk>) {
     (fleet, talks)
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_container_on_another_stream_tells_what_it_knows_and_nothing_has_happened() {
+/// As before, and the second begins another stream, on which it has told nothing but its hello.
+async fn one_says_hello_again() -> (Fleet, Talk, Talk) {
     let (mut fleet, mut talks) = one_is_refused().await;
     drop(talks.pop());
-    let talk = fleet.talk(2).await;
-    talk.hello(2, revision(1));
+    let again = fleet.talk(2).await;
+    again.hello(2, revision(1));
     rest().await;
     assert_eq!(fleet.wakes(), []);
+    (fleet, talks.remove(0), again)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_container_on_another_stream_tells_what_it_knows_and_nothing_has_happened() {
+    let (mut fleet, _first, talk) = one_says_hello_again().await;
     talk.found("ClientRefused");
     talk.beat();
     rest().await;
@@ -726,12 +732,7 @@ async fn a_container_on_another_stream_tells_what_it_knows_and_nothing_has_happe
 #[tokio::test(start_paused = true)]
 async fn what_a_container_found_goes_with_it() {
     for ends_with_a_change in [false, true] {
-        let (mut fleet, mut talks) = one_is_refused().await;
-        drop(talks.pop());
-        let next = fleet.talk(2).await;
-        next.hello(2, revision(1));
-        rest().await;
-        assert_eq!(fleet.wakes(), []);
+        let (mut fleet, _first, next) = one_says_hello_again().await;
         // It knows of nothing yet.
         if ends_with_a_change {
             next.change(revision(1))
@@ -776,15 +777,30 @@ async fn what_a_container_found_does_not_come_back_with_the_next() {
 #[tokio::test(start_paused = true)]
 async fn what_a_container_found_goes_with_a_pod_that_goes_before_the_next_has_told() {
     for is_gone in [false, true] {
-        let (mut fleet, mut talks) = one_is_refused().await;
-        drop(talks.pop());
-        let next = fleet.talk(2).await;
-        next.hello(2, revision(1));
-        rest().await;
-        assert_eq!(fleet.wakes(), []);
+        let (mut fleet, _first, next) = one_says_hello_again().await;
         fleet.see(&[1], if is_gone { &[] } else { &[2] });
         drop(next);
         rest().await;
         assert_eq!((fleet.finding(), fleet.wakes()), (Some(Reason::Reachable), woken_provider()));
     }
+}
+
+#[tokio::test]
+async fn what_is_kept_of_findings_is_bounded_however_often_a_server_says_hello() {
+    const MOST: usize = 200_000;
+    let (wakes, _woken) = mpsc::unbounded_channel();
+    let mut table = Table::new(wakes, watch::Sender::new(()));
+    let begun = table.endpoints(pods(&[1], &[]), &CancellationToken::new());
+    let Stream { uid, stop, .. } = &begun[0];
+    for round in 0..3 {
+        let hello = json!({ "podUID": uid, "format": 1, "revisions": {} });
+        assert!(table.hello(uid, stop, serde_json::from_value(hello).unwrap()).is_ok());
+        for number in 0..=MOST {
+            let name = format!("{round}-{number}");
+            table.found(uid, stop, ProviderReport { namespace: "shop".into(), name, reason: "Reachable".into() });
+        }
+        assert_eq!(table.kept(uid), (MOST, if round == 0 { 0 } else { MOST }));
+    }
+    table.beat(uid, stop);
+    assert_eq!(table.kept(uid), (MOST, 0));
 }
