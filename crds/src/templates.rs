@@ -1,9 +1,18 @@
 //! The rules for mail templates, by which the operator publishes and the servers render.
 
-use std::{fmt::Write as _, io};
+use std::{
+    fmt::Write as _,
+    io,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
 
-use minijinja::{AutoEscape, Environment, ErrorKind, State, UndefinedBehavior, Value, context, escape_formatter};
+use minijinja::{
+    AutoEscape, Environment, ErrorKind, State, UndefinedBehavior, Value, context, escape_formatter, machinery::Span,
+};
 
+#[cfg(test)]
+mod bombs;
+mod bounds;
 #[cfg(test)]
 mod samples;
 mod sandbox;
@@ -17,6 +26,8 @@ pub const MAX_OUTPUT: usize = 64 * 1024;
 
 /// Instructions of one rendering; the largest default takes a fiftieth.
 const FUEL: u64 = 50_000;
+/// Blocks within blocks, of the template and of the layout: what has passed its check has no more than [`bounds`] allows.
+const MAX_CALLS: usize = 2 * bounds::MAX_DEPTH;
 const LAYOUT_SOURCE: &str = include_str!("templates/layout.html");
 
 /// The mails that have templates.
@@ -62,21 +73,35 @@ pub struct TemplateError {
 /// Templates that passed their check, ready to be rendered.
 pub struct TemplateSet {
     env: Environment<'static>,
+    tokens: usize,
 }
 
 /// Collects output up to a limit.
 #[derive(Default)]
 struct Output(Vec<u8>);
 
-/// Whether a template of this name, `<mail>.subject`, `<mail>.txt` or `<mail>.html`, can be used: it is parsed, held
-/// against what templates may do, and rendered with every set of values, filled in or empty, that its mail can have.
+/// Whether a template of this name, `<mail>.subject`, `<mail>.txt` or `<mail>.html`, can be used: it is held against the
+/// bounds, parsed, held against what templates may do, and rendered with every set of values, filled in or empty, that its
+/// mail can have. Takes a bounded time and memory for any source, and does not panic.
 pub fn check(name: &str, source: &str) -> Result<(), TemplateError> {
+    count_and_check(name, source).map(drop)
+}
+
+/// Returns the number of tokens.
+fn count_and_check(name: &str, source: &str) -> Result<usize, TemplateError> {
     let Some((mail, part)) = parse_name(name) else {
         let mails = Mail::ALL.map(Mail::as_str).join(", ");
         let reason =
             format!("is not a template's name; use <mail>.subject, <mail>.txt or <mail>.html with {mails} as <mail>");
         return Err(TemplateError { line: None, reason });
     };
+    let tokens = bounds::check(source, part)?;
+    unpanicked(|| check_bounded(name, source, mail, part))?;
+    Ok(tokens)
+}
+
+/// The steps of [`check`] that need a bounded source.
+fn check_bounded(name: &str, source: &str, mail: Mail, part: Part) -> Result<(), TemplateError> {
     sandbox::check(source, part)?;
     let mut env = environment();
     // Nothing but sample values is there to be quoted.
@@ -93,6 +118,22 @@ pub fn check(name: &str, source: &str) -> Result<(), TemplateError> {
         }
     }
     Ok(())
+}
+
+#[cfg(not(panic = "unwind"))]
+compile_error!("a panic must unwind: it is the fault of one template, not of the process");
+
+/// A template on which the engine panics is one that cannot be used; it takes nothing else with it.
+fn unpanicked<T>(step: impl FnOnce() -> Result<T, TemplateError>) -> Result<T, TemplateError> {
+    // The engine keeps nothing between two templates but buffers, which it clears.
+    catch_unwind(AssertUnwindSafe(step)).unwrap_or_else(|_| {
+        let reason = "the template engine failed on it, which is a bug; please report it".to_owned();
+        Err(TemplateError { line: None, reason })
+    })
+}
+
+fn refuse<T>(span: Span, reason: &str) -> Result<T, TemplateError> {
+    Err(TemplateError { line: Some(span.start_line.into()), reason: reason.to_owned() })
 }
 
 /// White space and control characters, the line and paragraph separators among them, become single spaces.
@@ -119,6 +160,7 @@ fn environment() -> Environment<'static> {
     env.set_auto_escape_callback(|name| if name.ends_with(".html") { AutoEscape::Html } else { AutoEscape::None });
     env.set_formatter(write_value);
     env.set_fuel(Some(FUEL));
+    env.set_recursion_limit(MAX_CALLS);
     sandbox::add_filters(&mut env);
     env.add_template(LAYOUT, LAYOUT_SOURCE).expect("the layout is tested");
     env
@@ -259,17 +301,22 @@ impl TemplateError {
 
 impl Default for TemplateSet {
     fn default() -> Self {
-        Self { env: environment() }
+        Self { env: environment(), tokens: 0 }
     }
 }
 
 impl TemplateSet {
-    /// Takes a template in, where it passes its [`check`].
+    /// Takes a template in, where it passes its [`check`] and all of them together are within their bound.
     pub fn add(&mut self, name: &str, source: &str) -> Result<(), TemplateError> {
-        check(name, source)?;
+        let tokens = self.tokens + count_and_check(name, source)?;
+        if tokens > bounds::MAX_TOKENS {
+            return Err(TemplateError { line: None, reason: bounds::too_many_tokens() });
+        }
         self.env
             .add_template_owned(name.to_owned(), source.to_owned())
-            .map_err(|error| TemplateError::new(&error, error.detail()))
+            .map_err(|error| TemplateError::new(&error, error.detail()))?;
+        self.tokens = tokens;
+        Ok(())
     }
 
     pub fn has(&self, mail: Mail, part: Part) -> bool {
@@ -278,7 +325,8 @@ impl TemplateSet {
 
     /// The error quotes no value, so that it can be logged.
     pub fn render(&self, mail: Mail, part: Part, values: Values<'_>) -> Result<String, TemplateError> {
-        render(&self.env, &mail.template(part), values).map_err(|error| TemplateError::new(&error, None))
+        let rendered = || render(&self.env, &mail.template(part), values);
+        unpanicked(|| rendered().map_err(|error| TemplateError::new(&error, None)))
     }
 }
 
@@ -362,6 +410,41 @@ mod tests {
         let mut set = TemplateSet::default();
         set.add("confirm.subject", "{{ cod }}").unwrap_err();
         assert!(!set.has(Mail::Confirm, Part::Subject));
+    }
+
+    /// A quarter of what a thread of Tokio has. A debug build needs 300 to 400 KiB, a release build less.
+    const STACK: usize = 512 * 1024;
+
+    #[test]
+    fn a_bomb_is_refused_by_name_or_rendered_within_its_time_on_a_small_stack() {
+        let bombs = bombs::bombs();
+        assert!(bombs.len() >= 24);
+        let test = move || {
+            for bombs::Bomb { what, key, source, refusal } in bombs {
+                let began = std::time::Instant::now();
+                let checked = check(key, &source);
+                let took = began.elapsed();
+                assert!(took < bombs::LIMIT, "{what}: {took:?}");
+                match (&checked, refusal) {
+                    (Ok(()), None) => {}
+                    (Err(refused), Some(refusal)) if refused.reason.contains(refusal) => {}
+                    _ => panic!("{what}: {checked:?}, not {refusal:?}"),
+                }
+            }
+        };
+        // Beyond its stack the process ends.
+        std::thread::Builder::new().stack_size(STACK).spawn(test).unwrap().join().unwrap();
+    }
+
+    #[test]
+    fn all_templates_of_an_app_are_within_one_bound() {
+        let mut set = TemplateSet::default();
+        let source = "\n{{ app }}".repeat(4_000);
+        set.add("confirm.txt", &source).unwrap();
+        let refused = set.add("reset.txt", &source).unwrap_err();
+        assert_eq!((refused.line, refused.reason), (None, bounds::too_many_tokens()));
+        assert!(!set.has(Mail::Reset, Part::Text));
+        set.add("reset.txt", "{{ code }}").unwrap();
     }
 
     #[test]

@@ -8,6 +8,9 @@ mod admission;
 #[cfg(test)]
 mod audit;
 #[cfg(test)]
+#[path = "../../crds/src/templates/bombs.rs"]
+mod bombs;
+#[cfg(test)]
 mod callers;
 #[cfg(test)]
 mod change_address;
@@ -77,6 +80,8 @@ mod stores;
 mod storm;
 #[cfg(test)]
 mod support;
+#[cfg(test)]
+mod template_bombs;
 #[cfg(test)]
 mod token;
 #[cfg(test)]

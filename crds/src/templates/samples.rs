@@ -11,6 +11,12 @@ pub(super) struct Bad {
     pub(super) reason: &'static str,
 }
 
+/// A text of so many octets.
+fn lines(octets: usize) -> String {
+    let line = format!("{}\n", "a".repeat(1000));
+    line.repeat(octets.div_ceil(line.len()))[..octets].to_owned()
+}
+
 pub(super) fn good() -> Vec<(&'static str, String)> {
     [
         ("new-sign-in.subject", "Hello{% if name %} {{ name | title }}{% endif %} of {{ app }}"),
@@ -28,9 +34,17 @@ pub(super) fn good() -> Vec<(&'static str, String)> {
     .map(|(name, source)| (name, source.to_owned()))
     .into_iter()
     .chain([
-        ("confirm.txt", "a".repeat(LONGEST)),
+        ("confirm.txt", lines(LONGEST)),
         ("reset.txt", format!("a{}", "\n{{ app }}".repeat(5_000))),
         ("reset.txt", "{{ name }}".repeat(2_000)),
+        ("reset.html", format!("<p>{}</p>", "a".repeat(59_993))),
+        ("reset.html", format!("{}{{{{ app }}}}{}", "{% if app %}".repeat(16), "{% endif %}".repeat(16))),
+        (
+            "reset.html",
+            format!("{{% if not app %}}{}{{% else %}}{{{{ app }}}}{{% endif %}}", "{% elif not app %}".repeat(15)),
+        ),
+        ("reset.txt", "{{ ((((((((app)))))))) }}{{ app|e|e|e|e|e|e|e|e }}".to_owned()),
+        ("reset.txt", format!("{{{{ app{} }}}}{{{{ '{}' }}}}", " or app".repeat(49), "a".repeat(1_900))),
     ])
     .collect()
 }
@@ -67,6 +81,7 @@ pub(super) fn bad() -> Vec<Bad> {
         ("confirm.html", "{{ 'x' * 1000000000 }}", 1, operator),
         ("confirm.html", "{{ 2 ** 60 }}", 1, operator),
         ("confirm.html", "{{ 1 + 1 }}", 1, operator),
+        ("confirm.html", "\n{% if app == -1 %}{% endif %}", 2, operator),
         ("confirm.html", "{{ not (app ~ app) }}", 1, operator),
         ("confirm.html", "{{ 1 < (app ~ app) < 2 }}", 1, operator),
         ("confirm.html", "{{ 'a' if name else app ~ app }}", 1, operator),
@@ -111,15 +126,15 @@ pub(super) fn bad() -> Vec<Bad> {
     .chain([
         Bad {
             name: "confirm.txt",
-            source: "a".repeat(LONGEST + 1),
+            source: lines(LONGEST) + "a",
             line: Some(1),
             reason: "makes more than 64 KiB; shorten it",
         },
         Bad {
             name: "reset.txt",
-            source: "{{''}}".repeat(40_000),
-            line: Some(1),
-            reason: "takes too many steps; make it simpler",
+            source: "{{''}}{#\n#}".repeat(20_000),
+            line: Some(6_667),
+            reason: "all templates together may have 20000 words and signs in their tags",
         },
     ])
     .collect()

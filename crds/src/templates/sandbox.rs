@@ -7,20 +7,21 @@
 use minijinja::{
     Environment, filters,
     machinery::{
-        Span,
-        ast::{BinOpKind, CallArg, Expr, Stmt},
+        ast::{BinOpKind, CallArg, Expr, Stmt, UnaryOpKind},
         parse,
     },
     syntax::SyntaxConfig,
 };
 
-use super::{LAYOUT, Part, TemplateError, VARIABLES};
+use super::{LAYOUT, Part, TemplateError, VARIABLES, refuse};
 
 /// None of them makes a value longer than a few times its input, and none can be chained to do so more than that.
 const FILTERS: [&str; 9] = ["upper", "lower", "title", "capitalize", "trim", "default", "d", "escape", "e"];
 
 /// The blocks of the layout.
 const BLOCKS: [&str; 5] = ["title", "preheader", "heading", "content", "footer"];
+
+const ARITHMETIC: &str = "+ - * / % ** ~ are not available in mail templates";
 
 /// Adds the filters that templates may name.
 pub(super) fn add_filters(env: &mut Environment<'_>) {
@@ -60,10 +61,6 @@ fn known_block(stmt: &Stmt<'_>) -> Result<(), TemplateError> {
     }
 }
 
-fn refuse<T>(span: Span, reason: &str) -> Result<T, TemplateError> {
-    Err(TemplateError { line: Some(span.start_line.into()), reason: reason.to_owned() })
-}
-
 fn statement(stmt: &Stmt<'_>, html: bool) -> Result<(), TemplateError> {
     let each = |stmts: &[Stmt<'_>]| stmts.iter().try_for_each(|stmt| statement(stmt, html));
     match stmt {
@@ -80,18 +77,20 @@ fn statement(stmt: &Stmt<'_>, html: bool) -> Result<(), TemplateError> {
             Expr::Const(name) if html && name.value.as_str() == Some(LAYOUT) => Ok(()),
             _ => refuse(extends.span(), "extends can name only \"layout.html\", and only in an .html template"),
         },
-        Stmt::ForLoop(stmt) => refuse(stmt.span(), "for is not available in mail templates"),
-        Stmt::WithBlock(stmt) => refuse(stmt.span(), "with is not available in mail templates"),
-        Stmt::Set(stmt) => refuse(stmt.span(), "set is not available in mail templates"),
-        Stmt::SetBlock(stmt) => refuse(stmt.span(), "set is not available in mail templates"),
-        Stmt::AutoEscape(stmt) => refuse(stmt.span(), "autoescape is not available in mail templates"),
-        Stmt::FilterBlock(stmt) => refuse(stmt.span(), "filter blocks are not available in mail templates"),
-        Stmt::Import(stmt) => refuse(stmt.span(), "import is not available in mail templates"),
-        Stmt::FromImport(stmt) => refuse(stmt.span(), "import is not available in mail templates"),
-        Stmt::Include(stmt) => refuse(stmt.span(), "include is not available in mail templates"),
-        Stmt::Macro(stmt) => refuse(stmt.span(), "macro is not available in mail templates"),
-        Stmt::CallBlock(stmt) => refuse(stmt.span(), "call is not available in mail templates"),
-        Stmt::Do(stmt) => refuse(stmt.span(), "do is not available in mail templates"),
+        Stmt::ForLoop(_)
+        | Stmt::WithBlock(_)
+        | Stmt::Set(_)
+        | Stmt::SetBlock(_)
+        | Stmt::AutoEscape(_)
+        | Stmt::FilterBlock(_)
+        | Stmt::Import(_)
+        | Stmt::FromImport(_)
+        | Stmt::Include(_)
+        | Stmt::Do(_) => {
+            // Their keywords are refused before they are parsed.
+            let reason = "has a statement that is not available in mail templates".to_owned();
+            Err(TemplateError { line: None, reason })
+        }
     }
 }
 
@@ -103,7 +102,10 @@ fn expression(expr: &Expr<'_>) -> Result<(), TemplateError> {
             let known = VARIABLES.join(", ");
             refuse(var.span(), &format!("there is no variable {}; there are {known}", var.id))
         }
-        Expr::UnaryOp(op) => expression(&op.expr),
+        Expr::UnaryOp(op) => match op.op {
+            UnaryOpKind::Not => expression(&op.expr),
+            UnaryOpKind::Neg => refuse(op.span(), ARITHMETIC),
+        },
         Expr::BinOp(op) => {
             match op.op {
                 BinOpKind::Eq
@@ -123,7 +125,7 @@ fn expression(expr: &Expr<'_>) -> Result<(), TemplateError> {
                 | BinOpKind::Rem
                 | BinOpKind::Pow
                 | BinOpKind::Concat => {
-                    return refuse(op.span(), "+ - * / % ** ~ are not available in mail templates");
+                    return refuse(op.span(), ARITHMETIC);
                 }
             }
             expression(&op.left)?;

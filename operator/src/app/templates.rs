@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use latchkey_crds::templates::{self, TemplateError};
+use latchkey_crds::templates::{TemplateError, TemplateSet};
 
 use crate::facts::ConfigMapValues;
 
 /// The largest ConfigMap, in octets of keys and values.
 pub(crate) const MAX_TOTAL: usize = 256 * 1024;
+/// Keys of a ConfigMap: three times as many as there are templates. Each that is none is named in the status.
+const MAX_KEYS: usize = 64;
 
 /// The templates that can be published, and what is wrong with the others.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -24,12 +26,17 @@ pub(crate) fn check(config_map: &str, values: &ConfigMapValues) -> Checked {
         let fault = format!("ConfigMap {config_map} is over {} KiB; shorten it", MAX_TOTAL / 1024);
         return Checked { good: BTreeMap::new(), faults: vec![fault] };
     }
+    if values.text.len() + values.binary.len() > MAX_KEYS {
+        let fault = format!("ConfigMap {config_map} has more than {MAX_KEYS} keys; keep only templates in it");
+        return Checked { good: BTreeMap::new(), faults: vec![fault] };
+    }
     let mut checked = Checked::default();
     for key in &values.binary {
         checked.faults.push(format!("{config_map}/{key}: is under binaryData; put the template under data"));
     }
+    let mut set = TemplateSet::default();
     for (key, source) in &values.text {
-        match templates::check(key, source) {
+        match set.add(key, source) {
             Ok(()) => {
                 checked.good.insert(key.clone(), source.clone());
             }
@@ -42,6 +49,9 @@ pub(crate) fn check(config_map: &str, values: &ConfigMapValues) -> Checked {
     checked
 }
 
+#[cfg(test)]
+#[path = "../../../crds/src/templates/bombs.rs"]
+mod bombs;
 #[cfg(test)]
 #[path = "../../../crds/src/templates/samples.rs"]
 mod samples;
@@ -86,6 +96,28 @@ mod tests {
     }
 
     #[test]
+    fn a_bomb_is_refused_by_name_or_published_within_its_time() {
+        for bombs::Bomb { what, key, source, refusal } in bombs::bombs() {
+            let began = std::time::Instant::now();
+            let checked = check_one(key, &source);
+            let took = began.elapsed();
+            assert!(took < bombs::LIMIT, "{what}: {took:?}");
+            match (refusal, checked.faults.as_slice()) {
+                (None, []) => assert_eq!(checked.good[key], source, "{what}"),
+                // More than a ConfigMap may hold.
+                (Some(_), [fault]) if fault.starts_with("ConfigMap shop-mail is over 256 KiB") => {}
+                (Some(refusal), [fault]) => {
+                    assert!(
+                        fault.starts_with(&format!("shop-mail/{key}:")) && fault.contains(refusal),
+                        "{what}: {fault}"
+                    );
+                }
+                (refusal, faults) => panic!("{what}: {faults:?}, not {refusal:?}"),
+            }
+        }
+    }
+
+    #[test]
     fn every_variable_is_there_in_every_mail() {
         let all = VARIABLES.map(|variable| format!("{{{{ {variable} }}}}")).concat();
         for mail in Mail::ALL {
@@ -104,6 +136,16 @@ mod tests {
         };
         assert_eq!(of(MAX_TOTAL).len(), 4, "four unknown names, and no word of the size");
         assert_eq!(of(MAX_TOTAL + 4), ["ConfigMap shop-mail is over 256 KiB; shorten it"]);
+    }
+
+    #[test]
+    fn a_config_map_of_many_keys_is_refused_as_a_whole() {
+        let of = |keys: usize| {
+            let text = (1..keys).map(|index| (format!("k{index}"), String::new())).collect();
+            check("shop-mail", &ConfigMapValues { text, binary: vec!["logo.png".into()] }).faults
+        };
+        assert_eq!(of(MAX_KEYS).len(), MAX_KEYS);
+        assert_eq!(of(MAX_KEYS + 1), ["ConfigMap shop-mail has more than 64 keys; keep only templates in it"]);
     }
 
     #[test]

@@ -406,8 +406,8 @@ fn a_document_over_the_limit_is_refused() {
     let url = |index: usize| format!("https://a.example/{index}/{}", "a".repeat(2000));
     let urls = (0..100).map(url).collect::<Vec<_>>().join(", ");
     let template = |size: usize| format!("{{# {} #}}", "a".repeat(size));
-    let mails = ["confirm.txt", "reset.txt", "confirm.html", "reset.html"];
-    let data = mails.map(|key| format!("  {key}: \"{}\"\n", template(63_000))).concat();
+    let mails = ["confirm.txt", "reset.txt", "confirm.html", "reset.html", "account-exists.txt"];
+    let data = mails.map(|key| format!("  {key}: \"{}\"\n", template(50_400))).concat();
     let map = format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{ name: mail, namespace: shop }}\ndata:\n{data}");
     let refs = (0..32).map(|index| format!("{{ name: p{index} }}")).collect::<Vec<_>>().join(", ");
     let spec =

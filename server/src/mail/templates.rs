@@ -107,6 +107,9 @@ impl Templates {
 }
 
 #[cfg(test)]
+#[path = "../../../crds/src/templates/bombs.rs"]
+mod bombs;
+#[cfg(test)]
 #[path = "../../../crds/src/templates/samples.rs"]
 mod samples;
 
@@ -258,6 +261,19 @@ mod tests {
             assert_eq!(taken(name, &source), Vec::<String>::new(), "{name}: {source:.80}");
             let refused = check(name, &source).expect_err(&source);
             assert_eq!((refused.line, refused.reason.contains(reason)), (line, true), "{name}: {refused}");
+        }
+    }
+
+    #[test]
+    fn a_bomb_leaves_the_default_or_is_rendered_within_its_time() {
+        for bombs::Bomb { what, key, source, refusal } in bombs::bombs() {
+            let began = std::time::Instant::now();
+            let mail = rendered(&[(key, &source)], MailKind::Confirm, SAMPLE);
+            let took = began.elapsed();
+            assert!(took < bombs::LIMIT, "{what}: {took:?}");
+            let default = rendered(&[], MailKind::Confirm, SAMPLE);
+            let is_default = (mail.text, mail.html) == (default.text, default.html);
+            assert_eq!(is_default, refusal.is_some(), "{what}");
         }
     }
 

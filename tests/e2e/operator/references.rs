@@ -9,7 +9,11 @@ use latchkey_tests::{
 };
 use serde_json::{Value, json};
 
-use super::look::{LIMIT, count, document, keys, named, register, rendered, secret_object, served, told};
+use super::{
+    leader::acts,
+    look::{LIMIT, count, document, keys, named, register, rendered, secret_object, served, told},
+};
+use crate::{bombs::bombs, template_bombs::with_bombs};
 
 const MIB: usize = 1024 * 1024;
 
@@ -216,6 +220,43 @@ async fn a_broken_template_gives_way_to_the_default(install: &Install<'_>, serve
     assert!(said.contains("does not exist in this namespace; make it"), "{said}");
     install.until(&own, ConditionType::Programmed, ConditionStatus::True, "Programmed").await;
     assert!(!text("third").await.contains("Ihr Code"));
+}
+
+#[tokio::test]
+async fn a_template_made_to_cost_too_much_is_told_and_the_operator_goes_on() {
+    let install = Cluster::shared().await.install().await;
+    let _servers = install.serve(1).await;
+    let operator = install.operator().await;
+    let pid = operator.pid();
+    let whole = [App::new("bomb"), App::new("bomb")];
+    let other = App::new("other");
+    let mut bombs = bombs();
+    bombs.retain(|bomb| {
+        let classes =
+            ["minus signs", "nots", "filters", "elifs", "conditional expressions", "comment marks in one line"];
+        classes.contains(&bomb.what)
+    });
+    assert_eq!(bombs.len(), 6);
+    // A ConfigMap of an App may have 256 KiB.
+    for (whole, bombs) in whole.iter().zip(bombs.chunks(3)) {
+        let app = with_bombs(whole, bombs);
+        install.apply(&app).await.unwrap();
+        let said = install.until(&app, ConditionType::ResolvedRefs, ConditionStatus::False, "TemplatesInvalid").await;
+        for bomb in bombs {
+            assert!(said.contains(bomb.refusal.unwrap()), "{}: {said}", bomb.what);
+        }
+        // The defaults are served.
+        install.until(&app, ConditionType::Programmed, ConditionStatus::True, "Programmed").await;
+        assert_eq!(document(&install, &app).await["mail"]["templates"], json!({}));
+    }
+    install.apply(&other).await.unwrap();
+    install.ready(&other).await;
+    let mended = whole[0].clone().template("confirm.txt", "{{ code }}");
+    install.apply(&mended).await.unwrap();
+    install.ready(&mended).await;
+    acts(&install, &operator).await;
+    assert_eq!((operator.pid(), operator.ended()), (pid, None), "the process that was there at the start");
+    assert!(!operator.logged().contains("panic"));
 }
 
 async fn a_secret_of_a_mebibyte_is_no_harm_to_mail(install: &Install<'_>, server: &PodServer) {
