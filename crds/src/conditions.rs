@@ -83,6 +83,8 @@ pub enum Reason {
     KeysLost,
     /// The App's keys cannot be read.
     KeysInvalid,
+    /// The operator failed on the object, which is a bug.
+    InternalError,
 
     /// A referenced Provider does not exist.
     ProviderNotFound,
@@ -165,7 +167,7 @@ impl fmt::Display for ConditionType {
 // === impl Reason ===
 
 impl Reason {
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 29] = [
         Self::Pending,
         Self::Accepted,
         Self::Resolved,
@@ -178,6 +180,7 @@ impl Reason {
         Self::TooLarge,
         Self::KeysLost,
         Self::KeysInvalid,
+        Self::InternalError,
         Self::ProviderNotFound,
         Self::ProviderInvalid,
         Self::SecretNotFound,
@@ -210,6 +213,7 @@ impl Reason {
             Self::TooLarge => "TooLarge",
             Self::KeysLost => "KeysLost",
             Self::KeysInvalid => "KeysInvalid",
+            Self::InternalError => "InternalError",
             Self::ProviderNotFound => "ProviderNotFound",
             Self::ProviderInvalid => "ProviderInvalid",
             Self::SecretNotFound => "SecretNotFound",

@@ -34,6 +34,7 @@ use crate::{
     error::Error,
     facts::Problem,
     gather,
+    panics::Panicked,
     probe::Verdict,
     provider::reconcile::undecodable,
     watch::Guarded,
@@ -102,6 +103,18 @@ pub(crate) async fn reconcile(guarded: Arc<Guarded<App>>, context: Arc<Context>)
         Progress::Again(wait) => Ok(Action::requeue(wait)),
         Progress::Done(served) => conclude(app, &old, served, &context).await,
     }
+}
+
+/// Reports in the status that a reconcile panicked. What was published before goes on.
+pub(crate) async fn report_panic(
+    guarded: Arc<Guarded<App>>,
+    context: Arc<Context>,
+    panicked: Panicked,
+) -> Result<(), Error> {
+    let Ok(app) = &guarded.0 else { return Ok(()) };
+    let old: AppStatus = context.written.latest(&app.metadata, app.status.clone());
+    let refusal = Refusal::new(Reason::InternalError, "", panicked.advice());
+    conclude(app, &old, refused(app, refusal, Vec::new(), &context), &context).await.map(drop)
 }
 
 /// From the facts to the published document.

@@ -7,7 +7,10 @@ use std::{
     time::Duration,
 };
 
-use crate::app::keys::{KeyNotMade, secret::KeysError};
+use crate::{
+    app::keys::{KeyNotMade, secret::KeysError},
+    panics::Panicked,
+};
 
 /// A step that failed. What is wrong with a resource is no error: it is told in its status.
 #[derive(Debug, thiserror::Error)]
@@ -23,8 +26,8 @@ pub(crate) enum Error {
     #[error(transparent)]
     Keys(#[from] KeysError),
     /// A bug: the object is tried again, and the others go on.
-    #[error("the reconcile panicked: {0}")]
-    Panicked(String),
+    #[error("the reconcile failed: {0}")]
+    Panicked(#[from] Panicked),
 }
 
 /// An error with its causes, for a log line. Of what the API server answers only its message, which names a permission

@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt, fs, io,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use base64::{Engine, engine::general_purpose::STANDARD};
@@ -18,7 +19,11 @@ use latchkey_crds::{
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
-use crate::facts::{ConfigMapValues, Lookup, SecretBytes, SecretValues, Source};
+use crate::{
+    facts::{ConfigMapValues, Lookup, SecretBytes, SecretValues, Source},
+    memo::Memo,
+    panics::catch,
+};
 
 /// The largest file that is read, in octets: an object of Kubernetes is smaller by far.
 const MAX_FILE: u64 = 8 * 1024 * 1024;
@@ -63,6 +68,7 @@ pub(crate) struct Manifests {
     pub(crate) refused: Vec<Refused>,
     /// Whether something could not be read at all, so that nobody knows which Apps it holds.
     pub(crate) incomplete: bool,
+    parsed: Arc<Parsed>,
 }
 
 /// Judges objects by the definitions of their kinds.
@@ -70,6 +76,14 @@ pub(crate) struct Schemas {
     app: Validator,
     provider: Validator,
     allow_insecure: bool,
+}
+
+/// What was parsed by the run before: what did not change since is not parsed again.
+#[derive(Debug, Default)]
+pub(crate) struct Parsed {
+    documents: Memo<String, Result<Value, String>>,
+    apps: Memo<Value, Result<App, Faults>>,
+    providers: Memo<Value, Result<Provider, Faults>>,
 }
 
 // === impl Place ===
@@ -110,7 +124,7 @@ impl Schemas {
     }
 
     /// The typed object, or each field that is wrong with what to do.
-    fn parse<T: DeserializeOwned>(&self, validator: &Validator, object: &Value) -> Result<T, Vec<(String, String)>> {
+    fn parse<T: DeserializeOwned>(&self, validator: &Validator, object: &Value) -> Result<T, Faults> {
         let violations = validator.check(object, None);
         let violations: Vec<_> = violations
             .into_iter()
@@ -125,6 +139,23 @@ impl Schemas {
             let field = error.path().to_string();
             vec![(if field == "." { String::new() } else { field }, error.inner().to_string())]
         })
+    }
+}
+
+// === impl Parsed ===
+
+impl Parsed {
+    /// Begins a run over the manifests.
+    pub(crate) fn begin(&self) {
+        self.documents.begin();
+        self.apps.begin();
+        self.providers.begin();
+    }
+
+    /// How many Apps and Providers this run parsed.
+    #[cfg(test)]
+    pub(crate) fn made(&self) -> usize {
+        self.apps.made() + self.providers.made()
     }
 }
 
@@ -155,8 +186,8 @@ fn look_up<T: Clone>(objects: &BTreeMap<(String, String), Option<T>>, namespace:
 impl Manifests {
     /// Reads every manifest of a folder and its subfolders. An error is the folder's own: what is wrong with a file is
     /// in `refused`.
-    pub(crate) fn read(folder: &Path, schemas: &Schemas) -> io::Result<Self> {
-        let mut manifests = Self::default();
+    pub(crate) fn read(folder: &Path, schemas: &Schemas, parsed: &Arc<Parsed>) -> io::Result<Self> {
+        let mut manifests = Self { parsed: Arc::clone(parsed), ..Self::default() };
         for (name, path) in files(folder, &mut manifests)? {
             match read_text(&path) {
                 Ok(text) => manifests.add_file(&name, &text, schemas),
@@ -168,11 +199,15 @@ impl Manifests {
 
     /// Adds the documents of one file.
     pub(crate) fn add_file(&mut self, file: &str, text: &str, schemas: &Schemas) {
-        for (index, document) in documents(file, text).into_iter().enumerate() {
+        for (index, document) in documents(file, text, &self.parsed).into_iter().enumerate() {
             let place = Place { file: file.to_owned(), document: Some(index + 1) };
             match document {
                 Ok(Value::Null) => {}
-                Ok(value) => self.add(&place, value, schemas),
+                Ok(value) => {
+                    if let Err(panicked) = catch(|| self.add(&place, value, schemas)) {
+                        self.refuse_unread(place, panicked.advice());
+                    }
+                }
                 Err(reason) => self.refuse_unread(place, reason),
             }
         }
@@ -249,11 +284,14 @@ impl Manifests {
             "App" => {
                 let app_id = raw_app_id(&object);
                 self.incomplete |= app_id.is_none();
-                let app = self.judged(place, &label, schemas.parse(&schemas.app, &object));
+                let parsed = self.parsed.apps.get(&label, object, |object| schemas.parse(&schemas.app, object));
+                let app = self.judged(place, &label, Result::clone(&parsed));
                 self.apps.push(AppManifest { place: place.clone(), object: label, app_id, app });
             }
             "Provider" => {
-                let provider = self.judged(place, &label, schemas.parse(&schemas.provider, &object));
+                let parsed =
+                    self.parsed.providers.get(&label, object, |object| schemas.parse(&schemas.provider, object));
+                let provider = self.judged(place, &label, Result::clone(&parsed));
                 self.providers.insert(key, provider);
             }
             "Secret" => {
@@ -267,7 +305,7 @@ impl Manifests {
         }
     }
 
-    fn judged<T>(&mut self, place: &Place, label: &str, parsed: Result<T, Vec<(String, String)>>) -> Option<T> {
+    fn judged<T>(&mut self, place: &Place, label: &str, parsed: Result<T, Faults>) -> Option<T> {
         match parsed {
             Ok(parsed) => Some(parsed),
             Err(faults) => {
@@ -336,14 +374,21 @@ fn read_text(path: &Path) -> Result<String, String> {
 }
 
 /// The documents of a file, each parsed alone, so that a broken one does not take the others with it. Null: empty.
-fn documents(file: &str, text: &str) -> Vec<Result<Value, String>> {
+fn documents(file: &str, text: &str, parsed: &Parsed) -> Vec<Result<Value, String>> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     if Path::new(file).extension().is_some_and(|extension| extension == "json") {
         return vec![serde_json::from_str(text).map_err(|error| format!("is not JSON: {error}"))];
     }
     split(text)
         .into_iter()
-        .map(|(first_line, document)| parse_yaml(&document).map_err(|error| not_yaml(&error, first_line)))
+        .map(|(first_line, document)| {
+            let name = format!("{file}:{first_line}");
+            let parsed = parsed.documents.get(&name, document, |document| {
+                let parsed = catch(|| parse_yaml(document)).map_err(|panicked| panicked.advice())?;
+                parsed.map_err(|error| not_yaml(&error, first_line))
+            });
+            Result::clone(&parsed)
+        })
         .filter(|document| !matches!(document, Ok(Value::Null)))
         .collect()
 }

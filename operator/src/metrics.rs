@@ -23,6 +23,7 @@ struct Inner {
     registry: Registry,
     reconciles: Family<ReconcileLabels, Counter>,
     reconcile_errors: Family<ControllerLabels, Counter>,
+    reconcile_panics: Family<ControllerLabels, Counter>,
     reconcile_seconds: Family<ControllerLabels, Histogram, fn() -> Histogram>,
     active: Family<ControllerLabels, Gauge>,
     max_concurrent: Family<ControllerLabels, Gauge>,
@@ -90,6 +91,7 @@ impl Default for Metrics {
         let mut registry = Registry::default();
         let reconciles = Family::<ReconcileLabels, Counter>::default();
         let reconcile_errors = Family::<ControllerLabels, Counter>::default();
+        let reconcile_panics = Family::<ControllerLabels, Counter>::default();
         let reconcile_seconds: Family<_, _, fn() -> Histogram> = Family::new_with_constructor(seconds);
         let active = Family::<ControllerLabels, Gauge>::default();
         let max_concurrent = Family::default();
@@ -100,6 +102,7 @@ impl Default for Metrics {
         let server_pods = Family::default();
         registry.register("controller_runtime_reconcile", "Reconciles by result", reconciles.clone());
         registry.register("controller_runtime_reconcile_errors", "Reconciles that failed", reconcile_errors.clone());
+        registry.register("controller_runtime_reconcile_panics", "Reconciles that panicked", reconcile_panics.clone());
         registry.register(
             "controller_runtime_reconcile_time_seconds",
             "How long a reconcile takes",
@@ -121,6 +124,7 @@ impl Default for Metrics {
             let labels = ControllerLabels { controller };
             drop(reconciles.get_or_create(&ReconcileLabels { controller, result: "success" }));
             drop(reconcile_errors.get_or_create(&labels));
+            drop(reconcile_panics.get_or_create(&labels));
             drop(reconcile_seconds.get_or_create(&labels));
             drop(active.get_or_create(&labels));
         }
@@ -128,6 +132,7 @@ impl Default for Metrics {
             registry,
             reconciles,
             reconcile_errors,
+            reconcile_panics,
             reconcile_seconds,
             active,
             max_concurrent,
@@ -178,6 +183,10 @@ impl Metrics {
             self.0.reconcile_errors.get_or_create(&labels).inc();
         }
         self.0.reconcile_seconds.get_or_create(&labels).observe(took.as_secs_f64());
+    }
+
+    pub(crate) fn panicked(&self, controller: &'static str) {
+        self.0.reconcile_panics.get_or_create(&ControllerLabels { controller }).inc();
     }
 
     pub(crate) fn server_pods(&self, counting: usize, silent: usize) {

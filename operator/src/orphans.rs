@@ -18,13 +18,15 @@ use crate::{
     },
     context::Context,
     error::{Chain, Error},
+    panics::catch_async,
     watch::rendered_id,
 };
 
 /// Judges each Secret that is named, one after the other, until asked to stop.
 pub(crate) async fn run(context: Arc<Context>, mut named: mpsc::UnboundedReceiver<String>, stop: &CancellationToken) {
     while let Some(Some(secret)) = stop.run_until_cancelled(named.recv()).await {
-        if let Err(error) = judge(&context, &secret).await {
+        if let Err(error) = catch_async(judge(&context, &secret)).await.unwrap_or_else(|panicked| Err(panicked.into()))
+        {
             let wait = context.failures.retry_after(&secret, error.kind());
             warn!(secret, error = %Chain(&error), "a rendered App is not taken away yet");
             let again = context.wakes.orphans.clone();

@@ -1,6 +1,6 @@
 //! `latchkey-operator render`: manifests in a folder → rendered documents, by the steps that serve a cluster too.
 
-use std::{collections::BTreeSet, io, path::Path, process::ExitCode};
+use std::{collections::BTreeSet, io, path::Path, process::ExitCode, sync::Arc};
 
 use anyhow::{Context, ensure};
 use latchkey_crds::{
@@ -13,13 +13,15 @@ use time::OffsetDateTime;
 use crate::{
     app::{
         keys::KeyDocument,
-        render::{Rendered, render},
-        resolve::{Holder, resolve},
+        render::{Rendered, TooLarge, render},
+        resolve::{AppFacts, Holder, resolve},
         validate::{Refusal, ValidatedApp, validate},
     },
     args::RenderArgs,
     facts::{Problem, Settings},
-    manifests::{AppManifest, Manifests, Refused, Schemas},
+    manifests::{AppManifest, Manifests, Parsed, Refused, Schemas},
+    memo::Memo,
+    panics::{self, catch},
 };
 
 mod files;
@@ -32,6 +34,13 @@ pub(crate) struct Renderer {
     args: RenderArgs,
     settings: Settings,
     schemas: Schemas,
+    parsed: Arc<Parsed>,
+    /// By App: what did not change since the last run is neither validated nor rendered again.
+    validated: Memo<AppFacts, Result<ValidatedApp, Refusal>>,
+    rendered: Memo<(ValidatedApp, KeyDocument), Result<Rendered, TooLarge>>,
+    /// For tests of what a panic does.
+    #[cfg(test)]
+    before_validate: fn(&AppFacts),
 }
 
 /// What a run led to; each line is for a person.
@@ -47,6 +56,10 @@ pub(crate) struct Outcome {
 
 /// Runs the command to its end.
 pub(crate) fn run(args: RenderArgs) -> ExitCode {
+    panics::install_hook(|location, text| {
+        let text = text.unwrap_or("its text is not shown, since it may quote a secret");
+        eprintln!("latchkey-operator: a panic at {location}: {text}");
+    });
     match start(args) {
         Ok(code) => code,
         Err(error) => {
@@ -105,13 +118,25 @@ impl Renderer {
         }
         let schemas = Schemas::new(args.allow_insecure)?;
         let settings = Settings { base_url, allow_insecure: args.allow_insecure };
-        Ok(Self { args, settings, schemas })
+        Ok(Self {
+            args,
+            settings,
+            schemas,
+            parsed: Arc::default(),
+            validated: Memo::default(),
+            rendered: Memo::default(),
+            #[cfg(test)]
+            before_validate: |_| {},
+        })
     }
 
     /// Renders every App once. An error means that a folder cannot be used; nothing was removed then.
     pub(crate) fn run(&self, now: OffsetDateTime) -> anyhow::Result<Outcome> {
+        self.parsed.begin();
+        self.validated.begin();
+        self.rendered.begin();
         let from = &self.args.from;
-        let mut manifests = Manifests::read(from, &self.schemas)
+        let mut manifests = Manifests::read(from, &self.schemas, &self.parsed)
             .with_context(|| format!("cannot read the folder {}", from.display()))?;
         let mut refused = std::mem::take(&mut manifests.refused);
         let mut outcome = Outcome::default();
@@ -121,7 +146,11 @@ impl Renderer {
                 Some(app_id) if !held.insert(app_id.clone()) => Holder::Another,
                 Some(_) | None => Holder::Us,
             };
-            self.app(manifest, holder, &manifests, now, &mut refused, &mut outcome)?;
+            let app = catch(|| self.app(manifest, holder, &manifests, now, &mut refused, &mut outcome));
+            app.unwrap_or_else(|panicked| {
+                refused.push(refusal(manifest, "", &panicked.advice()));
+                Ok(())
+            })?;
         }
         if let Some(to) = self.folder_to_write(self.args.to.as_deref())
             && !manifests.incomplete
@@ -149,34 +178,41 @@ impl Renderer {
         refused: &mut Vec<Refused>,
         outcome: &mut Outcome,
     ) -> anyhow::Result<()> {
-        let tell = |field: &str, reason: &str| Refused {
-            place: manifest.place.clone(),
-            object: Some(manifest.object.clone()),
-            field: field.to_owned(),
-            reason: reason.to_owned(),
-        };
         // Why it is refused was told when it was read.
         let Some(app) = &manifest.app else { return Ok(()) };
         let facts = resolve(app.clone(), holder, manifests);
-        let steps = validate(&facts, &self.settings).and_then(|validated| {
-            let keys = self.keys(&validated, now)?;
-            let rendered = render(&validated, &keys, FORMAT).within_limit();
-            let rendered = rendered.map_err(|large| Refusal::new(Reason::TooLarge, "", large.to_string()))?;
+        let validated = self.validated.get(&manifest.object, facts, |facts| {
+            #[cfg(test)]
+            (self.before_validate)(facts);
+            validate(facts, &self.settings)
+        });
+        let steps = Result::clone(&validated).and_then(|validated| {
+            let input = (validated.clone(), self.keys(&validated, now)?);
+            let rendered = self
+                .rendered
+                .get(&manifest.object, input, |(validated, keys)| render(validated, keys, FORMAT).within_limit());
             Ok((validated, rendered))
         });
         match steps {
             Ok((validated, rendered)) => {
+                let rendered = match &*rendered {
+                    Ok(rendered) => rendered,
+                    Err(large) => {
+                        refused.push(refusal(manifest, "", &large.to_string()));
+                        return Ok(());
+                    }
+                };
                 for problem in &validated.problems {
-                    let line = tell(&problem.field, &problem.message);
+                    let line = refusal(manifest, &problem.field, &problem.message);
                     if is_elsewhere(problem) {
                         outcome.unresolved.push(format!("{line} ({})", problem.reason));
                     } else {
                         refused.push(line);
                     }
                 }
-                outcome.apps.push(self.publish(&validated.app_id, &rendered)?);
+                outcome.apps.push(self.publish(&validated.app_id, rendered)?);
             }
-            Err(refusal) => refused.push(tell(&refusal.field, &refusal.message)),
+            Err(Refusal { field, message, .. }) => refused.push(refusal(manifest, &field, &message)),
         }
         Ok(())
     }
@@ -242,6 +278,16 @@ impl Renderer {
             true => format!("{app_id}: rendered, revision {revision}"),
             false => format!("{app_id}: unchanged, revision {revision}"),
         })
+    }
+}
+
+/// Why an App is not rendered as its manifest says.
+fn refusal(manifest: &AppManifest, field: &str, reason: &str) -> Refused {
+    Refused {
+        place: manifest.place.clone(),
+        object: Some(manifest.object.clone()),
+        field: field.to_owned(),
+        reason: reason.to_owned(),
     }
 }
 

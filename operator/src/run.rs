@@ -36,6 +36,7 @@ use crate::{
     metrics::{Metrics, RequestsLayer},
     orphans,
     pace::Pace,
+    panics::{Panicked, catch_async},
     probe::{Probe, Wake},
     provider, telemetry,
     traced::{self, TracedLayer},
@@ -159,10 +160,12 @@ async fn operate(args: RunArgs) -> Result<()> {
         probe.wait_settled().await;
         info!("every watch has told all, and every server pod what it serves");
         wakes.everything(&objects);
-        let apps = control("app", app::reconcile, &context, objects.apps.clone(), queues.apps, &stop);
+        let apps =
+            control("app", app::reconcile, app::report_panic, &context, objects.apps.clone(), queues.apps, &stop);
         let providers = control(
             "provider",
             provider::reconcile::reconcile,
+            provider::reconcile::report_panic,
             &context,
             objects.providers.clone(),
             queues.providers,
@@ -237,9 +240,10 @@ async fn count_pods(probe: Probe, metrics: Metrics) {
 }
 
 /// Reconciles what is named, until asked to stop.
-async fn control<K, F>(
+async fn control<K, F, R>(
     name: &'static str,
     reconcile: fn(Arc<K>, Arc<Context>) -> F,
+    report_panic: fn(Arc<K>, Arc<Context>, Panicked) -> R,
     context: &Arc<Context>,
     store: Store<K>,
     mut queue: mpsc::UnboundedReceiver<ObjectRef<K>>,
@@ -247,6 +251,7 @@ async fn control<K, F>(
 ) where
     K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
     F: Future<Output = Result<Action, Error>> + Send + 'static,
+    R: Future<Output = Result<(), Error>> + Send + 'static,
 {
     context.metrics.max_concurrent(name, RECONCILES);
     let named = stream::poll_fn(move |cx| queue.poll_recv(cx))
@@ -259,7 +264,8 @@ async fn control<K, F>(
             let active = context.metrics.active(name);
             let place = place(&*object);
             let span = traced::reconcile(name, object.meta());
-            let result = reconcile(object, Arc::clone(&context)).instrument(span.clone()).await;
+            let run = catch_async(reconcile(Arc::clone(&object), Arc::clone(&context)));
+            let result = run.instrument(span.clone()).await.unwrap_or_else(|panicked| Err(panicked.into()));
             traced::reconciled(&span, &result);
             drop(active);
             match &result {
@@ -276,9 +282,16 @@ async fn control<K, F>(
                     context.metrics.reconciled(name, error.kind().as_str(), began.elapsed());
                 }
             }
+            if let Err(Error::Panicked(panicked)) = &result {
+                context.metrics.panicked(name);
+                let report = catch_async(report_panic(object, Arc::clone(&context), panicked.clone())).await;
+                if let Err(error) = report.unwrap_or_else(|panicked| Err(panicked.into())) {
+                    warn!(object = place, error = %Chain(&error), "the status does not say yet that a reconcile failed");
+                }
+            }
             result
         });
-        Box::pin(async move { task.await.unwrap_or_else(|panic| Err(Error::Panicked(panic.to_string()))) })
+        Box::pin(async move { task.await.unwrap_or_else(|_| Err(Panicked::last().into())) })
     };
     let after_error = |object: Arc<K>, error: &Error, context: Arc<Context>| {
         Action::requeue(context.failures.retry_after(&place(&*object), error.kind()))
@@ -295,4 +308,92 @@ fn place<K: Resource<DynamicType = ()>>(object: &K) -> String {
         meta.namespace.as_deref().unwrap_or_default(),
         meta.name.as_deref().unwrap_or_default()
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::{FutureExt, future::BoxFuture};
+    use http::{Method, StatusCode};
+    use kube::runtime::watcher::Event;
+    use latchkey_crds::app::App;
+    use serde_json::json;
+
+    use super::*;
+    use crate::{
+        app::scripted::{Call, Script, context},
+        watch::Guarded,
+    };
+
+    fn reconcile(app: Arc<Guarded<App>>, _: Arc<Context>) -> BoxFuture<'static, Result<Action, Error>> {
+        async move {
+            assert!(app.meta().name.as_deref() != Some("bomb"), "{}", "hush");
+            Ok(Action::await_change())
+        }
+        .boxed()
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_the_fault_of_its_object_and_the_others_go_on() {
+        const STATUS: &str = "/apis/latchkey.dev/v1alpha1/namespaces/shop/apps/bomb/status";
+        const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/shop/events";
+        let written = |call: &Call| {
+            let mut answer = call.body.clone();
+            answer["metadata"]["resourceVersion"] = json!("8");
+            (StatusCode::OK, answer)
+        };
+        let script = Script::default()
+            .expect(Method::PATCH, STATUS, written)
+            .expect(Method::POST, EVENTS, |call| (StatusCode::OK, call.body.clone()));
+        let (context, mut apps) = context(script.client());
+        apps.apply_watcher_event(&Event::Init);
+        for name in ["bomb", "good"] {
+            let metadata =
+                json!({ "namespace": "shop", "name": name, "uid": name, "resourceVersion": "7", "generation": 3 });
+            let app = json!({ "apiVersion": "latchkey.dev/v1alpha1", "kind": "App", "metadata": metadata, "spec": {} });
+            apps.apply_watcher_event(&Event::InitApply(serde_json::from_value(app).unwrap()));
+        }
+        apps.apply_watcher_event(&Event::InitDone);
+        let context = context.shared();
+        let (queue, named) = mpsc::unbounded_channel();
+        let wake = |name: &str| queue.send(ObjectRef::<Guarded<App>>::new(name).within("shop")).unwrap();
+        wake("bomb");
+        let stop = CancellationToken::new();
+        let store = context.objects.apps.clone();
+        let controller = control("app", reconcile, app::report_panic, &context, store, named, &stop);
+        let says = |line: &str| context.metrics.page().unwrap().contains(&format!("{line}\n"));
+        let panics =
+            |times: u32| says(&format!("controller_runtime_reconcile_panics_total{{controller=\"app\"}} {times}"));
+        let scene = async {
+            // It is tried again, and the other App is reconciled after its first panic.
+            while panics(0) {
+                tokio::task::yield_now().await;
+            }
+            wake("good");
+            while !says("controller_runtime_reconcile_total{controller=\"app\",result=\"success\"} 1") || !panics(3) {
+                tokio::task::yield_now().await;
+            }
+        };
+        let limit = Duration::from_secs(60);
+        tokio::select! {
+            () = controller => panic!("the controller ended"),
+            ended = tokio::time::timeout(limit, scene) => ended.expect("both are reconciled"),
+        }
+        // However often it panics, the status is written once.
+        let calls = script.calls();
+        assert_eq!(calls.len(), 2, "the status and its Event: {calls:?}");
+        let status = &calls[0].body["status"];
+        let said = |type_: &str| {
+            let conditions = status["conditions"].as_array().unwrap();
+            conditions.iter().find(|condition| condition["type"] == type_).unwrap().clone()
+        };
+        assert_eq!(
+            (&said("Accepted")["status"], &said("Accepted")["reason"]),
+            (&json!("False"), &json!("InternalError"))
+        );
+        assert_eq!((&said("Ready")["status"], &said("Ready")["reason"]), (&json!("False"), &json!("InternalError")));
+        assert_eq!(status["observedGeneration"], 3);
+        let message = said("Ready")["message"].as_str().unwrap().to_owned();
+        assert!(message.starts_with("the operator failed on this object: a panic at "), "{message}");
+        assert!(!serde_json::to_string(&calls[0].body).unwrap().contains("hush"));
+    }
 }

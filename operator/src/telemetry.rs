@@ -1,10 +1,10 @@
 //! Logs: structured, one JSON object a line on standard error. Beside them spans, where they are exported.
 
 use latchkey_trace::{Export, TARGET};
-use tracing::Subscriber;
+use tracing::{Subscriber, error};
 use tracing_subscriber::{EnvFilter, Layer, fmt, layer::SubscriberExt, registry::LookupSpan, util::SubscriberInitExt};
 
-use crate::args::LogFormat;
+use crate::{args::LogFormat, panics};
 
 /// The filter does not parse.
 #[derive(Debug, thiserror::Error)]
@@ -21,6 +21,8 @@ pub(crate) fn start(log: &str, format: LogFormat, export: Option<&Export>) -> Re
             tracing_subscriber::registry().with(lines.with_filter(filter)).with(export.layer()).init();
         }
     }
+    // A line like any other.
+    panics::install_hook(|location, text| error!(%location, text, "a panic"));
     Ok(())
 }
 

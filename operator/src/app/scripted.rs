@@ -83,6 +83,7 @@ impl Script {
         let octets = body.collect_bytes().await.unwrap();
         let body = if octets.is_empty() { Value::Null } else { serde_json::from_slice(&octets).unwrap() };
         let call = Call { method: head.method, path: head.uri.path().to_owned(), body };
+        self.calls.lock().unwrap().push(call.clone());
         let next = self.expected.lock().unwrap().pop_front();
         let (status, answer) = match next {
             Some((method, path, answer)) if (&method, &path) == (&call.method, &call.path) => answer(&call),
@@ -91,7 +92,6 @@ impl Script {
                 panic!("{} {} is not what was expected: {expected:?}", call.method, call.path);
             }
         };
-        self.calls.lock().unwrap().push(call);
         Response::builder().status(status).body(Body::from(answer.to_string().into_bytes())).unwrap()
     }
 }

@@ -15,6 +15,7 @@ use crate::{
     error::Error,
     facts::Problem,
     gather,
+    panics::Panicked,
     provider::{
         resolve::resolve,
         validate::{ValidatedProvider, validate},
@@ -49,6 +50,23 @@ pub(crate) async fn reconcile(guarded: Arc<Guarded<Provider>>, context: Arc<Cont
     }
     write(&context, &*guarded, &new).await?;
     Ok(Action::requeue(RESYNC))
+}
+
+/// Reports in the status that a reconcile panicked.
+pub(crate) async fn report_panic(
+    guarded: Arc<Guarded<Provider>>,
+    context: Arc<Context>,
+    panicked: Panicked,
+) -> Result<(), Error> {
+    let Ok(provider) = &guarded.0 else { return Ok(()) };
+    let generation = provider.metadata.generation.unwrap_or(0);
+    let old: ProviderStatus = context.written.latest(&provider.metadata, provider.status.clone());
+    let problem = Problem::new(Reason::InternalError, "", panicked.advice());
+    let new = status(&Err(problem), &old, None, generation, context.now());
+    if old.observed_generation == new.observed_generation && same_but_for_time(&old.conditions, &new.conditions) {
+        return Ok(());
+    }
+    write(&context, provider, &new).await
 }
 
 /// What is said of an object that an API server keeps and this operator cannot read.
@@ -125,6 +143,7 @@ fn reachable(finding: Reason) -> Wanted {
         | Reason::TooLarge
         | Reason::KeysLost
         | Reason::KeysInvalid
+        | Reason::InternalError
         | Reason::ProviderNotFound
         | Reason::ProviderInvalid
         | Reason::SecretNotFound

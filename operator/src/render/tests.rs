@@ -470,3 +470,100 @@ fn the_examples_are_served_in_development() {
     let shop = folders.document("shop").unwrap();
     assert_eq!(shop.mail.smtp, RenderedSmtp::Install);
 }
+
+/// Fifty Apps, each with its Provider and its templates, in a file of its own.
+fn fifty() -> Folders {
+    let folders = Folders::new();
+    for number in 0..50 {
+        folders.write(&format!("a{number}.yaml"), numbered(number, "One"));
+    }
+    folders
+}
+
+fn numbered(number: usize, display_name: &str) -> String {
+    let name = format!("a{number}");
+    let spec = format!(
+        "{{ displayName: {display_name}, providerRefs: [{{ name: {name} }}], mail: {{ templatesRef: {{ name: {name} }} }} }}"
+    );
+    format!(
+        "{}---\napiVersion: v1\nkind: ConfigMap\nmetadata: {{ name: {name}, namespace: shop }}\n\
+         data: {{ confirm.txt: \"{{{{ code }}}}\" }}\n\
+         ---\napiVersion: latchkey.dev/v1alpha1\nkind: Provider\nmetadata: {{ name: {name}, namespace: shop }}\n\
+         spec: {{ google: {{ clientID: a, clientSecretRef: {{ name: s, key: s }} }} }}\n",
+        app("shop", &name, &spec)
+    )
+}
+
+/// How many objects the last run parsed, and how many Apps it validated and rendered.
+fn work(renderer: &Renderer) -> (usize, usize, usize) {
+    (renderer.parsed.made(), renderer.validated.made(), renderer.rendered.made())
+}
+
+#[test]
+fn an_edit_renders_what_it_changes_and_nothing_else() {
+    let folders = fifty();
+    let renderer = folders.renderer(&[]).unwrap();
+    let run = || renderer.run(OffsetDateTime::UNIX_EPOCH).unwrap();
+    let first = run();
+    assert_eq!((first.apps.len(), first.refused.len()), (50, 0), "{first:?}");
+    assert_eq!(work(&renderer), (100, 50, 50));
+    folders.write("a7.yaml", numbered(7, "Another"));
+    run();
+    folders.write("a7.yaml", numbered(7, "Other"));
+    let stamps = || {
+        let stamp = |number| fs::metadata(folders.path(&format!("to/a{number}.json"))).unwrap().modified().unwrap();
+        (0..50).map(stamp).collect::<Vec<_>>()
+    };
+    let before = stamps();
+    run();
+    assert_eq!(work(&renderer), (1, 1, 1));
+    let after = stamps();
+    let changed: Vec<_> = (0..50).filter(|number| before[*number] != after[*number]).collect();
+    assert_eq!(changed, [7]);
+    assert_eq!(folders.document("a7").unwrap().display_name, "Other");
+}
+
+#[test]
+fn what_an_app_refers_to_is_followed() {
+    let folders = fifty();
+    let renderer = folders.renderer(&[]).unwrap();
+    let run = || renderer.run(OffsetDateTime::UNIX_EPOCH).unwrap();
+    run();
+    let template = |source: &str| {
+        format!(
+            "apiVersion: v1\nkind: ConfigMap\nmetadata: {{ name: a3, namespace: shop }}\ndata: {{ confirm.txt: {source:?} }}\n"
+        )
+    };
+    let rest = numbered(3, "One").replace("ConfigMap", "Unknown");
+    folders.write("a3.yaml", format!("{rest}---\n{}", template("Code: {{ code }}")));
+    run();
+    assert_eq!(work(&renderer), (0, 1, 1));
+    assert_eq!(folders.document("a3").unwrap().mail.templates["confirm.txt"], "Code: {{ code }}");
+    folders.remove("a3.yaml");
+    run();
+    assert!(folders.document("a3").is_none());
+    folders.write("a3.yaml", numbered(3, "One"));
+    run();
+    assert_eq!(folders.document("a3").unwrap().mail.templates["confirm.txt"], "{{ code }}");
+}
+
+#[test]
+fn an_app_on_which_a_step_panics_is_refused_and_the_others_are_rendered() {
+    let folders = Folders::new();
+    folders.write("a.yaml", app("shop", "bomb", "{}"));
+    folders.write("b.yaml", app("shop", "good", "{}"));
+    let mut renderer = folders.renderer(&[]).unwrap();
+    renderer.before_validate = |facts| assert!(facts.app.metadata.name.as_deref() != Some("bomb"), "{}", "hush");
+    let outcome = renderer.run(OffsetDateTime::UNIX_EPOCH).unwrap();
+    assert_eq!(outcome.refused.len(), 1);
+    let start = "a.yaml (document 1): App shop/bomb: the operator failed on this object: a panic at ";
+    assert!(outcome.refused[0].starts_with(start) && !outcome.refused[0].contains("hush"), "{:?}", outcome.refused);
+    assert_eq!(folders.documents(), ["good.json"]);
+    // What was served goes on.
+    renderer.before_validate = |_| {};
+    renderer.run(OffsetDateTime::UNIX_EPOCH).unwrap();
+    folders.write("a.yaml", app("shop", "bomb", "{ displayName: Two }"));
+    renderer.before_validate = |_| panic!("again");
+    renderer.run(OffsetDateTime::UNIX_EPOCH).unwrap();
+    assert_eq!(folders.documents(), ["bomb.json", "good.json"]);
+}

@@ -166,6 +166,25 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn an_edit_among_fifty_apps_is_live_within_two_seconds() {
+        beside(|folder| async move {
+            let number = |number: usize| SHOP.replace("shop", &format!("a{number}"));
+            for app in 0..50 {
+                fs::write(folder.join(format!("from/a{app}.yaml")), number(app)).unwrap();
+            }
+            let whole = async {
+                while !(0..50).all(|app| folder.join(format!("to/a{app}.json")).exists()) {
+                    sleep(Duration::from_millis(10)).await;
+                }
+            };
+            timeout(Duration::from_secs(60), whole).await.expect("all are rendered");
+            fs::write(folder.join("from/a7.yaml"), number(7).replace("One", "Another")).unwrap();
+            soon(|| fs::read_to_string(folder.join("to/a7.json")).unwrap().contains("\"Another\"")).await;
+        })
+        .await;
+    }
+
+    #[tokio::test]
     async fn an_app_that_comes_or_goes_is_live_within_two_seconds() {
         beside(|folder| async move {
             fs::create_dir(folder.join("from/more")).unwrap();

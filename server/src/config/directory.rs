@@ -75,9 +75,12 @@ pub fn watch(path: PathBuf, apps: Arc<Apps>) -> Result<Watching, Unreadable> {
 
 /// Only makes it quicker: without notifications the looks go on.
 fn notify_of(path: &Path, wake: mpsc::Sender<Wake>) -> Option<RecommendedWatcher> {
-    let told = move |_| {
-        // The thread has ended; there is nobody to wake.
-        let _ = wake.send(Wake);
+    let told = move |event: notify::Result<notify::Event>| {
+        // Reading is an event too: each look would wake the next.
+        if event.map_or(true, |event| !event.kind.is_access()) {
+            // The thread has ended; there is nobody to wake.
+            let _ = wake.send(Wake);
+        }
     };
     let watcher = notify::recommended_watcher(told).and_then(|mut watcher| {
         watcher.watch(path, RecursiveMode::NonRecursive)?;
@@ -166,4 +169,30 @@ fn app_of(path: &Path) -> Option<AppId> {
         return None;
     }
     path.file_stem()?.to_str()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reading_wakes_nobody_and_writing_does() {
+        let folder = tempfile::TempDir::new().unwrap();
+        let file = folder.path().join("shop.json");
+        fs::write(&file, "{}").unwrap();
+        let (sender, wakes) = mpsc::channel();
+        let _watcher = notify_of(folder.path(), sender).expect("the system notifies");
+        for _ in 0..50 {
+            fs::read_dir(folder.path()).unwrap().for_each(drop);
+            fs::read(&file).unwrap();
+        }
+        fs::write(&file, "{ }").unwrap();
+        wakes.recv_timeout(Duration::from_secs(60)).expect("writing wakes");
+        let mut more = 0;
+        while wakes.recv_timeout(Duration::from_millis(500)).is_ok() {
+            more += 1;
+        }
+        // A write is two or three events.
+        assert!(more < 10, "{more}");
+    }
 }
