@@ -75,7 +75,8 @@ pub struct AppSpec {
     /// Whether a session is given only to users with a verified address. Default: no.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub require_verified_email: bool,
-    /// `Strict`: no answer tells whether an address has an account. `Off`: registering a known address answers 409.
+    /// `Strict`: no answer tells whether an address has an account. `Disabled`: registering a known address answers 409.
+    /// `"Off"`, only in quotes, is the former name of `Disabled`.
     #[serde(default)]
     pub enumeration_protection: EnumerationProtection,
     /// Whether a social login without any address makes an account. Default: no.

@@ -128,10 +128,14 @@ pub enum SignUp {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(extend("enum" = ["Strict", "Disabled", "Off"]))]
 pub enum EnumerationProtection {
     #[default]
     Strict,
-    Off,
+    // Documents say `Off`, the former name: servers of an earlier version read no other. `kubectl` reads a bare `Off` as a
+    // boolean, hence the new name. Both are read.
+    #[serde(rename = "Off", alias = "Disabled")]
+    Disabled,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

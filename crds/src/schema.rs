@@ -89,7 +89,25 @@ pub(crate) fn complete<Spec: JsonSchema, Status: JsonSchema>(
 /// A definition as YAML, with the keys in an order that does not depend on the code's.
 pub fn to_yaml(definition: &CustomResourceDefinition) -> Result<String, serde_yaml::Error> {
     let value = serde_yaml::to_value(definition)?;
-    Ok(format!("# Made by `make generate` from crds/src. Do not edit.\n{}", serde_yaml::to_string(&value)?))
+    let yaml: String = serde_yaml::to_string(&value)?.lines().map(quoted).collect();
+    Ok(format!("# Made by `make generate` from crds/src. Do not edit.\n{yaml}"))
+}
+
+/// The strings that YAML 1.1 reads as booleans if they have no quotes, as `kubectl` and Helm do. `true` and `false` get
+/// quotes by YAML 1.2 already.
+pub const YAML_BOOLEANS: [&str; 16] =
+    ["y", "Y", "yes", "Yes", "YES", "n", "N", "no", "No", "NO", "on", "On", "ON", "off", "Off", "OFF"];
+
+/// A line with quotes around such a string, if it is an entry of a list or the value of a key.
+fn quoted(line: &str) -> String {
+    let text = line.trim_start();
+    let pair = text.split_once(": ").filter(|(key, _)| !key.contains(' '));
+    let value = text.strip_prefix("- ").or(pair.map(|(_, value)| value)).unwrap_or_default();
+    if YAML_BOOLEANS.contains(&value) {
+        format!("{}'{value}'\n", &line[..line.len() - value.len()])
+    } else {
+        format!("{line}\n")
+    }
 }
 
 /// A definition as a template of the Helm chart. Uninstalling keeps it: with it would go every App, and their users.

@@ -288,7 +288,11 @@ fn explain(path: &Location, kind: &ValidationErrorKind, value: &Value) -> (Strin
             "is required".into()
         }
         ValidationErrorKind::Type { kind: jsonschema::error::TypeKind::Single(wanted) } => {
-            format!("must be of type {wanted}, not {}", type_name(value))
+            let hint = match value {
+                Value::Bool(_) => "; YAML reads on, off, yes, no, true and false as booleans unless they have quotes",
+                _ => "",
+            };
+            format!("must be of type {wanted}, not {}{hint}", type_name(value))
         }
         ValidationErrorKind::Enum { options } => {
             let options = options.as_array().into_iter().flatten().filter_map(Value::as_str).collect::<Vec<_>>();

@@ -88,7 +88,7 @@ fn a_whole_app_is_accepted() {
             "signUp": "Closed",
             "allowedEmailDomains": ["example.com"],
             "requireVerifiedEmail": true,
-            "enumerationProtection": "Off",
+            "enumerationProtection": "Disabled",
             "allowUsersWithoutEmail": true,
             "browserBinding": "Required",
             "callbackMode": "Code",
@@ -130,6 +130,19 @@ fn a_whole_app_is_accepted() {
             "deletionPolicy": "Delete",
         })),
     );
+}
+
+#[test]
+fn enumeration_protection_keeps_its_former_name() {
+    use latchkey_crds::rendered::EnumerationProtection::{Disabled, Strict};
+    for name in ["Strict", "Disabled", "Off"] {
+        accepted(&APP, app(json!({ "enumerationProtection": name })));
+    }
+    let read =
+        |name: &str| serde_json::from_value::<latchkey_crds::rendered::EnumerationProtection>(json!(name)).unwrap();
+    assert_eq!(["Strict", "Disabled", "Off"].map(read), [Strict, Disabled, Disabled]);
+    // A server of the version before reads no other.
+    assert_eq!(json!(Disabled), json!("Off"));
 }
 
 #[test]
@@ -347,6 +360,15 @@ fn unknown_fields_and_wrong_types_are_told() {
     refused(&APP, app(json!({ "mail": { "form": "a@b.example" } })), "spec.mail.form", "unknown field");
     refused(&APP, app(json!({ "redirectURLs": "https://a.example" })), "spec.redirectURLs", "must be of type array");
     refused(&APP, app(json!({ "signUp": "open" })), "spec.signUp", "must be one of Open, Closed");
+    let bare = APP.check(&app(json!({ "enumerationProtection": false })), None);
+    let reasons: Vec<_> = bare.iter().map(|violation| violation.reason.as_str()).collect();
+    assert_eq!(
+        reasons,
+        [
+            "must be of type string, not boolean; YAML reads on, off, yes, no, true and false as booleans unless they have quotes",
+            "must be one of Strict, Disabled, Off",
+        ]
+    );
     let nested = json!({ "administrators": [{ "serviceAccount": { "name": "a" }, "role": "Reader" }] });
     refused(&APP, app(nested), "spec.administrators[0].serviceAccount.namespace", "is required");
     let mut without = app(json!({}));

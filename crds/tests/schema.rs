@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 use latchkey_crds::{
     conditions::Reason,
     provider::ProviderClient,
-    schema::{to_chart_template, to_yaml},
+    schema::{YAML_BOOLEANS, to_chart_template, to_yaml},
 };
 use serde_json::Value;
 
@@ -42,6 +42,32 @@ fn the_kept_yaml_is_what_the_code_says() {
     }
     let there = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     assert_eq!(there.collect::<BTreeSet<_>>(), names, "files that no definition makes");
+}
+
+#[test]
+fn no_value_is_a_boolean_to_yaml_1_1() {
+    let mut former_names = BTreeSet::new();
+    for (kind, schema) in schemas() {
+        walk(&kind, &schema, &mut |path, schema| {
+            // Conditions are written by the operator.
+            let values = schema["enum"].as_array().into_iter().flatten().filter(|_| !path.contains(".status."));
+            for value in values.filter_map(Value::as_str) {
+                if YAML_BOOLEANS.contains(&value) || ["true", "false"].contains(&value.to_ascii_lowercase().as_str()) {
+                    former_names.insert(format!("{path}: {value}"));
+                }
+            }
+        });
+    }
+    // It has another name by now.
+    assert_eq!(former_names, BTreeSet::from(["App.spec.enumerationProtection: Off".to_owned()]));
+    for definition in latchkey_crds::all() {
+        for yaml in [to_yaml(&definition).unwrap(), to_chart_template(&definition).unwrap()] {
+            assert_eq!(yaml.contains("- 'Off'\n"), definition.spec.names.kind == "App");
+            for boolean in YAML_BOOLEANS {
+                assert!(!yaml.contains(&format!("- {boolean}\n")), "{boolean} has no quotes");
+            }
+        }
+    }
 }
 
 #[test]

@@ -136,7 +136,7 @@ fn whole_app() -> Value {
         "signUp": "Closed",
         "allowedEmailDomains": ["example.com"],
         "requireVerifiedEmail": true,
-        "enumerationProtection": "Off",
+        "enumerationProtection": "Disabled",
         "allowUsersWithoutEmail": true,
         "browserBinding": "Required",
         "callbackMode": "Code",

@@ -97,7 +97,7 @@ pub async fn register<S: Users + Limits + Hasher>(
 
     let now = env.now();
     let known = stores.user_by_email(app.id(), &request.email).await.map_err(Trouble::from)?;
-    let taken = |user: &User| user.email_verified && app.doc.enumeration_protection == EnumerationProtection::Off;
+    let taken = |user: &User| user.email_verified && app.doc.enumeration_protection == EnumerationProtection::Disabled;
     if known.as_ref().is_some_and(taken) {
         return Err(RegisterError::EmailTaken);
     }

@@ -259,7 +259,7 @@ pub async fn ask_for_address<S: Users + Accounts + Limits + Hasher + Sessions + 
 async fn is_told_taken<S: Users>(stores: &S, app: &App, user: &User, email: &Email) -> Result<bool, Refused> {
     match app.doc.enumeration_protection {
         EnumerationProtection::Strict => Ok(false),
-        EnumerationProtection::Off => {
+        EnumerationProtection::Disabled => {
             let known = stores.user_by_email(app.id(), email).await.map_err(Trouble::from)?;
             Ok(known.is_some_and(|known| known.id != user.id && known.email_verified))
         }

@@ -566,7 +566,7 @@ where
             None => creation(app, Some(email), None),
         };
     }
-    if doc.enumeration_protection == EnumerationProtection::Off
+    if doc.enumeration_protection == EnumerationProtection::Disabled
         && find(&told.email).await.map_err(Trouble::from)?.is_some()
     {
         return Err(SignInError::LinkRequired);
@@ -877,7 +877,7 @@ mod tests {
     #[test]
     fn an_address_that_is_not_verified_is_looked_up_only_where_an_app_protects_nobody() {
         let who = vouched(Some(EMAIL), false);
-        let off = |doc: &mut RenderedApp| doc.enumeration_protection = EnumerationProtection::Off;
+        let off = |doc: &mut RenderedApp| doc.enumeration_protection = EnumerationProtection::Disabled;
         for known in [None, Some(account(true, false)), Some(account(false, false))] {
             assert_eq!(planned(nothing, true, &who, known.clone()), ("create, pending", 0));
             let told = if known.is_some() { "link required" } else { "create, pending" };
