@@ -5,11 +5,15 @@ use std::sync::Arc;
 use http::{Method, StatusCode};
 use latchkey_tests::{builders::App, eventually};
 use serde_json::{Value, json};
-use tokio::sync::Barrier;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    sync::Barrier,
+};
 
 use crate::{
     owner::Owner,
-    support::{MAIL_LIMIT, NAME, NEW_PASSWORD, PASSWORD, Shop, WRONG_CODE, WRONG_PASSWORD, app},
+    support::{MAIL_LIMIT, NAME, NEW_PASSWORD, PASSWORD, Shop, WRONG_CODE, WRONG_PASSWORD, app, read_all, status_of},
     trouble::loose,
 };
 
@@ -17,6 +21,42 @@ const EMAIL: &str = "ada@example.com";
 
 fn names(body: &Value) -> Vec<&str> {
     body.as_object().expect("an object").keys().map(String::as_str).collect()
+}
+
+// === the token ===
+
+/// A request for a new name that asks before it sends its body.
+async fn asking(shop: &Shop, token: &str, body: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(shop.stack.server().public).await.unwrap();
+    let (path, length) = (format!("/v1/{}/user", shop.id()), body.len());
+    let head = format!(
+        "PATCH {path} HTTP/1.1\r\nHost: latchkey.test\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\
+         {token}Expect: 100-continue\r\nConnection: close\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    stream
+}
+
+#[tokio::test]
+async fn no_body_is_read_without_a_token_and_none_counts_whose_session_has_ended_meanwhile() {
+    let shop = Shop::open().await;
+    let owner = shop.owner(EMAIL).await;
+    let body = json!({ "name": "Grace" }).to_string();
+    for token in ["", "Authorization: Bearer a.b.c\r\n"] {
+        let answer = read_all(&mut asking(&shop, token, &body).await).await;
+        assert_eq!(status_of(&answer), Some(401), "{answer}");
+    }
+
+    let token = format!("Authorization: Bearer {}\r\n", owner.signed_in.token());
+    let mut stream = asking(&shop, &token, &body).await;
+    let mut asked = [0; 25];
+    stream.read_exact(&mut asked).await.unwrap();
+    assert_eq!(&asked, b"HTTP/1.1 100 Continue\r\n\r\n");
+    owner.signed_in.post("logout", &json!({})).await.expect(StatusCode::OK);
+    stream.write_all(body.as_bytes()).await.unwrap();
+    let answer = read_all(&mut stream).await;
+    assert_eq!(status_of(&answer), Some(401), "{answer}");
+    assert_eq!(shop.count(&format!("SELECT count(*) FROM users WHERE name = '{NAME}'")).await, 1);
 }
 
 // === read ===

@@ -28,11 +28,12 @@ use super::{
     Drain, HttpMetrics, Readiness, Service, admin_service,
     door::{Endpoints, Lookup},
     error::Problem,
-    ops_service,
+    openapi, ops_service,
     patience::Times,
     public_service,
     request::Inbound,
     response::{self, Response},
+    routes::{Route, Verb},
     serve::{builder, connection},
 };
 use crate::{
@@ -781,7 +782,7 @@ async fn verify_takes_no_data_and_wants_a_token() {
     house.post(verify, "", "").await.refused(401, "invalid_token");
     house.post(verify, "", " { } ").await.refused(401, "invalid_token");
     for data in [r#"{"email": "ada@example.com"}"#, "[]", "null", "{", " "] {
-        house.post(verify, "", data).await.refused(400, "invalid_request");
+        house.post(verify, "", data).await.refused(401, "invalid_token");
     }
     let reply = house.post(verify, "Authorization: Bearer nonsense\r\n", "{}").await;
     reply.refused(401, "invalid_token");
@@ -837,6 +838,70 @@ async fn the_gate_asks_for_a_token_by_any_method_and_says_nothing_of_origins() {
         }
     }
     house.ask(get("/v1/nobody/authorize", "")).await.refused(404, "app_not_found");
+}
+
+/// Whether a call needs a token, as the OpenAPI document says.
+fn needs_token(document: &Value, route: Route) -> bool {
+    let method = match route.verb() {
+        Verb::Get | Verb::GetOnly | Verb::Any => "get",
+        Verb::Post => "post",
+        Verb::Patch => "patch",
+        Verb::Delete => "delete",
+    };
+    let security = document["paths"][route.template()][method]["security"].as_array();
+    let ways = security.unwrap_or_else(|| panic!("{} has no `security`", route.name()));
+    !ways.is_empty() && ways.iter().all(|way| way.as_object().is_some_and(|way| !way.is_empty()))
+}
+
+/// Bodies and headers that are refused where a call reads them; the last two never become whole.
+const UNREADABLE_BODIES: [&str; 7] = [
+    "Content-Type: application/json\r\nContent-Length: 1\r\n\r\n{",
+    "Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{}",
+    "Content-Type: application/json\r\nContent-Length: 10\r\n\r\n{\"name\": 5}",
+    "Content-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}",
+    "Content-Length: 0\r\n\r\n",
+    "Content-Type: application/json\r\nContent-Length: 65537\r\n\r\n{",
+    "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n8\r\n{\"name\":\r\n",
+];
+
+/// The stores panic, so nothing was asked of them. No body is waited for: its time is longer than the test waits.
+#[tokio::test]
+async fn a_call_that_needs_a_token_is_401_without_one_whatever_its_body_and_parameters() {
+    let mut house = House::new(Failing::Panicking);
+    house.times.body = Duration::from_secs(600);
+    house.times.linger = Duration::from_millis(5);
+    let document = openapi::document(&house.state.settings.base_url);
+    let mut seen = 0;
+    for route in Route::ALL.iter().copied() {
+        let path = route.template().replace("{APPID}", "shop").replace("{PROVIDER}", "nobody");
+        let path = path.replace("{SESSION}", "%00not-an-id").replace("{SUFFIX}", "a/b");
+        let method = match route.verb() {
+            Verb::Get | Verb::GetOnly => "GET",
+            Verb::Post | Verb::Any => "POST",
+            Verb::Patch => "PATCH",
+            Verb::Delete => "DELETE",
+        };
+        let head = format!("{method} {path}?x=%ff HTTP/1.1\r\nHost: a\r\nConnection: close\r\n");
+        if !needs_token(&document, route) {
+            let reply = house.ask(format!("{head}Content-Length: 0\r\n\r\n")).await;
+            assert_ne!(reply.status, 401, "{} needs a token, and its document does not say so", route.name());
+            continue;
+        }
+        seen += 1;
+        let code = if route == Route::Introspect { "invalid_client" } else { "invalid_token" };
+        for (token, challenge) in [
+            ("", "Bearer realm=\"shop\""),
+            ("Authorization: Basic YTpi\r\n", "Bearer realm=\"shop\""),
+            ("Authorization: Bearer a.b.c\r\n", "Bearer realm=\"shop\", error=\"invalid_token\""),
+        ] {
+            for body in UNREADABLE_BODIES {
+                let reply = house.ask(format!("{head}{token}{body}")).await;
+                reply.refused(401, code);
+                assert_eq!(reply.header("www-authenticate"), Some(challenge), "{} {body:?}", route.name());
+            }
+        }
+    }
+    assert!(seen >= 15, "only {seen} calls need a token");
 }
 
 #[tokio::test]

@@ -63,9 +63,10 @@ pub async fn list<S: Ports>(state: &State<S>, app: &App, request: Inbound) -> Re
 }
 
 pub async fn link<S: Ports>(state: &State<S>, app: &App, mut request: Inbound) -> Result<Response, Problem> {
-    let signed_in = guard::signed_in(state, app, &request.headers).await?;
+    guard::signed_in(state, app, &request.headers).await?;
     let provider = social_handlers::provider(app, &request)?;
     let login::Request { token, nonce } = request.read().await?;
+    let signed_in = guard::signed_in_still(state, app, &request.headers).await?;
     let nonce = nonce.as_ref().map(|Text(nonce)| nonce.as_str());
     let linked =
         social::link(&state.stores, &state.env, app, &request.caller, &signed_in, provider, &token.0, nonce).await;

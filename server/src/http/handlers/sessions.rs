@@ -93,8 +93,9 @@ pub async fn end_others<S: Ports>(state: &State<S>, app: &App, request: Inbound)
 }
 
 pub async fn log_out<S: Ports>(state: &State<S>, app: &App, mut request: Inbound) -> Result<Response, Problem> {
+    guard::signed_in(state, app, &request.headers).await?;
     request.read_nothing().await?;
-    let signed_in = guard::signed_in(state, app, &request.headers).await?;
+    let signed_in = guard::signed_in_still(state, app, &request.headers).await?;
     if state.stores.end_session(app.id(), signed_in.user(), signed_in.session.id).await? {
         record(state, app, &request, &signed_in, EventKind::LoggedOut, Detail::default());
     }

@@ -66,16 +66,18 @@ pub async fn read<S: Ports>(state: &State<S>, app: &App, request: &Inbound) -> R
 
 /// `PATCH user`.
 pub async fn rename<S: Ports>(state: &State<S>, app: &App, mut request: Inbound) -> Result<Response, Problem> {
+    guard::signed_in(state, app, &request.headers).await?;
     let Renaming { name } = request.read().await?;
-    let signed_in = guard::signed_in(state, app, &request.headers).await?;
+    let signed_in = guard::signed_in_still(state, app, &request.headers).await?;
     let user = own_account::rename(&state.stores, &state.env, app, &request.caller, &signed_in, &name).await;
     response::json(&Answer::from(user.map_err(|refused| problem(app, refused))?))
 }
 
 /// `DELETE user`.
 pub async fn delete<S: Ports>(state: &State<S>, app: &App, mut request: Inbound) -> Result<Response, Problem> {
+    guard::signed_in(state, app, &request.headers).await?;
     let Deletion { password } = request.read_optional().await?;
-    let signed_in = guard::signed_in(state, app, &request.headers).await?;
+    let signed_in = guard::signed_in_still(state, app, &request.headers).await?;
     let password = password.as_ref();
     let deleted = own_account::delete(&state.stores, &state.env, app, &request.caller, &signed_in, password).await;
     deleted.map_err(|refused| problem(app, refused))?;

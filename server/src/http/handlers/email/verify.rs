@@ -27,8 +27,9 @@ pub struct Answer {
 }
 
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: Inbound) -> Result<Response, Problem> {
+    guard::signed_in(state, app, &request.headers).await?;
     request.read_nothing().await?;
-    let signed_in = guard::signed_in(state, app, &request.headers).await?;
+    let signed_in = guard::signed_in_still(state, app, &request.headers).await?;
     match accounts::verify(&state.stores, &state.env, app, &request.caller, &signed_in).await {
         Ok(email) => response::json(&Answer { email: email.as_str().to_owned() }),
         Err(VerifyError::InvalidToken) => Err(guard::invalid_token(app, true)),

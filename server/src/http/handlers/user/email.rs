@@ -31,8 +31,9 @@ request_body! {
 
 /// Answers as *register* does.
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: Inbound) -> Result<Response, Problem> {
+    guard::signed_in(state, app, &request.headers).await?;
     let Request { email, password } = request.read().await?;
-    let signed_in = guard::signed_in(state, app, &request.headers).await?;
+    let signed_in = guard::signed_in_still(state, app, &request.headers).await?;
     let change = ChangeAddress { email, password };
     let (stores, env, caller) = (&state.stores, &state.env, &request.caller);
     match own_account::ask_for_address(stores, env, app, caller, &signed_in, &change).await {

@@ -28,8 +28,9 @@ request_body! {
 }
 
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: Inbound) -> Result<Response, Problem> {
+    guard::signed_in(state, app, &request.headers).await?;
     let Request { password, current_password } = request.read().await?;
-    let signed_in = guard::signed_in(state, app, &request.headers).await?;
+    let signed_in = guard::signed_in_still(state, app, &request.headers).await?;
     let change = ChangePassword { password, current: current_password };
     let (stores, env, caller) = (&state.stores, &state.env, &request.caller);
     match own_account::change_password(stores, env, app, caller, &signed_in, &change).await {
