@@ -33,6 +33,8 @@ const IDLE: i64 = 10 * 24 * 3600;
 const LIFE: i64 = 30 * 24 * 3600;
 const NOTED_EVERY: i64 = 60;
 const LATE_ANSWERS: usize = 5;
+const LATENESS_STEP: u64 = 2;
+const MAX_LATENESS: u64 = 14;
 const DAY: i64 = 24 * 3600;
 /// What time may pass between two operations, in seconds.
 const PAUSES: [i64; 9] = [1, 7, 29, 31, 61, 301, 3600, 13 * 3600, 4 * DAY];
@@ -47,6 +49,8 @@ struct Known {
     used: i64,
     ends: i64,
     late: Vec<i64>,
+    /// After the last late answer, and the generation then.
+    lateness: (u64, u64),
 }
 
 #[derive(Clone, Debug, Default)]
@@ -120,11 +124,15 @@ impl Model {
             Renewal::Again
         } else {
             known.late.retain(|at| time - at < DAY);
-            if generation + 1 < known.generation || known.late.len() == LATE_ANSWERS {
+            let (before, since) = known.lateness;
+            let lateness = before.saturating_sub(known.generation - since) + LATENESS_STEP;
+            let too_late = known.late.len() == LATE_ANSWERS || lateness > MAX_LATENESS;
+            if generation + 1 < known.generation || too_late {
                 self.sessions.retain(|known| known.id != id);
                 return Outcome::Stolen;
             }
             known.late.push(time);
+            known.lateness = (lateness, known.generation);
             known.taken = time;
             Renewal::Late
         };
@@ -148,7 +156,8 @@ impl Model {
         }
         self.epoch = epoch;
         let (taken, used, ends) = (time, time, time + LIFE);
-        self.sessions.push(Known { id, epoch, generation: 1, taken, used, ends, late: Vec::new() });
+        let (late, lateness) = (Vec::new(), (0, 0));
+        self.sessions.push(Known { id, epoch, generation: 1, taken, used, ends, late, lateness });
         Opening::Opened
     }
 
@@ -251,6 +260,26 @@ impl Episode {
         })
     }
 
+    fn pass(&mut self, seconds: i64) {
+        self.time += seconds;
+        let redis = self.fixture.stores.redis.later(Duration::seconds(self.time));
+        self.stores = Stores { redis, ..self.fixture.stores.clone() };
+    }
+
+    /// A holder and a thief with a copy of the token refresh in turns, each once in 26 hours.
+    async fn take_turns(&mut self, at: usize) {
+        let mut thief = self.holders[at].clone();
+        for _ in 0..self.rng.random_range(1..=16) {
+            self.pass(13 * 3600);
+            let holder = self.holders[at].clone();
+            let Some(generation) = self.refresh(&holder, 1).await else { return };
+            self.holders[at].generation = generation;
+            self.pass(13 * 3600);
+            let Some(generation) = self.refresh(&thief, 1).await else { return };
+            thief.generation = generation;
+        }
+    }
+
     /// One operation, drawn.
     async fn step(&mut self) {
         let at = self.rng.random_range(0..self.holders.len());
@@ -284,11 +313,11 @@ impl Episode {
                 let expected = self.model.get(holder.session, self.time);
                 self.same(&real, &expected);
             }
-            64..84 => {
-                self.time += *PAUSES.choose(&mut self.rng).unwrap();
-                let redis = self.fixture.stores.redis.later(Duration::seconds(self.time));
-                self.stores = Stores { redis, ..self.fixture.stores.clone() };
+            64..82 => {
+                let pause = *PAUSES.choose(&mut self.rng).unwrap();
+                self.pass(pause);
             }
+            82..84 => self.take_turns(at).await,
             84..86 => {
                 self.did(format!("log out {}", holder.session));
                 let real = self.stores.end_session(&self.fixture.app, self.user, holder.session).await.unwrap();

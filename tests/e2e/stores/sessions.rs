@@ -390,6 +390,81 @@ async fn a_lost_answer_is_given_late_five_times_in_a_day_and_tabs_may_race_for_i
     assert_eq!(refreshed(&sixth, &fixture, &session, 2).await.0, Refreshed::Gone, "for the honest one too");
 }
 
+/// A session that lives for a year.
+async fn opened_for_a_year(fixture: &Fixture) -> NewSession {
+    let ends_at = now() + Duration::days(365);
+    let session = NewSession { ends_at, idle_seconds: 30 * 24 * 3600, ..a_session(a_user_id(), 1) };
+    assert_eq!(fixture.stores.open_session(&fixture.app, &session).await.unwrap(), Opening::Opened);
+    session
+}
+
+/// Its owner refreshes every noon, a thief every midnight; on which night the session ends.
+async fn found_on_night(fixture: &Fixture, session: &NewSession, nights: i64) -> Option<i64> {
+    let (mut owner, mut thief) = (1, 1);
+    for night in 1..=nights {
+        let noon = fixture.later(Duration::days(night)).await;
+        (_, owner) = renewal(&noon, fixture, session, owner).await;
+        let midnight = fixture.later(Duration::days(night) + Duration::hours(12)).await;
+        match refreshed(&midnight, fixture, session, thief).await {
+            (Refreshed::Live(renewal, _), next) => {
+                assert_eq!((renewal, next), (Renewal::Late, owner), "night {night}");
+                thief = next;
+            }
+            (Refreshed::Stolen, _) => return Some(night),
+            (other, _) => panic!("night {night}: {other:?}"),
+        }
+    }
+    None
+}
+
+#[tokio::test]
+async fn a_thief_who_refreshes_nightly_beside_a_daily_user_is_found_within_two_weeks() {
+    let fixture = Fixture::new().await;
+    let session = opened_for_a_year(&fixture).await;
+    assert_eq!(found_on_night(&fixture, &session, 30).await, Some(14));
+    let after = fixture.later(Duration::days(15)).await;
+    assert_eq!(epoch_of(&after, &fixture, &session).await, None, "it has ended for both");
+}
+
+/// The answer of every third day is lost, and asked for again on the next.
+#[tokio::test]
+async fn a_client_that_often_loses_answers_keeps_its_session() {
+    let fixture = Fixture::new().await;
+    let session = opened_for_a_year(&fixture).await;
+    let (mut token, mut late) = (1, 0);
+    for day in 1..365 {
+        let then = fixture.later(Duration::days(day)).await;
+        let (renewal, next) = renewal(&then, &fixture, &session, token).await;
+        late += u32::from(renewal == Renewal::Late);
+        if day % 3 != 0 {
+            token = next;
+        }
+    }
+    assert_eq!(late, 121);
+}
+
+/// An old server's script knows nothing of `lateness`: it neither writes nor removes it, and counts generations as always.
+#[tokio::test]
+async fn a_session_that_old_servers_refresh_too_is_counted_all_the_same() {
+    let fixture = Fixture::new().await;
+    let session = opened_for_a_year(&fixture).await;
+    let key = format!("lk:{{{}:{}}}:session:{}", fixture.app, session.user, session.id);
+    let mut redis = redis::Redis::shared().await.connect().await.unwrap();
+    let at = async |day: i64| fixture.later(Duration::days(day)).await;
+    assert_eq!(renewal(&at(1).await, &fixture, &session, 1).await, (Renewal::Next, 2));
+    // An old server gave a late answer: it kept the time alone.
+    let _: i64 = ::redis::cmd("HSET").arg(&key).arg("late").arg("1").query_async(&mut redis).await.unwrap();
+    for day in 2..=8 {
+        assert_eq!(renewal(&at(day).await, &fixture, &session, 1).await, (Renewal::Late, 2), "day {day}");
+    }
+    // Old servers gave twelve new tokens: what they took away leaves room for six late answers.
+    let _: i64 = ::redis::cmd("HINCRBY").arg(&key).arg("n").arg(12).query_async(&mut redis).await.unwrap();
+    for day in 9..=14 {
+        assert_eq!(renewal(&at(day).await, &fixture, &session, 13).await, (Renewal::Late, 14), "day {day}");
+    }
+    assert_eq!(refreshed(&at(15).await, &fixture, &session, 13).await.0, Refreshed::Stolen);
+}
+
 #[tokio::test]
 async fn an_older_token_ends_the_session_and_a_newer_one_is_adopted() {
     let fixture = Fixture::new().await;

@@ -1,10 +1,11 @@
 -- Decides a refresh (contract, 4). KEYS: the user, the user's index of sessions, the session. ARGV: offset (ms), session
--- id, the token's generation, grace time (ms), how many late answers are given in how many ms, then for each window of the
--- limit on new generations its count and the length of a fiftieth of it (ms).
+-- id, the token's generation, grace time (ms), how many late answers are given in how many ms, what a late answer adds to
+-- the session's lateness and how large that gets, then for each window of the limit on new generations its count and the
+-- length of a fiftieth of it (ms).
 -- Answers in lines, which are faster to read than a list: how and, where the session goes on, what `told` says; 'limited',
 -- window and ms where it has to wait.
 local marked = {}
-for i = 8, #ARGV, 2 do
+for i = 10, #ARGV, 2 do
   table.insert(marked, 'w' .. ARGV[i])
 end
 local s, u = look(now, KEYS[1], KEYS[2], KEYS[3], ARGV[2], unpack(marked))
@@ -16,7 +17,7 @@ local session = KEYS[3]
 if generation >= n then
   local changed, refused, longest = {}, 0, -1
   for i, field in ipairs(marked) do
-    local marks, wait = mark(now, generation, tonumber(ARGV[2 * i + 5]), tonumber(ARGV[2 * i + 6]), s[9 + i] or '')
+    local marks, wait = mark(now, generation, tonumber(ARGV[2 * i + 7]), tonumber(ARGV[2 * i + 8]), s[9 + i] or '')
     if wait and wait > longest then
       refused, longest = i, wait
     elseif marks then
@@ -39,15 +40,21 @@ if generation == n - 1 then
     how = 'again'
   else
     -- Token n was never used: its answer may have been lost on the way. From here on others may race for it as before.
+    local known = redis.call('HMGET', session, 'late', 'lateness')
     local late = {}
-    for at in string.gmatch(redis.call('HGET', session, 'late') or '', '%d+') do
+    for at in string.gmatch(known[1] or '', '%d+') do
       if now - tonumber(at) < tonumber(ARGV[6]) then
         table.insert(late, at)
       end
     end
-    if #late < tonumber(ARGV[5]) then
+    -- `lateness`: how much there was after the last late answer, and the generation then. Each generation since takes one
+    -- away, whichever version of the server counted it.
+    local lateness, since = string.match(known[2] or '', '^(%d+) (%d+)$')
+    lateness = math.max(tonumber(lateness or '0') - math.max(n - tonumber(since or '0'), 0), 0) + tonumber(ARGV[7])
+    if #late < tonumber(ARGV[5]) and lateness <= tonumber(ARGV[8]) then
       table.insert(late, string.format('%.0f', now))
-      redis.call('HSET', session, 'taken', now, 'late', table.concat(late, ' '))
+      redis.call('HSET', session, 'taken', now, 'late', table.concat(late, ' '), 'lateness',
+        string.format('%.0f %.0f', lateness, n))
       how = 'late'
     end
   end

@@ -30,6 +30,11 @@ const LAST_EPOCH: i64 = (1 << 53) - 1;
 /// How many late answers a session gets in how long; then a late token is a stolen one (contract, 4).
 const LATE_ANSWERS: u32 = 5;
 const LATE_MILLIS: u32 = 24 * 60 * 60 * 1000;
+/// What a late answer adds to a session's lateness, of which each new generation takes one away; with more than the
+/// maximum the token is a stolen one. Two who take turns cause one late answer for each generation, so their fourteenth
+/// ends the session; docs/decisions/0026-late-refreshes.md derives both numbers.
+const LATENESS_STEP: u32 = 2;
+const MAX_LATENESS: u32 = 14;
 /// What is kept of a user agent, in octets.
 const MAX_USER_AGENT: usize = 512;
 
@@ -220,6 +225,8 @@ impl Sessions for Stores {
             (u64::from(rules.grace_seconds) * 1000).to_string(),
             LATE_ANSWERS.to_string(),
             LATE_MILLIS.to_string(),
+            LATENESS_STEP.to_string(),
+            MAX_LATENESS.to_string(),
         ];
         for window in &windows {
             arguments.push(window.count.to_string());
