@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures::{StreamExt, stream::FuturesUnordered};
 use latchkey_crds::rendered::{LimitName, Window};
 use latchkey_server::{
     domain::{
@@ -32,6 +33,10 @@ use super::{Fixture, LIMIT, a_mail, a_user_id, an_app, assert_unavailable, store
 /// What a caller may wait for the news that Postgres, or Redis, is away; on a loaded machine.
 const POSTGRES_LIMIT: Duration = Duration::from_secs(6);
 const REDIS_LIMIT: Duration = Duration::from_secs(4);
+/// The median of what a refusal takes once an outage is known. It waits for nothing; this machine may be loaded.
+const AT_ONCE: Duration = Duration::from_millis(100);
+/// What each call waited for a connection where nobody knew of the outage.
+const ACQUIRE_LIMIT: Duration = Duration::from_secs(3);
 
 pub(super) fn through(fixture: &Fixture, proxy: &Proxy) -> Stores {
     let url = fixture.database.url.replace(&fixture.database.addr.to_string(), &proxy.addr().to_string());
@@ -94,6 +99,101 @@ async fn a_postgres_that_refuses_stalls_or_cuts_is_unavailable_and_then_used_aga
     postgres_is_back(&stores).await;
     let many = futures::future::join_all((0..20).map(|_| stores.backlog())).await;
     assert!(many.iter().all(Result::is_ok), "the other connections of the pool are looked at first: {many:?}");
+}
+
+/// The median time of refusals, one after the other.
+async fn median_refusal(stores: &Stores) -> Duration {
+    let mut times = Vec::new();
+    for _ in 0..21 {
+        let started = Instant::now();
+        assert_unavailable(stores.user(&an_app(), a_user_id()).await);
+        times.push(started.elapsed());
+    }
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+#[tokio::test]
+async fn while_postgres_is_known_to_be_away_calls_fail_at_once() {
+    let fixture = Fixture::new().await;
+    let proxy = Proxy::start(fixture.database.addr).unwrap();
+    let stores = through(&fixture, &proxy);
+    for fault in ["refuses", "is silent"] {
+        postgres_is_back(&stores).await;
+        if fault == "refuses" {
+            proxy.refuse().await;
+        } else {
+            proxy.stall();
+            // A new connection is as silent as those that are there.
+            assert_postgres_away(&stores).await;
+        }
+        let started = Instant::now();
+        assert_postgres_away(&stores).await;
+        let (first, then) = (started.elapsed(), median_refusal(&stores).await);
+        println!("Postgres {fault}: a refusal took {first:?}, the next {then:?}");
+        assert!(then < AT_ONCE, "it {fault}: {then:?}");
+        // Many at the same time are not held either, nor do they knock each for itself.
+        let before = proxy.connections();
+        let started = Instant::now();
+        let many = futures::future::join_all((0..2000).map(|_| stores.backlog())).await;
+        assert!(many.iter().all(Result::is_err), "it {fault}");
+        assert!(started.elapsed() < ACQUIRE_LIMIT, "2000 refusals took {:?}, it {fault}", started.elapsed());
+        assert!(proxy.connections() - before < 100, "{} connections", proxy.connections() - before);
+        proxy.restore().unwrap();
+    }
+    postgres_is_back(&stores).await;
+    let many = futures::future::join_all((0..20).map(|_| stores.backlog())).await;
+    assert!(many.iter().all(Result::is_ok), "{many:?}");
+}
+
+#[tokio::test]
+async fn calls_that_wait_for_a_connection_are_bounded() {
+    let fixture = Fixture::new().await;
+    let proxy = Proxy::start(fixture.database.addr).unwrap();
+    proxy.stall();
+    let stores = through(&fixture, &proxy);
+    let calls: FuturesUnordered<_> = (0..1500).map(|_| stores.backlog()).collect();
+    // The outage is not known yet. Those beyond the bound are refused before the others have waited.
+    let started = Instant::now();
+    let times: Vec<Duration> =
+        calls.map(|answer| answer.map_or_else(|_| started.elapsed(), |_| panic!())).collect().await;
+    let at_once = times.iter().filter(|time| **time < Duration::from_millis(1500)).count();
+    assert_eq!(at_once, 1500 - 1024);
+    assert!(times.iter().all(|time| *time < POSTGRES_LIMIT), "{times:?}");
+    proxy.restore().unwrap();
+    postgres_is_back(&stores).await;
+}
+
+/// As in the moments between the rotation of a password and that of the file.
+#[tokio::test]
+async fn connections_that_work_are_used_while_no_new_ones_can_be_made() {
+    let fixture = Fixture::new().await;
+    let role = format!("r_{:016x}", rand::random::<u64>());
+    let execute = async |sql: String| {
+        PostgresServer::shared().await.execute(&fixture.database.name, &sql).await.expect("the SQL is right");
+    };
+    execute(format!("CREATE ROLE {role} LOGIN PASSWORD 'first' SUPERUSER")).await;
+    let (_, rest) = fixture.database.url.split_once('@').unwrap();
+    let url = UrlSource::given(format!("postgres://{role}:first@{rest}"));
+    let options = postgres::Options { listen: false, ..postgres::Options::new(url) };
+    let stores = Stores { postgres: Postgres::connect(options).unwrap(), ..fixture.stores.clone() };
+    postgres_is_back(&stores).await;
+
+    execute(format!("ALTER ROLE {role} PASSWORD 'second'")).await;
+    let many = futures::future::join_all((0..200).map(|_| stores.backlog())).await;
+    assert!(many.iter().any(Result::is_err), "new connections are refused");
+    let mut registry = Registry::default();
+    stores.postgres.register(&mut registry);
+    for _ in 0..50 {
+        // A connection comes back to the pool a moment after its call.
+        eventually("a connection rests", LIMIT, async || {
+            let mut text = String::new();
+            encode(&mut text, &registry).unwrap();
+            text.lines().any(|line| line == "connections_idle 1").then_some(())
+        })
+        .await;
+        stores.user(&an_app(), a_user_id()).await.expect("the connection that is there is used");
+    }
 }
 
 #[tokio::test]

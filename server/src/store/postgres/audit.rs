@@ -9,7 +9,7 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use tokio::{
     sync::{mpsc, oneshot},
-    time::{Instant, sleep_until, timeout, timeout_at},
+    time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
 use tracing::{error, info};
 use uuid::Uuid;
@@ -31,6 +31,9 @@ const BATCH: usize = 256;
 const PACE: Duration = Duration::from_millis(15);
 /// How long a request waits for its event.
 const WAIT: Duration = Duration::from_secs(1);
+/// A batch is tried again for so long, the first time at once: a restart of Postgres loses none. Those that follow wait.
+const RETRY_LIMIT: Duration = Duration::from_secs(6);
+const RETRY_PAUSE: Duration = Duration::from_millis(250);
 /// How long the last events may take at the end.
 const FLUSH: Duration = Duration::from_secs(5);
 /// The events that a user sees (contract, 4).
@@ -167,8 +170,12 @@ async fn write(postgres: Weak<Shared>, mut jobs: mpsc::Receiver<Job>, metrics: A
         let Some(shared) = postgres.upgrade() else { return };
         let postgres = Postgres { shared };
         let mut written = postgres.insert_events(&columns).await;
-        if let Err(StoreError::Unavailable { .. }) = written {
+        let until = Instant::now() + RETRY_LIMIT;
+        let mut pause = Duration::ZERO;
+        while matches!(written, Err(StoreError::Unavailable { .. })) && Instant::now() + pause < until {
             // A connection that broke while it rested, or a fail-over: the events have their ids, so twice does no harm.
+            sleep(pause).await;
+            pause = RETRY_PAUSE;
             written = postgres.insert_events(&columns).await;
         }
         match written {

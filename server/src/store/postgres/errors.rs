@@ -97,6 +97,16 @@ impl Fault {
         Self { kind: FaultKind::Deadline, code: None, source: None }
     }
 
+    /// No connection came free, or too many wait for one.
+    pub(super) const fn pool_timeout() -> Self {
+        Self { kind: FaultKind::PoolTimeout, code: None, source: None }
+    }
+
+    /// The same for another caller.
+    pub(super) fn duplicate(&self) -> Self {
+        Self { kind: self.kind, code: self.code.clone(), source: self.source.as_ref().map(copy) }
+    }
+
     /// A row holds what no rule of ours would have written.
     pub(super) const fn unreadable() -> Self {
         Self { kind: FaultKind::Unexpected, code: None, source: None }

@@ -28,6 +28,7 @@ mod errors;
 mod identities;
 mod metrics;
 pub mod migrate;
+mod outage;
 mod outbox;
 mod users;
 
@@ -38,6 +39,7 @@ pub use errors::{Fault, FaultKind};
 pub use outbox::DeadLetter;
 
 use metrics::Metrics;
+use outage::Availability;
 
 /// What a call may take in all, waiting for a connection included: a stalled server becomes a 503, not a queue.
 const CALL_LIMIT: Duration = Duration::from_secs(4);
@@ -95,7 +97,10 @@ struct Shared {
     listener: Option<AbortHandle>,
     /// When a connection was last found broken: those that rest since before are suspect.
     fault: Arc<Mutex<Option<Instant>>>,
+    availability: Availability,
     audit: audit::Writer,
+    /// For tasks that end when the last handle goes.
+    own: Weak<Shared>,
 }
 
 struct Source {
@@ -150,9 +155,17 @@ impl Postgres {
         let listener =
             options.listen.then(|| tokio::spawn(outbox::listen(pool.clone(), Arc::clone(&news))).abort_handle());
         let metrics = Metrics::new(&pool);
-        let shared = Arc::new_cyclic(|shared| {
-            let audit = audit::Writer::start(Weak::clone(shared));
-            Shared { pool, source, metrics, news, listen: options.listen, listener, fault, audit }
+        let shared = Arc::new_cyclic(|shared| Shared {
+            pool,
+            source,
+            metrics,
+            news,
+            listen: options.listen,
+            listener,
+            fault,
+            availability: Availability::new(),
+            audit: audit::Writer::start(Weak::clone(shared)),
+            own: Weak::clone(shared),
         });
         Ok(Self { shared })
     }
@@ -199,17 +212,15 @@ impl Postgres {
         let until = Instant::now() + CALL_LIMIT;
         self.reread(false);
         let started = Instant::now();
-        // In a box, or everything that asks Postgres would be larger by the 14 KiB that making a connection needs.
-        let acquire = || Box::pin(self.shared.pool.acquire());
-        let mut acquired = acquire().await;
-        if let Err(error) = &acquired
-            && Fault::from(error).is_about_the_url()
+        let mut acquired = self.shared.acquire().await;
+        if let Err(fault) = &acquired
+            && fault.is_about_the_url()
             && self.reread(true)
         {
-            acquired = acquire().await;
+            acquired = self.shared.acquire().await;
         }
         self.shared.metrics.waited(started.elapsed());
-        let connection = acquired.map_err(|error| self.refused_in(&span, Fault::from(&error)))?;
+        let connection = acquired.map_err(|fault| self.refused_in(&span, fault))?;
         Ok(Held { connection: Some(connection), until, postgres: self.clone(), span })
     }
 
@@ -227,6 +238,7 @@ impl Postgres {
                 Ok(options) => {
                     info!("the URL of Postgres has changed");
                     self.shared.pool.set_connect_options(options);
+                    self.shared.availability.reset();
                     seen.url = url;
                     true
                 }
@@ -273,15 +285,21 @@ fn pool(max_connections: u32, connect: PgConnectOptions, fault: Arc<Mutex<Option
         // Asked below, and only where there is reason to.
         .test_before_acquire(false)
         .before_acquire(move |connection, meta| {
-            let fault = *fault.lock().unwrap_or_else(PoisonError::into_inner);
+            let known = *fault.lock().unwrap_or_else(PoisonError::into_inner);
             // One that came back to rest a moment after the fault may have been on its way back when it happened.
-            let suspect = fault.is_some_and(|fault| fault.elapsed() <= meta.idle_for + COMING_BACK);
+            let suspect = known.is_some_and(|fault| fault.elapsed() <= meta.idle_for + COMING_BACK);
+            let fault = Arc::clone(&fault);
             Box::pin(async move {
                 if meta.idle_for < RESTED && !suspect {
                     return Ok(true);
                 }
                 let ping = sqlx::Connection::ping(connection);
-                Ok(matches!(timeout(PING_LIMIT, ping).await, Ok(Ok(()))))
+                let alive = matches!(timeout(PING_LIMIT, ping).await, Ok(Ok(())));
+                if !alive {
+                    // Those that rested beside it are suspect too.
+                    *fault.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+                }
+                Ok(alive)
             })
         })
         .after_connect(|connection, _| {
@@ -304,6 +322,9 @@ impl Held {
             return Err(self.postgres.refused_in(&self.span, Fault::deadline()));
         };
         drop(self.connection.take());
+        if answer.is_ok() {
+            self.postgres.shared.availability.succeeded();
+        }
         answer.map_err(|error| self.postgres.refused_in(&self.span, Fault::from(&error)))
     }
 }
