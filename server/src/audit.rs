@@ -1,4 +1,5 @@
-//! Writes refusals down when their quarter of an hour is over, and keeps the table of events within its Apps' times.
+//! Writes refusals down when their quarter of an hour is over, and keeps events and unverified accounts within their Apps'
+//! times.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -12,6 +13,7 @@ use tracing::{debug, info, warn};
 use crate::{
     config::Apps,
     domain::{clock::Env, ports::StoreError},
+    retention::{self, RetentionMetrics},
     store::Stores,
 };
 
@@ -35,9 +37,15 @@ struct Retention {
     before: Vec<OffsetDateTime>,
 }
 
-/// Runs until it is dropped. `current` says that the whole set of documents was read: for how long an App keeps its
-/// events, its document alone says.
-pub async fn run(apps: Arc<Apps>, stores: Stores, env: Env, mut current: watch::Receiver<bool>) {
+/// Runs until it is dropped. `current` says that the whole set of documents was read: for how long an App keeps events and
+/// unverified accounts, its document alone says.
+pub async fn run(
+    apps: Arc<Apps>,
+    stores: Stores,
+    env: Env,
+    metrics: RetentionMetrics,
+    mut current: watch::Receiver<bool>,
+) {
     if current.wait_for(|current| *current).await.is_err() {
         return;
     }
@@ -48,7 +56,10 @@ pub async fn run(apps: Arc<Apps>, stores: Stores, env: Env, mut current: watch::
             let written = stores.write_refusals(|app| apps.get(app.as_str()).is_some()).await?;
             debug!(written, "refusals of quarters of an hour");
             if stores.postgres.audit_turn(UPKEEP).await? {
+                // Neither waits for the other to succeed.
+                let swept = retention::sweep(&stores, &apps, env.now(), &metrics).await;
                 may_make = keep(&stores, &apps, env.now(), may_make).await?;
+                swept?;
             }
             Ok::<_, StoreError>(())
         };

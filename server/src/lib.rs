@@ -14,6 +14,7 @@ pub mod http;
 pub mod mail;
 pub mod outbound;
 pub mod providers;
+pub mod retention;
 pub mod settings;
 pub mod state;
 pub mod store;

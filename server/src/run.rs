@@ -24,6 +24,7 @@ use latchkey_server::{
     mail::{InstallRelay, MailMetrics, MailSettings, Worker},
     outbound::{Reach, proxy::Proxy},
     providers::{ProviderOptions, Reports, SocialProviders},
+    retention::RetentionMetrics,
     settings::Settings,
     state::State,
     store::{
@@ -132,6 +133,7 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     let audit_registry = registry.sub_registry_with_prefix("audit");
     postgres.audit_metrics().register(audit_registry);
     redis.register_audit(audit_registry);
+    let retention_metrics = RetentionMetrics::register(&mut registry);
     let hashing = Hashing::start(HashingOptions::default(), &mut registry);
     let reach = Reach { private_cidrs: serve.private_cidrs.clone(), allow_insecure: serve.allow_insecure };
     let hosts = serve.provider_hosts.iter().cloned().collect();
@@ -179,7 +181,7 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     let witness = tokio::spawn(witness).abort_handle();
     let deletion = deletion::run(Arc::clone(&state.apps), state.stores.clone(), deleting);
     let deletion = tokio::spawn(deletion).abort_handle();
-    let audit = audit::run(Arc::clone(&state.apps), state.stores.clone(), Env::system(), auditing);
+    let audit = audit::run(Arc::clone(&state.apps), state.stores.clone(), Env::system(), retention_metrics, auditing);
     let audit = tokio::spawn(audit).abort_handle();
     let checks = state.stores.providers.clone().run_checks(Arc::clone(&state.apps), reports);
     let checks = tokio::spawn(checks).abort_handle();

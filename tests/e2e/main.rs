@@ -71,6 +71,8 @@ mod redis_forms;
 #[cfg(test)]
 mod reset;
 #[cfg(test)]
+mod retention;
+#[cfg(test)]
 mod secrecy;
 #[cfg(test)]
 mod social;

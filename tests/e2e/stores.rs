@@ -38,6 +38,7 @@ mod flows;
 mod limits;
 mod migrate;
 mod outbox;
+mod retention;
 mod session_model;
 mod sessions;
 mod users;

@@ -44,6 +44,8 @@ pub enum EventKind {
     IdentityLinked,
     IdentityUnlinked,
     UserDeleted,
+    /// The account was deleted by the upkeep: its address was not verified in time.
+    UserExpired,
     LogInRefused,
     LogInLimited,
     PasswordCheckRefused,
@@ -121,7 +123,7 @@ pub struct Activity {
 // === impl EventKind ===
 
 impl EventKind {
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::Registered,
         Self::RegisteredAgain,
         Self::ConfirmationRequested,
@@ -141,6 +143,7 @@ impl EventKind {
         Self::IdentityLinked,
         Self::IdentityUnlinked,
         Self::UserDeleted,
+        Self::UserExpired,
         Self::LogInRefused,
         Self::LogInLimited,
         Self::PasswordCheckRefused,
@@ -168,6 +171,7 @@ impl EventKind {
             Self::IdentityLinked => "identity_linked",
             Self::IdentityUnlinked => "identity_unlinked",
             Self::UserDeleted => "user_deleted",
+            Self::UserExpired => "user_expired",
             Self::LogInRefused => "login_refused",
             Self::LogInLimited => "login_limited",
             Self::PasswordCheckRefused => "password_check_refused",

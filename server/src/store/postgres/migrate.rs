@@ -14,7 +14,7 @@ use super::{ConnectError, UrlSource, errors::Fault, parse};
 static MIGRATOR: Migrator = sqlx::migrate!("./migrations");
 
 /// The newest migration that this server's statements need; a newer schema is fine, migrations only expand.
-pub const REQUIRED_SCHEMA: i64 = 20_261_121_000_005;
+pub const REQUIRED_SCHEMA: i64 = 20_261_122_000_000;
 
 /// A server whose role may not make partitions is well for so long after an upgrade, and beyond that has the default one.
 const MONTHS_AHEAD: i32 = 12;

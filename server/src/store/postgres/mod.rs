@@ -30,6 +30,7 @@ mod metrics;
 pub mod migrate;
 mod outage;
 mod outbox;
+mod unverified;
 mod users;
 
 pub use apps::{AppClaim, Claim, Deleting};
@@ -37,6 +38,7 @@ pub use audit::AuditMetrics;
 pub(crate) use audit::RefusalColumns;
 pub use errors::{Fault, FaultKind};
 pub use outbox::DeadLetter;
+pub use unverified::{Batch, Position, Unverified};
 
 use metrics::Metrics;
 use outage::Availability;

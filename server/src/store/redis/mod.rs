@@ -100,6 +100,7 @@ scripts! {
     end = "now.lua" "session.lua" "end.lua";
     end_others = "end_others.lua";
     raise = "session.lua" "raise.lua";
+    retire = "now.lua" "retire.lua";
     profile = "session.lua" "profile.lua";
     take = "now.lua" "windows.lua" "take.lua";
     give_back = "give_back.lua";

@@ -27,6 +27,9 @@ const MOST: u32 = 100;
 const USER_LIFE_MILLIS: u64 = 800 * 24 * 60 * 60 * 1000;
 /// Later than any; the largest number that scripts keep exactly.
 const LAST_EPOCH: i64 = (1 << 53) - 1;
+/// How long a user who is being deleted cannot log in: longer than any request that read the user before. If the deletion
+/// fails, they can after that. It is short, since everybody can make accounts that are never verified.
+const RETIRED_MILLIS: u64 = 5 * 60 * 1000;
 /// How many late answers a session gets in how long; then a late token is a stolen one (contract, 4).
 const LATE_ANSWERS: u32 = 5;
 const LATE_MILLIS: u32 = 24 * 60 * 60 * 1000;
@@ -157,6 +160,38 @@ impl Redis {
             commands.cmd("DEL").arg(&names);
         }
         self.send(Operation::RaiseEpoch, &commands).await.map(drop)
+    }
+
+    /// Keeps sessions of these users below these epochs from being opened, and returns those users. One with a live session is
+    /// left as it is.
+    pub(in crate::store) async fn retire_users(
+        &self,
+        app: &AppId,
+        users: &[(UserId, Epoch)],
+    ) -> Result<Vec<UserId>, StoreError> {
+        if users.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut commands = Pipeline::new();
+        for (user, epoch) in users {
+            let keys = Keys::of(app, *user);
+            let life = RETIRED_MILLIS.to_string();
+            let arguments = [self.offset_millis(), keys.session, epoch.0.to_string(), life];
+            commands.add_command(call(&self.scripts().retire, &[keys.user, keys.index], &arguments));
+        }
+        let answers = self.send(Operation::RetireUsers, &commands).await?;
+        if answers.len() != users.len() {
+            return Err(self.unreadable());
+        }
+        let mut retired = Vec::new();
+        for ((user, _), answer) in users.iter().zip(answers) {
+            match answer {
+                Value::Int(1) => retired.push(*user),
+                Value::Int(0) => {}
+                _ => return Err(self.unreadable()),
+            }
+        }
+        Ok(retired)
     }
 }
 

@@ -1,0 +1,213 @@
+//! Deletes accounts whose address was not verified in time.
+
+use std::collections::HashSet;
+
+use latchkey_crds::types::AppId;
+use sqlx::{Connection, PgConnection};
+use time::OffsetDateTime;
+use tokio::time::timeout_at;
+use uuid::Uuid;
+
+use super::{Claim, Postgres};
+use crate::{
+    domain::{
+        audit::EventKind,
+        ports::StoreError,
+        user::{Epoch, UserId},
+    },
+    store::Stores,
+};
+
+/// Which accounts of an App are past their time.
+#[derive(Clone, Debug)]
+pub struct Unverified {
+    /// The App, as its document names the owner: nothing is deleted where the database knows another.
+    pub claim: Claim,
+    /// Accounts from before this time.
+    pub created_before: OffsetDateTime,
+    /// An account that was sent a code after this time is left, since the code may still be valid.
+    pub asked_before: OffsetDateTime,
+    pub now: OffsetDateTime,
+}
+
+/// Where the next batch begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    created_at: OffsetDateTime,
+    id: Uuid,
+}
+
+/// What a batch did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Batch {
+    pub deleted: u64,
+    /// None: that was the last.
+    pub next: Option<Position>,
+}
+
+struct Candidate {
+    id: Uuid,
+    epoch: i64,
+    created_at: OffsetDateTime,
+}
+
+impl Postgres {
+    /// Those of the Apps that have unverified accounts from before their time.
+    pub(crate) async fn apps_with_unverified(
+        &self,
+        apps: &[String],
+        created_before: &[OffsetDateTime],
+    ) -> Result<HashSet<String>, StoreError> {
+        let mut held = self.hold("apps_with_unverified").await?;
+        let (connection, until) = held.parts();
+        let query = sqlx::query_scalar!(
+            r#"
+            SELECT app.id AS "id!"
+            FROM unnest($1::text[], $2::timestamptz[]) AS app (id, before)
+            WHERE EXISTS (
+                SELECT FROM users
+                WHERE users.app_id = app.id AND users.email_verified_at IS NULL AND users.created_at < app.before
+            )
+            "#,
+            apps,
+            created_before,
+        );
+        let answer = timeout_at(until, query.fetch_all(connection)).await;
+        Ok(held.done(answer)?.into_iter().collect())
+    }
+}
+
+impl Stores {
+    /// Looks at up to so many accounts after a position, and deletes those that have neither an identity nor a live session.
+    /// Disabled accounts stay. Their rows are locked from the look at Redis to the end: a confirmation at the same moment
+    /// comes before, and the account stays, or after, and finds no account. Several servers may call it at once.
+    pub async fn delete_unverified(
+        &self,
+        unverified: &Unverified,
+        after: Option<Position>,
+        most: u32,
+    ) -> Result<Batch, StoreError> {
+        let app = &unverified.claim.app;
+        let mut held = self.postgres.hold("delete_unverified").await?;
+        let (connection, until) = held.parts();
+        let deleting = async {
+            let mut transaction = connection.begin().await?;
+            let candidates = lock_candidates(&mut transaction, unverified, after, most).await?;
+            let full = candidates.len() >= most as usize;
+            let last = candidates.last().map(|last| Position { created_at: last.created_at, id: last.id });
+            let next = last.filter(|_| full);
+            // Redis first. What fails after it is done again: until then, for some minutes, nobody logs in to an account
+            // that is due to be deleted.
+            let users: Vec<_> = candidates.iter().map(|user| (UserId(user.id), Epoch(user.epoch + 1))).collect();
+            let retired = match self.redis.retire_users(app, &users).await {
+                Ok(retired) => retired,
+                Err(error) => {
+                    transaction.rollback().await?;
+                    return Ok(Err(error));
+                }
+            };
+            let ids: Vec<Uuid> = retired.iter().map(|user| user.0).collect();
+            let deleted = delete(&mut transaction, app, &ids, unverified.now).await?;
+            transaction.commit().await?;
+            Ok(Ok(Batch { deleted, next }))
+        };
+        let answer = timeout_at(until, deleting).await;
+        held.done(answer)?
+    }
+}
+
+/// The lock on the App's row orders this with the deletion of its users, as in `create_user`. Of two clocks the earlier one
+/// counts: a server whose clock is wrong deletes nothing too early.
+async fn lock_candidates(
+    connection: &mut PgConnection,
+    unverified: &Unverified,
+    after: Option<Position>,
+    most: u32,
+) -> Result<Vec<Candidate>, sqlx::Error> {
+    let Unverified { claim, created_before, asked_before, now } = unverified;
+    let (created_at, id) = after.map(|after| (after.created_at, after.id)).unzip();
+    sqlx::query_as!(
+        Candidate,
+        r#"
+        WITH owner AS (
+            SELECT app_id FROM apps
+            WHERE app_id = $1 AND state = 'active' AND namespace = $2
+                AND ($3::text IS NULL OR incarnation IS NULL OR incarnation = $3)
+            FOR SHARE
+        )
+        SELECT users.id, users.epoch, users.created_at
+        FROM users JOIN owner ON users.app_id = owner.app_id
+        WHERE users.app_id = $1
+            AND users.email_verified_at IS NULL
+            AND (users.email IS NOT NULL OR users.pending_email IS NOT NULL)
+            AND users.disabled_at IS NULL
+            AND users.created_at < least($4, statement_timestamp() - ($6::timestamptz - $4::timestamptz))
+            AND ($7::timestamptz IS NULL OR (users.created_at, users.id) > ($7, $8))
+            AND NOT EXISTS (
+                SELECT FROM identities WHERE identities.app_id = users.app_id AND identities.user_id = users.id
+            )
+            AND NOT EXISTS (
+                SELECT FROM audit_events AS event
+                WHERE event.app_id = users.app_id AND event.user_id = users.id AND event.at >= $5
+                    AND event.kind = ANY ($9)
+            )
+        ORDER BY users.created_at, users.id
+        LIMIT $10
+        FOR UPDATE OF users SKIP LOCKED
+        "#,
+        claim.app.as_str(),
+        claim.namespace,
+        claim.incarnation.as_deref(),
+        created_before,
+        asked_before,
+        now,
+        created_at,
+        id,
+        &ASKS.map(|kind| kind.as_str().to_owned()),
+        i64::from(most),
+    )
+    .fetch_all(connection)
+    .await
+}
+
+/// Events after which a code is mailed that verifies the address.
+const ASKS: [EventKind; 4] = [
+    EventKind::Registered,
+    EventKind::RegisteredAgain,
+    EventKind::ConfirmationRequested,
+    EventKind::PasswordResetRequested,
+];
+
+/// By a statement of its own: it sees identities that were linked before the rows were locked.
+async fn delete(
+    connection: &mut PgConnection,
+    app: &AppId,
+    users: &[Uuid],
+    now: OffsetDateTime,
+) -> Result<u64, sqlx::Error> {
+    let deleted = sqlx::query_scalar!(
+        r#"
+        WITH deleted AS (
+            DELETE FROM users
+            WHERE app_id = $1 AND id = ANY ($2) AND email_verified_at IS NULL
+                AND NOT EXISTS (
+                    SELECT FROM identities WHERE identities.app_id = users.app_id AND identities.user_id = users.id
+                )
+            RETURNING id
+        ), unmailed AS (
+            DELETE FROM outbox USING deleted WHERE outbox.app_id = $1 AND outbox.user_id = deleted.id
+        ), recorded AS (
+            INSERT INTO audit_events (app_id, id, at, kind, user_id)
+            SELECT $1, gen_random_uuid(), $3, $4, id FROM deleted
+        )
+        SELECT count(*) AS "count!" FROM deleted
+        "#,
+        app.as_str(),
+        users,
+        now,
+        EventKind::UserExpired.as_str(),
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok(u64::try_from(deleted).unwrap_or(0))
+}

@@ -1,0 +1,18 @@
+-- Keeps new sessions of a user from being opened, unless there is a live one: 1 where it is done, 0 where one is live. KEYS:
+-- the user, the user's index of sessions. ARGV: offset (ms), the sessions' key without their id, the epoch that a new
+-- session would have to have, for how long (ms).
+local stored = tonumber(redis.call('HGET', KEYS[1], 'epoch') or '0')
+local ids = redis.call('ZRANGE', KEYS[2], 0, -1)
+for _, id in ipairs(ids) do
+  local s = redis.call('HMGET', ARGV[2] .. id, 'epoch', 'used', 'ends', 'idle')
+  if s[1] and tonumber(s[1]) >= stored and now < tonumber(s[3]) and now < tonumber(s[2]) + tonumber(s[4]) then
+    return 0
+  end
+end
+for _, id in ipairs(ids) do
+  redis.call('DEL', ARGV[2] .. id)
+end
+redis.call('DEL', KEYS[1], KEYS[2])
+redis.call('HSET', KEYS[1], 'epoch', string.format('%.0f', math.max(stored, tonumber(ARGV[3]))))
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
+return 1
