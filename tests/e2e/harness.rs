@@ -366,6 +366,50 @@ async fn the_inbox_tells_of_mails_as_they_come() {
 }
 
 #[tokio::test]
+async fn the_inbox_page_says_that_it_loads_until_the_mails_have_come() {
+    let mails = Mailbox::default();
+    let inbox = Inbox::start(process::free_addr(), mails.clone()).unwrap();
+    let page = Anonymous::new(inbox.addr()).get("/").await.expect(StatusCode::OK).text;
+    // The same page of an inbox that answers nothing else.
+    let silent = page_server(page).await;
+    let browser = Browser::start().await.unwrap();
+    browser.open(&format!("http://{silent}/")).await;
+    let text = browser.text().await;
+    assert!(text.contains("Loading") && !text.contains("No mail yet"), "{text}");
+
+    browser.open(&format!("http://{}/", inbox.addr())).await;
+    let text = browser.until_text("No mail yet").await;
+    assert!(!text.contains("Loading"), "{text}");
+    mails.deliver("a@x.test", &["b@x.test".to_owned()], b"Subject: hello\r\n\r\nhello\r\n").unwrap();
+    browser.open(&format!("http://{}/", inbox.addr())).await;
+    let text = browser.until_text("hello").await;
+    assert!(!text.contains("Loading") && !text.contains("No mail yet"), "{text}");
+}
+
+/// Serves a page at `/`, and never answers anything else.
+async fn page_server(page: String) -> std::net::SocketAddr {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let page = page.clone();
+            let service = service_fn(move |request: http::Request<hyper::body::Incoming>| {
+                let page = page.clone();
+                async move {
+                    if request.uri().path() != "/" {
+                        std::future::pending::<()>().await;
+                    }
+                    let response = http::Response::builder().header("content-type", "text/html; charset=utf-8");
+                    response.body(http_body_util::Full::new(bytes::Bytes::from(page)))
+                }
+            });
+            tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
+        }
+    });
+    addr
+}
+
+#[tokio::test]
 async fn the_inbox_answers_no_name_but_its_own() {
     let inbox = Inbox::start(process::free_addr(), Mailbox::default()).unwrap();
     let client = Anonymous::new(inbox.addr());

@@ -224,6 +224,29 @@ async fn the_printed_link_leads_through_the_local_provider_to_a_page_with_the_se
 }
 
 #[tokio::test]
+async fn a_store_that_is_killed_is_named_with_the_end_of_its_log() {
+    let mut run = MakeRun::new();
+    run.manifest(&App::with_id("shop"));
+    for (store, log) in [("postgres", "postgres.log"), ("redis-server", "redis.log")] {
+        let process = run.start_ready().await;
+        let children = family(process.pid());
+        rustix::process::kill_process(children_named(process.pid(), store), Signal::KILL).unwrap();
+        let status = tokio::time::timeout(STOP_LIMIT, process.exit()).await.expect("it ends with its store");
+        assert!(!status.success());
+        let text = process::tail(process.log(), 60);
+        let log = run.data().join("logs").join(log);
+        let report = format!("error: {store} ended by itself (signal: 9 (SIGKILL)). The end of {}:\n", log.display());
+        let (_, rest) = text.split_once(&report).unwrap_or_else(|| panic!("no {report:?} in {text}"));
+        let (end, last) = rest.split_once("\n\nStopping the rest …\n").unwrap_or_else(|| panic!("{text}"));
+        assert!(last.trim_start().starts_with(&format!("error: {store} ended by itself")), "{text}");
+        let logged = fs::read_to_string(&log).unwrap();
+        assert!(end.lines().any(|line| !line.is_empty()), "{text}");
+        assert!(end.lines().all(|line| logged.contains(line)), "{text}");
+        gone(&children).await;
+    }
+}
+
+#[tokio::test]
 async fn a_port_that_is_taken_is_named_with_its_variable() {
     let mut run = MakeRun::new();
     let _taken = std::net::TcpListener::bind(run.addrs["OPS_ADDR"]).unwrap();

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::process::Signal;
 use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
@@ -122,9 +122,18 @@ pub async fn run() -> Result<()> {
         outcome = serve(&settings, &mut started, terminal) => outcome,
         () = any(&mut signals) => Ok(()),
     };
-    if outcome.is_ok() {
-        terminal.note("\nStopping …");
-    }
+    // At once: stopping the rest may take a while where a store is gone. What is said last is the short form.
+    let outcome = match outcome {
+        Ok(()) => {
+            terminal.note("\nStopping …");
+            Ok(())
+        }
+        Err(error) => {
+            let text = format!("{error:#}");
+            eprintln!("\nerror: {text}\n\nStopping the rest …");
+            Err(anyhow!("{}", text.lines().next().unwrap_or_default().to_owned()))
+        }
+    };
     // A second Ctrl-C does not wait.
     tokio::select! {
         () = started.stop() => {}
@@ -169,30 +178,21 @@ async fn serve(settings: &Settings, started: &mut Started, terminal: Terminal) -
     step.done(&format!("on {}", settings.provider));
 
     let step = terminal.step("Starting the server");
-    let server = started.server.insert(start_server(settings, &rendered)?);
-    ready(settings, server).await?;
+    started.server = Some(start_server(settings, &rendered)?);
+    ready(settings, started).await?;
     step.done("ready");
     println!("\n{}", welcome(settings, &apps, &rendered, terminal)?);
 
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
+        // First of all: what fails below may only follow from it.
+        started.all_run()?;
         manifests.follow()?;
         if let Some(local) = &mut started.provider {
             local.follow().await?;
         }
         operator_log.tell(terminal)?;
         server_log.tell(terminal)?;
-        for process in started.processes() {
-            if let Some(status) = process.ended() {
-                let log = process.log();
-                bail!(
-                    "{} ended by itself ({status}). The end of {}:\n\n{}",
-                    process.name(),
-                    log.display(),
-                    process::tail(log, 25)
-                );
-            }
-        }
     }
 }
 
@@ -311,13 +311,11 @@ async fn first_apps(operator: &Process, rendered: &Path) -> Result<Vec<String>> 
     }
 }
 
-async fn ready(settings: &Settings, server: &Process) -> Result<()> {
+async fn ready(settings: &Settings, started: &Started) -> Result<()> {
     let client = Anonymous::from_address(settings.ops, settings.ops.ip());
     let end = Instant::now() + READY_LIMIT;
     loop {
-        if let Some(status) = server.ended() {
-            bail!("the server ended with {status}. Its log's end:\n\n{}", process::tail(server.log(), 25));
-        }
+        started.all_run()?;
         let said = match client.try_send(client.request(http::Method::GET, "readyz")).await {
             Ok(answer) if answer.status.is_success() => return Ok(()),
             Ok(answer) => answer.text,
@@ -327,7 +325,7 @@ async fn ready(settings: &Settings, server: &Process) -> Result<()> {
             Instant::now() < end,
             "the server is not ready ({}). Its log's end:\n\n{}",
             said.trim(),
-            process::tail(server.log(), 25)
+            process::tail(&settings.log("server"), 25)
         );
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -526,7 +524,16 @@ impl Started {
     fn processes(&self) -> impl Iterator<Item = &Process> {
         let stores = [self.redis.as_ref().map(Redis::process), self.postgres.as_ref().map(Postgres::process)];
         let provider = self.provider.as_ref().and_then(Local::process);
-        [self.server.as_ref(), self.operator.as_ref(), provider].into_iter().chain(stores).flatten()
+        stores.into_iter().chain([self.server.as_ref(), self.operator.as_ref(), provider]).flatten()
+    }
+
+    /// An error if a part has ended, with its name and the end of its log. A store before what depends on it.
+    fn all_run(&self) -> Result<()> {
+        let Some((process, status)) = self.processes().find_map(|process| Some((process, process.ended()?))) else {
+            return Ok(());
+        };
+        let (name, log) = (process.name(), process.log());
+        bail!("{name} ended by itself ({status}). The end of {}:\n\n{}", log.display(), process::tail(log, 25));
     }
 
     /// The server first, so that what it still has to write finds its stores.
