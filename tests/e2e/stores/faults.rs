@@ -142,8 +142,6 @@ async fn while_postgres_is_known_to_be_away_calls_fail_at_once() {
         proxy.restore().unwrap();
     }
     postgres_is_back(&stores).await;
-    let many = futures::future::join_all((0..20).map(|_| stores.backlog())).await;
-    assert!(many.iter().all(Result::is_ok), "{many:?}");
 }
 
 #[tokio::test]
