@@ -338,6 +338,9 @@ impl ProviderClient {
 
     /// Whether a verified address at this provider may join an account where the App says nothing: only where the
     /// provider is one that we know (contract, 5).
+    ///
+    /// Not Slack: nothing in its documentation says that `email_verified` is false for members whose address an
+    /// administrator of their workspace wrote (SCIM, SAML), and anybody can administer a workspace.
     pub const fn links_by_email(&self) -> bool {
         match self {
             Self::Google(_)
@@ -348,12 +351,11 @@ impl ProviderClient {
             | Self::Discord(_)
             | Self::LinkedIn(_)
             | Self::X(_)
-            | Self::Slack(_)
             | Self::Bitbucket(_)
             | Self::Twitch(_)
             | Self::Spotify(_) => true,
             Self::GitLab(client) => client.base_url.is_none(),
-            Self::Oidc(_) | Self::OAuth2(_) => false,
+            Self::Slack(_) | Self::Oidc(_) | Self::OAuth2(_) => false,
         }
     }
 }

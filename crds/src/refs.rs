@@ -36,7 +36,7 @@ pub struct ProviderRef {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub alias: Option<ProviderName>,
     /// Whether a new identity of this provider with a verified address joins the account of that address. Default: yes
-    /// for presets, no for `oidc`, `oauth2` and a `gitlab` with a `baseURL`.
+    /// for presets, no for `slack`, `oidc`, `oauth2` and a `gitlab` with a `baseURL`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link_by_email: Option<bool>,
 }

@@ -284,6 +284,11 @@ mod tests {
     }
 
     #[test]
+    fn slack_does_not_link_by_address_unless_the_app_says_so() {
+        assert!(!validated(json!({ "slack": client(json!({})) }), "hush").links_by_email);
+    }
+
+    #[test]
     fn secrets_are_not_printed() {
         let facts = facts(json!({ "google": client(json!({})) }), "hush");
         let settings = Settings { base_url: "https://auth.example.com".parse().unwrap(), allow_insecure: false };
