@@ -11,6 +11,7 @@ pub mod domain;
 mod fixtures;
 pub mod hashing;
 pub mod http;
+pub mod json;
 pub mod mail;
 pub mod outbound;
 pub mod providers;

@@ -8,17 +8,24 @@ mod keys;
 mod proxied;
 mod reachable;
 
-use std::{collections::HashMap, fs, time::Duration};
+use std::{
+    collections::HashMap,
+    fs,
+    net::Ipv4Addr,
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
 
 use latchkey_crds::rendered::{RenderedApp, RenderedProvider, Revision};
 use latchkey_server::{
     domain::{
         app::App,
+        client::ClientAddress,
         clock::Env,
-        identity::{Authorization, Grant, ProviderError, Vouched},
+        identity::{Authorization, Grant, Operation, ProviderError, Vouched},
     },
     outbound::{Reach, proxy::Proxy},
-    providers::{ProviderOptions, SocialProviders},
+    providers::{Permit, ProviderOptions, SocialProviders},
 };
 use latchkey_tests::{
     builders::{self, Provider},
@@ -81,7 +88,8 @@ impl Fixture {
             prompt,
             login_hint,
         };
-        self.providers.authorization_url(&self.app, self.provider(), &request).await.unwrap()
+        let permit = self.permit(Operation::Redirect).unwrap();
+        self.providers.authorization_url(&permit, self.provider(), &request).await.unwrap()
     }
 
     /// Logs in there, as a browser does.
@@ -101,7 +109,8 @@ impl Fixture {
             iss,
             posted_user: Some(r#"{"name":{"firstName":"Ada","lastName":"Lovelace"}}"#),
         };
-        self.providers.exchange(&self.app, self.provider(), &grant).await
+        let permit = self.permit(Operation::Callback)?;
+        self.providers.exchange(&permit, self.provider(), &grant).await
     }
 
     /// The whole flow.
@@ -111,7 +120,23 @@ impl Fixture {
     }
 
     async fn check(&self, token: &str, nonce: Option<&str>) -> Result<Vouched, ProviderError> {
-        self.providers.check_token(&self.app, self.provider(), token, nonce).await
+        self.check_by(&self.providers, token, nonce, somebody()).await
+    }
+
+    async fn check_by(
+        &self,
+        providers: &SocialProviders,
+        token: &str,
+        nonce: Option<&str>,
+        client: ClientAddress,
+    ) -> Result<Vouched, ProviderError> {
+        let permit = providers.try_acquire(Operation::Login, &self.app, self.provider(), client)?;
+        providers.check_token(&permit, self.provider(), token, nonce).await
+    }
+
+    /// For somebody else each time.
+    fn permit(&self, operation: Operation) -> Result<Permit, ProviderError> {
+        self.providers.try_acquire(operation, &self.app, self.provider(), somebody())
     }
 
     /// The same Provider with its document changed, as another server has it that remembers nothing.
@@ -131,6 +156,13 @@ fn options(upstream: &Upstream) -> ProviderOptions {
         hosts: upstream.hosts(),
         authorities: vec![CertificateDer::from_pem_slice(upstream.ca().as_bytes()).unwrap()],
     }
+}
+
+/// A client address that no other call has.
+fn somebody() -> ClientAddress {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    ClientAddress::of(Ipv4Addr::from_bits(Ipv4Addr::new(198, 18, 0, 0).to_bits() + number).into())
 }
 
 fn client_id(preset: &str) -> String {

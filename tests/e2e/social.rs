@@ -6,6 +6,7 @@ mod flows;
 mod identities;
 mod provider;
 mod redirects;
+mod storm;
 
 use std::collections::{BTreeMap, HashMap};
 

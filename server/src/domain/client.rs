@@ -46,7 +46,7 @@ impl fmt::Display for ClientAddress {
 }
 
 /// An IPv6 /48.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Site(Ipv6Addr);
 
 impl fmt::Display for Site {

@@ -88,6 +88,17 @@ pub enum AuthorizationError {
     TemporarilyUnavailable,
 }
 
+/// What a provider is asked for on behalf of a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// The address that a browser is sent to.
+    Redirect,
+    /// Who came back with a code.
+    Callback,
+    /// Who a token is about: a login, or an identity that is linked.
+    Login,
+}
+
 /// Whom a provider is asked for what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
@@ -125,7 +136,8 @@ pub enum ProviderError {
 /// The provider cannot be asked now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Away {
-    #[error("as many calls as it may have are in flight")]
+    /// For it, for its namespace, for the client or for the whole server.
+    #[error("as many calls as there may be are in flight")]
     TooMany,
     #[error("its name does not resolve")]
     NameUnknown,
@@ -151,8 +163,10 @@ pub enum Away {
 pub enum Fault {
     #[error("answered with status {0}")]
     Status(u16),
-    #[error("answered with more than a mebibyte")]
+    #[error("answered with more than 64 KiB")]
     TooLarge,
+    #[error("answered with more values, or nested deeper, than a provider needs")]
+    TooComplex,
     #[error("did not answer with JSON")]
     NotJson,
     #[error("answered without what must be there")]
@@ -173,6 +187,8 @@ pub enum Fault {
     OtherIssuer,
     #[error("names an address that is not https")]
     NotHttps,
+    #[error("names an address of more than 2,048 bytes")]
+    LongAddress,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
@@ -232,6 +248,20 @@ pub enum Unusable {
 impl From<Away> for ProviderError {
     fn from(away: Away) -> Self {
         Self::Away(away)
+    }
+}
+
+// === impl Operation ===
+
+impl Operation {
+    pub const ALL: [Self; 3] = [Self::Redirect, Self::Callback, Self::Login];
+
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Redirect => "redirect",
+            Self::Callback => "callback",
+            Self::Login => "login",
+        }
     }
 }
 

@@ -104,7 +104,8 @@ pub fn registration(app: &App, caller: &Caller) -> Vec<Check> {
     per_client(app, LimitName::RegistrationsPerClient, caller.address(), "")
 }
 
-/// A login with a provider's token: the provider is asked, which costs more than a look into our own stores.
+/// A callback, or a login with a provider's token: the provider is asked, which costs more than a look into our own
+/// stores.
 pub fn provider_login(app: &App, caller: &Caller) -> Vec<Check> {
     per_client(app, LimitName::LoginsPerClient, caller.address(), "")
 }

@@ -17,7 +17,7 @@ use super::{
     code::{CodeKey, CodeRecord},
     email::{AccountKey, Email},
     flow::{Binding, FlowId, FoundLogin, LoginCodeKey, PendingLogin, TooManyFlows},
-    identity::{Authorization, Grant, Identity, ProviderError, ProviderTraits, Vouched},
+    identity::{Authorization, Grant, Identity, Operation, ProviderError, ProviderTraits, Vouched},
     limits::{Check, Limited},
     mail::{EpochNews, Mail},
     password::{Busy, Password, PasswordHash},
@@ -505,10 +505,23 @@ pub trait Providers: Sync {
     /// What a flow must know before anybody is called. An unknown preset has none of it; the calls below refuse it.
     fn traits_of(&self, provider: &RenderedProvider) -> ProviderTraits;
 
+    /// The right to ask a provider; it ends when it is dropped.
+    type Permit: Send + Sync;
+
+    /// A permit for an operation of a client, at once or not at all: a client, a Provider, a namespace and the whole
+    /// server each have so many.
+    fn try_acquire(
+        &self,
+        operation: Operation,
+        app: &App,
+        provider: &RenderedProvider,
+        client: ClientAddress,
+    ) -> Result<Self::Permit, ProviderError>;
+
     /// Where the browser is sent to log in.
     fn authorization_url(
         &self,
-        app: &App,
+        permit: &Self::Permit,
         provider: &RenderedProvider,
         request: &Authorization<'_>,
     ) -> impl Future<Output = Result<String, ProviderError>> + Send;
@@ -516,7 +529,7 @@ pub trait Providers: Sync {
     /// Judges `iss` of a callback that brings no code (RFC 9207): where it is sent, and where the provider promises it.
     fn judge_issuer(
         &self,
-        app: &App,
+        permit: &Self::Permit,
         provider: &RenderedProvider,
         iss: Option<&str>,
     ) -> impl Future<Output = Result<(), ProviderError>> + Send;
@@ -524,7 +537,7 @@ pub trait Providers: Sync {
     /// Makes a code a user: code exchange, ID token in full, `iss` of the callback (RFC 9207), userinfo, addresses.
     fn exchange(
         &self,
-        app: &App,
+        permit: &Self::Permit,
         provider: &RenderedProvider,
         grant: &Grant<'_>,
     ) -> impl Future<Output = Result<Vouched, ProviderError>> + Send;
@@ -533,7 +546,7 @@ pub trait Providers: Sync {
     /// must be the ID token's, plain or as lower-case hexadecimal SHA-256.
     fn check_token(
         &self,
-        app: &App,
+        permit: &Self::Permit,
         provider: &RenderedProvider,
         token: &str,
         nonce: Option<&str>,

@@ -18,7 +18,7 @@ use super::{
         Binding, Challenge, FLOW_SECONDS, Flow, FlowState, LOGIN_CODE_SECONDS, LoginCode, NotAChallenge, PendingLogin,
         TooManyFlows,
     },
-    identity::{Authorization, AuthorizationError, Grant, Identity, ProviderError, Vouched},
+    identity::{Authorization, AuthorizationError, Grant, Identity, Operation, ProviderError, Vouched},
     limits::{self, MailPurpose},
     mail::{Mail, MailKind},
     ports::{
@@ -160,7 +160,9 @@ pub async fn begin<S: Flows + Providers>(
         prompt,
         login_hint,
     };
-    let url = stores.authorization_url(app, provider, &authorization).await?;
+    let permit = stores.try_acquire(Operation::Redirect, app, provider, caller.address())?;
+    let url = stores.authorization_url(&permit, provider, &authorization).await?;
+    drop(permit);
     let sealed = flow.seal(env, app, &provider.name, &state, request.binding);
     let sealed = match request.binding {
         Binding::Browser => Some(sealed),
@@ -191,6 +193,8 @@ pub struct Ended {
     pub target: Option<Target>,
     pub place: Place,
     pub app_state: Option<String>,
+    /// Whether the state is used. It is not where the call was not admitted: the same callback may come again.
+    pub used: bool,
     pub outcome: Result<Given, SignInError>,
 }
 
@@ -244,7 +248,7 @@ pub enum SignInError {
     Trouble(#[from] Trouble),
 }
 
-/// Ends a flow. Whatever comes of it, its state is used.
+/// Ends a flow. Its state is used, whatever comes of it, once the call is admitted.
 pub async fn callback<S>(
     stores: &S,
     env: &Env,
@@ -277,12 +281,33 @@ where
         CallbackMode::Query | CallbackMode::Code => Place::Query,
         CallbackMode::Fragment => Place::Fragment,
     };
+    // Before the state is used, so that a call that finds no room may be made again.
+    let permit = match admit(stores, Operation::Callback, app, provider, caller).await {
+        Ok(permit) => permit,
+        Err(error) => return Ok(Ended { target, place, app_state: flow.app_state, used: false, outcome: Err(error) }),
+    };
     let outcome = match stores.use_flow(app.id(), &id, binding).await {
-        Ok(true) => finish(stores, env, app, provider, caller, &returned, &flow, target.as_ref()).await,
+        Ok(true) => finish(stores, env, app, provider, caller, permit, &returned, &flow, target.as_ref()).await,
         Ok(false) => return Err(CallbackError::InvalidState),
         Err(error) => Err(Trouble::from(error).into()),
     };
-    Ok(Ended { target, place, app_state: flow.app_state, outcome })
+    Ok(Ended { target, place, app_state: flow.app_state, used: true, outcome })
+}
+
+/// Admits a call that asks the provider: there is room for it now, and its client has not made too many.
+///
+/// Room comes first: a call that finds none counts nothing. Each callback counts as a login, since anybody can begin
+/// flows and make up codes that we then ask the provider about.
+async fn admit<S: Limits + Providers>(
+    stores: &S,
+    operation: Operation,
+    app: &App,
+    provider: &RenderedProvider,
+    caller: &Caller,
+) -> Result<S::Permit, SignInError> {
+    let permit = stores.try_acquire(operation, app, provider, caller.address())?;
+    stores.take(app.id(), limits::provider_login(app, caller)).await.map_err(Trouble::from)?;
+    Ok(permit)
 }
 
 /// What remains once the flow is known to be this browser's, and used by nobody else.
@@ -296,6 +321,7 @@ async fn finish<S>(
     app: &App,
     provider: &RenderedProvider,
     caller: &Caller,
+    permit: S::Permit,
     returned: &Returned<'_>,
     flow: &Flow,
     target: Option<&Target>,
@@ -306,7 +332,7 @@ where
     let code = match (returned.error, returned.code) {
         (Some(error), _) => {
             // What another issuer says of it is not this provider's word (RFC 9207, 2.4).
-            stores.judge_issuer(app, provider, returned.iss).await?;
+            stores.judge_issuer(&permit, provider, returned.iss).await?;
             return Err(SignInError::Refused(refusal(error)));
         }
         (None, Some(code)) if !code.is_empty() => code,
@@ -320,7 +346,8 @@ where
         iss: returned.iss,
         posted_user: returned.posted_user,
     };
-    let vouched = stores.exchange(app, provider, &grant).await?;
+    let vouched = stores.exchange(&permit, provider, &grant).await?;
+    drop(permit);
     let signing_in = SigningIn { stores, env, app, provider, caller };
     match &flow.code_challenge {
         None => signing_in.session(&vouched).await.map(|session| Given::Session(Box::new(session))),
@@ -369,8 +396,9 @@ pub async fn log_in<S>(
 where
     S: Users + Identities + Limits + Outbox + Sessions + Providers + Audit,
 {
-    stores.take(app.id(), limits::provider_login(app, caller)).await.map_err(Trouble::from)?;
-    let vouched = stores.check_token(app, provider, token, nonce).await?;
+    let permit = admit(stores, Operation::Login, app, provider, caller).await?;
+    let vouched = stores.check_token(&permit, provider, token, nonce).await?;
+    drop(permit);
     SigningIn { stores, env, app, provider, caller }.session(&vouched).await
 }
 
@@ -726,6 +754,7 @@ pub async fn link<S: Users + Identities + Limits + Providers>(
     if env.now() - signed_in.session.auth_time > RECENT {
         return Err(LinkError::ReauthenticationRequired);
     }
+    let permit = stores.try_acquire(Operation::Login, app, provider, caller.address())?;
     stores.take(app.id(), limits::provider_login(app, caller)).await.map_err(Trouble::from)?;
     let user = stores.user(app.id(), signed_in.user()).await.map_err(Trouble::from)?;
     let user = user.filter(|user| !user.disabled && user.epoch == signed_in.session.epoch);
@@ -734,7 +763,8 @@ pub async fn link<S: Users + Identities + Limits + Providers>(
     if user.email.is_some() && !user.email_verified {
         return Err(LinkError::EmailNotVerified);
     }
-    let vouched = stores.check_token(app, provider, token, nonce).await?;
+    let vouched = stores.check_token(&permit, provider, token, nonce).await?;
+    drop(permit);
     let identity = new_identity(provider, &vouched, env.now());
     let event = Event::new(env, caller, EventKind::IdentityLinked, user.id);
     let event = event.in_session(signed_in.session.id).with(by(&provider.name));

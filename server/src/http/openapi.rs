@@ -77,8 +77,8 @@ pub fn document(base_url: &IssuerUrl) -> Value {
             "title": "Latchkey",
             "summary": "Email and social login for the applications of a cluster",
             "description": "Every answer carries `X-Request-Id` and `X-Content-Type-Options: nosniff`. Times are Unix \
-                seconds. Bodies are JSON in UTF-8, at most 64 KiB; unknown fields are ignored, a duplicate key or \
-                nesting deeper than 16 is refused.",
+                seconds. Bodies are JSON in UTF-8, at most 64 KiB; unknown fields are ignored; a duplicate key, \
+                nesting deeper than 16 or more than 1,000 values are refused.",
             "version": "1",
             "license": { "name": "Apache-2.0", "identifier": "Apache-2.0" },
         },

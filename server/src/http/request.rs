@@ -1,6 +1,6 @@
 //! Requests: a bounded body, strict JSON, and fields that become values of the domain.
 
-use std::{borrow::Cow, cell::Cell, fmt, time::Duration};
+use std::{borrow::Cow, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use http::{
@@ -10,21 +10,26 @@ use http::{
 use http_body_util::BodyExt;
 use hyper::body::{Body as _, Incoming};
 use schemars::{JsonSchema, Schema, json_schema};
-use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
 use super::error::{ErrorCode, FieldCode, FieldProblem, Problem};
-use crate::domain::{
-    client::Caller,
-    email::{Email, MAX_ADDRESS},
-    password::Password,
-    user::{Name, NotAName},
+use crate::{
+    domain::{
+        client::Caller,
+        email::{Email, MAX_ADDRESS},
+        password::Password,
+        user::{Name, NotAName},
+    },
+    json::{self, Bounds, Refusal},
 };
 
 /// The largest body (contract, 1).
 pub const MAX_BODY: usize = 64 * 1024;
 /// How deep arrays and objects may nest; the outermost object is 1 (contract, 1).
 pub const MAX_DEPTH: usize = 16;
+/// How many values a body may have. The largest body of ours has five; 64 KiB of `[0,0,…` would be a mebibyte as a tree.
+pub const MAX_VALUES: usize = 1000;
+const BOUNDS: Bounds = Bounds { depth: MAX_DEPTH, values: MAX_VALUES };
 
 /// The media type of forms (RFC 6749, appendix B).
 const FORM: &str = "application/x-www-form-urlencoded";
@@ -286,117 +291,23 @@ fn uncoded(headers: &HeaderMap) -> Result<(), Problem> {
 
 // === strict JSON ===
 
-/// What serde cannot say by its types.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Strictness {
-    TooDeep,
-    DuplicateKey,
-}
-
-/// Reads a value that stands `depth` levels deep, without duplicate keys.
-#[derive(Clone, Copy)]
-struct Strict<'a> {
-    depth: usize,
-    broken: &'a Cell<Option<Strictness>>,
-}
-
-/// An object in UTF-8, without duplicate keys at any depth, at most [`MAX_DEPTH`] deep. Never quotes the input.
+/// An object in UTF-8, without duplicate keys at any depth, within [`BOUNDS`]. Never quotes the input.
 fn parse(bytes: &[u8]) -> Result<Map<String, Value>, Problem> {
     if bytes.is_empty() {
         return Err(Problem::invalid_request("the body is empty; send a JSON object"));
     }
-    let text = std::str::from_utf8(bytes).map_err(|_| Problem::invalid_request("the body is not UTF-8"))?;
-    let broken = Cell::new(None);
-    let mut deserializer = serde_json::Deserializer::from_str(text);
-    let value = Strict { depth: 1, broken: &broken }
-        .deserialize(&mut deserializer)
-        .and_then(|value| deserializer.end().map(|()| value));
-    match value {
+    match json::parse(bytes, BOUNDS) {
         Ok(Value::Object(object)) => Ok(object),
         Ok(_) => Err(Problem::invalid_request("the body is not a JSON object")),
-        Err(error) => Err(Problem::invalid_request(match broken.get() {
-            Some(Strictness::TooDeep) => format!("the body nests deeper than {MAX_DEPTH} levels"),
-            Some(Strictness::DuplicateKey) => format!("the body has a key twice, at line {}", error.line()),
-            None => format!("the body is not JSON, at line {}, column {}", error.line(), error.column()),
-        })),
-    }
-}
-
-impl Strict<'_> {
-    /// One level further in.
-    fn enter<E: serde::de::Error>(self) -> Result<Self, E> {
-        if self.depth > MAX_DEPTH {
-            self.broken.set(Some(Strictness::TooDeep));
-            return Err(E::custom("too deep"));
+        Err(Refusal::TooDeep) => {
+            Err(Problem::invalid_request(format!("the body nests deeper than {MAX_DEPTH} levels")))
         }
-        Ok(Self { depth: self.depth + 1, ..self })
-    }
-}
-
-impl<'de> DeserializeSeed<'de> for Strict<'_> {
-    type Value = Value;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Strict<'_> {
-    type Value = Value;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("JSON")
-    }
-
-    fn visit_unit<E>(self) -> Result<Value, E> {
-        Ok(Value::Null)
-    }
-
-    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_string<E>(self, value: String) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
-        let inner = self.enter()?;
-        let mut array = Vec::new();
-        while let Some(item) = items.next_element_seed(inner)? {
-            array.push(item);
+        Err(Refusal::TooManyValues) => {
+            Err(Problem::invalid_request(format!("the body has more than {MAX_VALUES} values")))
         }
-        Ok(Value::Array(array))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
-        let inner = self.enter()?;
-        let mut object = Map::new();
-        while let Some(key) = entries.next_key::<String>()? {
-            if object.contains_key(&key) {
-                self.broken.set(Some(Strictness::DuplicateKey));
-                return Err(A::Error::custom("duplicate key"));
-            }
-            let value = entries.next_value_seed(inner)?;
-            object.insert(key, value);
+        Err(refusal @ (Refusal::NotUtf8 | Refusal::Syntax { .. } | Refusal::DuplicateKey { .. })) => {
+            Err(Problem::invalid_request(format!("the body {refusal}")))
         }
-        Ok(Value::Object(object))
     }
 }
 
@@ -531,6 +442,13 @@ mod tests {
         assert_eq!(refusal(nested(17).as_bytes()), "the body nests deeper than 16 levels");
         // Far deeper than any stack.
         assert_eq!(refusal(nested(30_000).as_bytes()), "the body nests deeper than 16 levels");
+    }
+
+    #[test]
+    fn a_body_has_a_thousand_values_and_no_more() {
+        let wide = |values: usize| format!("{{\"a\":[{}]}}", vec!["0"; values - 2].join(","));
+        assert!(parse(wide(1000).as_bytes()).is_ok());
+        assert_eq!(refusal(wide(1001).as_bytes()), "the body has more than 1000 values");
     }
 
     #[test]

@@ -48,7 +48,7 @@ use crate::{
         email::{AccountKey, Email},
         flow::{Binding, FlowId, FoundLogin, LoginCodeKey, PendingLogin},
         gate::Gate,
-        identity::{Authorization, Away, Grant, Identity, ProviderError, ProviderTraits, Vouched},
+        identity::{Authorization, Away, Grant, Identity, Operation, ProviderError, ProviderTraits, Vouched},
         limits::{Check, Limited},
         mail::{EpochNews, Mail},
         password::{Busy, Password, PasswordHash},
@@ -259,26 +259,31 @@ impl Flows for Failing {
 }
 
 impl Providers for Failing {
+    type Permit = ();
+
     fn traits_of(&self, _: &RenderedProvider) -> ProviderTraits {
         ProviderTraits { nonce: true, form_post: false }
     }
+    fn try_acquire(&self, _: Operation, _: &App, _: &RenderedProvider, _: ClientAddress) -> Result<(), ProviderError> {
+        Ok(())
+    }
     async fn authorization_url(
         &self,
-        _: &App,
+        (): &(),
         _: &RenderedProvider,
         request: &Authorization<'_>,
     ) -> Result<String, ProviderError> {
         Ok(format!("https://provider.example/authorize?state={}", request.state))
     }
-    async fn judge_issuer(&self, _: &App, _: &RenderedProvider, _: Option<&str>) -> Result<(), ProviderError> {
+    async fn judge_issuer(&self, (): &(), _: &RenderedProvider, _: Option<&str>) -> Result<(), ProviderError> {
         Ok(())
     }
-    async fn exchange(&self, _: &App, _: &RenderedProvider, _: &Grant<'_>) -> Result<Vouched, ProviderError> {
+    async fn exchange(&self, (): &(), _: &RenderedProvider, _: &Grant<'_>) -> Result<Vouched, ProviderError> {
         Err(ProviderError::Away(Away::TooSlow))
     }
     async fn check_token(
         &self,
-        _: &App,
+        (): &(),
         _: &RenderedProvider,
         _: &str,
         _: Option<&str>,

@@ -77,7 +77,10 @@ mod tests {
     use time::macros::datetime;
 
     use super::*;
-    use crate::{fixtures, providers::client::tests::settings};
+    use crate::{
+        fixtures,
+        providers::client::tests::{client_of, settings},
+    };
 
     const NOW: OffsetDateTime = datetime!(2026-02-01 09:30 UTC);
 
@@ -89,7 +92,7 @@ mod tests {
     }
 
     fn client(settings: &ProviderSettings) -> Client<'_> {
-        Client::of("shop", "apple", settings).unwrap()
+        client_of(settings).unwrap()
     }
 
     #[test]

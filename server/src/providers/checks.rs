@@ -19,6 +19,7 @@ use tokio::{
 use super::{
     Inner, SocialProviders,
     client::Client,
+    permits::Permit,
     preset::Server,
     reports::{Key, Reports},
 };
@@ -91,12 +92,14 @@ impl SocialProviders {
                 if running.len() >= AT_ONCE {
                     break;
                 }
+                // Without one it stays due: too many are asking this provider, or for this namespace.
+                let Ok(permit) = self.0.permits.try_acquire_for_check(&Arc::new(key.clone())) else { continue };
                 // Until it is done; a check takes ten seconds at most.
                 one.due = now + EVERY;
                 let (providers, key, print) = (self.clone(), key.clone(), one.print.clone());
                 let (settings, callback) = (Arc::clone(&one.settings), one.callback.clone());
                 running.spawn(async move {
-                    let found = providers.look(&key, &settings, &callback).await;
+                    let found = providers.look(&permit, &settings, &callback).await;
                     (key, print, found)
                 });
             }
@@ -104,16 +107,18 @@ impl SocialProviders {
     }
 
     /// One check; none: there is nothing to check with.
-    async fn look(&self, key: &Key, settings: &ProviderSettings, callback: &str) -> Option<Reason> {
-        let client = Client::of(&key.0, &key.1, settings).ok()?;
+    async fn look(&self, permit: &Permit, settings: &ProviderSettings, callback: &str) -> Option<Reason> {
+        let client = Client::new(settings, permit).ok()?;
         client.secret().ok()?;
         Some(self.0.look(&client, callback).await)
     }
 
     /// Whether a Provider's provider can be reached and knows the client, asked now. None: it cannot be asked, because
-    /// its secret does not resolve or its preset is of a later version.
+    /// its secret does not resolve, its preset is of a later version, or too many are asking it.
     pub async fn check(&self, namespace: &str, provider: &RenderedProvider, callback: &str) -> Option<Reason> {
-        self.look(&(namespace.to_owned(), provider.resource.clone()), &provider.settings, callback).await
+        let key = Arc::new((namespace.to_owned(), provider.resource.clone()));
+        let permit = self.0.permits.try_acquire_for_check(&key).ok()?;
+        self.look(&permit, &provider.settings, callback).await
     }
 }
 
@@ -158,8 +163,8 @@ fn jittered(duration: Duration, unit: f64) -> Duration {
 impl Inner {
     async fn look(&self, client: &Client<'_>, callback: &str) -> Reason {
         let work = async { Ok(self.found(client, callback).await) };
-        // Too slow, or too much in flight: it cannot be asked.
-        self.bounded(client, work).await.unwrap_or(Reason::TokenEndpointFailed)
+        // Too slow: it cannot be asked.
+        self.asking(client, work).await.unwrap_or(Reason::TokenEndpointFailed)
     }
 
     async fn found(&self, client: &Client<'_>, callback: &str) -> Reason {

@@ -2,18 +2,16 @@
 
 use std::borrow::Cow;
 
-use latchkey_crds::rendered::{ProviderSettings, RenderedProvider, SecretString};
+use latchkey_crds::rendered::{ProviderSettings, SecretString};
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    http::{Lane, Purpose},
+    http::Purpose,
+    permits::Permit,
     preset::{Claims, Issuer, Preset, Server, Verified, preset},
 };
-use crate::domain::{
-    app::App,
-    identity::{Place, ProviderError, Unusable},
-};
+use crate::domain::identity::{Place, Unusable};
 
 /// Where Microsoft's issuers are, by tenant.
 pub(super) const MICROSOFT: &str = "https://login.microsoftonline.com/";
@@ -23,8 +21,8 @@ pub(super) const CONSUMERS: &str = "9188040d-6c67-4c5b-b112-36a304b66dad";
 pub(super) struct Client<'a> {
     pub(super) preset: &'static Preset,
     pub(super) settings: &'a ProviderSettings,
-    /// Among whose calls its calls are counted.
-    pub(super) lane: Lane,
+    /// Held until the last question of this client is answered.
+    pub(super) permit: Permit,
     pub(super) mapping: Mapping,
 }
 
@@ -59,14 +57,10 @@ struct Given {
 // === impl Client ===
 
 impl<'a> Client<'a> {
-    pub(super) fn new(app: &App, provider: &'a RenderedProvider) -> Result<Self, ProviderError> {
-        Self::of(&app.doc.namespace, &provider.resource, &provider.settings).map_err(ProviderError::Unusable)
-    }
-
-    pub(super) fn of(namespace: &str, resource: &str, settings: &'a ProviderSettings) -> Result<Self, Unusable> {
+    pub(super) fn new(settings: &'a ProviderSettings, permit: &Permit) -> Result<Self, Unusable> {
         let preset = preset(&settings.preset).ok_or(Unusable::UnknownPreset)?;
         let mapping = mapping(preset, settings)?;
-        Ok(Self { preset, settings, lane: (namespace.to_owned(), resource.to_owned()), mapping })
+        Ok(Self { preset, settings, permit: permit.clone(), mapping })
     }
 
     /// What a call of this client at that place is counted under.
@@ -168,6 +162,12 @@ pub(super) mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::providers::permits::{Key, Permits};
+
+    pub(in crate::providers) fn client_of(settings: &ProviderSettings) -> Result<Client<'_>, Unusable> {
+        let provider = Key::new(("shop".to_owned(), "p".to_owned()));
+        Client::new(settings, &Permits::default().try_acquire_for_check(&provider).unwrap())
+    }
 
     /// As the operator renders it.
     pub(in crate::providers) fn settings(preset: &str, options: Value) -> ProviderSettings {
@@ -186,7 +186,7 @@ pub(super) mod tests {
     fn an_issuers_document_is_below_it() {
         let address = |preset: &str, options| {
             let settings = settings(preset, options);
-            let client = Client::of("shop", "p", &settings).unwrap();
+            let client = client_of(&settings).unwrap();
             let Server::Discovered { issuer, .. } = &client.preset.server else { panic!("{preset} has no issuer") };
             client.discovery(*issuer).unwrap()
         };
@@ -221,13 +221,13 @@ pub(super) mod tests {
     fn what_the_document_lacks_is_told() {
         let refused = |preset: &str, options| {
             let settings = settings(preset, options);
-            Client::of("shop", "p", &settings).map(|_| ()).unwrap_err()
+            client_of(&settings).map(|_| ()).unwrap_err()
         };
         assert_eq!(refused("yahoo", json!({})), Unusable::UnknownPreset);
         assert_eq!(refused("oidc", json!({ "issuer": "https://id.example" })), Unusable::BadOptions);
         assert_eq!(refused("oauth2", json!({ "claims": { "email": "mail" } })), Unusable::BadOptions);
         let settings = settings("oauth2", json!({ "claims": { "subject": "id", "email": "mail" } }));
-        let client = Client::of("shop", "p", &settings).unwrap();
+        let client = client_of(&settings).unwrap();
         assert_eq!(client.mapping.verified, Source::Never);
         assert_eq!(client.authority(), Err(Unusable::BadOptions));
     }
@@ -235,6 +235,6 @@ pub(super) mod tests {
     #[test]
     fn scopes_are_asked_for_once() {
         let settings = settings("google", json!({}));
-        assert_eq!(Client::of("shop", "p", &settings).unwrap().scopes(), ["openid", "email", "profile", "more"]);
+        assert_eq!(client_of(&settings).unwrap().scopes(), ["openid", "email", "profile", "more"]);
     }
 }

@@ -4,20 +4,37 @@ use std::sync::Arc;
 
 use oauth2::AuthType;
 use serde::Deserialize;
-use serde_json::Value;
 
 use super::{
     Inner,
     client::{CONSUMERS, Client, MICROSOFT},
     id_token::{KeySet, allowed_algorithms},
     preset::{Authentication, Check, Issuer, Profile, Server},
+    shelf::Footprint,
 };
 use crate::domain::identity::{BadCallback, Fault, Place, ProviderError, Unusable};
 
-/// Of a discovery document what is used.
-#[derive(Clone, Debug, Deserialize)]
-pub(super) struct Metadata {
+/// The longest address that a document may name. It is kept for as long as the document is.
+pub(super) const MAX_ADDRESS: usize = 2048;
+
+/// Of a discovery document what is used, in a few small values.
+#[derive(Clone, Debug)]
+pub struct Metadata {
     pub(super) issuer: String,
+    authorization_endpoint: String,
+    token_endpoint: String,
+    jwks_uri: String,
+    userinfo_endpoint: Option<String>,
+    introspection_endpoint: Option<String>,
+    algorithms: Vec<jsonwebtoken::Algorithm>,
+    takes_basic: bool,
+    promises_iss: bool,
+}
+
+/// The members of a discovery document that are looked at.
+#[derive(Deserialize)]
+struct Document {
+    issuer: String,
     authorization_endpoint: String,
     token_endpoint: String,
     jwks_uri: String,
@@ -67,9 +84,25 @@ pub(super) enum Issuers {
 // === impl Metadata ===
 
 impl Metadata {
-    /// Judges what does not depend on who asks.
-    fn parse(document: Value) -> Result<Self, Fault> {
-        Self::deserialize(document).map_err(|_| Fault::Incomplete)
+    /// Reads a document within [`super::BOUNDS`]; judges what does not depend on who asks.
+    pub fn parse(body: &[u8]) -> Result<Self, Fault> {
+        let document = Document::deserialize(super::parse(body)?).map_err(|_| Fault::Incomplete)?;
+        let metadata = Self {
+            issuer: document.issuer,
+            authorization_endpoint: document.authorization_endpoint,
+            token_endpoint: document.token_endpoint,
+            jwks_uri: document.jwks_uri,
+            userinfo_endpoint: document.userinfo_endpoint,
+            introspection_endpoint: document.introspection_endpoint,
+            algorithms: allowed_algorithms(&document.id_token_signing_alg_values_supported),
+            // Basic is what a document means that does not say (RFC 8414, 2).
+            takes_basic: document
+                .token_endpoint_auth_methods_supported
+                .is_none_or(|methods| methods.iter().any(|method| method == "client_secret_basic")),
+            promises_iss: document.authorization_response_iss_parameter_supported,
+        };
+        let is_long = metadata.addresses().chain([&*metadata.issuer]).any(|address| address.len() > MAX_ADDRESS);
+        if is_long { Err(Fault::LongAddress) } else { Ok(metadata) }
     }
 
     fn addresses(&self) -> impl Iterator<Item = &str> {
@@ -78,11 +111,13 @@ impl Metadata {
     }
 
     fn authentication(&self) -> AuthType {
-        match &self.token_endpoint_auth_methods_supported {
-            Some(methods) if !methods.iter().any(|method| method == "client_secret_basic") => AuthType::RequestBody,
-            // Basic is what a document means that says nothing (RFC 8414, 2).
-            Some(_) | None => AuthType::BasicAuth,
-        }
+        if self.takes_basic { AuthType::BasicAuth } else { AuthType::RequestBody }
+    }
+}
+
+impl Footprint for Metadata {
+    fn footprint(&self) -> usize {
+        size_of::<Self>() + self.issuer.len() + self.addresses().map(str::len).sum::<usize>()
     }
 }
 
@@ -193,12 +228,9 @@ impl Inner {
                 Check::Discovered => metadata.introspection_endpoint.clone(),
                 Check::None | Check::Given | Check::Ask { .. } => None,
             },
-            keys: Some(Keys {
-                url: metadata.jwks_uri.clone(),
-                algorithms: allowed_algorithms(&metadata.id_token_signing_alg_values_supported),
-            }),
+            keys: Some(Keys { url: metadata.jwks_uri.clone(), algorithms: metadata.algorithms.clone() }),
             issuers,
-            promises_iss: metadata.authorization_response_iss_parameter_supported,
+            promises_iss: metadata.promises_iss,
         })
     }
 
@@ -213,10 +245,13 @@ impl Inner {
         address: &str,
     ) -> impl Future<Output = Result<Metadata, ProviderError>> + Send + use<> {
         let (http, purpose, url) = (Arc::clone(&self.http), client.at(Place::Discovery), address.to_owned());
+        // The fetch goes on when the client goes away; its permit stays taken.
+        let permit = client.permit.clone();
         async move {
-            let document = super::get_json(&http, purpose, &url).await?;
+            let _permit = permit;
+            let answer = super::get(&http, purpose, &url).await?;
             let fault = |fault| ProviderError::Answer { place: Place::Discovery, fault };
-            let metadata = Metadata::parse(document).map_err(fault)?;
+            let metadata = answer.ok().and_then(Metadata::parse).map_err(fault)?;
             if metadata.addresses().any(|address| !http.allows(address)) {
                 return Err(fault(Fault::NotHttps));
             }
@@ -241,10 +276,12 @@ impl Inner {
         url: &str,
     ) -> impl Future<Output = Result<KeySet, ProviderError>> + Send + use<> {
         let (http, purpose, url) = (Arc::clone(&self.http), client.at(Place::Keys), url.to_owned());
+        let permit = client.permit.clone();
         async move {
-            let document = super::get_json(&http, purpose, &url).await?;
-            let fault = ProviderError::Answer { place: Place::Keys, fault: Fault::Incomplete };
-            KeySet::parse(&document).ok_or(fault)
+            let _permit = permit;
+            let answer = super::get(&http, purpose, &url).await?;
+            let fault = |fault| ProviderError::Answer { place: Place::Keys, fault };
+            answer.ok().and_then(KeySet::parse).map_err(fault)
         }
     }
 }
@@ -276,7 +313,56 @@ fn microsoft(client: &Client<'_>, issuer: &str) -> Option<Issuers> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
+
+    fn parse(change: Value) -> Result<Metadata, Fault> {
+        let mut document = json!({
+            "issuer": "https://id.example", "authorization_endpoint": "https://id.example/a",
+            "token_endpoint": "https://id.example/t", "jwks_uri": "https://id.example/k",
+        });
+        document.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        Metadata::parse(document.to_string().as_bytes())
+    }
+
+    #[test]
+    fn of_a_document_only_what_is_used_is_kept() {
+        let claims: Vec<String> = (0..1000).map(|number| format!("claim-{number}")).collect();
+        let algorithms = vec!["RS256"; 900];
+        let metadata =
+            parse(json!({ "claims_supported": claims, "id_token_signing_alg_values_supported": algorithms })).unwrap();
+        assert!(metadata.footprint() < 500, "{}", metadata.footprint());
+        assert_eq!(metadata.algorithms, [jsonwebtoken::Algorithm::RS256]);
+    }
+
+    #[test]
+    fn an_address_that_is_kept_has_a_longest_length() {
+        let of = |length: usize| format!("https://id.example/{}", "x".repeat(length - "https://id.example/".len()));
+        for name in [
+            "issuer",
+            "authorization_endpoint",
+            "token_endpoint",
+            "jwks_uri",
+            "userinfo_endpoint",
+            "introspection_endpoint",
+        ] {
+            assert!(parse(json!({ name: of(2048) })).is_ok(), "{name}");
+            assert_eq!(parse(json!({ name: of(2049) })).err(), Some(Fault::LongAddress), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_document_out_of_bounds_is_no_document() {
+        let mut deep = json!(0);
+        for _ in 0..20 {
+            deep = json!([deep]);
+        }
+        assert_eq!(parse(json!({ "more": deep })).err(), Some(Fault::TooComplex));
+        assert_eq!(parse(json!({ "more": vec![0; 2000] })).err(), Some(Fault::TooComplex));
+        assert_eq!(Metadata::parse(br#"{"issuer": "a", "issuer": "b"}"#).err(), Some(Fault::NotJson));
+        assert_eq!(Metadata::parse(b"[]").err(), Some(Fault::Incomplete));
+    }
 
     const TENANT: &str = "72f988bf-86f1-41af-91ab-2d7cd011db47";
 

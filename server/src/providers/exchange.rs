@@ -14,14 +14,14 @@ use oauth2::{
     },
 };
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::{
     Inner,
     client::Client,
     discovery::Endpoints,
     http::{Http, NoAnswer, Purpose},
-    id_token::Expected,
+    id_token::{Expected, MAX_TOKEN},
+    parse,
     preset::{Authentication, Profile},
     profile::{find_text, posted_name},
 };
@@ -103,7 +103,7 @@ impl<'c> AsyncHttpClient<'c> for Sender<'_> {
     fn call(&'c self, request: HttpRequest) -> Self::Future {
         Box::pin(async move {
             let answer = self.0.call(self.1, request.map(|body| Full::new(Bytes::from(body)))).await?;
-            let mut response = HttpResponse::new(answer.body.to_vec());
+            let mut response = HttpResponse::new(answer.body);
             *response.status_mut() = answer.status;
             *response.headers_mut() = answer.headers;
             Ok(response)
@@ -143,19 +143,18 @@ impl Inner {
         let judged = self.id_token(client, endpoints, &text.0, expected).await?;
         let judged = judged.and_then(|token| token.judge_access_token(access_token).map(|()| token));
         let token = judged.map_err(|bad| at(Place::Token)(Fault::IdToken(bad)))?;
-        let claims = Value::Object(token.claims);
-        let mut sources = vec![claims];
-        if let Some(url) = endpoints.user_info.as_deref().filter(|_| client.mapping.lacks(&sources[0])) {
+        let mut statements = vec![token.statement];
+        if let Some(url) = endpoints.user_info.as_deref().filter(|_| client.mapping.lacks(&statements[0])) {
             let profile = self.profile(client, url, access_token).await?;
             // OpenID Connect Core 1.0, 5.3.2.
-            if profile.get("sub").is_none_or(|subject| Some(subject) != sources[0].get("sub")) {
+            if profile.sub.as_ref() != Some(&token.subject) {
                 return Err(at(Place::UserInfo)(Fault::OtherSubject));
             }
-            sources.push(profile);
+            statements.push(profile);
         }
-        sources.extend(grant.posted_user.filter(|_| client.preset.form_post).and_then(posted_name));
-        let sources: Vec<&Value> = sources.iter().collect();
-        client.mapping.vouched(token.authority, &sources).ok_or(at(Place::Token)(Fault::Incomplete))
+        statements.extend(grant.posted_user.filter(|_| client.preset.form_post).and_then(posted_name));
+        let statements: Vec<_> = statements.iter().collect();
+        client.mapping.vouched(token.authority, &statements).ok_or(at(Place::Token)(Fault::Incomplete))
     }
 
     /// Redeems a code at the token endpoint.
@@ -187,7 +186,8 @@ impl Inner {
         }
         let sender = Sender(&self.http, client.at(Place::Token));
         let tokens = request.request_async(&sender).await.map_err(|error| refusal(client, error))?;
-        if tokens.access_token.secret().is_empty() {
+        let access_token = tokens.access_token.secret();
+        if access_token.is_empty() || access_token.len() > MAX_TOKEN {
             return Err(at_token(Fault::Incomplete));
         }
         Ok(tokens)
@@ -200,13 +200,13 @@ fn refusal(client: &Client<'_>, error: RequestTokenError<NoAnswer, BasicErrorRes
         RequestTokenError::Request(error) => return error.at(Place::Token),
         RequestTokenError::ServerResponse(response) => refused(client, response.error().as_ref()),
         // Some refuse with status 200.
-        RequestTokenError::Parse(_, body) => match serde_json::from_slice::<Value>(&body) {
+        RequestTokenError::Parse(_, body) => match parse(&body) {
             // RFC 6749's `error`; Facebook's has a number in it, Twitch has only words.
             Ok(answer) => {
                 let said = ["error", "/error/code", "message"].into_iter().find_map(|name| find_text(&answer, name));
                 said.map_or(Fault::Incomplete, |error| refused(client, &error))
             }
-            Err(_) => Fault::NotJson,
+            Err(fault) => fault,
         },
         // An empty answer, or one that says that it is no JSON.
         RequestTokenError::Other(_) => Fault::NotJson,

@@ -1,5 +1,5 @@
-//! The one HTTP client for providers: bounded in time, in size and in calls at once, only by TLS, and only to addresses
-//! that the install lets Apps reach.
+//! The one HTTP client for providers: bounded in time and in size, only by TLS, and only to addresses that the install lets
+//! Apps reach.
 
 use std::{
     collections::HashMap,
@@ -8,14 +8,15 @@ use std::{
     future::Future,
     net::SocketAddr,
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
 use bytes::Bytes;
 use http::{HeaderValue, Request, StatusCode, Uri, header::USER_AGENT};
-use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Body, Incoming};
 use hyper_rustls::HttpsConnector;
 use hyper_util::{
     client::{
@@ -30,7 +31,7 @@ use hyper_util::{
 use rustls::pki_types::CertificateDer;
 use tokio::{
     net::TcpStream,
-    sync::{OnceCell, OwnedSemaphorePermit, Semaphore},
+    sync::OnceCell,
     time::{Instant, timeout},
 };
 use tower_service::Service;
@@ -43,10 +44,11 @@ use crate::{
 
 /// Everything that one call of ours asks of a provider (contract, 5).
 pub(super) const WHOLE: Duration = Duration::from_secs(10);
-/// The largest answer (contract, 5).
-const MOST_READ: usize = 1024 * 1024;
-/// What one Provider may have in flight (contract, 5).
-pub(super) const MOST_IN_FLIGHT: usize = 32;
+/// The largest body of an answer, refused by its `Content-Length` or while it is read. What providers send is listed in
+/// docs/decisions/0024.
+pub(super) const MAX_ANSWER: usize = 64 * 1024;
+/// The largest head of an answer; GitHub's has some 4 KiB. Without it hyper reads heads of up to 400 KiB.
+pub(super) const MAX_HEAD: usize = 32 * 1024;
 /// One of several addresses that answers nothing must leave time for the next.
 const CONNECT: Duration = Duration::from_secs(4);
 /// Behind a proxy a cluster may know no names but its own, and be slow to say so.
@@ -55,8 +57,6 @@ const LOOK_UP: Duration = Duration::from_secs(2);
 const MOST_IDLE: Duration = Duration::from_secs(20);
 /// Connections kept for one host.
 const KEPT: usize = 16;
-/// Lanes that are remembered before those without a call are looked for.
-const LANES: usize = 1024;
 /// GitHub and Discord refuse a call without it.
 const AGENT: &str = concat!("Latchkey/", env!("CARGO_PKG_VERSION"));
 
@@ -67,12 +67,8 @@ pub(super) struct Http {
     dial: Dial,
     trust: Trust,
     client: OnceCell<Client<HttpsConnector<Dial>, Whole>>,
-    lanes: Mutex<HashMap<Lane, Arc<Semaphore>>>,
     metrics: Metrics,
 }
-
-/// Who calls: namespace and name of a Provider.
-pub(super) type Lane = (String, String);
 
 /// What a call is for, which it is counted under.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +81,7 @@ pub(super) struct Purpose {
 pub(super) struct Answer {
     pub(super) status: StatusCode,
     pub(super) headers: http::HeaderMap,
-    pub(super) body: Bytes,
+    pub(super) body: Vec<u8>,
 }
 
 /// No answer.
@@ -120,7 +116,6 @@ impl Http {
             dial: Dial { reach: Arc::new(reach), proxy, hosts: Arc::new(hosts) },
             trust: Trust::with(authorities),
             client: OnceCell::new(),
-            lanes: Mutex::default(),
             metrics,
         }
     }
@@ -128,19 +123,6 @@ impl Http {
     /// Whether a URL may be called: only `https`, but in development.
     pub(super) fn allows(&self, url: &str) -> bool {
         url.starts_with("https://") || (self.dial.reach.allow_insecure && url.starts_with("http://"))
-    }
-
-    /// A place among the calls of a Provider, held while one of ours asks it things one after the other.
-    pub(super) fn enter(&self, lane: &Lane) -> Result<OwnedSemaphorePermit, Away> {
-        let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-        if lanes.len() >= LANES && !lanes.contains_key(lane) {
-            lanes.retain(|_, places| places.available_permits() < MOST_IN_FLIGHT);
-        }
-        let places = match lanes.get(lane) {
-            Some(places) => places,
-            None => lanes.entry(lane.clone()).or_insert_with(|| Arc::new(Semaphore::new(MOST_IN_FLIGHT))),
-        };
-        Arc::clone(places).try_acquire_owned().map_err(|_| Away::TooMany)
     }
 
     /// Asks once; follows no redirect. Answers 429 and 5xx as [`Away`]: such a provider is to be asked again later.
@@ -177,14 +159,8 @@ impl Http {
             if head.status.is_redirection() {
                 return Err(NoAnswer::Fault(Fault::Status(head.status.as_u16())));
             }
-            let body = Limited::new(body, MOST_READ).collect().await.map_err(|error| {
-                if error.is::<LengthLimitError>() {
-                    NoAnswer::Fault(Fault::TooLarge)
-                } else {
-                    NoAnswer::Away(Away::Broken)
-                }
-            })?;
-            Ok(Answer { status: head.status, headers: head.headers, body: body.to_bytes() })
+            let body = read(body).await?;
+            Ok(Answer { status: head.status, headers: head.headers, body })
         };
         let answer = timeout(WHOLE, calling).await.unwrap_or(Err(NoAnswer::Away(Away::TooSlow)));
         if answer.is_err() {
@@ -204,6 +180,7 @@ impl Http {
                 .pool_timer(TokioTimer::new())
                 .pool_idle_timeout(MOST_IDLE)
                 .pool_max_idle_per_host(KEPT)
+                .http1_max_buf_size(MAX_HEAD)
                 .build(connector))
         };
         self.client.get_or_try_init(make).await
@@ -214,6 +191,24 @@ impl fmt::Debug for Http {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Http(…)")
     }
+}
+
+/// Reads a body of at most [`MAX_ANSWER`]. It is copied: a body in tiny pieces would keep what it was read into alive.
+async fn read(mut body: Incoming) -> Result<Vec<u8>, NoAnswer> {
+    let too_large = NoAnswer::Fault(Fault::TooLarge);
+    if body.size_hint().lower() > MAX_ANSWER as u64 {
+        return Err(too_large);
+    }
+    let mut bytes = Vec::new();
+    while let Some(frame) = body.frame().await {
+        // Trailers mean nothing here.
+        let Ok(data) = frame.map_err(|_| NoAnswer::Away(Away::Broken))?.into_data() else { continue };
+        if bytes.len() + data.len() > MAX_ANSWER {
+            return Err(too_large);
+        }
+        bytes.extend_from_slice(&data);
+    }
+    Ok(bytes)
 }
 
 /// The reason at the end of the chain, in our words.
@@ -382,9 +377,21 @@ mod tests {
     #[tokio::test]
     async fn what_is_too_large_or_leads_elsewhere_is_no_answer() {
         let http = insecure();
-        let huge = b"HTTP/1.1 200 OK\r\ncontent-length: 10485760\r\n\r\n".iter().copied();
-        let url = server(huge.chain(std::iter::repeat_n(b'x', 10 * MOST_READ)).collect()).await;
-        assert_eq!(get(&http, &url).await, Err(NoAnswer::Fault(Fault::TooLarge)));
+        let too_large = Err(NoAnswer::Fault(Fault::TooLarge));
+        // By what it says of its length, before any of it has come.
+        let declared = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", MAX_ANSWER + 1);
+        assert_eq!(get(&http, &server(declared.into_bytes()).await).await, too_large);
+        let fits = format!("HTTP/1.1 200 OK\r\ncontent-length: {MAX_ANSWER}\r\n\r\n").into_bytes();
+        let fits = fits.into_iter().chain(std::iter::repeat_n(b'x', MAX_ANSWER)).collect();
+        assert_eq!(get(&http, &server(fits).await).await, Ok((200, MAX_ANSWER)));
+        // In pieces, without a word of its length.
+        let pieces = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n".iter().copied();
+        let pieces = pieces.chain(b"1\r\nx\r\n".repeat(MAX_ANSWER + 1)).collect();
+        assert_eq!(get(&http, &server(pieces).await).await, too_large);
+        let head = format!("HTTP/1.1 200 OK\r\nx: {}\r\ncontent-length: 0\r\n\r\n", "x".repeat(3 * MAX_HEAD));
+        assert_eq!(get(&http, &server(head.into_bytes()).await).await, Err(NoAnswer::Away(Away::Broken)));
+        let fields = format!("HTTP/1.1 200 OK\r\n{}content-length: 0\r\n\r\n", "x: y\r\n".repeat(101));
+        assert_eq!(get(&http, &server(fields.into_bytes()).await).await, Err(NoAnswer::Away(Away::Broken)));
         let elsewhere = b"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n".to_vec();
         assert_eq!(get(&http, &server(elsewhere).await).await, Err(NoAnswer::Fault(Fault::Status(302))));
         let busy = b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n".to_vec();
@@ -409,22 +416,5 @@ mod tests {
         let elsewhere = get(&http, "https://no-such-host.invalid/x");
         let (answer, accepted) = tokio::join!(elsewhere, async { drop(listener.accept().await) });
         assert_eq!((answer, accepted), (Err(NoAnswer::Away(Away::Proxy)), ()));
-    }
-
-    #[test]
-    fn a_provider_has_so_many_calls_in_flight_and_no_more() {
-        let http = http(Reach::default());
-        let lane = |name: &str| ("shop".to_owned(), name.to_owned());
-        let mut held: Vec<_> = (0..MOST_IN_FLIGHT).map(|_| http.enter(&lane("github")).unwrap()).collect();
-        assert_eq!(http.enter(&lane("github")).err(), Some(Away::TooMany));
-        assert!(http.enter(&lane("google")).is_ok(), "another's calls are not counted");
-        held.pop();
-        assert!(http.enter(&lane("github")).is_ok());
-        for other in 0..2 * LANES {
-            drop(http.enter(&lane(&other.to_string())));
-        }
-        assert!(http.lanes.lock().unwrap().len() <= LANES + 1);
-        held.push(http.enter(&lane("github")).unwrap());
-        assert_eq!(http.enter(&lane("github")).err(), Some(Away::TooMany), "a busy lane is not forgotten");
     }
 }

@@ -2,18 +2,33 @@
 
 use aws_lc_rs::digest::{self, SHA256, SHA384, SHA512, digest};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
-use jsonwebtoken::{Algorithm, DecodingKey, Validation, jwk::Jwk};
-use serde::Deserialize;
+use jsonwebtoken::{Algorithm, DecodingKey, jwk::Jwk};
+use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Map, Value};
 use time::OffsetDateTime;
 
-use super::{client::Client, discovery::Issuers};
-use crate::domain::identity::BadToken;
+use super::{
+    client::Client,
+    discovery::{Issuers, MAX_ADDRESS},
+    profile::Statement,
+    shelf::Footprint,
+};
+use crate::domain::identity::{BadToken, Fault};
 
 /// What clocks may differ by, in seconds.
 const LEEWAY: f64 = 60.0;
-/// Keys of one set that are looked at.
-const MOST_KEYS: usize = 100;
+/// Keys of one set that are looked at; Microsoft has a dozen.
+const MAX_KEYS: usize = 64;
+/// The longest name of a key, and the longest name of an algorithm that a key is kept with.
+const MAX_KEY_ID: usize = 255;
+/// The longest text of one number of a key: RSA with 8,192 bits, the most that can be verified here, in base64url.
+const MAX_KEY_NUMBER: usize = 1366;
+/// The longest token, ID token or access token. Microsoft's have some 4 KiB, with 200 groups some 12 KiB.
+pub(super) const MAX_TOKEN: usize = 32 * 1024;
+/// The longest header of a token as it is written. Most have 100 bytes; one with a chain of certificates some 4 KiB.
+const MAX_HEADER: usize = 8 * 1024;
+/// What key and key set take beside their texts, in bytes.
+const KEY_OVERHEAD: usize = 256;
 /// The longest subject (OpenID Connect Core 1.0, 2).
 pub(super) const MAX_SUBJECT: usize = 255;
 
@@ -36,11 +51,12 @@ const ALGORITHMS: [Known; 9] = [
 type Known = (&'static str, Algorithm, &'static digest::Algorithm);
 
 /// The claims of a token, as they stand in it.
-pub(super) type Claims = Map<String, Value>;
+#[derive(Debug)]
+pub struct Claims(Map<String, Value>);
 
 /// The keys that a provider signs with (RFC 7517).
 #[derive(Debug)]
-pub(super) struct KeySet(Vec<Key>);
+pub struct KeySet(Vec<Key>);
 
 #[derive(Debug)]
 struct Key {
@@ -50,13 +66,34 @@ struct Key {
     decoding: DecodingKey,
     /// Microsoft: for whose tokens it is.
     issuer: Option<String>,
+    footprint: usize,
+}
+
+/// A token with a valid signature; its claims are not judged yet.
+#[derive(Debug)]
+pub struct Signed<'a> {
+    pub claims: Claims,
+    hash: &'static digest::Algorithm,
+    key: &'a Key,
+}
+
+/// The parts of a token (RFC 7515, 7.1).
+struct Parts<'a> {
+    header: Header,
+    /// What the signature is of.
+    message: &'a str,
+    claims: &'a str,
+    signature: &'a str,
 }
 
 /// A token that is what it says.
 #[derive(Debug)]
 pub(super) struct IdToken {
     pub(super) authority: String,
-    pub(super) claims: Claims,
+    pub(super) subject: String,
+    pub(super) statement: Statement,
+    /// `at_hash`, if it is there; `None` inside if it is no text.
+    access_token_hash: Option<Option<String>>,
     hash: &'static digest::Algorithm,
 }
 
@@ -76,7 +113,7 @@ struct Header {
     alg: String,
     kid: Option<String>,
     typ: Option<String>,
-    crit: Option<Value>,
+    crit: Option<IgnoredAny>,
 }
 
 /// Of the algorithms that a provider says it uses those that can be checked here; RS256 where it says none.
@@ -91,10 +128,15 @@ pub(super) fn allowed_algorithms(supported: &[String]) -> Vec<Algorithm> {
 // === impl KeySet ===
 
 impl KeySet {
-    /// None: it is no key set. What is no key for signatures, or of a kind that is not known here, is passed over.
-    pub(super) fn parse(document: &Value) -> Option<Self> {
+    /// Reads a key set within [`super::BOUNDS`]. What is no key for signatures, or of a kind that is not known here, is
+    /// passed over.
+    pub fn parse(body: &[u8]) -> Result<Self, Fault> {
+        Self::of(&super::parse(body)?).ok_or(Fault::Incomplete)
+    }
+
+    fn of(document: &Value) -> Option<Self> {
         let keys = document.get("keys")?.as_array()?;
-        Some(Self(keys.iter().take(MOST_KEYS).filter_map(Key::parse).collect()))
+        Some(Self(keys.iter().take(MAX_KEYS).filter_map(Key::parse).collect()))
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -102,17 +144,34 @@ impl KeySet {
     }
 }
 
+impl Footprint for KeySet {
+    fn footprint(&self) -> usize {
+        self.0.iter().map(|key| key.footprint).sum()
+    }
+}
+
 // === impl Key ===
 
 impl Key {
     fn parse(value: &Value) -> Option<Self> {
-        let text = |name: &str| value.get(name).and_then(Value::as_str).map(str::to_owned);
-        let is_secret = text("kty").as_deref() == Some("oct");
+        let text = |name: &str| value.get(name).and_then(Value::as_str);
+        let is_secret = text("kty") == Some("oct");
         if is_secret || text("use").is_some_and(|purpose| purpose != "sig") {
             return None;
         }
+        let kept = [("kid", MAX_KEY_ID), ("alg", MAX_KEY_ID), ("issuer", MAX_ADDRESS)];
+        let numbers = ["n", "e", "x", "y"].map(|name| (name, MAX_KEY_NUMBER));
+        let mut footprint = KEY_OVERHEAD;
+        for (name, max) in kept.into_iter().chain(numbers) {
+            let length = text(name).map_or(0, str::len);
+            if length > max {
+                return None;
+            }
+            footprint += length;
+        }
         let decoding = DecodingKey::from_jwk(&Jwk::deserialize(value).ok()?).ok()?;
-        Some(Self { id: text("kid"), algorithm: text("alg"), decoding, issuer: text("issuer") })
+        let text = |name| text(name).map(str::to_owned);
+        Some(Self { id: text("kid"), algorithm: text("alg"), decoding, issuer: text("issuer"), footprint })
     }
 
     fn fits(&self, header: &Header, algorithm: Algorithm) -> bool {
@@ -135,7 +194,7 @@ impl IdToken {
         expected: Expected<'_>,
         now: OffsetDateTime,
     ) -> Result<Self, BadToken> {
-        let (claims, hash, key) = verify_signature(token, keys, algorithms)?;
+        let Signed { claims, hash, key } = verify_signature(token, keys, algorithms)?;
         let iss = claims.get("iss").and_then(Value::as_str).ok_or(BadToken::Issuer)?;
         let tenant = claims.get("tid").and_then(Value::as_str);
         let authority = issuers.authority(iss, tenant).ok_or(BadToken::Issuer)?;
@@ -153,38 +212,73 @@ impl IdToken {
         if subject.is_empty() || subject.len() > MAX_SUBJECT {
             return Err(BadToken::Malformed);
         }
-        Ok(Self { authority, claims, hash })
+        let subject = subject.to_owned();
+        let access_token_hash = claims.get("at_hash").map(|hash| hash.as_str().map(str::to_owned));
+        let statement = client.mapping.read(&Value::Object(claims.0));
+        Ok(Self { authority, subject, statement, access_token_hash, hash })
     }
 
     /// Whether the access token that came beside it is the one it was made with, where it says so (3.1.3.8).
     pub(super) fn judge_access_token(&self, access_token: &str) -> Result<(), BadToken> {
-        let Some(told) = self.claims.get("at_hash") else { return Ok(()) };
+        let Some(stated) = &self.access_token_hash else { return Ok(()) };
         let hash = digest(self.hash, access_token.as_bytes());
         let half = URL_SAFE_NO_PAD.encode(&hash.as_ref()[..hash.as_ref().len() / 2]);
-        if told.as_str() == Some(&*half) { Ok(()) } else { Err(BadToken::AccessTokenHash) }
+        if stated.as_ref() == Some(&half) { Ok(()) } else { Err(BadToken::AccessTokenHash) }
     }
 }
 
-/// Whether this looks like a signed token at all: three parts, the first a header.
-pub(super) fn is_signed(token: &str) -> bool {
-    header(token).is_ok()
+// === impl Claims ===
+
+impl Claims {
+    /// Reads the middle part of a token, an object in base64url, within [`super::BOUNDS`].
+    pub fn parse(part: &str) -> Result<Self, BadToken> {
+        let bytes = URL_SAFE_NO_PAD.decode(part).map_err(|_| BadToken::Malformed)?;
+        match super::parse(&bytes) {
+            Ok(Value::Object(claims)) => Ok(Self(claims)),
+            Ok(_) | Err(_) => Err(BadToken::Malformed),
+        }
+    }
+
+    fn get(&self, name: &str) -> Option<&Value> {
+        self.0.get(name)
+    }
 }
 
-fn header(token: &str) -> Result<Header, BadToken> {
-    let mut parts = token.split('.');
-    let (Some(first), Some(_), Some(_), None) = (parts.next(), parts.next(), parts.next(), parts.next()) else {
-        return Err(BadToken::Malformed);
-    };
-    let header = URL_SAFE_NO_PAD.decode(first).map_err(|_| BadToken::Malformed)?;
-    serde_json::from_slice(&header).map_err(|_| BadToken::Malformed)
+// === impl Parts ===
+
+impl<'a> Parts<'a> {
+    /// Reads the header; looks at nothing else.
+    fn of(token: &'a str) -> Result<Self, BadToken> {
+        if token.len() > MAX_TOKEN {
+            return Err(BadToken::Malformed);
+        }
+        let mut parts = token.split('.');
+        let (Some(header), Some(claims), Some(signature), None) =
+            (parts.next(), parts.next(), parts.next(), parts.next())
+        else {
+            return Err(BadToken::Malformed);
+        };
+        if header.len() > MAX_HEADER {
+            return Err(BadToken::Malformed);
+        }
+        let message = &token[..header.len() + 1 + claims.len()];
+        let header = URL_SAFE_NO_PAD.decode(header).map_err(|_| BadToken::Malformed)?;
+        let header: Header = serde_json::from_slice(&header).map_err(|_| BadToken::Malformed)?;
+        if header.kid.as_ref().is_some_and(|kid| kid.len() > MAX_KEY_ID) {
+            return Err(BadToken::Malformed);
+        }
+        Ok(Self { header, message, claims, signature })
+    }
 }
 
-fn verify_signature<'a>(
-    token: &str,
-    keys: &'a KeySet,
-    algorithms: &[Algorithm],
-) -> Result<(Claims, &'static digest::Algorithm, &'a Key), BadToken> {
-    let header = header(token)?;
+/// Whether this is a signed token at all, whoever signed it: three parts, a header and claims.
+pub fn is_well_formed(token: &str) -> bool {
+    Parts::of(token).and_then(|parts| Claims::parse(parts.claims)).is_ok()
+}
+
+/// Looks for the key that signed a token, and reads its claims. They are not judged.
+pub fn verify_signature<'a>(token: &str, keys: &'a KeySet, algorithms: &[Algorithm]) -> Result<Signed<'a>, BadToken> {
+    let Parts { header, message, claims, signature } = Parts::of(token)?;
     // RFC 7515, 4.1.11: what must be understood is not. RFC 9068, 2.1: an access token is no ID token.
     let is_access_token = header.typ.as_deref().is_some_and(|typ| {
         let typ = typ.to_ascii_lowercase();
@@ -196,16 +290,11 @@ fn verify_signature<'a>(
     let named = ALGORITHMS.into_iter().find(|(name, ..)| *name == header.alg);
     let (_, algorithm, hash) =
         named.filter(|(_, algorithm, _)| algorithms.contains(algorithm)).ok_or(BadToken::Algorithm)?;
-    let mut validation = Validation::new(algorithm);
-    // All of these are judged by the caller, by the clock that was handed in.
-    validation.required_spec_claims.clear();
-    validation.validate_exp = false;
-    validation.validate_aud = false;
     let mut bad = BadToken::UnknownKey;
     for key in keys.0.iter().filter(|key| key.fits(&header, algorithm)) {
-        match jsonwebtoken::decode::<Claims>(token, &key.decoding, &validation) {
-            Ok(token) => return Ok((token.claims, hash, key)),
-            Err(_) => bad = BadToken::Signature,
+        match jsonwebtoken::crypto::verify(signature, message.as_bytes(), &key.decoding, algorithm) {
+            Ok(true) => return Ok(Signed { claims: Claims::parse(claims)?, hash, key }),
+            Ok(false) | Err(_) => bad = BadToken::Signature,
         }
     }
     Err(bad)
@@ -274,7 +363,10 @@ mod tests {
     use time::macros::datetime;
 
     use super::*;
-    use crate::{fixtures, providers::client::tests::settings};
+    use crate::{
+        fixtures,
+        providers::client::tests::{client_of, settings},
+    };
 
     const NOW: OffsetDateTime = datetime!(2026-02-01 09:30 UTC);
     const ISSUER: &str = "https://accounts.google.com";
@@ -316,7 +408,7 @@ mod tests {
     }
 
     fn set(signers: &[&Signer]) -> KeySet {
-        KeySet::parse(&json!({ "keys": signers.iter().map(|signer| &signer.jwk).collect::<Vec<_>>() })).unwrap()
+        KeySet::of(&json!({ "keys": signers.iter().map(|signer| &signer.jwk).collect::<Vec<_>>() })).unwrap()
     }
 
     fn claims(change: Value) -> Value {
@@ -337,7 +429,7 @@ mod tests {
 
     fn verify_with(token: &str, keys: &KeySet, algorithms: &[Algorithm], expected: Expected<'_>) -> Option<BadToken> {
         let settings = settings("google", json!({}));
-        let client = Client::of("shop", "google", &settings).unwrap();
+        let client = client_of(&settings).unwrap();
         let issuers = Issuers::Known { issuer: ISSUER.to_owned(), also: &["accounts.google.com"] };
         IdToken::verify(token, keys, algorithms, &issuers, &client, expected, NOW).err()
     }
@@ -396,7 +488,7 @@ mod tests {
     #[test]
     fn a_key_that_is_a_secret_is_no_key() {
         let key = json!({ "kty": "oct", "kid": "k1", "k": URL_SAFE_NO_PAD.encode([7; 32]), "alg": "HS256" });
-        assert_eq!(KeySet::parse(&json!({ "keys": [key] })).unwrap().0.len(), 0);
+        assert_eq!(KeySet::of(&json!({ "keys": [key] })).unwrap().0.len(), 0);
     }
 
     #[test]
@@ -420,10 +512,10 @@ mod tests {
         assert_eq!(under(&set(&[])), Some(BadToken::UnknownKey));
         let mut for_encryption = signer.jwk.clone();
         for_encryption["use"] = json!("enc");
-        assert_eq!(under(&KeySet::parse(&json!({ "keys": [for_encryption] })).unwrap()), Some(BadToken::UnknownKey));
+        assert_eq!(under(&KeySet::of(&json!({ "keys": [for_encryption] })).unwrap()), Some(BadToken::UnknownKey));
         let mut for_another = signer.jwk.clone();
         for_another["alg"] = json!("ES384");
-        assert_eq!(under(&KeySet::parse(&json!({ "keys": [for_another] })).unwrap()), Some(BadToken::UnknownKey));
+        assert_eq!(under(&KeySet::of(&json!({ "keys": [for_another] })).unwrap()), Some(BadToken::UnknownKey));
         let parts: Vec<&str> = token.split('.').collect();
         let body = URL_SAFE_NO_PAD.encode(claims(json!({ "sub": "2" })).to_string());
         let changed = format!("{}.{body}.{}", parts[0], parts[2]);
@@ -554,7 +646,7 @@ mod tests {
         let judge = |at_hash: Value| {
             let token = signer.sign(&claims(json!({ "at_hash": at_hash })));
             let settings = settings("google", json!({}));
-            let client = Client::of("shop", "google", &settings).unwrap();
+            let client = client_of(&settings).unwrap();
             let issuers = Issuers::Known { issuer: ISSUER.to_owned(), also: &[] };
             let token =
                 IdToken::verify(&token, &set(&[&signer]), &[Algorithm::ES256], &issuers, &client, FLOW, NOW).unwrap();
@@ -574,7 +666,7 @@ mod tests {
         let iss = |tenant: &str| format!("https://login.microsoftonline.com/{tenant}/v2.0");
         let issuers = Issuers::Tenants { template: iss("{tenantid}"), consumers: true };
         let settings = settings("microsoft", json!({ "tenant": "common" }));
-        let client = Client::of("shop", "microsoft", &settings).unwrap();
+        let client = client_of(&settings).unwrap();
         let judge = |key_issuer: Value| {
             let mut signer = es256();
             signer.jwk["issuer"] = key_issuer;

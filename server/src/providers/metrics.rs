@@ -13,7 +13,7 @@ use super::{
     http::{NoAnswer, Purpose},
     preset::PRESETS,
 };
-use crate::domain::identity::{Away, Fault, Place, ProviderError};
+use crate::domain::identity::{Away, Fault, Operation, Place, ProviderError};
 
 /// From a provider next door to the ten seconds that it may take.
 const BUCKETS: [f64; 9] = [0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
@@ -24,17 +24,6 @@ pub(super) struct Metrics {
     calls: Family<CallLabels, Counter>,
     duration: Family<PlaceLabels, Histogram, fn() -> Histogram>,
     operations: Family<OperationLabels, Counter>,
-}
-
-/// What a provider is asked for by somebody who logs in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Operation {
-    /// The address that a browser is sent to.
-    Redirect,
-    /// Who came back with a code.
-    Callback,
-    /// Whose a token is.
-    Login,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -105,20 +94,6 @@ impl Metrics {
     pub(super) fn done(&self, preset: &'static str, operation: Operation, error: Option<&ProviderError>) {
         let outcome = operation_outcome(error);
         self.operations.get_or_create(&OperationLabels { preset, operation: operation.as_str(), outcome }).inc();
-    }
-}
-
-// === impl Operation ===
-
-impl Operation {
-    const ALL: [Self; 3] = [Self::Redirect, Self::Callback, Self::Login];
-
-    const fn as_str(self) -> &'static str {
-        match self {
-            Self::Redirect => "redirect",
-            Self::Callback => "callback",
-            Self::Login => "login",
-        }
     }
 }
 

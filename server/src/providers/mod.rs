@@ -13,36 +13,48 @@ use tokio::time::timeout;
 use crate::{
     domain::{
         app::App,
+        client::ClientAddress,
         clock::Env,
         identity::{
-            Authorization, Away, BadToken, Fault, Grant, Place, ProviderError, ProviderTraits, Unusable, Vouched,
+            Authorization, Away, BadToken, Fault, Grant, Operation, Place, ProviderError, ProviderTraits, Unusable,
+            Vouched,
         },
     },
+    json::{self, Bounds, Refusal},
     outbound::{Reach, proxy::Proxy},
 };
 
 mod apple;
 mod checks;
 mod client;
-mod discovery;
+pub mod discovery;
 mod exchange;
 mod http;
-mod id_token;
+pub mod id_token;
 mod metrics;
+mod permits;
 mod preset;
 mod profile;
 mod reports;
 mod shelf;
 mod token_check;
 
+pub use permits::Permit;
 pub use reports::Reports;
 
 use client::Client;
 use discovery::{Endpoints, Metadata};
 use http::{Http, Purpose, WHOLE};
 use id_token::{Expected, IdToken, KeySet};
-use metrics::{Metrics, Operation};
+use metrics::Metrics;
+use permits::{Key, Permits};
 use shelf::Shelf;
+
+/// What an answer of a provider, or the claims of a token, may be made of. The longest honest ones are lists of 100
+/// addresses of some 9 values each, discovery documents of some 400 and groups of some 500. As a tree such an answer
+/// costs less than 2 MiB beside its bytes, whatever is in it. No tree outlives the step that reads it, so there are at
+/// most as many as there are threads.
+pub const BOUNDS: Bounds = Bounds { depth: 16, values: 2000 };
 
 /// What the install sets for the providers of all Apps.
 #[derive(Clone, Debug, Default)]
@@ -64,6 +76,7 @@ pub struct SocialProviders(Arc<Inner>);
 struct Inner {
     env: Arc<Env>,
     http: Arc<Http>,
+    permits: Permits,
     metadata: Shelf<Metadata>,
     keys: Shelf<KeySet>,
     apple: apple::Secrets,
@@ -83,6 +96,7 @@ impl SocialProviders {
                 options.authorities,
                 metrics.clone(),
             )),
+            permits: Permits::default(),
             metadata: Shelf::new(Arc::clone(&env)),
             keys: Shelf::new(Arc::clone(&env)),
             apple: apple::Secrets::default(),
@@ -104,54 +118,71 @@ impl SocialProviders {
     }
 
     /// See [`crate::domain::ports::Providers`].
+    pub fn try_acquire(
+        &self,
+        operation: Operation,
+        app: &App,
+        provider: &RenderedProvider,
+        client: ClientAddress,
+    ) -> Result<Permit, ProviderError> {
+        let preset = preset::preset(&provider.settings.preset).ok_or(Unusable::UnknownPreset)?;
+        let key = Key::new((app.doc.namespace.clone(), provider.resource.clone()));
+        self.0.permits.try_acquire(&key, client, operation).map_err(|away| {
+            let error = ProviderError::Away(away);
+            self.0.metrics.done(preset.name, operation, Some(&error));
+            error
+        })
+    }
+
+    /// See [`crate::domain::ports::Providers`].
     pub async fn authorization_url(
         &self,
-        app: &App,
+        permit: &Permit,
         provider: &RenderedProvider,
         request: &Authorization<'_>,
     ) -> Result<String, ProviderError> {
-        let client = Client::new(app, provider)?;
+        let client = Client::new(&provider.settings, permit)?;
         // Without it nobody comes back from there logged in.
         client.secret()?;
-        let endpoints = self.0.asking(&client, Operation::Redirect, self.0.endpoints(&client)).await?;
+        let endpoints = self.0.asking(&client, self.0.endpoints(&client)).await?;
         authorization_url(&client, endpoints, request)
     }
 
     /// See [`crate::domain::ports::Providers`].
     pub async fn judge_issuer(
         &self,
-        app: &App,
+        permit: &Permit,
         provider: &RenderedProvider,
         iss: Option<&str>,
     ) -> Result<(), ProviderError> {
-        let client = Client::new(app, provider)?;
+        let client = Client::new(&provider.settings, permit)?;
         let judging = async { self.0.endpoints(&client).await?.judge_iss(iss) };
-        self.0.asking(&client, Operation::Callback, judging).await
+        self.0.asking(&client, judging).await
     }
 
     /// See [`crate::domain::ports::Providers`].
     pub async fn exchange(
         &self,
-        app: &App,
+        permit: &Permit,
         provider: &RenderedProvider,
         grant: &Grant<'_>,
     ) -> Result<Vouched, ProviderError> {
-        let client = Client::new(app, provider)?;
+        let client = Client::new(&provider.settings, permit)?;
         client.secret()?;
-        self.0.asking(&client, Operation::Callback, self.0.exchange(&client, grant)).await
+        self.0.asking(&client, self.0.exchange(&client, grant)).await
     }
 
     /// See [`crate::domain::ports::Providers`].
     pub async fn check_token(
         &self,
-        app: &App,
+        permit: &Permit,
         provider: &RenderedProvider,
         token: &str,
         nonce: Option<&str>,
     ) -> Result<Vouched, ProviderError> {
-        let client = Client::new(app, provider)?;
+        let client = Client::new(&provider.settings, permit)?;
         client.secret()?;
-        self.0.asking(&client, Operation::Login, self.0.check_token(&client, token, nonce)).await
+        self.0.asking(&client, self.0.check_token(&client, token, nonce)).await
     }
 }
 
@@ -170,27 +201,17 @@ impl fmt::Debug for SocialProviders {
 // === impl Inner ===
 
 impl Inner {
-    /// Does what somebody's log-in asks a provider for.
+    /// Asks a provider on behalf of a client, within the time for the whole of it.
     async fn asking<T>(
         &self,
         client: &Client<'_>,
-        operation: Operation,
         work: impl Future<Output = Result<T, ProviderError>>,
     ) -> Result<T, ProviderError> {
-        let done = self.bounded(client, work).await;
-        self.metrics.done(client.preset.name, operation, done.as_ref().err());
+        let done = timeout(WHOLE, work).await.unwrap_or(Err(Away::TooSlow.into()));
+        if let Some(operation) = client.permit.operation() {
+            self.metrics.done(client.preset.name, operation, done.as_ref().err());
+        }
         done
-    }
-
-    /// Does something that asks a provider, one question after the other, as one of so many at once and within the time
-    /// for the whole of it.
-    async fn bounded<T>(
-        &self,
-        client: &Client<'_>,
-        work: impl Future<Output = Result<T, ProviderError>>,
-    ) -> Result<T, ProviderError> {
-        let _place = self.http.enter(&client.lane)?;
-        timeout(WHOLE, work).await.unwrap_or(Err(Away::TooSlow.into()))
     }
 
     /// Judges an ID token, by newer keys where its key is not known.
@@ -205,7 +226,8 @@ impl Inner {
         let verify = |set: &KeySet| {
             IdToken::verify(token, set, &keys.algorithms, &endpoints.issuers, client, expected, self.env.now())
         };
-        if !id_token::is_signed(token) {
+        // Before anything is asked for its sake.
+        if !id_token::is_well_formed(token) {
             return Ok(Err(BadToken::Malformed));
         }
         let set = self.keys(client, &keys.url).await?;
@@ -257,29 +279,38 @@ fn authorization_url(
 }
 
 /// Reads a document that anybody may read.
-async fn get_json(http: &Http, purpose: Purpose, url: &str) -> Result<Value, ProviderError> {
-    json(http, purpose, Request::get(url)).await
+async fn get(http: &Http, purpose: Purpose, url: &str) -> Result<http::Answer, ProviderError> {
+    ask(http, purpose, Request::get(url)).await
 }
 
 /// Asks a question without a body.
-async fn json(http: &Http, purpose: Purpose, request: ::http::request::Builder) -> Result<Value, ProviderError> {
+async fn ask(http: &Http, purpose: Purpose, request: ::http::request::Builder) -> Result<http::Answer, ProviderError> {
     let place = purpose.place;
     // An address of somebody's document that no request can be made to.
     let incomplete = |_| ProviderError::Answer { place, fault: Fault::Incomplete };
     let accepts = request.headers_ref().is_some_and(|headers| headers.contains_key(ACCEPT));
     let request = if accepts { request } else { request.header(ACCEPT, "application/json") };
     let answer = http.call(purpose, request.body(Default::default()).map_err(incomplete)?).await;
-    let answer = answer.map_err(|error| error.at(place))?;
-    answer.json().map_err(|fault| ProviderError::Answer { place, fault })
+    answer.map_err(|error| error.at(place))
+}
+
+/// Reads an answer within [`BOUNDS`].
+fn parse(body: &[u8]) -> Result<Value, Fault> {
+    json::parse(body, BOUNDS).map_err(|refusal| match refusal {
+        Refusal::TooDeep | Refusal::TooManyValues => Fault::TooComplex,
+        Refusal::NotUtf8 | Refusal::Syntax { .. } | Refusal::DuplicateKey { .. } => Fault::NotJson,
+    })
 }
 
 impl http::Answer {
-    /// The body, where the answer is 200 and JSON.
+    /// The body, if the status is 200.
+    fn ok(&self) -> Result<&[u8], Fault> {
+        if self.status == StatusCode::OK { Ok(&self.body) } else { Err(Fault::Status(self.status.as_u16())) }
+    }
+
+    /// The body as a tree, if the status is 200. Drop it before the next question.
     fn json(&self) -> Result<Value, Fault> {
-        if self.status != StatusCode::OK {
-            return Err(Fault::Status(self.status.as_u16()));
-        }
-        serde_json::from_slice(&self.body).map_err(|_| Fault::NotJson)
+        parse(self.ok()?)
     }
 }
 

@@ -2,14 +2,14 @@
 
 use aws_lc_rs::hmac;
 use http::{HeaderValue, Request, header::AUTHORIZATION};
-use serde_json::{Value, json};
+use serde_json::Value;
 use url::Url;
 
 use super::{
-    Inner,
+    Inner, ask,
     client::{Client, Mapping, Source},
     id_token::MAX_SUBJECT,
-    json,
+    parse,
     preset::{Addresses, Profile, Proof},
 };
 use crate::domain::{
@@ -17,6 +17,28 @@ use crate::domain::{
     identity::{BadToken, Fault, Place, ProviderError, Vouched, VouchedEmail},
     user::Name,
 };
+
+/// What one source, an answer or a token, says of its user, in a few small values: the source itself may be large.
+#[derive(Debug, Default)]
+pub(super) struct Statement {
+    subject: Option<String>,
+    /// The member that OpenID Connect calls the subject, if it is text.
+    pub(super) sub: Option<String>,
+    email: Stated<Email>,
+    /// What the claim for it says; `None` if it is missing.
+    verified: Option<bool>,
+    name: Stated<Name>,
+}
+
+/// What stands under a name.
+#[derive(Clone, Debug, Default)]
+enum Stated<T> {
+    #[default]
+    Missing,
+    /// Something that is not a value of ours.
+    Unusable,
+    Value(T),
+}
 
 /// A member of an answer; see [`super::preset`] for what names look like.
 pub(super) fn find<'a>(source: &'a Value, name: &str) -> Option<&'a Value> {
@@ -37,47 +59,92 @@ pub(super) fn find_text(source: &Value, name: &str) -> Option<String> {
     find(source, name).and_then(text)
 }
 
+// === impl Statement ===
+
+impl Statement {
+    /// The name alone.
+    fn named(name: Name) -> Self {
+        Self { name: Stated::Value(name), ..Self::default() }
+    }
+}
+
+// === impl Stated ===
+
+impl<T> Stated<T> {
+    fn is_missing(&self) -> bool {
+        matches!(self, Self::Missing)
+    }
+}
+
 // === impl Mapping ===
 
 impl Mapping {
-    /// Whom the first source is about.
-    pub(super) fn subject(&self, source: &Value) -> Option<String> {
+    /// What a source says under the names of this mapping.
+    pub(super) fn read(&self, source: &Value) -> Statement {
+        let email = match self.email.as_deref().and_then(|name| find(source, name)) {
+            None => Stated::Missing,
+            Some(value) => match value.as_str().and_then(|text| Email::parse(text).ok()) {
+                Some(email) => Stated::Value(email),
+                None => Stated::Unusable,
+            },
+        };
+        let verified = match &self.verified {
+            Source::Claim { name, or_one } => find(source, name).map(|claim| is_true(claim, *or_one)),
+            Source::Never | Source::Documented | Source::Listed => None,
+        };
+        let mut names = self.name.iter().filter_map(|name| find(source, name)).peekable();
+        let name = match names.peek() {
+            None => Stated::Missing,
+            Some(_) => match names.filter_map(text).find_map(|name| Name::parse(&name).ok()) {
+                Some(name) => Stated::Value(name),
+                None => Stated::Unusable,
+            },
+        };
+        let sub = source.get("sub").and_then(Value::as_str);
+        let sub = sub.filter(|sub| sub.len() <= MAX_SUBJECT).map(str::to_owned);
+        Statement { subject: self.subject(source), sub, email, verified, name }
+    }
+
+    /// Who the source is about.
+    fn subject(&self, source: &Value) -> Option<String> {
         let parts: Option<Vec<String>> = self.subject.iter().map(|name| find_text(source, name)).collect();
         let subject = parts?.join("-");
         (!subject.is_empty() && subject.len() <= MAX_SUBJECT).then_some(subject)
     }
 
     /// Whether there is more to be asked for than this source has.
-    pub(super) fn lacks(&self, source: &Value) -> bool {
-        let lacks = |name: &str| find(source, name).is_none();
-        let verified = match &self.verified {
-            Source::Claim { name, .. } => lacks(name),
-            Source::Never | Source::Documented | Source::Listed => false,
-        };
-        self.email.as_deref().is_some_and(lacks) || verified || self.name.iter().all(|name| lacks(name))
+    pub(super) fn lacks(&self, statement: &Statement) -> bool {
+        let has_claim = matches!(self.verified, Source::Claim { .. });
+        self.email.is_some() && statement.email.is_missing()
+            || has_claim && statement.verified.is_none()
+            || statement.name.is_missing()
     }
 
     /// The address and its standing, both from one source: the first that has both, else the first that has an address.
-    fn email(&self, sources: &[&Value]) -> Option<VouchedEmail> {
-        let name = self.email.as_deref()?;
-        let standing = |source: &Value| match &self.verified {
+    fn email(&self, statements: &[&Statement]) -> Option<VouchedEmail> {
+        let standing = |statement: &Statement| match &self.verified {
             Source::Never | Source::Listed => Some(false),
             Source::Documented => Some(true),
-            Source::Claim { name, or_one } => find(source, name).map(|claim| is_true(claim, *or_one)),
+            Source::Claim { .. } => statement.verified,
         };
-        let having: Vec<_> =
-            sources.iter().filter_map(|source| Some((find(source, name)?, standing(source)))).collect();
-        let (email, verified) = having.iter().find(|(_, standing)| standing.is_some()).or_else(|| having.first())?;
-        let email = Email::parse(email.as_str()?).ok()?;
-        Some(VouchedEmail { email, verified: verified.unwrap_or(false) })
+        let having = || statements.iter().filter(|statement| !statement.email.is_missing());
+        let statement = having().find(|statement| standing(statement).is_some()).or_else(|| having().next())?;
+        match &statement.email {
+            Stated::Value(email) => {
+                Some(VouchedEmail { email: email.clone(), verified: standing(statement).unwrap_or(false) })
+            }
+            Stated::Missing | Stated::Unusable => None,
+        }
     }
 
-    /// What the sources, which are about one subject, come to.
-    pub(super) fn vouched(&self, authority: String, sources: &[&Value]) -> Option<Vouched> {
-        let subject = self.subject(sources.first()?)?;
-        let names = sources.iter().flat_map(|source| self.name.iter().filter_map(|name| find_text(source, name)));
-        let name = names.filter_map(|name| Name::parse(&name).ok()).next();
-        Some(Vouched { authority, subject, email: self.email(sources), name })
+    /// What the statements, which are about one subject, come to.
+    pub(super) fn vouched(&self, authority: String, statements: &[&Statement]) -> Option<Vouched> {
+        let subject = statements.first()?.subject.clone()?;
+        let name = statements.iter().find_map(|statement| match &statement.name {
+            Stated::Value(name) => Some(name.clone()),
+            Stated::Missing | Stated::Unusable => None,
+        });
+        Some(Vouched { authority, subject, email: self.email(statements), name })
     }
 }
 
@@ -92,11 +159,11 @@ fn is_true(claim: &Value, or_one: bool) -> bool {
 }
 
 /// The name that Apple posts beside the code, once, as the page that the user saw had it.
-pub(super) fn posted_name(posted_user: &str) -> Option<Value> {
-    let posted: Value = serde_json::from_str(posted_user).ok()?;
+pub(super) fn posted_name(posted_user: &str) -> Option<Statement> {
+    let posted = parse(posted_user.as_bytes()).ok()?;
     let part = |name| posted.pointer(name).and_then(Value::as_str).map(str::trim).unwrap_or_default();
     let name = format!("{} {}", part("/name/firstName"), part("/name/lastName"));
-    Some(json!({ "name": name.trim() }))
+    Name::parse(name.trim()).ok().map(Statement::named)
 }
 
 // === impl Inner ===
@@ -108,9 +175,9 @@ impl Inner {
         client: &Client<'_>,
         url: &str,
         access_token: &str,
-    ) -> Result<Value, ProviderError> {
-        let mut url =
-            Url::parse(url).map_err(|_| ProviderError::Answer { place: Place::UserInfo, fault: Fault::Incomplete })?;
+    ) -> Result<Statement, ProviderError> {
+        let at = |fault| ProviderError::Answer { place: Place::UserInfo, fault };
+        let mut url = Url::parse(url).map_err(|_| at(Fault::Incomplete))?;
         let (headers, proof): (&[(&str, &str)], Proof) = match &client.preset.profile {
             Profile::Endpoint { headers, proof, .. } => (headers, *proof),
             Profile::IdToken | Profile::Given => (&[], Proof::None),
@@ -130,7 +197,8 @@ impl Inner {
             request = request.header(*name, *value);
         }
         let request = request.uri(url.as_str()).header(AUTHORIZATION, bearer("Bearer", access_token)?);
-        json(&self.http, client.at(Place::UserInfo), request).await
+        let answer = ask(&self.http, client.at(Place::UserInfo), request).await?;
+        answer.json().map(|profile| client.mapping.read(&profile)).map_err(at)
     }
 
     /// The user's primary address, from the provider's list of them.
@@ -145,9 +213,9 @@ impl Inner {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        let answer = json(&self.http, client.at(Place::Emails), request).await?;
-        let incomplete = ProviderError::Answer { place: Place::Emails, fault: Fault::Incomplete };
-        let list = answer.pointer(addresses.list).and_then(Value::as_array).ok_or(incomplete)?;
+        let at = |fault| ProviderError::Answer { place: Place::Emails, fault };
+        let answer = ask(&self.http, client.at(Place::Emails), request).await?.json().map_err(at)?;
+        let list = answer.pointer(addresses.list).and_then(Value::as_array).ok_or(at(Fault::Incomplete))?;
         let is = |entry: &Value, name| find(entry, name).is_some_and(|claim| is_true(claim, false));
         let primary = list.iter().find(|entry| is(entry, addresses.primary));
         Ok(primary.and_then(|entry| {
@@ -183,13 +251,16 @@ pub(super) fn bearer(scheme: &str, token: &str) -> Result<HeaderValue, ProviderE
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
-    use crate::providers::client::tests::settings;
+    use crate::providers::client::tests::{client_of, settings};
 
     fn vouched(preset: &str, options: Value, sources: &[&Value]) -> Option<Vouched> {
         let settings = settings(preset, options);
-        let client = Client::of("shop", "p", &settings).unwrap();
-        client.mapping.vouched("a".to_owned(), sources)
+        let client = client_of(&settings).unwrap();
+        let statements: Vec<_> = sources.iter().map(|source| client.mapping.read(source)).collect();
+        client.mapping.vouched("a".to_owned(), &statements.iter().collect::<Vec<_>>())
     }
 
     /// Whether the address of this answer is verified; none: there is no address.
@@ -290,9 +361,37 @@ mod tests {
 
     #[test]
     fn of_what_apple_posts_only_the_name_is_taken() {
+        let name = |posted: &str| match posted_name(posted) {
+            Some(Statement {
+                subject: None,
+                sub: None,
+                email: Stated::Missing,
+                verified: None,
+                name: Stated::Value(name),
+            }) => Some(name.as_str().to_owned()),
+            None => None,
+            other => panic!("{other:?}"),
+        };
         let posted = r#"{"name":{"firstName":"Ada","lastName":"Lovelace"},"email":"eve@example.com","sub":"x"}"#;
-        assert_eq!(posted_name(posted), Some(json!({ "name": "Ada Lovelace" })));
-        assert_eq!(posted_name(r#"{"name":{"lastName":"Lovelace"}}"#), Some(json!({ "name": "Lovelace" })));
-        assert_eq!(posted_name("nonsense"), None);
+        assert_eq!(name(posted).as_deref(), Some("Ada Lovelace"));
+        assert_eq!(name(r#"{"name":{"lastName":"Lovelace"}}"#).as_deref(), Some("Lovelace"));
+        assert_eq!(name("nonsense"), None);
+        assert_eq!(name(&format!(r#"{{"name":{{"lastName":"Lovelace"}},"x":{}}}"#, "[".repeat(60_000))), None);
+    }
+
+    #[test]
+    fn of_a_large_answer_little_is_kept() {
+        let claims = json!({ "claims": { "email": "email", "emailVerified": "email_verified", "name": "name" } });
+        let settings = settings("oidc", claims);
+        let client = client_of(&settings).unwrap();
+        let long = "x".repeat(60_000);
+        let statement =
+            client.mapping.read(&json!({ "sub": long, "email": long, "email_verified": long, "name": long }));
+        assert!(statement.subject.is_none() && statement.sub.is_none());
+        assert!(matches!((&statement.email, &statement.name), (Stated::Unusable, Stated::Unusable)));
+        assert!(client.mapping.vouched("a".to_owned(), &[&statement]).is_none());
+        // Text that cannot be used is there all the same: nothing more is asked for.
+        assert!(!client.mapping.lacks(&statement));
+        assert!(client.mapping.lacks(&client.mapping.read(&json!({ "sub": "1", "email": "ada@example.com" }))));
     }
 }

@@ -27,14 +27,28 @@ const FRESH: time::Duration = time::Duration::HOUR;
 const PAUSE: time::Duration = time::Duration::MINUTE;
 /// So long an old copy waits for a newer one; the fetch goes on without the caller.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Copies that are kept; each is at most as large as an answer, and most have a few KiB.
+/// Copies that are kept; most have a few KiB.
 const MOST: usize = 2048;
+/// What the copies of one shelf may take together: 4 KiB for each of them. A provider's largest key set takes some 50
+/// KiB, so without it the copies of hostile ones would fill the memory.
+const MAX_FOOTPRINT: usize = 8 * 1024 * 1024;
 
 type Outcome<T> = Result<Arc<T>, ProviderError>;
 
 pub(super) struct Shelf<T> {
     env: Arc<Env>,
-    copies: Mutex<HashMap<String, Arc<Copy<T>>>>,
+    copies: Arc<Mutex<Copies<T>>>,
+}
+
+/// What a document takes while it is kept, in bytes.
+pub(super) trait Footprint {
+    fn footprint(&self) -> usize;
+}
+
+struct Copies<T> {
+    by_url: HashMap<String, Arc<Copy<T>>>,
+    /// Of all documents.
+    footprint: usize,
 }
 
 /// One document.
@@ -42,6 +56,8 @@ struct Copy<T>(Mutex<Held<T>>);
 
 struct Held<T> {
     document: Option<(Arc<T>, OffsetDateTime)>,
+    /// Of the document.
+    footprint: usize,
     failed: Option<OffsetDateTime>,
     /// When somebody last missed something in it.
     missed: Option<OffsetDateTime>,
@@ -51,9 +67,9 @@ struct Held<T> {
 
 // === impl Shelf ===
 
-impl<T: Send + Sync + 'static> Shelf<T> {
+impl<T: Footprint + Send + Sync + 'static> Shelf<T> {
     pub(super) fn new(env: Arc<Env>) -> Self {
-        Self { env, copies: Mutex::default() }
+        Self { env, copies: Arc::new(Mutex::new(Copies { by_url: HashMap::new(), footprint: 0 })) }
     }
 
     /// The document of that address; `fetch` reads it anew, and is not always run.
@@ -109,19 +125,17 @@ impl<T: Send + Sync + 'static> Shelf<T> {
     }
 
     fn copy(&self, url: &str) -> Arc<Copy<T>> {
-        let mut copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(copy) = copies.get(url) {
+        let mut copies = lock(&self.copies);
+        if let Some(copy) = copies.by_url.get(url) {
             return Arc::clone(copy);
         }
-        if copies.len() >= MOST {
-            let oldest = copies.iter().min_by_key(|(_, copy)| copy.held().used).map(|(url, _)| url.clone());
-            if let Some(oldest) = oldest {
-                copies.remove(&oldest);
-            }
+        if copies.by_url.len() >= MOST {
+            copies.drop_least_recently_used();
         }
-        let held = Held { document: None, failed: None, missed: None, used: self.env.now(), flight: None };
+        let held =
+            Held { document: None, footprint: 0, failed: None, missed: None, used: self.env.now(), flight: None };
         let copy = Arc::new(Copy(Mutex::new(held)));
-        copies.insert(url.to_owned(), Arc::clone(&copy));
+        copies.by_url.insert(url.to_owned(), Arc::clone(&copy));
         copy
     }
 
@@ -135,17 +149,23 @@ impl<T: Send + Sync + 'static> Shelf<T> {
         if let Some(flight) = &held.flight {
             return flight.clone();
         }
-        let (env, copy) = (Arc::clone(&self.env), Arc::clone(copy));
+        let (env, copies, copy) = (Arc::clone(&self.env), Arc::clone(&self.copies), Arc::clone(copy));
         let task = tokio::spawn(async move {
             let fetched = fetch.await;
             let now = env.now();
+            // Always in this order: the copies, then one of them.
+            let mut copies = lock(&copies);
             let mut held = copy.held();
             held.flight = None;
             match fetched {
                 Ok(document) => {
-                    let document = Arc::new(document);
+                    let (before, document) = (held.footprint, Arc::new(document));
+                    held.footprint = document.footprint();
                     held.document = Some((Arc::clone(&document), now));
                     held.failed = None;
+                    let after = held.footprint;
+                    drop(held);
+                    copies.grown(&copy, before, after);
                     Ok(document)
                 }
                 Err(error) => {
@@ -158,6 +178,33 @@ impl<T: Send + Sync + 'static> Shelf<T> {
         let flight = task.map(|ended| ended.unwrap_or(Err(ProviderError::Away(Away::Broken)))).boxed().shared();
         held.flight = Some(flight.clone());
         flight
+    }
+}
+
+fn lock<T>(copies: &Mutex<Copies<T>>) -> MutexGuard<'_, Copies<T>> {
+    copies.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+// === impl Copies ===
+
+impl<T> Copies<T> {
+    /// Makes room after a copy has got another document.
+    fn grown(&mut self, copy: &Arc<Copy<T>>, before: usize, after: usize) {
+        // It may have been dropped while it was fetched; then it counts no more.
+        if !self.by_url.values().any(|kept| Arc::ptr_eq(kept, copy)) {
+            return;
+        }
+        self.footprint = self.footprint - before + after;
+        while self.footprint > MAX_FOOTPRINT && self.by_url.len() > 1 {
+            self.drop_least_recently_used();
+        }
+    }
+
+    fn drop_least_recently_used(&mut self) {
+        let oldest = self.by_url.iter().min_by_key(|(_, copy)| copy.held().used).map(|(url, _)| url.clone());
+        if let Some(copy) = oldest.and_then(|url| self.by_url.remove(&url)) {
+            self.footprint -= copy.held().footprint;
+        }
     }
 }
 
@@ -177,6 +224,12 @@ mod tests {
     use crate::domain::clock::Clock;
 
     const AWAY: ProviderError = ProviderError::Away(Away::Unreachable);
+
+    impl Footprint for usize {
+        fn footprint(&self) -> usize {
+            *self
+        }
+    }
 
     #[derive(Clone, Default)]
     struct Hands(Arc<AtomicI64>);
@@ -303,6 +356,33 @@ mod tests {
             fixture.pass(1);
             fixture.shelf.get(&number.to_string(), fixture.fetch(true)).await.unwrap();
         }
-        assert_eq!(fixture.shelf.copies.lock().unwrap().len(), MOST);
+        assert_eq!(fixture.shelf.copies.lock().unwrap().by_url.len(), MOST);
+    }
+
+    #[tokio::test]
+    async fn large_documents_push_out_what_was_used_least_recently() {
+        let fixture = Fixture::new();
+        let put = async |url: &str, size: usize| {
+            fixture.pass(1);
+            let fetch = async move { Ok(size) };
+            assert_eq!(fixture.shelf.get(url, fetch).await.map(|document| *document), Ok(size));
+        };
+        let kept = || {
+            let copies = fixture.shelf.copies.lock().unwrap();
+            let mut urls: Vec<_> = copies.by_url.keys().cloned().collect();
+            urls.sort();
+            (urls.join(" "), copies.footprint)
+        };
+        let half = MAX_FOOTPRINT / 2;
+        put("a", half).await;
+        put("b", half).await;
+        put("a", half).await;
+        assert_eq!(kept(), ("a b".to_owned(), MAX_FOOTPRINT));
+        put("c", 1).await;
+        assert_eq!(kept(), ("a c".to_owned(), half + 1));
+        // A newer document counts in place of the older one.
+        fixture.pass(3600);
+        put("a", 2).await;
+        assert_eq!(kept(), ("a c".to_owned(), 3));
     }
 }

@@ -15,14 +15,11 @@ use super::{
     Inner,
     client::Client,
     discovery::Endpoints,
-    id_token::Expected,
+    id_token::{Expected, MAX_TOKEN},
     preset::{Caller, Check, Method, Profile, TokenIn},
     profile::{bearer, find, text},
 };
 use crate::domain::identity::{BadToken, Fault, Place, ProviderError, Unusable, Vouched};
-
-/// No provider's token is longer; Microsoft's have some 4 KiB.
-const MAX_TOKEN: usize = 16 * 1024;
 
 /// A question whose client a token was issued to; see [`Check::Ask`].
 struct Question<'a> {
@@ -32,8 +29,6 @@ struct Question<'a> {
     caller: Caller,
     valid: Option<&'a str>,
     clients: &'a [&'a str],
-    /// Where none of `clients` is there, one of these must be ours.
-    audience: Option<&'a str>,
     subject: Option<&'a str>,
     /// It always tells the subject.
     tells_subject: bool,
@@ -58,10 +53,9 @@ impl Inner {
         };
         let bad = match judged {
             Ok(id_token) => {
-                let claims = Value::Object(id_token.claims);
                 return client
                     .mapping
-                    .vouched(id_token.authority, &[&claims])
+                    .vouched(id_token.authority, &[&id_token.statement])
                     .ok_or(ProviderError::Token(BadToken::Malformed));
             }
             Err(bad) => bad,
@@ -140,15 +134,10 @@ impl Inner {
             if question.caller_only { id == client.settings.client_id } else { client.is_ours(id) }
         };
         let told: Vec<&Value> = question.clients.iter().filter_map(|name| find(&answer, name)).collect();
-        let ours = if told.is_empty() {
-            let audience = question.audience.and_then(|name| find(&answer, name)).ok_or(at(Fault::Incomplete))?;
-            match audience {
-                Value::Array(audiences) => audiences.iter().filter_map(Value::as_str).any(is_ours),
-                audience => audience.as_str().is_some_and(is_ours),
-            }
-        } else {
-            told.into_iter().all(|id| text(id).is_some_and(|id| is_ours(&id)))
-        };
+        if told.is_empty() {
+            return Err(at(Fault::Incomplete));
+        }
+        let ours = told.into_iter().all(|id| text(id).is_some_and(|id| is_ours(&id)));
         if !ours {
             return Err(ProviderError::Token(BadToken::Audience));
         }
@@ -173,8 +162,9 @@ fn question<'a>(client: &Client<'_>, endpoints: &Endpoints) -> Result<Option<Que
                 _ => Caller::Basic,
             },
             valid: Some("active"),
+            // Not `aud`: it names who may be shown the token, not who it was issued to. Another client can ask for
+            // tokens that are meant for us (RFC 7662, 2.2; RFC 8707, 2).
             clients: &["client_id", "azp"],
-            audience: Some("aud"),
             subject,
             // RFC 7662, 2.2: optional.
             tells_subject: false,
@@ -196,7 +186,6 @@ fn question<'a>(client: &Client<'_>, endpoints: &Endpoints) -> Result<Option<Que
                 caller: *caller,
                 valid: *valid,
                 clients,
-                audience: None,
                 subject: *subject,
                 tells_subject: subject.is_some(),
                 unknown,

@@ -3,51 +3,67 @@
 use latchkey_crds::rendered::RenderedProvider;
 
 use super::Stores;
-use crate::domain::{
-    app::App,
-    identity::{Authorization, Grant, ProviderError, ProviderTraits, Vouched},
-    ports::Providers,
+use crate::{
+    domain::{
+        app::App,
+        client::ClientAddress,
+        identity::{Authorization, Grant, Operation, ProviderError, ProviderTraits, Vouched},
+        ports::Providers,
+    },
+    providers::Permit,
 };
 
 impl Providers for Stores {
+    type Permit = Permit;
+
     fn traits_of(&self, provider: &RenderedProvider) -> ProviderTraits {
         self.providers.traits_of(provider)
     }
 
+    fn try_acquire(
+        &self,
+        operation: Operation,
+        app: &App,
+        provider: &RenderedProvider,
+        client: ClientAddress,
+    ) -> Result<Permit, ProviderError> {
+        self.providers.try_acquire(operation, app, provider, client)
+    }
+
     async fn authorization_url(
         &self,
-        app: &App,
+        permit: &Permit,
         provider: &RenderedProvider,
         request: &Authorization<'_>,
     ) -> Result<String, ProviderError> {
-        self.providers.authorization_url(app, provider, request).await
+        self.providers.authorization_url(permit, provider, request).await
     }
 
     async fn judge_issuer(
         &self,
-        app: &App,
+        permit: &Permit,
         provider: &RenderedProvider,
         iss: Option<&str>,
     ) -> Result<(), ProviderError> {
-        self.providers.judge_issuer(app, provider, iss).await
+        self.providers.judge_issuer(permit, provider, iss).await
     }
 
     async fn exchange(
         &self,
-        app: &App,
+        permit: &Permit,
         provider: &RenderedProvider,
         grant: &Grant<'_>,
     ) -> Result<Vouched, ProviderError> {
-        self.providers.exchange(app, provider, grant).await
+        self.providers.exchange(permit, provider, grant).await
     }
 
     async fn check_token(
         &self,
-        app: &App,
+        permit: &Permit,
         provider: &RenderedProvider,
         token: &str,
         nonce: Option<&str>,
     ) -> Result<Vouched, ProviderError> {
-        self.providers.check_token(app, provider, token, nonce).await
+        self.providers.check_token(permit, provider, token, nonce).await
     }
 }

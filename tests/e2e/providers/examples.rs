@@ -4,7 +4,10 @@ use std::{fs, path::Path};
 
 use latchkey_crds::rendered::RenderedApp;
 use latchkey_server::{
-    domain::{app::App, identity::Authorization},
+    domain::{
+        app::App,
+        identity::{Authorization, Operation},
+    },
     providers::SocialProviders,
 };
 use latchkey_tests::{
@@ -13,7 +16,7 @@ use latchkey_tests::{
 };
 use rcgen::KeyPair;
 
-use super::{CHALLENGE, RENDER_LIMIT};
+use super::{CHALLENGE, RENDER_LIMIT, somebody};
 
 const GUIDES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/providers");
 
@@ -55,6 +58,8 @@ async fn every_preset_has_a_guide_and_an_example_that_is_rendered() {
         let doc = render(&dir.join(preset), &manifest);
         let [provider] = doc.providers.as_slice() else { panic!("{preset}.yaml has one Provider") };
         assert_eq!((provider.name.as_str(), provider.settings.preset.as_str()), (preset, preset));
+        // By what it says of addresses nobody is taken into somebody else's account unless that is sure.
+        assert_eq!(provider.link_by_email, !["slack", "oidc", "oauth2"].contains(&preset), "{preset}");
         assert!(provider.settings.secret.is_some(), "{preset}.yaml: its Secret resolves");
         let has_discovery = PRESETS.iter().any(|shape| shape.preset == preset && shape.issuer.is_some());
         if !has_discovery {
@@ -69,7 +74,9 @@ async fn every_preset_has_a_guide_and_an_example_that_is_rendered() {
                 login_hint: None,
             };
             let providers = SocialProviders::default();
-            let url = providers.authorization_url(&app, &app.doc.providers[0], &request).await.unwrap();
+            let provider = &app.doc.providers[0];
+            let permit = providers.try_acquire(Operation::Redirect, &app, provider, somebody()).unwrap();
+            let url = providers.authorization_url(&permit, provider, &request).await.unwrap();
             assert!(url.starts_with("https://") && url.contains("client_id=paste-the-client-id-here"), "{url}");
         }
     }

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use futures::{StreamExt, stream::FuturesUnordered};
 use latchkey_server::{
     domain::{
         clock::Env,
-        identity::{Away, BadCallback, BadToken, Fault, Place as At, ProviderError, Unusable},
+        identity::{Away, BadCallback, BadToken, Fault, Operation, Place as At, ProviderError, Unusable},
     },
     providers::{ProviderOptions, SocialProviders},
 };
@@ -14,9 +16,11 @@ use rustls::pki_types::{CertificateDer, pem::PemObject};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{Fixture, NONCE, VERIFIER, client_id, options, other_client_id};
+use super::{Fixture, NONCE, VERIFIER, client_id, options, other_client_id, somebody};
 
 const MEBIBYTE: usize = 1024 * 1024;
+/// The largest answer that is read (docs/decisions/0024).
+const MAX_ANSWER: usize = 64 * 1024;
 
 fn at(place: At, fault: Fault) -> ProviderError {
     ProviderError::Answer { place, fault }
@@ -91,7 +95,7 @@ async fn a_provider_stands_where_the_install_allows_it_and_shows_a_certificate_f
     elsewhere.hosts = fixture.upstream.hosts();
     for (options, away) in [(unknown, Away::NameUnknown), (untrusted, Away::Tls), (elsewhere, Away::Tls)] {
         let providers = SocialProviders::new(options, Env::system());
-        let refused = providers.check_token(&fixture.app, fixture.provider(), "a.b.c", None).await;
+        let refused = fixture.check_by(&providers, "a.b.c", None, somebody()).await;
         assert_eq!(refused, Err(ProviderError::Away(away)));
     }
     assert!(fixture.upstream.seen().is_empty());
@@ -257,19 +261,124 @@ async fn a_check_that_names_no_client_is_not_believed() {
     }
 }
 
+/// `aud` names who may be shown a token: another client can have one that is meant for us (RFC 7662, 2.2).
 #[tokio::test]
-async fn an_introspection_may_name_the_audience_where_it_names_no_client() {
-    let fixture = Fixture::new("oidc").await;
-    let token = fixture.upstream.access_token(&client_id("oidc"));
-    for (audience, taken) in [
-        (json!(client_id("oidc")), true),
-        (json!([other_client_id("oidc"), "api"]), true),
-        (json!("api"), false),
-        (json!(["api"]), false),
-    ] {
-        fixture.upstream.script(Place::TokenCheck, Reply::json(&json!({ "active": true, "aud": audience })));
-        assert_eq!(fixture.check(&token, None).await.is_ok(), taken, "{audience}");
+async fn an_audience_does_not_show_to_which_client_a_token_was_issued() {
+    for preset in ["oidc", "oauth2", "gitlab"] {
+        let fixture = Fixture::new(preset).await;
+        let token = fixture.upstream.access_token("theirs");
+        let introspected = async |mut answer: Value| {
+            answer["active"] = json!(true);
+            fixture.upstream.script(Place::TokenCheck, Reply::json(&answer));
+            fixture.check(&token, None).await.map(drop)
+        };
+        let (ours, other) = (client_id(preset), other_client_id(preset));
+        for audience in [json!(ours), json!([ours]), json!([other, "api"]), json!("api")] {
+            let refused = introspected(json!({ "aud": audience })).await;
+            assert_eq!(refused, Err(at(At::TokenCheck, Fault::Incomplete)), "{preset}: {audience}");
+            for party in ["client_id", "azp"] {
+                let refused = introspected(json!({ "aud": audience, party: "theirs" })).await;
+                assert_eq!(refused, Err(ProviderError::Token(BadToken::Audience)), "{preset}: {audience}");
+            }
+        }
+        assert!(fixture.upstream.seen_at(Place::UserInfo).is_empty(), "{preset}");
+        for (party, client) in [("client_id", &ours), ("azp", &ours), ("client_id", &other), ("azp", &other)] {
+            introspected(json!({ "aud": "api", party: client })).await.unwrap();
+        }
     }
+}
+
+/// Documents of about that size that are to cost much: their text, and why they are refused.
+fn hostile(size: usize) -> Vec<(&'static str, String, Fault)> {
+    let fill = |piece: &str| format!("[{}0]", piece.repeat((size - 3) / piece.len()));
+    let keys: Vec<String> = (0..size / 10).map(|number| format!("\"{number}\":0")).collect();
+    vec![
+        ("deep arrays", "[".repeat(size), Fault::TooComplex),
+        ("deep objects", "{\"\":".repeat(size / 5), Fault::TooComplex),
+        ("wide numbers", fill("0,"), Fault::TooComplex),
+        ("wide arrays", fill("[],"), Fault::TooComplex),
+        ("wide objects", fill("{\"\":{}},"), Fault::TooComplex),
+        ("wide texts", fill("\"\","), Fault::TooComplex),
+        ("many keys", format!("{{{}}}", keys.join(",")), Fault::TooComplex),
+        ("one key twice", "{\"active\":true,\"active\":true}".to_owned(), Fault::NotJson),
+        ("a huge number", format!("{{\"keys\":1{}}}", "0".repeat(size - 100)), Fault::NotJson),
+        ("a long text", format!("{{\"keys\":\"{}\"}}", "x".repeat(size - 100)), Fault::Incomplete),
+    ]
+}
+
+#[tokio::test]
+async fn hostile_documents_are_refused_wherever_a_provider_sends_them() {
+    let scripted = |fixture: &Fixture, place, text: &str| {
+        fixture.upstream.script(place, Reply::text(200, "application/json", text.to_owned()));
+    };
+    let oidc = Fixture::new("oidc").await;
+    let github = Fixture::new("github").await;
+    let mut documents = hostile(MAX_ANSWER);
+    documents.push(("a mebibyte", format!("[{}0]", "{\"\":{}},".repeat(MEBIBYTE / 8)), Fault::TooLarge));
+    for (what, text, fault) in documents {
+        // Nothing of a document that is refused is kept, so each is read anew.
+        let fresh = Fixture::new("oidc").await;
+        scripted(&fresh, Place::Discovery, &text);
+        assert_eq!(fresh.redeem("code", VERIFIER, None).await, Err(at(At::Discovery, fault)), "{what}");
+        fresh.upstream.unscript();
+        scripted(&fresh, Place::Keys, &text);
+        assert_eq!(fresh.log_in().await, Err(at(At::Keys, fault)), "{what}");
+
+        scripted(&oidc, Place::TokenCheck, &text);
+        assert_eq!(oidc.check("token", None).await, Err(at(At::TokenCheck, fault)), "{what}");
+        oidc.upstream.unscript();
+        scripted(&oidc, Place::Token, &text);
+        assert_eq!(oidc.redeem("code", VERIFIER, None).await, Err(at(At::Token, fault)), "{what}");
+        oidc.upstream.unscript();
+
+        scripted(&github, Place::UserInfo, &text);
+        assert_eq!(github.log_in().await, Err(at(At::UserInfo, fault)), "{what}");
+        github.upstream.unscript();
+        scripted(&github, Place::Emails, &text);
+        assert_eq!(github.log_in().await, Err(at(At::Emails, fault)), "{what}");
+        github.upstream.unscript();
+    }
+    oidc.log_in().await.expect("the right answers are taken");
+    github.log_in().await.expect("the right answers are taken");
+}
+
+#[tokio::test]
+async fn hostile_tokens_are_refused_before_anything_is_asked_about_them() {
+    let fixture = Fixture::new("microsoft").await;
+    let part = |text: &str| URL_SAFE_NO_PAD.encode(text);
+    let (header, claims) = (part(r#"{"alg":"RS256","kid":"k1"}"#), part(r#"{"sub":"1"}"#));
+    let long = "x".repeat(256);
+    // As long as a token may be, in base64. A long text alone is no reason to refuse one.
+    let documents: Vec<String> = hostile(22_000)
+        .into_iter()
+        .filter(|(.., fault)| *fault != Fault::Incomplete)
+        .map(|(_, text, _)| text)
+        .collect();
+    let mut tokens: Vec<String> = documents.iter().map(|text| format!("{header}.{}.AAAA", part(text))).collect();
+    tokens.extend(documents.iter().map(|text| format!("{}.{claims}.AAAA", part(text))));
+    tokens.push(format!("{}.{claims}.AAAA", part(&format!(r#"{{"alg":"RS256","kid":"{long}"}}"#))));
+    tokens.push(format!("{header}.{claims}.{}", "A".repeat(32 * 1024)));
+    for token in tokens {
+        let refused = fixture.check(&token, None).await;
+        assert_eq!(refused, Err(ProviderError::Token(BadToken::Malformed)), "{}", &token[..80]);
+    }
+    assert!(fixture.upstream.seen_at(Place::Keys).is_empty(), "no key was looked for");
+}
+
+#[tokio::test]
+async fn a_fifth_call_of_one_client_is_turned_away_at_once() {
+    let fixture = Fixture::new("github").await;
+    fixture.upstream.script(Place::TokenCheck, Reply::silent());
+    let client = somebody();
+    let mut calls: FuturesUnordered<_> =
+        (0..5).map(|_| fixture.check_by(&fixture.providers, "token", None, client)).collect();
+    assert_eq!(calls.next().await, Some(Err(ProviderError::Away(Away::TooMany))));
+    assert!(fixture.permit(Operation::Login).is_ok(), "there is room for others");
+    let held: Vec<_> = calls.collect().await;
+    assert_eq!(held, vec![Err(ProviderError::Away(Away::TooSlow)); 4]);
+    fixture.upstream.unscript();
+    let token = fixture.upstream.access_token(&client_id("github"));
+    fixture.check_by(&fixture.providers, &token, None, client).await.expect("its places are free again");
 }
 
 #[tokio::test]
@@ -297,8 +406,8 @@ async fn a_preset_of_a_later_version_is_told_as_such() {
     let fixture = Fixture::new("oidc").await;
     let mut provider = fixture.provider().clone();
     provider.settings.preset = "mastodon".to_owned();
-    let refused = fixture.providers.check_token(&fixture.app, &provider, "token", None).await;
-    assert_eq!(refused, Err(ProviderError::Unusable(Unusable::UnknownPreset)));
+    let refused = fixture.providers.try_acquire(Operation::Login, &fixture.app, &provider, somebody());
+    assert_eq!(refused.err(), Some(ProviderError::Unusable(Unusable::UnknownPreset)));
 }
 
 #[tokio::test]

@@ -19,7 +19,7 @@ use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::TokioIo;
 use latchkey_tests::builders::Provider;
 use serde_json::{Value, json};
-use tokio::{net::TcpListener, task::JoinHandle};
+use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
 use url::Url;
 
 /// Somebody with an account at the provider.
@@ -35,6 +35,8 @@ pub(crate) struct Person {
 pub(crate) struct Upstream {
     addr: SocketAddr,
     script: Arc<Mutex<Script>>,
+    /// The subject that waits at the token endpoint.
+    held: watch::Sender<Option<String>>,
     serving: JoinHandle<()>,
 }
 
@@ -48,6 +50,8 @@ struct Script {
     broken: bool,
     /// How often a code of ours was exchanged, or tried to be.
     exchanges: usize,
+    /// What is answered at a path, whatever is asked.
+    answers: HashMap<&'static str, Bytes>,
 }
 
 struct Login {
@@ -120,8 +124,9 @@ impl Upstream {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let addr = listener.local_addr().expect("it is bound");
         let script = Arc::new(Mutex::new(Script::default()));
-        let serving = tokio::spawn(serve(listener, Arc::clone(&script)));
-        Self { addr, script, serving }
+        let held = watch::Sender::new(None);
+        let serving = tokio::spawn(serve(listener, Arc::clone(&script), held.subscribe()));
+        Self { addr, script, held, serving }
     }
 
     /// The manifest of a client of it.
@@ -164,6 +169,16 @@ impl Upstream {
         self.lock().broken = broken;
     }
 
+    /// From now on every answer at that path is this.
+    pub(crate) fn answer(&self, path: &'static str, body: impl Into<Bytes>) {
+        self.lock().answers.insert(path, body.into());
+    }
+
+    /// Nobody who logs in as that subject is answered at the token endpoint; with `None` all who wait are.
+    pub(crate) fn hold(&self, subject: Option<&str>) {
+        self.held.send_replace(subject.map(str::to_owned));
+    }
+
     pub(crate) fn exchanges(&self) -> usize {
         self.lock().exchanges
     }
@@ -179,17 +194,21 @@ impl Drop for Upstream {
     }
 }
 
-async fn serve(listener: TcpListener, script: Arc<Mutex<Script>>) {
+async fn serve(listener: TcpListener, script: Arc<Mutex<Script>>, held: watch::Receiver<Option<String>>) {
     while let Ok((stream, _)) = listener.accept().await {
-        let script = Arc::clone(&script);
+        let (script, held) = (Arc::clone(&script), held.clone());
         tokio::spawn(async move {
-            let answering = service_fn(move |request| answer(Arc::clone(&script), request));
+            let answering = service_fn(move |request| answer(Arc::clone(&script), held.clone(), request));
             drop(hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), answering).await);
         });
     }
 }
 
-async fn answer(script: Arc<Mutex<Script>>, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+async fn answer(
+    script: Arc<Mutex<Script>>,
+    mut held: watch::Receiver<Option<String>>,
+    request: Request<Incoming>,
+) -> Result<Response<Full<Bytes>>, Infallible> {
     let path = request.uri().path().to_owned();
     let bearer = request.headers().get(AUTHORIZATION).and_then(|field| field.to_str().ok());
     let client = bearer.and_then(|field| field.strip_prefix("Basic ")).and_then(|basic| STANDARD.decode(basic).ok());
@@ -198,7 +217,16 @@ async fn answer(script: Arc<Mutex<Script>>, request: Request<Incoming>) -> Resul
     let bearer = bearer.and_then(|field| field.strip_prefix("Bearer ")).map(str::to_owned);
     let body = request.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
     let form: HashMap<String, String> = url::form_urlencoded::parse(&body).into_owned().collect();
+    if path == "/token" {
+        let subject = script.lock().unwrap_or_else(PoisonError::into_inner).arrived(&form);
+        // Nobody holds once the provider is gone.
+        drop(held.wait_for(|held| held.is_none() || *held != subject).await);
+    }
     let mut script = script.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(body) = script.answers.get(path.as_str()) {
+        let response = Response::builder().header("content-type", "application/json").body(Full::new(body.clone()));
+        return Ok(response.expect("a plain response"));
+    }
     let (status, body) = if script.broken {
         (StatusCode::INTERNAL_SERVER_ERROR, json!({ "error": "tell-tale" }))
     } else {
@@ -222,12 +250,18 @@ async fn answer(script: Arc<Mutex<Script>>, request: Request<Incoming>) -> Resul
 // === impl Script ===
 
 impl Script {
-    fn exchange(&mut self, form: &HashMap<String, String>) -> (StatusCode, Value) {
-        let field = |name: &str| form.get(name).map(String::as_str).unwrap_or_default();
+    /// Counts an exchange; who logs in by its code.
+    fn arrived(&mut self, form: &HashMap<String, String>) -> Option<String> {
+        let code = form.get("code").map(String::as_str).unwrap_or_default();
         // A made-up code, by which servers learn whether the client is known, is none of a login.
-        if field("code").starts_with("code-") {
+        if code.starts_with("code-") {
             self.exchanges += 1;
         }
+        self.codes.get(code).map(|login| login.person.subject.clone())
+    }
+
+    fn exchange(&mut self, form: &HashMap<String, String>) -> (StatusCode, Value) {
+        let field = |name: &str| form.get(name).map(String::as_str).unwrap_or_default();
         let challenge = URL_SAFE_NO_PAD.encode(digest(&SHA256, field("code_verifier").as_bytes()));
         // Once, as every provider does.
         let login = self.codes.remove(field("code")).filter(|login| {

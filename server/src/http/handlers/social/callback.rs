@@ -78,10 +78,12 @@ async fn end<S: Ports>(
         sealed: kept.iter().filter(|cookie| cookie.is_of(&id)).map(|cookie| cookie.value).collect(),
     };
     let ended = social::callback(&state.stores, &state.env, app, provider, &request.caller, returned).await;
-    // A state that was sent to the wrong place has used nothing up: the flow may still come back to its own.
+    // What was sent to the wrong place, or found no room, has used nothing up: the flow may still come back.
     let cleared = match &ended {
-        Err(CallbackError::InvalidState) => Vec::new(),
-        Ok(_) | Err(CallbackError::RedirectUrl(_) | CallbackError::Trouble(_)) => cookies.end(&kept, &id),
+        Err(CallbackError::InvalidState) | Ok(Ended { used: false, .. }) => Vec::new(),
+        Ok(Ended { used: true, .. }) | Err(CallbackError::RedirectUrl(_) | CallbackError::Trouble(_)) => {
+            cookies.end(&kept, &id)
+        }
     };
     match ended.map_err(problem).and_then(|ended| answer(app, ended)) {
         Ok(response) => Ok(super::with_headers(response, cleared)),
@@ -90,7 +92,7 @@ async fn end<S: Ports>(
 }
 
 fn answer(app: &App, ended: Ended) -> Result<Response, Problem> {
-    let Ended { target, place, app_state, outcome } = ended;
+    let Ended { target, place, app_state, used: _, outcome } = ended;
     let Some(target) = target else {
         return match outcome {
             Ok(Given::Session(signed_up)) => {
