@@ -25,18 +25,37 @@ const SLACK_SECONDS: i64 = 60;
 /// Unbound flows that one client address may begin (contract, 5), and the /48 of an IPv6 one.
 const PER_CLIENT: Window = Window { count: 30, window_seconds: 60 };
 const PER_SITE: Window = Window { count: 300, window_seconds: 60 };
-/// Unbound flows of one App that may be alive (contract, 5).
-const PER_APP: Window = Window { count: 10_000, window_seconds: 600 };
+/// Unbound flows of one App that are kept (contract, 5). One more takes the place of the oldest of the client address
+/// that has the most.
+const MAX_KEPT: u32 = 10_000;
 /// How long a code that was used is remembered: a second use in that time ends its session.
 const USED_SECONDS: i64 = 24 * 60 * 60;
 
-/// Where an App's unbound flows are: in one slot, so that they can be counted.
-fn kept_key(app: &AppId, id: &FlowId) -> String {
-    format!("lk:{{{app}:flows}}:flow:{}", id.as_str())
+/// The keys of an App's unbound flows: in one slot, so that they can be counted.
+struct Keys {
+    /// Ids by their end, the client address of each id, and the number of each client address.
+    indexes: [String; 3],
+    /// Of a flow, without its id.
+    flow: String,
+    /// Of the ids of one client address, without it.
+    of_client: String,
 }
 
-fn alive_key(app: &AppId) -> String {
-    format!("lk:{{{app}:flows}}:alive")
+impl Keys {
+    fn of(app: &AppId) -> Self {
+        let key = |name: &str| format!("lk:{{{app}:flows}}:{name}");
+        Self { indexes: ["alive", "clients", "counts"].map(key), flow: key("flow:"), of_client: key("of:") }
+    }
+
+    fn flow(&self, id: &FlowId) -> String {
+        format!("{}{}", self.flow, id.as_str())
+    }
+}
+
+/// What a flow counts for when the heaviest is looked for: the IPv4 address, or the /48 of an IPv6 one. A site has 65,536
+/// client addresses and would never weigh anything by the /64.
+fn weighed_by(client: ClientAddress) -> String {
+    hashed(&client.site().map_or_else(|| client.to_string(), |site| site.to_string()))
 }
 
 fn used_key(app: &AppId, id: &FlowId) -> String {
@@ -63,8 +82,8 @@ fn too_many(name: &'static str, window: Window, millis: i64) -> TooManyFlows {
 // === impl Redis ===
 
 impl Redis {
-    /// Counts one more unbound flow of a client address, or nothing at all; the answer takes it back.
-    async fn count_flow(&self, app: &AppId, client: ClientAddress) -> Result<Pipeline, KeepError> {
+    /// Counts one more unbound flow of a client address, or nothing at all.
+    async fn count_flow(&self, app: &AppId, client: ClientAddress) -> Result<(), KeepError> {
         let counters = counters(app, client);
         let mut commands = Pipeline::new();
         for (key, window) in &counters {
@@ -83,7 +102,7 @@ impl Redis {
                 taken.add_command(call(&self.scripts().give_back, std::slice::from_ref(key), &arguments));
             }
         }
-        let Some(refused) = refused else { return Ok(taken) };
+        let Some(refused) = refused else { return Ok(()) };
         if !taken.is_empty() {
             self.send(Operation::GiveBack, &taken).await?;
         }
@@ -94,52 +113,51 @@ impl Redis {
 impl Flows for Stores {
     async fn keep_flow(&self, app: &AppId, id: &FlowId, sealed: &str, client: ClientAddress) -> Result<(), KeepError> {
         let redis = &self.redis;
-        let taken = redis.count_flow(app, client).await?;
+        redis.count_flow(app, client).await?;
+        let keys = Keys::of(app);
         let arguments = [
             redis.offset_millis(),
+            keys.flow,
+            keys.of_client,
             (FLOW_SECONDS * 1000).to_string(),
-            PER_APP.count.to_string(),
+            MAX_KEPT.to_string(),
             id.as_str().to_owned(),
             sealed.to_owned(),
+            weighed_by(client),
         ];
-        let mut commands = Pipeline::new();
-        commands.add_command(call(&redis.scripts().keep_flow, &[alive_key(app), kept_key(app, id)], &arguments));
-        let values = redis.send(Operation::KeepFlow, &commands).await?;
-        match values.as_slice() {
-            [Value::Int(0)] => Ok(()),
-            [Value::Int(wait)] => {
-                redis.send(Operation::GiveBack, &taken).await?;
-                Err(too_many("unboundFlowsPerApp", PER_APP, *wait).into())
-            }
+        match redis.ask(Operation::KeepFlow, call(&redis.scripts().keep_flow, &keys.indexes, &arguments)).await? {
+            Value::Int(_) => Ok(()),
             _ => Err(redis.unreadable().into()),
         }
     }
 
     async fn find_flow(&self, app: &AppId, id: &FlowId) -> Result<Option<String>, StoreError> {
         let mut commands = Pipeline::new();
-        commands.cmd("GET").arg(kept_key(app, id));
+        commands.cmd("GET").arg(Keys::of(app).flow(id));
         let values = self.redis.send(Operation::FindFlow, &commands).await?;
         let value = values.into_iter().next().ok_or_else(|| self.redis.unreadable())?;
         redis::from_redis_value(value).map_err(|_| self.redis.unreadable())
     }
 
     async fn use_flow(&self, app: &AppId, id: &FlowId, binding: Binding) -> Result<bool, StoreError> {
-        let mut commands = Pipeline::new();
-        match binding {
+        let redis = &self.redis;
+        let command = match binding {
             Binding::Browser => {
                 let life = FLOW_SECONDS + SLACK_SECONDS;
-                commands.cmd("SET").arg(used_key(app, id)).arg(1).arg("NX").arg("EX").arg(life);
+                let mut command = redis::cmd("SET");
+                command.arg(used_key(app, id)).arg(1).arg("NX").arg("EX").arg(life);
+                command
             }
             Binding::None => {
-                commands.cmd("DEL").arg(kept_key(app, id));
-                commands.cmd("ZREM").arg(alive_key(app)).arg(id.as_str());
+                let keys = Keys::of(app);
+                let arguments = [id.as_str().to_owned(), keys.flow, keys.of_client];
+                call(&redis.scripts().use_flow, &keys.indexes, &arguments)
             }
-        }
-        let values = self.redis.send(Operation::UseFlow, &commands).await?;
-        match values.first() {
-            Some(Value::Okay | Value::Int(1)) => Ok(true),
-            Some(Value::Nil | Value::Int(0)) => Ok(false),
-            Some(_) | None => Err(self.redis.unreadable()),
+        };
+        match redis.ask(Operation::UseFlow, command).await? {
+            Value::Okay | Value::Int(1) => Ok(true),
+            Value::Nil | Value::Int(0) => Ok(false),
+            _ => Err(redis.unreadable()),
         }
     }
 

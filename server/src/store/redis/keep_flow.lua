@@ -1,12 +1,33 @@
--- Keeps a flow that no browser holds. KEYS: the index of the App's flows that are alive, the flow.
--- ARGV: offset (ms), life (ms), most alive, the flow's id, the flow.
--- Answers 0 or, where as many are alive as may be, the ms until the oldest ends.
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
-if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[3]) then
-  local oldest = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
-  return math.max(math.ceil(oldest[2] - now), 1)
+-- Keeps a flow that no browser holds. Where as many are alive as may be, the oldest of the client address with the most
+-- makes room: so whoever fills the App's places takes them from nobody but itself. The work is bounded: each call forgets
+-- at most 64 flows that have ended and one or two that have not.
+-- KEYS: see forget_flow.lua. ARGV: offset (ms), the two keys of forget_flow.lua, life (ms), most alive, the flow's id, the
+-- flow, its client address. Answers how many were forgotten to make room.
+local life, most, id, client = ARGV[4], tonumber(ARGV[5]), ARGV[6], ARGV[8]
+for _, ended in ipairs(redis.call('ZRANGEBYSCORE', keys.alive, '-inf', now, 'LIMIT', 0, 64)) do
+  forget(keys, ended)
 end
-redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[4])
-redis.call('PEXPIRE', KEYS[1], ARGV[2])
-redis.call('SET', KEYS[2], ARGV[5], 'PX', ARGV[2])
-return 0
+local forgotten = 0
+if redis.call('ZCARD', keys.alive) >= most then
+  local heaviest = redis.call('ZREVRANGE', keys.counts, 0, 0)[1]
+  local oldest = heaviest and redis.call('ZRANGE', keys.of .. heaviest, 0, 0)[1]
+  if oldest then
+    forget(keys, oldest)
+    forgotten = 1
+  end
+  -- A server of an older version keeps no counts.
+  if redis.call('ZCARD', keys.alive) >= most then
+    forget(keys, redis.call('ZRANGE', keys.alive, 0, 0)[1])
+    forgotten = forgotten + 1
+  end
+end
+local ends = now + life
+redis.call('ZADD', keys.alive, ends, id)
+redis.call('ZADD', keys.of .. client, ends, id)
+redis.call('HSET', keys.clients, id, client)
+redis.call('ZINCRBY', keys.counts, 1, client)
+for _, key in ipairs({ keys.alive, keys.clients, keys.counts, keys.of .. client }) do
+  redis.call('PEXPIRE', key, life)
+end
+redis.call('SET', keys.flow .. id, ARGV[7], 'PX', life)
+return forgotten

@@ -104,7 +104,8 @@ scripts! {
     profile = "session.lua" "profile.lua";
     take = "now.lua" "windows.lua" "take.lua";
     give_back = "give_back.lua";
-    keep_flow = "now.lua" "keep_flow.lua";
+    keep_flow = "now.lua" "forget_flow.lua" "keep_flow.lua";
+    use_flow = "forget_flow.lua" "use_flow.lua";
     refuse = "now.lua" "refuse.lua";
     due = "now.lua" "due.lua";
 }
