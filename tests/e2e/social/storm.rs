@@ -105,10 +105,9 @@ async fn hostile_answers_cost_little_memory() {
     social.login(&grace()).await.expect(StatusCode::OK);
     let ada = Person::verified("2", "ada@example.com");
     let before = peak(social.shop.stack.server());
-    let one_mebibyte = format!("[{}0]", "{\"\":{}},".repeat(1024 * 1024 / 8));
-    // The largest that is read.
-    let readable = format!("[{}0]", "{\"\":{}},".repeat(64 * 1024 / 8 - 1));
-    assert!(readable.len() <= 64 * 1024);
+    let of_kibibytes = |size: usize| format!("[{}0]", "{\"\":{}},".repeat(size * 1024 / 8 - 1));
+    // Far more than is read, and the most that is.
+    let (one_mebibyte, readable) = (of_kibibytes(1024), of_kibibytes(64));
     // The introspection comes first, so it answers as it should while the profile does not.
     for path in ["/userinfo", "/introspect"] {
         for body in [&one_mebibyte, &readable] {
