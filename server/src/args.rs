@@ -8,6 +8,8 @@ use latchkey_crds::types::IssuerUrl;
 use url::Url;
 use uuid::Uuid;
 
+use crate::memory;
+
 /// The login API of Latchkey.
 #[derive(Debug, Parser)]
 #[command(name = "latchkey-server", version, max_term_width = 100)]
@@ -123,6 +125,18 @@ pub struct Serve {
     /// Networks of the proxies whose X-Forwarded-For is believed, comma-separated.
     #[arg(long, env = "LATCHKEY_TRUSTED_PROXIES", value_delimiter = ',')]
     pub trusted_proxies: Vec<IpNet>,
+    /// Believe the sampled flag of a `traceparent` that comes from a listed proxy. Only if the proxy sets that header
+    /// itself: one that passes it on lets any client decide what is traced.
+    #[arg(long, env = "LATCHKEY_TRUST_TRACEPARENT")]
+    pub trust_traceparent: bool,
+    /// Connections that one client address (of IPv6: one /64) can have at a time on a listener, unless it is a listed
+    /// proxy. At most an eighth of all.
+    #[arg(long, env = "LATCHKEY_CONNECTIONS_PER_CLIENT", default_value_t = 256, value_parser = connections)]
+    pub connections_per_client: usize,
+    /// Memory that this process can use, such as 256Mi: from it follow how many connections it takes and how much requests
+    /// can hold. Default: the limit of its cgroup, or the memory of the machine.
+    #[arg(long, env = "LATCHKEY_MEMORY_LIMIT", value_parser = memory::parse)]
+    pub memory_limit: Option<u64>,
     /// Private networks that Apps' mail relays and social providers may be in, comma-separated.
     #[arg(long, env = "LATCHKEY_PRIVATE_CIDRS", value_delimiter = ',')]
     pub private_cidrs: Vec<IpNet>,
@@ -151,6 +165,10 @@ fn host_at(text: &str) -> Result<(String, SocketAddr), String> {
     let (host, address) = text.split_once('=').ok_or("is not HOST=ADDRESS")?;
     let address = address.parse().map_err(|_| "has no address such as 127.0.0.1:8443 after the =")?;
     Ok((host.to_owned(), address))
+}
+
+fn connections(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "is not a number from 1 up".to_owned())
 }
 
 fn seconds(text: &str) -> Result<Duration, std::num::ParseIntError> {

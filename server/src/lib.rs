@@ -13,6 +13,7 @@ pub mod hashing;
 pub mod http;
 pub mod json;
 pub mod mail;
+pub mod memory;
 pub mod outbound;
 pub mod providers;
 pub mod retention;

@@ -20,8 +20,9 @@ use latchkey_server::{
     deletion,
     domain::{clock::Env, gate::Gate},
     hashing::{Hashing, HashingOptions},
-    http::{self, Drain, HttpMetrics, Readiness},
+    http::{self, Budgets, Drain, HttpMetrics, Readiness},
     mail::{InstallRelay, MailMetrics, MailSettings, Worker},
+    memory,
     outbound::{Reach, proxy::Proxy},
     providers::{ProviderOptions, Reports, SocialProviders},
     retention::RetentionMetrics,
@@ -147,6 +148,9 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     let mail_metrics = MailMetrics::register(&mut registry);
     let worker = Worker::new(stores.clone(), Arc::clone(&apps), Arc::new(Env::system()), mail_settings, mail_metrics);
     let http_metrics = HttpMetrics::register(&mut registry);
+    let memory = serve.memory_limit.unwrap_or_else(memory::limit);
+    let budgets = Budgets::new(memory, serve.connections_per_client);
+    HttpMetrics::register_budgets(&mut registry, &budgets);
 
     let gate = Gate::default();
     let state = Arc::new(State { apps, stores, env: Env::system(), settings, callers, gate });
@@ -163,14 +167,17 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     let ops_service = http::ops_service(
         Arc::clone(&state),
         http_metrics.clone(),
+        Arc::clone(&budgets),
         registry,
         Arc::clone(&readiness),
         Arc::clone(&reports),
         &ops_drain,
     );
     let requests = TaskTracker::new();
-    requests.spawn(http::serve(public, http::public_service(Arc::clone(&state), http_metrics.clone()), drain.clone()));
-    requests.spawn(http::serve(admin, http::admin_service(Arc::clone(&state), http_metrics), drain.clone()));
+    let public_service = http::public_service(Arc::clone(&state), http_metrics.clone(), Arc::clone(&budgets));
+    requests.spawn(http::serve(public, public_service, drain.clone()));
+    let admin_service = http::admin_service(Arc::clone(&state), http_metrics, budgets);
+    requests.spawn(http::serve(admin, admin_service, drain.clone()));
     requests.close();
     let operations = tokio::spawn(http::serve(ops, ops_service, ops_drain.clone()));
     let stop = CancellationToken::new();
@@ -185,6 +192,7 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     let audit = tokio::spawn(audit).abort_handle();
     let checks = state.stores.providers.clone().run_checks(Arc::clone(&state.apps), reports);
     let checks = tokio::spawn(checks).abort_handle();
+    info!(memory_mib = memory >> 20, "connections and requests are bounded by the memory");
     info!(public = %serve.public_addr, admin = %serve.admin_addr, ops = %serve.ops_addr, "listening");
 
     asked_to_stop().await?;
@@ -337,7 +345,8 @@ fn settings(serve: &Serve) -> Result<Settings> {
         bail!("--base-url is http; use https, or --allow-insecure for development");
     }
     let pod_uid = serve.pod_uid.clone().unwrap_or_else(|| Env::system().uuid().to_string());
-    Ok(Settings { base_url, trusted_proxies: serve.trusted_proxies.clone(), pod_uid })
+    let trusted_proxies = serve.trusted_proxies.clone();
+    Ok(Settings { base_url, trusted_proxies, trusts_traceparent: serve.trust_traceparent, pod_uid })
 }
 
 fn database_url(database: &Database) -> Result<UrlSource> {

@@ -381,6 +381,8 @@ async fn behind_listed_proxies_the_address_is_read_from_the_right_past_them() {
         &["garbage, 203.0.113.7"],
         &["198.51.100.3", "203.0.113.7", "10.9.9.9, 127.0.0.9"],
         &["::ffff:203.0.113.7"],
+        &["203.0.113.7:49152"],
+        &["[::ffff:203.0.113.7]:443, 10.1.2.3:80"],
     ] {
         limited(login_from(&one, &app, forged).await, "loginsPerClient", 2, HOUR);
     }

@@ -29,6 +29,8 @@ mod concurrency;
 #[cfg(test)]
 mod confirm;
 #[cfg(test)]
+mod connections;
+#[cfg(test)]
 mod control_plane;
 #[cfg(test)]
 mod cors;

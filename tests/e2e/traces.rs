@@ -185,9 +185,34 @@ async fn no_secret_and_no_address_reaches_a_collector() {
 }
 
 #[tokio::test]
-async fn what_the_caller_does_not_sample_is_not_told_and_what_is_malformed_is_passed_over() {
+async fn the_sampled_flag_of_a_public_caller_does_not_decide_what_is_exported() {
     let collector = Collector::start().await.unwrap();
-    let shop = shop(&collector).await;
+    let app = app();
+    // The clients are listed proxies, which alone is not enough.
+    let traced = |sampler| {
+        let proxies = ["--trusted-proxies", "127.0.0.0/8"];
+        traced(&app, &collector.endpoint()).env("OTEL_TRACES_SAMPLER", sampler).args(proxies)
+    };
+    let never = Shop { stack: traced("parentbased_always_off").start().await, app: app.clone() };
+    let sampled = format!("00-{TRACE}-{CALLER}-01");
+    log_in(&never, &never.client(), PASSWORD, &sampled).await.expect(StatusCode::UNAUTHORIZED);
+    // What it has is sent when it ends.
+    assert!(never.stack.server().terminate().await.is_some_and(|status| status.success()));
+    assert!(collector.spans().is_empty(), "{:#?}", collector.spans());
+
+    let always = Shop { stack: traced("parentbased_always_on").start().await, app: app.clone() };
+    let unsampled = format!("00-{TRACE}-{CALLER}-00");
+    log_in(&always, &always.client(), PASSWORD, &unsampled).await.expect(StatusCode::UNAUTHORIZED);
+    let span = collector.wait_for("the login", |told| told.trace_id() == TRACE && is_server(told)).await;
+    assert_eq!(span.parent(), CALLER, "the trace is the caller's");
+}
+
+#[tokio::test]
+async fn what_a_trusted_caller_does_not_sample_is_not_told_and_what_is_malformed_is_passed_over() {
+    let collector = Collector::start().await.unwrap();
+    let app = app();
+    let flags = ["--trusted-proxies", "127.0.0.0/8", "--trust-traceparent"];
+    let shop = Shop { stack: traced(&app, &collector.endpoint()).args(flags).start().await, app };
     let client = shop.client();
     let unsampled = format!("00-{TRACE}-{CALLER}-00");
     log_in(&shop, &client, PASSWORD, &unsampled).await.expect(StatusCode::UNAUTHORIZED);

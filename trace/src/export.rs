@@ -88,6 +88,7 @@ impl Export {
         let exporter = Told { exporter: exporter(&settings, runtime.handle())?, away: AtomicBool::new(false) };
         let provider = SdkTracerProvider::builder()
             .with_resource(resource(service, version))
+            .with_sampler(settings.sampler.clone())
             .with_span_processor(BatchSpanProcessor::builder(exporter).build())
             .build();
         if settings.propagates {

@@ -4,6 +4,7 @@
 
 mod export;
 mod link;
+mod sampler;
 mod settings;
 
 pub use export::{Export, Unusable};

@@ -11,10 +11,16 @@ use opentelemetry_http::{HeaderExtractor, HeaderInjector};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
+use crate::sampler::UntrustedParent;
+
 /// Makes a new span the child of the caller's, which `traceparent` names. One that is malformed names none.
-pub fn continue_from(span: &Span, headers: &HeaderMap) {
+///
+/// `trusted`: the caller's sampled flag counts as the sampler's name says. Otherwise the sampler decides as for a trace
+/// that begins here.
+pub fn continue_from(span: &Span, headers: &HeaderMap, trusted: bool) {
     let parent = global::get_text_map_propagator(|propagator| propagator.extract(&HeaderExtractor(headers)));
     if parent.span().span_context().is_valid() {
+        let parent = if trusted { parent } else { parent.with_value(UntrustedParent) };
         // Fails where the span has begun to be used, or is none of ours.
         let _ = span.set_parent(parent);
     }

@@ -4,19 +4,12 @@ use std::{path::PathBuf, time::Duration};
 
 use http::Uri;
 
+use crate::sampler::EnvSampler;
+
 /// The default of the specification, as of the SDK.
 const TIMEOUT: Duration = Duration::from_secs(10);
-const SAMPLERS: [&str; 6] = [
-    "always_on",
-    "always_off",
-    "traceidratio",
-    "parentbased_always_on",
-    "parentbased_always_off",
-    "parentbased_traceidratio",
-];
-
 /// Where spans go, and how.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Settings {
     pub(crate) protocol: Protocol,
     /// For gRPC; over HTTP a path may have to be added to it, which the exporter does.
@@ -27,6 +20,8 @@ pub(crate) struct Settings {
     pub(crate) authorities: Option<PathBuf>,
     /// Whether `traceparent` is read and written.
     pub(crate) propagates: bool,
+    /// Which traces are exported.
+    pub(crate) sampler: EnvSampler,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,15 +91,19 @@ impl Settings {
         }
         let authorities = either("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "OTEL_EXPORTER_OTLP_CERTIFICATE");
         let sampler = get("OTEL_TRACES_SAMPLER");
-        if sampler.as_deref().is_some_and(|sampler| !SAMPLERS.contains(&sampler)) {
-            return Err(bad("OTEL_TRACES_SAMPLER", "is none of those that docs/operations.md lists"));
-        }
-        if sampler.is_some_and(|sampler| sampler.ends_with("traceidratio")) {
-            let ratio = get("OTEL_TRACES_SAMPLER_ARG").map(|ratio| ratio.parse::<f64>());
-            if ratio.is_some_and(|ratio| !ratio.is_ok_and(|ratio| (0.0..=1.0).contains(&ratio))) {
-                return Err(bad("OTEL_TRACES_SAMPLER_ARG", "is not a number from 0 to 1"));
+        let sampler = sampler.as_deref().unwrap_or("parentbased_always_on");
+        let root = sampler.strip_prefix("parentbased_");
+        let ratio = match root.unwrap_or(sampler) {
+            "always_on" => 1.0,
+            "always_off" => 0.0,
+            "traceidratio" => {
+                let ratio = get("OTEL_TRACES_SAMPLER_ARG").map_or(Ok(1.0), |ratio| ratio.parse::<f64>()).ok();
+                let is_ratio = |ratio: &f64| (0.0..=1.0).contains(ratio);
+                ratio.filter(is_ratio).ok_or(bad("OTEL_TRACES_SAMPLER_ARG", "is not a number from 0 to 1"))?
             }
-        }
+            _ => return Err(bad("OTEL_TRACES_SAMPLER", "is none of those that docs/operations.md lists")),
+        };
+        let sampler = EnvSampler { ratio, is_parent_based: root.is_some() };
         // Baggage, the other default, is read by nobody here.
         let propagators = get("OTEL_PROPAGATORS").unwrap_or_else(|| "tracecontext".to_owned());
         Ok(Some(Self {
@@ -112,6 +111,7 @@ impl Settings {
             endpoint,
             timeout,
             authorities: authorities.map(|(_, path)| path.into()),
+            sampler,
             propagates: propagators.split(',').any(|name| name.trim() == "tracecontext"),
         }))
     }
@@ -141,6 +141,7 @@ mod tests {
                 timeout: Duration::from_secs(10),
                 authorities: None,
                 propagates: true,
+                sampler: EnvSampler { ratio: 1.0, is_parent_based: true },
             }))
         );
     }
@@ -191,7 +192,8 @@ mod tests {
         }
         let sampled =
             |ratio| read(&[ENDPOINT, ("OTEL_TRACES_SAMPLER", "traceidratio"), ("OTEL_TRACES_SAMPLER_ARG", ratio)]);
-        assert!(sampled("0.25").is_ok());
+        let sampler = sampled("0.25").unwrap().unwrap().sampler;
+        assert_eq!(sampler, EnvSampler { ratio: 0.25, is_parent_based: false });
         assert_eq!(sampled("1.5").unwrap_err().variable, "OTEL_TRACES_SAMPLER_ARG");
     }
 

@@ -8,15 +8,18 @@ use http::{
     header::{CONNECTION, CONTENT_LENGTH, USER_AGENT, X_CONTENT_TYPE_OPTIONS},
 };
 use hyper::body::{Body as _, Incoming};
-use tokio::time::Instant;
+use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 use tokio_util::task::TaskTracker;
 use tracing::{Instrument, Span, debug, error, info, info_span, warn};
 
 use super::{
+    budgets::{Budgets, ConnectionPlace, ConnectionPlaces, Place},
     cors::Cors,
     error::{Chain, Problem},
     metrics::{HttpMetrics, method_name},
     patience::Times,
+    quota::Exhausted,
+    refusals::HeldRefusal,
     request::Inbound,
     response::{Body, Response, X_REQUEST_ID, full},
     traced,
@@ -35,6 +38,7 @@ const REQUEST_ID_CHARS: usize = 128;
 #[derive(Clone)]
 pub struct Service {
     door: Arc<dyn Answer>,
+    places: Arc<ConnectionPlaces>,
     /// Requests go on when their client hangs up: what they began, they finish.
     running: TaskTracker,
     times: Times,
@@ -75,6 +79,8 @@ pub trait Endpoints: Send + Sync + 'static {
     const LISTENER: &'static str;
     /// Whether its requests have spans, where they are exported.
     const TRACED: bool = true;
+    /// Whether its callers decide whether a trace is sampled.
+    const TRUSTS_SAMPLING: bool = false;
 
     fn find(&self, method: &Method, path: &str) -> Lookup<Self::Route>;
 
@@ -108,13 +114,27 @@ trait Answer: Send + Sync {
         self: Arc<Self>,
         request: Request<Incoming>,
         peer: IpAddr,
+        alone: bool,
         body_time: Duration,
-    ) -> Pin<Box<dyn Future<Output = Response> + Send>>;
+    ) -> Pin<Box<dyn Future<Output = Answered> + Send>>;
 
     /// What is written to a client whose headers did not come in time.
     fn head_timed_out(&self) -> Vec<u8>;
 
+    /// What is written to a client whose headers do not fit the budget.
+    fn head_refused(&self) -> Vec<u8>;
+
+    fn budgets(&self) -> &Budgets;
+
+    fn is_proxy(&self, peer: IpAddr) -> bool;
+
     fn metrics(&self) -> (&HttpMetrics, &'static str);
+}
+
+/// An answer, and whether it is held before it is sent.
+pub(super) struct Answered {
+    pub(super) response: Response,
+    pub(super) held: Option<HeldRefusal>,
 }
 
 /// A handler broke; the panic hook has told where.
@@ -126,6 +146,7 @@ struct Door<E, S> {
     endpoints: E,
     state: Arc<State<S>>,
     metrics: HttpMetrics,
+    budgets: Arc<Budgets>,
 }
 
 // === impl Service ===
@@ -135,15 +156,55 @@ impl Service {
         endpoints: E,
         state: Arc<State<S>>,
         metrics: HttpMetrics,
+        budgets: Arc<Budgets>,
+        places: Arc<ConnectionPlaces>,
     ) -> Self {
-        Self { door: Arc::new(Door { endpoints, state, metrics }), running: TaskTracker::new(), times: Times::DEFAULT }
+        let door = Arc::new(Door { endpoints, state, metrics, budgets });
+        Self { door, places, running: TaskTracker::new(), times: Times::DEFAULT }
     }
 
-    /// Answers one request, in a task of its own.
-    pub(super) async fn answer(&self, request: Request<Incoming>, peer: IpAddr) -> Response {
-        let answer = Arc::clone(&self.door).answer(request, peer, self.times.body);
+    /// Answers one request, in a task of its own, which keeps the place of its connection. `alone`: it is the only one of
+    /// its connection.
+    pub(super) async fn answer(
+        &self,
+        request: Request<Incoming>,
+        peer: IpAddr,
+        alone: bool,
+        place: Arc<Place>,
+    ) -> Answered {
+        let answer = Arc::clone(&self.door).answer(request, peer, alone, self.times.body);
+        let answer = answer.inspect(move |_| drop(place));
         // Panics are caught inside; a task ends without an answer only when the runtime goes down.
-        self.running.spawn(answer).await.unwrap_or_else(|_| Problem::server_error().respond(""))
+        let broken = |_| Answered { response: Problem::server_error().respond(""), held: None };
+        self.running.spawn(answer).await.unwrap_or_else(broken)
+    }
+
+    /// Waits until there is a place for a connection.
+    pub(super) async fn free_place(&self) -> OwnedSemaphorePermit {
+        self.places.free_place().await
+    }
+
+    /// Gives the place to a connection of that peer.
+    ///
+    /// # Errors
+    ///
+    /// [`Exhausted`] if the peer has its number of connections.
+    pub(super) fn admit(&self, free: OwnedSemaphorePermit, peer: IpAddr) -> Result<ConnectionPlace, Exhausted> {
+        let admitted = self.places.admit(free, peer, self.door.is_proxy(peer), self.door.budgets());
+        if admitted.is_err() {
+            let (metrics, listener) = self.door.metrics();
+            metrics.connection_refused(listener, "client");
+        }
+        admitted
+    }
+
+    pub(super) fn head_refused(&self) -> Vec<u8> {
+        self.door.head_refused()
+    }
+
+    pub(super) fn http2_refused(&self) {
+        let (metrics, listener) = self.door.metrics();
+        metrics.connection_refused(listener, "http2");
     }
 
     pub(super) fn head_timed_out(&self) -> Vec<u8> {
@@ -183,22 +244,29 @@ impl<E: Endpoints, S: Send + Sync + 'static> Answer for Door<E, S> {
         self: Arc<Self>,
         request: Request<Incoming>,
         peer: IpAddr,
+        alone: bool,
         body_time: Duration,
-    ) -> Pin<Box<dyn Future<Output = Response> + Send>> {
-        Box::pin(async move { self.pass(request, peer, body_time).await })
+    ) -> Pin<Box<dyn Future<Output = Answered> + Send>> {
+        Box::pin(async move { self.pass(request, peer, alone, body_time).await })
     }
 
     fn head_timed_out(&self) -> Vec<u8> {
         self.metrics.head_timed_out(E::LISTENER);
-        let id = self.state.env.uuid().to_string();
         let problem = Problem::invalid_request("the headers did not come in time");
-        let body = problem.with_status(StatusCode::REQUEST_TIMEOUT).json(&id);
-        let head = format!(
-            "HTTP/1.1 408 Request Timeout\r\ncontent-type: application/json\r\ncache-control: no-store\r\n\
-             x-content-type-options: nosniff\r\nx-request-id: {id}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
-            body.len()
-        );
-        [head.into_bytes(), body].concat()
+        self.without_request(&problem.with_status(StatusCode::REQUEST_TIMEOUT))
+    }
+
+    fn head_refused(&self) -> Vec<u8> {
+        self.metrics.over_budget(E::LISTENER, "head");
+        self.without_request(&Problem::over_budget())
+    }
+
+    fn budgets(&self) -> &Budgets {
+        &self.budgets
+    }
+
+    fn is_proxy(&self, peer: IpAddr) -> bool {
+        self.state.settings.is_proxy(peer)
     }
 
     fn metrics(&self) -> (&HttpMetrics, &'static str) {
@@ -207,13 +275,34 @@ impl<E: Endpoints, S: Send + Sync + 'static> Answer for Door<E, S> {
 }
 
 impl<E: Endpoints, S: Send + Sync + 'static> Door<E, S> {
-    async fn pass(&self, request: Request<Incoming>, peer: IpAddr, body_time: Duration) -> Response {
+    /// The bytes of an answer to an HTTP/1 client whose request is not there.
+    fn without_request(&self, problem: &Problem) -> Vec<u8> {
+        let id = self.state.env.uuid().to_string();
+        let body = problem.json(&id);
+        let status = problem.status;
+        let mut head = format!(
+            "HTTP/1.1 {} {}\r\ncontent-type: application/json\r\ncache-control: no-store\r\n\
+             x-content-type-options: nosniff\r\nx-request-id: {id}\r\nconnection: close\r\ncontent-length: {}\r\n",
+            status.as_str(),
+            status.canonical_reason().unwrap_or_default(),
+            body.len()
+        )
+        .into_bytes();
+        for (name, value) in &problem.headers {
+            head.extend_from_slice(&[name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"].concat());
+        }
+        [head, b"\r\n".to_vec(), body].concat()
+    }
+
+    async fn pass(&self, request: Request<Incoming>, peer: IpAddr, alone: bool, body_time: Duration) -> Answered {
         let began = Instant::now();
         let _in_flight = self.metrics.request_in_flight(E::LISTENER);
+        self.budgets.refusals().report(began);
         let (parts, body) = request.into_parts();
         let id = request_id(&parts.headers).unwrap_or_else(|| self.state.env.uuid().to_string());
         let caller = self.caller(&parts.headers, peer);
-        let client = caller.ip;
+        let (client, address) = (caller.ip, caller.address());
+        let memory = self.budgets.request(address, alone, &parts);
 
         let lookup = self.endpoints.find(&parts.method, parts.uri.path());
         let (route, app) = match &lookup {
@@ -226,7 +315,9 @@ impl<E: Endpoints, S: Send + Sync + 'static> Door<E, S> {
         let name = route.map_or("none", E::name);
         let app_id = app.as_ref().map(|app| app.id().clone());
         let traced = if E::TRACED {
-            traced::begin(&parts.method, parts.version, &parts.headers, route.and_then(E::template), app.as_deref())
+            let trusted = E::TRUSTS_SAMPLING || self.state.settings.trusts_sampling(peer);
+            let template = route.and_then(E::template);
+            traced::begin(&parts.method, parts.version, &parts.headers, trusted, template, app.as_deref())
         } else {
             Span::none()
         };
@@ -239,27 +330,43 @@ impl<E: Endpoints, S: Send + Sync + 'static> Door<E, S> {
 
         let method = parts.method;
         let version = parts.version;
-        let answered = match lookup {
-            Lookup::Route { route, app, item } => {
-                let inbound = Inbound { headers: parts.headers, uri: parts.uri, item, body, body_time, caller };
+        let answered = match memory.map(|memory| (lookup, memory)) {
+            Err(Exhausted) => Err(Problem::over_budget()),
+            Ok((Lookup::Route { route, app, item }, memory)) => {
+                let (headers, uri) = (parts.headers, parts.uri);
+                let inbound = Inbound { headers, uri, item, body, memory, body_time, caller };
                 let call = AssertUnwindSafe(self.endpoints.call(route, app, inbound)).catch_unwind();
                 let call = call.instrument(span.clone()).instrument(traced.clone());
                 call.await.unwrap_or_else(|_| Err(Problem::server_error().because(Panicked)))
             }
-            Lookup::WrongMethod { allow, .. } => Err(Problem::method_not_allowed(allow)),
-            Lookup::Options { allow, .. } => Ok(cors.options(&parts.headers, allow)),
-            Lookup::NoApp { .. } => Err(Problem::app_not_found()),
-            Lookup::Nothing => Err(Problem::not_found()),
+            Ok((Lookup::WrongMethod { allow, .. }, _)) => Err(Problem::method_not_allowed(allow)),
+            Ok((Lookup::Options { allow, .. }, _)) => Ok(cors.options(&parts.headers, allow)),
+            Ok((Lookup::NoApp { .. }, _)) => Err(Problem::app_not_found()),
+            Ok((Lookup::Nothing, _)) => Err(Problem::not_found()),
         };
+        let (mut held, mut is_logged, mut closes) = (None, true, false);
         let mut response = match answered {
             Ok(response) => response,
             Err(problem) => {
-                span.in_scope(|| tell(&problem));
+                if let Some(retry_after) = problem.refused_for {
+                    let refusals = self.budgets.refusals();
+                    let now = Instant::now();
+                    is_logged = refusals.is_logged(name, problem.status, now);
+                    // One that ends its connection has slowed its client down already.
+                    held = if problem.closes { None } else { refusals.hold(address, began, now, retry_after) };
+                }
+                if problem.closes {
+                    closes = true;
+                    self.metrics.over_budget(E::LISTENER, "request");
+                }
+                if is_logged {
+                    span.in_scope(|| tell(&problem));
+                }
                 problem.respond(&id)
             }
         };
         cors.apply(response.headers_mut());
-        finish(&mut response, &method, version, &id);
+        finish(&mut response, &method, version, closes, &id);
 
         let status = response.status();
         traced::answered(&traced, status);
@@ -283,12 +390,10 @@ impl<E: Endpoints, S: Send + Sync + 'static> Door<E, S> {
                 )
             };
         }
-        if route.is_some_and(E::is_noise) {
-            line!(debug)
-        } else {
-            line!(info)
+        if is_logged {
+            if route.is_some_and(E::is_noise) { line!(debug) } else { line!(info) }
         }
-        response
+        Answered { response, held }
     }
 
     fn caller(&self, headers: &HeaderMap, peer: IpAddr) -> Caller {
@@ -329,9 +434,9 @@ pub(super) fn tell(problem: &Problem) {
 }
 
 /// The headers that every answer carries, and what the method and the protocol want.
-fn finish(response: &mut Response, method: &Method, version: Version, id: &str) {
+fn finish(response: &mut Response, method: &Method, version: Version, closes: bool, id: &str) {
     let exact = response.body().size_hint().exact();
-    let closes = matches!(response.status(), StatusCode::REQUEST_TIMEOUT | StatusCode::PAYLOAD_TOO_LARGE);
+    let closes = closes || matches!(response.status(), StatusCode::REQUEST_TIMEOUT | StatusCode::PAYLOAD_TOO_LARGE);
     let headers = response.headers_mut();
     headers.insert(X_REQUEST_ID, HeaderValue::try_from(id).expect("a request id is ASCII"));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));

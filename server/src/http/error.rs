@@ -139,10 +139,16 @@ pub struct Problem {
     pub description: Cow<'static, str>,
     pub fields: Vec<FieldProblem>,
     pub headers: Vec<(HeaderName, HeaderValue)>,
+    /// Set for refusals by a limit or for want of capacity, which come in floods: the time in `Retry-After`.
+    pub refused_for: Option<Duration>,
+    /// The body is not read, and the connection ends.
+    pub closes: bool,
     /// What led to it, for the log alone.
     pub cause: Option<Box<dyn Error + Send + Sync>>,
 }
 
+/// How long to wait for other requests to give memory back: most take less than a second, a slow body up to 30.
+const NO_MEMORY: Duration = Duration::from_secs(5);
 /// How long to wait for a store that is away.
 const STORE_AWAY: Duration = Duration::from_secs(5);
 
@@ -159,6 +165,8 @@ impl Problem {
             description: description.into(),
             fields: Vec::new(),
             headers: Vec::new(),
+            refused_for: None,
+            closes: false,
             cause: None,
         }
     }
@@ -217,10 +225,11 @@ impl Problem {
     pub fn rate_limited(name: &'static str, window: Window, retry_after: Duration) -> Self {
         let seconds = whole_seconds(retry_after);
         let (policy, now) = rate_limit_fields(name, window, seconds);
-        Self::new(ErrorCode::RateLimited, "too many requests; come again after the time in Retry-After")
+        let problem = Self::new(ErrorCode::RateLimited, "too many requests; come again after the time in Retry-After")
             .header(RETRY_AFTER, seconds.into())
             .header(HeaderName::from_static("ratelimit-policy"), policy)
-            .header(HeaderName::from_static("ratelimit"), now)
+            .header(HeaderName::from_static("ratelimit"), now);
+        Self { refused_for: Some(retry_after), ..problem }
     }
 
     pub fn unavailable(retry_after: Duration) -> Self {
@@ -229,6 +238,11 @@ impl Problem {
             "the service is away or at capacity; come again after the time in Retry-After",
         )
         .header(RETRY_AFTER, whole_seconds(retry_after).into())
+    }
+
+    /// 503 before the request is read: what it would hold does not fit the budget.
+    pub fn over_budget() -> Self {
+        Self { refused_for: Some(NO_MEMORY), closes: true, ..Self::unavailable(NO_MEMORY) }
     }
 
     pub fn server_error() -> Self {
@@ -255,7 +269,10 @@ impl From<Trouble> for Problem {
     fn from(trouble: Trouble) -> Self {
         match trouble {
             Trouble::Limited(limited) => Self::limited(limited),
-            Trouble::Busy(busy) => Self::unavailable(busy.retry_after).because(busy),
+            Trouble::Busy(busy) => {
+                let refused_for = Some(busy.retry_after);
+                Self { refused_for, ..Self::unavailable(busy.retry_after).because(busy) }
+            }
             Trouble::Store(error) => error.into(),
             Trouble::Signing(error) => Self::server_error().because(error),
         }

@@ -1,13 +1,22 @@
 //! Rate, errors and duration of requests, by route. Labels are bounded: names of routes, never paths.
 
-use std::time::Duration;
+use std::{fmt, sync::Arc, time::Duration};
 
 use http::{Method, StatusCode};
 use prometheus_client::{
-    encoding::EncodeLabelSet,
-    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
+    metrics::{
+        MetricType,
+        counter::Counter,
+        family::Family,
+        gauge::{ConstGauge, Gauge},
+        histogram::Histogram,
+    },
     registry::{Registry, Unit},
 };
+
+use super::budgets::Budgets;
 
 /// From a JWKS out of memory to a login that waited for the hashing queue.
 const BUCKETS: [f64; 13] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
@@ -20,6 +29,8 @@ pub struct HttpMetrics {
     in_flight: Family<ListenerLabels, Gauge>,
     connections: Family<ListenerLabels, Gauge>,
     head_timeouts: Family<ListenerLabels, Counter>,
+    connections_refused: Family<ReasonLabels, Counter>,
+    over_budget: Family<ReasonLabels, Counter>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -41,6 +52,16 @@ struct ListenerLabels {
     listener: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabels {
+    listener: &'static str,
+    reason: &'static str,
+}
+
+/// What the budgets hold when they are asked.
+#[derive(Debug)]
+struct BudgetGauges(Arc<Budgets>);
+
 /// Counts one while it lives.
 pub struct Held(Gauge);
 
@@ -54,9 +75,17 @@ impl HttpMetrics {
             in_flight: Family::default(),
             connections: Family::default(),
             head_timeouts: Family::default(),
+            connections_refused: Family::default(),
+            over_budget: Family::default(),
         };
         for listener in ["public", "admin", "ops"] {
             drop(metrics.head_timeouts.get_or_create(&ListenerLabels { listener }));
+            for reason in ["client", "http2"] {
+                drop(metrics.connections_refused.get_or_create(&ReasonLabels { listener, reason }));
+            }
+            for reason in ["head", "request"] {
+                drop(metrics.over_budget.get_or_create(&ReasonLabels { listener, reason }));
+            }
         }
         registry.register("http_requests", "Requests answered", metrics.requests.clone());
         registry.register_with_unit(
@@ -72,7 +101,30 @@ impl HttpMetrics {
             "Connections ended because a request's headers did not come in time",
             metrics.head_timeouts.clone(),
         );
+        registry.register(
+            "http_connections_refused",
+            "Connections closed because the client address has its number of them, or because there is no place for HTTP/2",
+            metrics.connections_refused.clone(),
+        );
+        registry.register(
+            "http_over_budget",
+            "Requests answered 503 before they were read, because their memory does not fit the budget",
+            metrics.over_budget.clone(),
+        );
         metrics
+    }
+
+    /// What the budgets hold is looked at when the metrics are asked for.
+    pub fn register_budgets(registry: &mut Registry, budgets: &Arc<Budgets>) {
+        registry.register_collector(Box::new(BudgetGauges(Arc::clone(budgets))));
+    }
+
+    pub fn connection_refused(&self, listener: &'static str, reason: &'static str) {
+        self.connections_refused.get_or_create(&ReasonLabels { listener, reason }).inc();
+    }
+
+    pub fn over_budget(&self, listener: &'static str, reason: &'static str) {
+        self.over_budget.get_or_create(&ReasonLabels { listener, reason }).inc();
     }
 
     pub fn answered(
@@ -111,6 +163,25 @@ pub fn method_name(method: &Method) -> &'static str {
         Method::DELETE => "DELETE",
         Method::OPTIONS => "OPTIONS",
         _ => "other",
+    }
+}
+
+// === impl BudgetGauges ===
+
+impl Collector for BudgetGauges {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let gauge = |units: usize| ConstGauge::new(i64::try_from(units).unwrap_or(i64::MAX));
+        for (name, help, gauge) in [
+            (
+                "http_request_memory",
+                "Bytes of requests that are counted against the budget",
+                gauge(self.0.request_bytes().used()),
+            ),
+            ("http_refusals_held", "Refusals that are held before they are sent", gauge(self.0.refusals().held())),
+        ] {
+            gauge.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
+        }
+        Ok(())
     }
 }
 

@@ -11,6 +11,7 @@ use crate::{
 };
 
 mod admin;
+pub mod budgets;
 pub mod cookies;
 pub mod cors;
 #[cfg(test)]
@@ -24,6 +25,8 @@ pub mod openapi;
 pub mod parameters;
 pub mod patience;
 mod public;
+pub mod quota;
+pub mod refusals;
 pub mod request;
 pub mod response;
 pub mod routes;
@@ -32,6 +35,7 @@ pub mod serve;
 mod tests;
 mod traced;
 
+pub use budgets::Budgets;
 pub use door::Service;
 pub use handlers::ops::Readiness;
 pub use metrics::HttpMetrics;
@@ -53,19 +57,22 @@ pub trait Social: Identities + Flows + Providers {}
 impl<S: Identities + Flows + Providers> Social for S {}
 
 /// The login API.
-pub fn public_service<S: Ports>(state: Arc<State<S>>, metrics: HttpMetrics) -> Service {
-    Service::new(public::Public::new(Arc::clone(&state)), state, metrics)
+pub fn public_service<S: Ports>(state: Arc<State<S>>, metrics: HttpMetrics, budgets: Arc<Budgets>) -> Service {
+    let places = budgets.public_connections();
+    Service::new(public::Public::new(Arc::clone(&state)), state, metrics, budgets, places)
 }
 
 /// Administration.
-pub fn admin_service<S: Ports>(state: Arc<State<S>>, metrics: HttpMetrics) -> Service {
-    Service::new(admin::Admin, state, metrics)
+pub fn admin_service<S: Ports>(state: Arc<State<S>>, metrics: HttpMetrics, budgets: Arc<Budgets>) -> Service {
+    let places = budgets.admin_connections();
+    Service::new(admin::Admin, state, metrics, budgets, places)
 }
 
 /// Operations; `drain` is that of its own listener, whose end ends the streams of revisions.
 pub fn ops_service<S: Ports>(
     state: Arc<State<S>>,
     metrics: HttpMetrics,
+    budgets: Arc<Budgets>,
     registry: Arc<Registry>,
     readiness: Arc<Readiness>,
     reports: Arc<Reports>,
@@ -74,5 +81,6 @@ pub fn ops_service<S: Ports>(
     let apps = Arc::clone(&state.apps);
     let ops =
         handlers::ops::Ops::new(apps, state.settings.pod_uid.clone(), readiness, registry, reports, drain.closing());
-    Service::new(ops, state, metrics)
+    let places = budgets.ops_connections();
+    Service::new(ops, state, metrics, budgets, places)
 }

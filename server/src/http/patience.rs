@@ -1,7 +1,8 @@
 //! How long a connection is waited for: for a request's headers, for the next request, for a reader of answers.
 //!
 //! hyper's own header timeout just closes, covers the time between requests too, and does not run while hyper-util
-//! reads which version of HTTP it is. So the time is kept here, below both.
+//! reads which version of HTTP it is. So the time is kept here, below both, and so is what a connection can buffer before
+//! there is a request.
 
 use std::{
     future::Future,
@@ -21,7 +22,11 @@ use tokio::{
     time::{Instant, Sleep, sleep_until},
 };
 
-use super::door::Service;
+use super::{
+    budgets::{ConnectionPlace, FREE_HEAD},
+    door::Service,
+    quota::Exhausted,
+};
 
 /// How long clients are waited for.
 #[derive(Clone, Copy, Debug)]
@@ -30,14 +35,20 @@ pub struct Times {
     pub head: Duration,
     /// And its body in this.
     pub body: Duration,
-    /// How long a connection may stay without a request.
+    /// How long a connection can stay without a request. In HTTP/2 pings do not count, nor does an answer that the
+    /// client does not take.
     pub idle: Duration,
+    /// How long an HTTP/2 connection that was idle can take to end: a request may have crossed the GOAWAY.
+    pub goaway: Duration,
     /// A client that takes nothing of its answer for so long is gone.
     pub write: Duration,
     /// After an answer to a request that was not read whole the client may still be sending; a closed socket would
     /// answer that with a reset, which can destroy the answer on its way (RFC 9112, 9.6).
     pub linger: Duration,
 }
+
+/// What is read at once.
+const READ_STEP: usize = 4096;
 
 /// What is taken of a client that is still sending after its answer.
 const LINGER_OCTETS: usize = 256 * 1024;
@@ -48,15 +59,26 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// What a connection's two ends know of each other: the octets below, the requests above.
 #[derive(Default)]
 pub struct Shared {
+    /// Requests whose answer is not written.
     busy: AtomicUsize,
-    requests: AtomicU64,
+    /// Those of them that have no answer yet.
+    working: AtomicUsize,
+    /// Changes whenever a request comes, is answered, or a part of its answer is written.
+    activity: AtomicU64,
     http2: AtomicBool,
+    has_served: AtomicBool,
+    /// The idle time of an HTTP/2 connection is over.
+    idle_over: AtomicBool,
     /// The connection, which must look again when the last answer is out: hyper itself waits for octets alone.
     below: AtomicWaker,
 }
 
 /// Says, while it lives, that a request is being answered.
-pub struct Answering(Arc<Shared>);
+pub struct Answering {
+    shared: Arc<Shared>,
+    alone: bool,
+    working: bool,
+}
 
 /// A stream that does not wait for ever.
 pub struct Patient<T> {
@@ -64,10 +86,13 @@ pub struct Patient<T> {
     shared: Arc<Shared>,
     service: Service,
     times: Times,
+    place: ConnectionPlace,
     version: Reading,
     waiting: Waiting,
-    /// Requests that had come when `waiting` began.
-    requests: u64,
+    /// The activity when `waiting` began.
+    activity: u64,
+    /// Bytes of the HTTP/1 header block that is being read.
+    head: usize,
     timer: Pin<Box<Sleep>>,
     stalled: Option<Pin<Box<Sleep>>>,
     linger: Option<Linger>,
@@ -86,8 +111,10 @@ enum Reading {
 /// What the next octets are waited for.
 #[derive(Clone, Copy)]
 enum Waiting {
-    /// A request is being answered, or it is HTTP/2, which keeps alive by pings.
+    /// A request is being answered.
     Nothing,
+    /// The end: the idle time of an HTTP/2 connection is over.
+    End,
     /// The first request; nothing has come.
     First(Instant),
     /// A further request; nothing has come.
@@ -110,6 +137,8 @@ impl Times {
         head: Duration::from_secs(10),
         body: Duration::from_secs(30),
         idle: Duration::from_secs(75),
+        // As long as a drain waits for requests that run.
+        goaway: Duration::from_secs(35),
         write: Duration::from_secs(30),
         linger: Duration::from_secs(1),
     };
@@ -119,9 +148,11 @@ impl Times {
 
 impl Shared {
     pub fn begin(self: &Arc<Self>) -> Answering {
-        self.busy.fetch_add(1, Ordering::Relaxed);
-        self.requests.fetch_add(1, Ordering::Relaxed);
-        Answering(Arc::clone(self))
+        let others = self.busy.fetch_add(1, Ordering::Relaxed);
+        self.working.fetch_add(1, Ordering::Relaxed);
+        self.activity.fetch_add(1, Ordering::Relaxed);
+        self.has_served.store(true, Ordering::Relaxed);
+        Answering { shared: Arc::clone(self), alone: others == 0, working: true }
     }
 
     pub fn is_http2(&self) -> bool {
@@ -129,21 +160,49 @@ impl Shared {
     }
 
     pub fn has_served(&self) -> bool {
-        self.requests.load(Ordering::Relaxed) > 0
+        self.has_served.load(Ordering::Relaxed)
+    }
+
+    pub fn is_idle_over(&self) -> bool {
+        self.idle_over.load(Ordering::Relaxed)
+    }
+}
+
+// === impl Answering ===
+
+impl Answering {
+    /// Whether no other request of the connection was being answered when this one came.
+    pub fn is_alone(&self) -> bool {
+        self.alone
+    }
+
+    /// The answer is there; it is not written yet.
+    pub fn answered(&mut self) {
+        if std::mem::take(&mut self.working) {
+            self.shared.working.fetch_sub(1, Ordering::Relaxed);
+            self.wrote();
+            self.shared.below.wake();
+        }
+    }
+
+    /// A part of the answer is being written.
+    pub fn wrote(&self) {
+        self.shared.activity.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 impl Drop for Answering {
     fn drop(&mut self) {
-        self.0.busy.fetch_sub(1, Ordering::Relaxed);
-        self.0.below.wake();
+        self.answered();
+        self.shared.busy.fetch_sub(1, Ordering::Relaxed);
+        self.shared.below.wake();
     }
 }
 
 // === impl Patient ===
 
 impl<T> Patient<T> {
-    pub fn new(io: T, shared: Arc<Shared>, service: Service) -> Self {
+    pub fn new(io: T, shared: Arc<Shared>, service: Service, place: ConnectionPlace) -> Self {
         let times = service.times();
         let deadline = Instant::now() + times.head;
         Self {
@@ -151,9 +210,11 @@ impl<T> Patient<T> {
             shared,
             service,
             times,
+            place,
             version: Reading::Preface(0),
             waiting: Waiting::First(deadline),
-            requests: 0,
+            activity: 0,
+            head: 0,
             timer: Box::pin(sleep_until(deadline)),
             stalled: None,
             linger: None,
@@ -163,16 +224,25 @@ impl<T> Patient<T> {
 
     /// Brings `waiting` up to what has happened above.
     fn look(&mut self) {
-        let requests = self.shared.requests.load(Ordering::Relaxed);
-        if self.shared.busy.load(Ordering::Relaxed) > 0 || matches!(self.version, Reading::Http2) {
+        let activity = self.shared.activity.load(Ordering::Relaxed);
+        // An answer that an HTTP/2 client does not take blocks its stream alone, which nothing here would notice.
+        let busy = match self.version {
+            Reading::Http2 => &self.shared.working,
+            Reading::Preface(_) | Reading::Http1 => &self.shared.busy,
+        };
+        if matches!(self.waiting, Waiting::End) {
+        } else if busy.load(Ordering::Relaxed) > 0 {
             self.waiting = Waiting::Nothing;
-        } else if requests != self.requests || matches!(self.waiting, Waiting::Nothing) {
+            self.head = 0;
+        } else if activity != self.activity || matches!(self.waiting, Waiting::Nothing) {
             self.waiting = Waiting::Next(Instant::now() + self.times.idle);
+            self.head = 0;
         }
-        self.requests = requests;
+        self.activity = activity;
     }
 
-    fn saw(&mut self, octets: &[u8]) {
+    /// Takes note of what came, and of what it costs.
+    fn saw(&mut self, octets: &[u8]) -> Result<(), Exhausted> {
         if let Reading::Preface(matched) = self.version {
             let expected = &PREFACE[matched..];
             let common = expected.len().min(octets.len());
@@ -180,23 +250,52 @@ impl<T> Patient<T> {
                 Reading::Http1
             } else if common == expected.len() {
                 self.shared.http2.store(true, Ordering::Relaxed);
+                // From now on any request counts, and no header block of HTTP/1 is waited for.
+                self.waiting = Waiting::Next(Instant::now() + self.times.idle);
+                self.place.become_http2()?;
                 Reading::Http2
             } else {
                 Reading::Preface(matched + common)
             };
+        }
+        if matches!(self.version, Reading::Http2) {
+            return Ok(());
         }
         self.waiting = match self.waiting {
             // From the connection's beginning on.
             Waiting::First(deadline) | Waiting::Head(deadline) => Waiting::Head(deadline),
             Waiting::Next(_) => Waiting::Head(Instant::now() + self.times.head),
             Waiting::Nothing => Waiting::Nothing,
+            Waiting::End => Waiting::End,
         };
+        if matches!(self.waiting, Waiting::Head(_)) {
+            self.head += octets.len();
+            if self.head > FREE_HEAD {
+                self.place.allow_large_head()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Says why, where there is a way to say it, and ends the connection.
+    fn refuse(&mut self, cx: &mut Context<'_>) -> io::Error
+    where
+        T: AsyncWrite + Unpin,
+    {
+        if self.shared.is_http2() {
+            self.service.http2_refused();
+        } else if self.stalled.is_none() {
+            let answer = self.service.head_refused();
+            let _ = Pin::new(&mut self.io).poll_write(cx, &answer);
+        }
+        self.ended = true;
+        io::Error::other(Exhausted)
     }
 
     /// Whether what is waited for did not come in time.
     fn late(&mut self, cx: &mut Context<'_>) -> bool {
         let deadline = match self.waiting {
-            Waiting::Nothing => return false,
+            Waiting::Nothing | Waiting::End => return false,
             Waiting::First(deadline) | Waiting::Next(deadline) | Waiting::Head(deadline) => deadline,
         };
         if self.timer.deadline() != deadline {
@@ -225,14 +324,18 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Patient<T> {
             return Poll::Ready(Ok(()));
         }
         this.look();
+        // In steps that never fill hyper's buffer, which would make it take a larger one.
         let before = buf.filled().len();
-        match Pin::new(&mut this.io).poll_read(cx, buf) {
+        let mut step = ReadBuf::new(buf.initialize_unfilled_to(READ_STEP.min(buf.remaining())));
+        match Pin::new(&mut this.io).poll_read(cx, &mut step) {
             Poll::Ready(Ok(())) => {
+                let came = step.filled().len();
+                buf.advance(came);
                 let octets = &buf.filled()[before..];
                 if octets.is_empty() {
                     this.ended = true;
-                } else {
-                    this.saw(octets);
+                } else if let Err(Exhausted) = this.saw(octets) {
+                    return Poll::Ready(Err(this.refuse(cx)));
                 }
                 Poll::Ready(Ok(()))
             }
@@ -242,6 +345,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Patient<T> {
                     this.shared.below.register(cx.waker());
                 }
                 ready!(if this.late(cx) { Poll::Ready(()) } else { Poll::Pending });
+                if matches!(this.version, Reading::Http2) {
+                    // The connection's task begins its end, with a GOAWAY.
+                    this.waiting = Waiting::End;
+                    this.shared.idle_over.store(true, Ordering::Relaxed);
+                    return Poll::Pending;
+                }
                 // Nothing was asked: closing quietly is all there is to say.
                 if !matches!(this.waiting, Waiting::Head(_)) {
                     this.ended = true;

@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, time::Duration};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::{
     HeaderMap, StatusCode, Uri,
     header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE},
@@ -12,7 +12,11 @@ use hyper::body::{Body as _, Incoming};
 use schemars::{JsonSchema, Schema, json_schema};
 use serde_json::{Map, Value};
 
-use super::error::{ErrorCode, FieldCode, FieldProblem, Problem};
+use super::{
+    budgets::RequestMemory,
+    error::{ErrorCode, FieldCode, FieldProblem, Problem},
+    quota::Exhausted,
+};
 use crate::{
     domain::{
         client::Caller,
@@ -31,6 +35,9 @@ pub const MAX_DEPTH: usize = 16;
 pub const MAX_VALUES: usize = 1000;
 const BOUNDS: Bounds = Bounds { depth: MAX_DEPTH, values: MAX_VALUES };
 
+/// What is taken for a body of unknown length at first; then twice as much each time.
+const FIRST_STEP: usize = 4 * 1024;
+
 /// The media type of forms (RFC 6749, appendix B).
 const FORM: &str = "application/x-www-form-urlencoded";
 
@@ -41,6 +48,8 @@ pub struct Inbound {
     /// What of the path says what it is about, beside the App.
     pub item: Option<String>,
     pub body: Incoming,
+    /// What the request holds, until it is answered.
+    pub memory: RequestMemory,
     /// The body must be whole in this time.
     pub body_time: Duration,
     pub caller: Caller,
@@ -202,9 +211,12 @@ impl Inbound {
         if declared.is_some_and(|length| length > MAX_BODY as u64) {
             return Err(too_large());
         }
+        // What is declared is taken before any of it is read.
+        let declared = declared.and_then(|length| usize::try_from(length).ok());
         let late =
             || Problem::invalid_request("the body did not come in time").with_status(StatusCode::REQUEST_TIMEOUT);
-        tokio::time::timeout(self.body_time, collect(&mut self.body)).await.map_err(|_| late())?
+        let collecting = collect(&mut self.body, declared, &mut self.memory);
+        tokio::time::timeout(self.body_time, collecting).await.map_err(|_| late())?
     }
 }
 
@@ -239,8 +251,14 @@ fn form(bytes: &[u8]) -> Result<Map<String, Value>, Problem> {
     Ok(object)
 }
 
-async fn collect(body: &mut Incoming) -> Result<Bytes, Problem> {
-    let mut bytes = BytesMut::new();
+async fn collect(body: &mut Incoming, declared: Option<usize>, memory: &mut RequestMemory) -> Result<Bytes, Problem> {
+    let over_budget = |Exhausted| Problem::over_budget();
+    if body.is_end_stream() {
+        return Ok(Bytes::new());
+    }
+    let mut taken = declared.unwrap_or(FIRST_STEP);
+    memory.take(taken).map_err(over_budget)?;
+    let mut bytes = Vec::with_capacity(taken);
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| Problem::invalid_request("the body broke off").because(error))?;
         // Trailers mean nothing here.
@@ -248,9 +266,16 @@ async fn collect(body: &mut Incoming) -> Result<Bytes, Problem> {
         if bytes.len() + data.len() > MAX_BODY {
             return Err(too_large());
         }
+        let needed = bytes.len() + data.len();
+        if needed > taken {
+            let step = needed.max(2 * taken).min(MAX_BODY);
+            memory.take(step - taken).map_err(over_budget)?;
+            taken = step;
+            bytes.reserve_exact(taken - bytes.len());
+        }
         bytes.extend_from_slice(&data);
     }
-    Ok(bytes.freeze())
+    Ok(bytes.into())
 }
 
 fn too_large() -> Problem {

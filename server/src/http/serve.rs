@@ -24,27 +24,26 @@ use hyper_util::{
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
-    sync::Semaphore,
-    time::{sleep, timeout},
+    sync::OwnedSemaphorePermit,
+    time::{Sleep, sleep, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{debug, error, info, warn};
 
 use super::{
-    door::Service,
+    budgets::ConnectionPlace,
+    door::{Answered, Service},
     patience::{Answering, Patient, Shared},
     response::Body,
 };
 
 /// The largest header block, in octets (contract, 1).
 pub const MAX_HEAD: usize = 32 * 1024;
-/// Connections of one listener. More wait in the kernel's queue: less harm than running out of file descriptors.
-const MAX_CONNECTIONS: usize = 10_000;
 /// Requests at a time in one HTTP/2 connection: as many as RFC 9113, 6.5.2 finds reasonable.
 const MAX_STREAMS: u32 = 100;
-/// What an HTTP/2 client may send ahead of our reading, for a stream and for all: a body's bound, and four of them.
-const STREAM_WINDOW: u32 = 64 * 1024;
-const CONNECTION_WINDOW: u32 = 4 * STREAM_WINDOW;
+/// What an HTTP/2 client can send ahead of our reading, for a stream and for all together: the least that RFC 9113, 6.9.2
+/// allows for a connection, since each connection pays for it. Bodies are read as they come, so that one window is enough.
+const WINDOW: u32 = 65_535;
 /// An HTTP/2 client that does not answer a ping is gone.
 const PING_EVERY: Duration = Duration::from_secs(20);
 const PING_WAIT: Duration = Duration::from_secs(10);
@@ -63,7 +62,7 @@ pub struct Drain {
 /// A body that says when it has been written, or given up.
 struct Tracked {
     body: Body,
-    _answering: Answering,
+    answering: Answering,
 }
 
 /// Serves until the drain is over.
@@ -73,7 +72,6 @@ struct Tracked {
 /// what runs, at most for the limit, and returns.
 pub async fn serve(listener: TcpListener, service: Service, drain: Drain) {
     let builder = builder();
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let connections = TaskTracker::new();
     let abandoned = CancellationToken::new();
     let mut over = pin!(async {
@@ -85,9 +83,9 @@ pub async fn serve(listener: TcpListener, service: Service, drain: Drain) {
         let accepted = tokio::select! {
             biased;
             () = &mut over => break,
-            accepted = accept(&listener, &places) => accepted,
+            accepted = accept(&listener, &service) => accepted,
         };
-        let (stream, peer, place) = match accepted {
+        let (stream, peer, free) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
                 // A connection that broke before it was taken is no reason to wait.
@@ -101,14 +99,17 @@ pub async fn serve(listener: TcpListener, service: Service, drain: Drain) {
                 continue;
             }
         };
+        let Ok(place) = service.admit(free, peer) else {
+            debug!(listener = service.listener(), client = %peer, "a client has its number of connections");
+            continue;
+        };
         // Answers are small and go out whole: waiting to fill a packet only delays them.
         if let Err(error) = stream.set_nodelay(true) {
             debug!(%error, "TCP_NODELAY could not be set");
         }
-        let connection = connection(builder.clone(), stream, peer, service.clone(), drain.clone());
+        let connection = connection(builder.clone(), stream, peer, place, service.clone(), drain.clone());
         let abandoned = abandoned.clone();
         connections.spawn(async move {
-            let _place = place;
             tokio::select! {
                 () = abandoned.cancelled() => {}
                 () = connection => {}
@@ -131,11 +132,8 @@ pub async fn serve(listener: TcpListener, service: Service, drain: Drain) {
 }
 
 /// Takes a connection once there is a place for one.
-async fn accept(
-    listener: &TcpListener,
-    places: &Arc<Semaphore>,
-) -> io::Result<(TcpStream, IpAddr, tokio::sync::OwnedSemaphorePermit)> {
-    let place = Arc::clone(places).acquire_owned().await.map_err(io::Error::other)?;
+async fn accept(listener: &TcpListener, service: &Service) -> io::Result<(TcpStream, IpAddr, OwnedSemaphorePermit)> {
+    let place = service.free_place().await;
     let (stream, peer) = listener.accept().await?;
     Ok((stream, peer.ip(), place))
 }
@@ -151,8 +149,8 @@ pub(super) fn builder() -> Builder<TokioExecutor> {
         .timer(TokioTimer::new())
         .max_header_list_size(MAX_HEAD as u32)
         .max_concurrent_streams(MAX_STREAMS)
-        .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
+        .initial_stream_window_size(WINDOW)
+        .initial_connection_window_size(WINDOW)
         .keep_alive_interval(PING_EVERY)
         .keep_alive_timeout(PING_WAIT);
     builder
@@ -163,6 +161,7 @@ pub(super) async fn connection<T>(
     builder: Builder<TokioExecutor>,
     stream: T,
     peer: IpAddr,
+    place: ConnectionPlace,
     service: Service,
     drain: Drain,
 ) where
@@ -170,20 +169,27 @@ pub(super) async fn connection<T>(
 {
     let _open = service.connection();
     let shared = Arc::new(Shared::default());
-    let io = TokioIo::new(Patient::new(stream, Arc::clone(&shared), service.clone()));
+    let goaway = service.times().goaway;
+    let running = place.place();
+    let io = TokioIo::new(Patient::new(stream, Arc::clone(&shared), service.clone(), place));
     let requests = {
         let (shared, drain) = (Arc::clone(&shared), drain.clone());
         service_fn(move |request: Request<Incoming>| {
-            let answering = shared.begin();
-            let (service, drain) = (service.clone(), drain.clone());
+            let mut answering = shared.begin();
+            let (service, drain, running) = (service.clone(), drain.clone(), Arc::clone(&running));
             async move {
                 let version = request.version();
-                let mut response = service.answer(request, peer).await;
+                let Answered { mut response, held } =
+                    service.answer(request, peer, answering.is_alone(), running).await;
+                if let Some(held) = held {
+                    held.wait(&drain.begun).await;
+                }
+                answering.answered();
                 // HTTP/2 says it with GOAWAY instead.
                 if version <= Version::HTTP_11 && drain.begun.is_cancelled() {
                     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
                 }
-                Ok::<_, Infallible>(response.map(|body| Tracked { body, _answering: answering }))
+                Ok::<_, Infallible>(response.map(|body| Tracked { body, answering }))
             }
         })
     };
@@ -191,15 +197,31 @@ pub(super) async fn connection<T>(
     let mut begun = pin!(drain.begun.cancelled());
     let mut closing = pin!(drain.closing.cancelled());
     let (mut has_begun, mut is_closing, mut told) = (false, false, false);
+    let mut last: Option<Pin<Box<Sleep>>> = None;
     let served = poll_fn(|cx| {
-        has_begun = has_begun || begun.as_mut().poll(cx).is_ready();
-        is_closing = is_closing || closing.as_mut().poll(cx).is_ready();
-        // An idle HTTP/1 connection stays open until the end: its client may be sending a request at this moment.
-        if !told && (is_closing || (has_begun && shared.is_http2() && shared.has_served())) {
-            told = true;
-            connection.as_mut().graceful_shutdown();
+        loop {
+            has_begun = has_begun || begun.as_mut().poll(cx).is_ready();
+            is_closing = is_closing || closing.as_mut().poll(cx).is_ready();
+            // An idle HTTP/1 connection stays open until the end: its client may be sending a request at this moment.
+            if !told && (is_closing || (has_begun && shared.is_http2() && shared.has_served())) {
+                told = true;
+                connection.as_mut().graceful_shutdown();
+            }
+            // Pings keep an idle HTTP/2 connection alive, for which others may be waiting.
+            if last.is_none() && shared.is_idle_over() {
+                last = Some(Box::pin(sleep(goaway)));
+                connection.as_mut().graceful_shutdown();
+            }
+            let polled = connection.as_mut().poll(cx);
+            let ends_now = last.is_none() && shared.is_idle_over();
+            if polled.is_pending() && ends_now {
+                continue;
+            }
+            if polled.is_pending() && last.as_mut().is_some_and(|last| last.as_mut().poll(cx).is_ready()) {
+                return Poll::Ready(Ok(()));
+            }
+            return polled;
         }
-        connection.as_mut().poll(cx)
     });
     if let Err(error) = served.await {
         debug!(%error, "a connection broke");
@@ -231,7 +253,11 @@ impl HttpBody for Tracked {
     type Error = Infallible;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+        let frame = Pin::new(&mut self.body).poll_frame(cx);
+        if frame.is_ready() {
+            self.answering.wrote();
+        }
+        frame
     }
 
     fn is_end_stream(&self) -> bool {

@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use futures::FutureExt;
 use http::Method;
 use latchkey_crds::{
     conditions::Reason,
@@ -25,7 +26,7 @@ use tokio::{
 use uuid::Uuid;
 
 use super::{
-    Drain, HttpMetrics, Readiness, Service, admin_service,
+    Budgets, Drain, HttpMetrics, Readiness, Service, admin_service,
     door::{Endpoints, Lookup},
     error::Problem,
     openapi, ops_service,
@@ -346,6 +347,7 @@ struct House {
     state: Arc<State<Failing>>,
     registry: Registry,
     metrics: HttpMetrics,
+    budgets: Arc<Budgets>,
     drain: Drain,
     times: Times,
 }
@@ -371,6 +373,7 @@ impl House {
         let settings = Settings {
             base_url: "https://auth.example.com".parse().unwrap(),
             trusted_proxies: Vec::new(),
+            trusts_traceparent: false,
             pod_uid: "pod-1".to_owned(),
         };
         let mut registry = Registry::default();
@@ -386,20 +389,36 @@ impl House {
             }),
             registry,
             metrics,
+            budgets: Budgets::new(256 << 20, 256),
             drain: Drain::new(Duration::ZERO, Duration::from_secs(5)),
             times: Times { linger: Duration::from_millis(200), ..Times::DEFAULT },
         }
     }
 
     fn public(&self) -> Service {
-        public_service(Arc::clone(&self.state), self.metrics.clone()).with_times(self.times)
+        public_service(Arc::clone(&self.state), self.metrics.clone(), Arc::clone(&self.budgets)).with_times(self.times)
+    }
+
+    fn serving<E: Endpoints>(&self, endpoints: E) -> Service {
+        let (state, metrics) = (Arc::clone(&self.state), self.metrics.clone());
+        Service::new(endpoints, state, metrics, Arc::clone(&self.budgets), self.budgets.public_connections())
+            .with_times(self.times)
     }
 
     /// The client's end of a connection.
     fn connect(&self, service: Service) -> DuplexStream {
+        self.connect_from(service, 1)
+    }
+
+    /// The same from the address 192.0.2.`last`.
+    fn connect_from(&self, service: Service, last: u8) -> DuplexStream {
         let (client, server) = duplex(1 << 20);
-        let peer = IpAddr::from([192, 0, 2, 1]);
-        tokio::spawn(connection(builder(), server, peer, service, self.drain.clone()));
+        let peer = IpAddr::from([192, 0, 2, last]);
+        let drain = self.drain.clone();
+        tokio::spawn(async move {
+            let place = service.admit(service.free_place().await, peer).expect("a place for one connection");
+            connection(builder(), server, peer, place, service, drain).await;
+        });
         client
     }
 
@@ -481,9 +500,8 @@ async fn what_is_not_there_is_told_apart() {
     house.post("/v1/nobody/email/login", "", "{}").await.refused(404, "app_not_found");
     house.post("/v1/sh%6Fp/email/login", "", "{}").await.refused(404, "app_not_found");
     house.ask(get("/nobody/.well-known/jwks.json", "")).await.refused(404, "app_not_found");
-    ask(house.connect(admin_service(Arc::clone(&house.state), house.metrics.clone())), get("/users", "").as_bytes())
-        .await
-        .refused(404, "not_found");
+    let admin = admin_service(Arc::clone(&house.state), house.metrics.clone(), Arc::clone(&house.budgets));
+    ask(house.connect(admin), get("/users", "").as_bytes()).await.refused(404, "not_found");
 }
 
 #[tokio::test]
@@ -600,6 +618,135 @@ async fn a_body_is_bounded_as_declared_and_as_sent() {
     reply.refused(400, "invalid_request");
 }
 
+/// Waits until something is so.
+async fn until(what: &str, is_so: impl Fn() -> bool) {
+    let soon = async {
+        while !is_so() {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(Duration::from_secs(20), soon).await.unwrap_or_else(|_| panic!("{what}, in time"));
+}
+
+/// Sends what is not a whole request, until the server holds memory for it, or refuses it. Tells which.
+async fn is_refused(house: &House, client: &mut DuplexStream, octets: &[u8]) -> bool {
+    let before = house.budgets.request_bytes().used();
+    client.write_all(octets).await.unwrap();
+    let mut reply = vec![0; 4096];
+    let held = until("it is held", || house.budgets.request_bytes().used() != before);
+    tokio::select! {
+        biased;
+        read = client.read(&mut reply) => {
+            let reply = Reply::parse(&reply[..read.unwrap()]);
+            reply.refused(503, "temporarily_unavailable");
+            assert_eq!((reply.header("connection"), reply.header("retry-after")), (Some("close"), Some("5")));
+            true
+        }
+        () = held => false,
+    }
+}
+
+const STALLED_BODY: &[u8] = b"POST /v1/shop/email/login HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n\
+                              Content-Length: 65536\r\n\r\n{";
+
+#[tokio::test]
+async fn bodies_that_do_not_fit_the_budget_are_refused_before_they_are_read() {
+    let mut house = House::new(Failing::Busy);
+    house.times.body = Duration::from_secs(600);
+    let service = house.public();
+    let mut refused = 0;
+    let mut stalled = Vec::new();
+    // Twelve clients, whose bodies do not fit the budget of 32 MiB.
+    for number in 0..700_u32 {
+        let mut client = house.connect_from(service.clone(), (number % 12) as u8 + 10);
+        refused += usize::from(is_refused(&house, &mut client, STALLED_BODY).await);
+        stalled.push(client);
+    }
+    // 56 KiB and the head of each are counted; 8 KiB are paid for by the connection.
+    let held = house.budgets.request_bytes().used();
+    assert!((31 << 20..=32 << 20).contains(&held), "{held} bytes");
+    assert_eq!(refused, 700 - 583);
+
+    // An ordinary login goes on, from any of the addresses.
+    for last in [1, 10] {
+        let reply = ask(house.connect_from(house.public(), last), login().as_bytes()).await;
+        assert_eq!(reply.header("retry-after"), Some("3"), "as far as the hashing queue: {}", reply.body);
+        let document = ask(house.connect_from(house.public(), last), get("/openapi.json", "").as_bytes()).await;
+        assert_eq!(document.status, 200);
+    }
+    // Who hangs up gives back what was held.
+    drop(stalled);
+    until("nothing is held", || house.budgets.request_bytes().used() == 0).await;
+}
+
+#[tokio::test]
+async fn one_client_cannot_use_the_budget_up() {
+    let mut house = House::new(Failing::Broken);
+    house.times.body = Duration::from_secs(600);
+    let service = house.public();
+    let mut stalled = Vec::new();
+    let mut refused = 0;
+    for _ in 0..100 {
+        let mut client = house.connect(service.clone());
+        refused += usize::from(is_refused(&house, &mut client, STALLED_BODY).await);
+        stalled.push(client);
+    }
+    let held = house.budgets.request_bytes().used();
+    assert!(held <= 4 << 20, "an eighth of 32 MiB: {held}");
+    assert_eq!(refused, 100 - 72);
+    let large = " ".repeat(65_536);
+    let request = format!(
+        "POST /v1/shop/email/login HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Type: application/json\r\n\
+         Content-Length: 65536\r\n\r\n{large}"
+    );
+    ask(house.connect_from(house.public(), 2), request.as_bytes()).await.refused(400, "invalid_request");
+}
+
+#[tokio::test]
+async fn a_body_of_unknown_length_is_counted_as_it_comes() {
+    let house = House::new(Failing::Broken);
+    let head = "POST /v1/shop/email/login HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n\
+                Transfer-Encoding: chunked\r\n\r\n";
+    let chunk = format!("2000\r\n{}\r\n", " ".repeat(0x2000));
+    let mut client = house.connect(house.public());
+    client.write_all(head.as_bytes()).await.unwrap();
+    let used = || house.budgets.request_bytes().used();
+    for step in [0, 4 << 10, 20 << 10, 20 << 10, 52 << 10, 52 << 10, 52 << 10] {
+        client.write_all(chunk.as_bytes()).await.unwrap();
+        until("the body is counted", || used() > step).await;
+        assert!(used() <= 64 << 10);
+    }
+    // Nothing is left for the rest of another one.
+    let _all = house.budgets.request_bytes().try_acquire(None, (32 << 20) - used()).unwrap();
+    let mut other = house.connect_from(house.public(), 2);
+    other.write_all(format!("{head}{chunk}{chunk}").as_bytes()).await.unwrap();
+    let mut reply = Vec::new();
+    timeout(Duration::from_secs(20), other.read_to_end(&mut reply)).await.expect("an end in time").unwrap();
+    Reply::parse(&reply).refused(503, "temporarily_unavailable");
+}
+
+#[tokio::test]
+async fn large_heads_that_do_not_fit_the_budget_are_refused_while_they_come() {
+    let mut house = House::new(Failing::Panicking);
+    house.times.head = Duration::from_secs(600);
+    let half = format!("GET /openapi.json HTTP/1.1\r\nX-Filler: {}", "x".repeat(20_000));
+    let service = house.public();
+    let mut clients = Vec::new();
+    let mut refused = 0;
+    for number in 0..700_u32 {
+        let mut client = house.connect_from(service.clone(), (number % 250) as u8 + 1);
+        refused += usize::from(is_refused(&house, &mut client, half.as_bytes()).await);
+        clients.push(client);
+    }
+    // 56 KiB for each: the buffer grows to twice the bound of a head, less what every connection has.
+    assert_eq!(refused, 700 - 585);
+    assert!(house.budgets.request_bytes().used() <= 32 << 20);
+    // A small one is read.
+    assert_eq!(house.ask(get("/openapi.json", "")).await.status, 200);
+    drop(clients);
+    until("nothing is held", || house.budgets.request_bytes().used() == 0).await;
+}
+
 #[tokio::test]
 async fn a_body_that_does_not_come_is_given_up() {
     let mut house = House::new(Failing::Panicking);
@@ -668,6 +815,34 @@ async fn headers_are_bounded() {
     assert_eq!(house.ask("nonsense\r\n\r\n").await.status, 400);
 }
 
+/// Types and a flag of frames of HTTP/2 (RFC 9113, 6).
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const PING: u8 = 6;
+const GOAWAY: u8 = 7;
+const ACK: u8 = 1;
+
+/// The preface and empty SETTINGS (RFC 9113, 3.4 and 6.5).
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+
+/// HEADERS of a whole request: GET, http, /openapi.json, authority `a` (RFC 7541, 6.1 and 6.2.2).
+fn asking_for_documents(stream: u8) -> Vec<u8> {
+    let mut block = vec![0x82, 0x86, 0x04, 13];
+    block.extend_from_slice(b"/openapi.json");
+    block.extend_from_slice(&[0x01, 1, b'a']);
+    // END_STREAM and END_HEADERS.
+    [&[0, 0, block.len() as u8, HEADERS, 0x05, 0, 0, 0, stream][..], &block].concat()
+}
+
+/// The next frame; nothing at the end of the connection. Without a limit in time.
+async fn frame_or_end(client: &mut DuplexStream) -> Option<(u8, u8, Vec<u8>)> {
+    let mut head = [0; 9];
+    client.read_exact(&mut head).await.ok()?;
+    let mut payload = vec![0; usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2])];
+    client.read_exact(&mut payload).await.ok()?;
+    Some((head[3], head[4], payload))
+}
+
 /// A frame of HTTP/2 (RFC 9113, 4.1): its type, its flags and what it carries.
 async fn frame(client: &mut DuplexStream) -> (u8, u8, Vec<u8>) {
     let mut head = [0; 9];
@@ -679,8 +854,6 @@ async fn frame(client: &mut DuplexStream) -> (u8, u8, Vec<u8>) {
 
 #[tokio::test]
 async fn http_2_is_answered_and_told_of_the_drain() {
-    const HEADERS: u8 = 1;
-    const GOAWAY: u8 = 7;
     let house = House::new(Failing::Panicking);
     let mut client = house.connect(house.public());
     client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
@@ -700,6 +873,87 @@ async fn http_2_is_answered_and_told_of_the_drain() {
     assert!(answer.contains(&0x88), "{answer:?}");
     house.drain.begin();
     while frame(&mut client).await.0 != GOAWAY {}
+}
+
+/// A service that pings often and waits shortly.
+fn quick(house: &mut House) {
+    house.times.idle = Duration::from_millis(500);
+    house.times.goaway = Duration::from_millis(200);
+}
+
+/// Answers pings until the connection ends. Tells the frames that came.
+async fn pings_answered(client: &mut DuplexStream) -> Vec<u8> {
+    let mut kinds = Vec::new();
+    let answering = async {
+        while let Some((kind, flags, payload)) = frame_or_end(client).await {
+            kinds.push(kind);
+            if kind == PING && flags & ACK == 0 {
+                drop(client.write_all(&[&[0, 0, 8, PING, ACK, 0, 0, 0, 0][..], &payload].concat()).await);
+            }
+        }
+    };
+    timeout(Duration::from_secs(20), answering).await.expect("an end in time");
+    kinds
+}
+
+#[tokio::test]
+async fn an_idle_http_2_connection_ends_though_its_client_answers_pings() {
+    let mut house = House::new(Failing::Panicking);
+    quick(&mut house);
+    for first_asks in [false, true] {
+        let mut client = house.connect(house.public());
+        let began = std::time::Instant::now();
+        client.write_all(PREFACE).await.unwrap();
+        if first_asks {
+            client.write_all(&asking_for_documents(1)).await.unwrap();
+        }
+        let kinds = pings_answered(&mut client).await;
+        assert_eq!(kinds.contains(&HEADERS), first_asks, "{kinds:?}");
+        assert!(kinds.contains(&PING) && kinds.contains(&GOAWAY), "{kinds:?}");
+        assert!(began.elapsed() >= Duration::from_millis(500));
+    }
+}
+
+#[tokio::test]
+async fn an_idle_http_2_connection_ends_though_its_client_does_not_heed_the_goaway() {
+    let mut house = House::new(Failing::Panicking);
+    quick(&mut house);
+    let mut client = house.connect(house.public());
+    client.write_all(PREFACE).await.unwrap();
+    // Nothing is answered, no ping either.
+    let mut all = Vec::new();
+    timeout(Duration::from_secs(20), client.read_to_end(&mut all)).await.expect("an end in time").unwrap();
+}
+
+#[tokio::test]
+async fn an_http_2_client_that_takes_no_answer_does_not_stay() {
+    let mut house = House::new(Failing::Panicking);
+    quick(&mut house);
+    let mut client = house.connect(house.public());
+    client.write_all(PREFACE).await.unwrap();
+    // SETTINGS_INITIAL_WINDOW_SIZE is 0: no byte of a body can be sent.
+    client.write_all(&[0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0]).await.unwrap();
+    client.write_all(&asking_for_documents(1)).await.unwrap();
+    let kinds = pings_answered(&mut client).await;
+    assert!(kinds.contains(&HEADERS) && !kinds.contains(&DATA), "{kinds:?}");
+}
+
+#[tokio::test]
+async fn an_http_2_connection_stays_while_a_request_is_answered() {
+    let mut house = House::new(Failing::Panicking);
+    quick(&mut house);
+    let slow = Slow::default();
+    let mut client = house.connect(house.serving(slow.clone()));
+    client.write_all(PREFACE).await.unwrap();
+    client.write_all(&asking_for_documents(1)).await.unwrap();
+    soon(&slow.began).await;
+    // Longer than an idle connection stays.
+    tokio::time::sleep(Duration::from_millis(1200)).await;
+    slow.may_end.notify_one();
+    let kinds = pings_answered(&mut client).await;
+    let answered = kinds.iter().position(|kind| *kind == HEADERS).expect("an answer");
+    let goaway = kinds.iter().position(|kind| *kind == GOAWAY).expect("an end");
+    assert!(answered < goaway, "{kinds:?}");
 }
 
 #[tokio::test]
@@ -774,6 +1028,63 @@ async fn hashing_at_capacity_is_503() {
         reply.refused(503, "temporarily_unavailable");
         assert_eq!(reply.header("retry-after"), Some("3"), "{operation}");
     }
+}
+
+fn login() -> String {
+    let (_, body) = EMAIL_ENDPOINTS[0];
+    let length = body.len();
+    format!(
+        "POST /v1/shop/email/login HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Type: application/json\r\n\
+         Content-Length: {length}\r\n\r\n{body}"
+    )
+}
+
+/// How long a login waits for its refusal.
+async fn refused_login(house: &House, last: u8) -> Duration {
+    let began = tokio::time::Instant::now();
+    let reply = ask(house.connect_from(house.public(), last), login().as_bytes()).await;
+    assert!(matches!(reply.status, 429 | 503), "{}", reply.status);
+    assert!(reply.header("retry-after").is_some());
+    began.elapsed()
+}
+
+/// As if the client 192.0.2.`last` had come back early so often.
+fn came_back_early(house: &House, last: u8, returns: u32) {
+    let client = ClientAddress::of([192, 0, 2, last].into());
+    let mut now = tokio::time::Instant::now();
+    for _ in 0..=returns {
+        house.budgets.refusals().hold(client, now, now, Duration::from_secs(5));
+        now += Duration::from_secs(4);
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_ignores_retry_after_waits_for_its_refusals() {
+    for stores in [Failing::Busy, Failing::Limited] {
+        let house = House::new(stores);
+        for _ in 0..4 {
+            refused_login(&house, 1).await;
+        }
+        assert_eq!(house.budgets.refusals().held(), 0);
+        came_back_early(&house, 2, 5);
+        assert!(refused_login(&house, 2).await >= Duration::from_secs(1));
+        // What is held costs a place for as long.
+        assert_eq!(house.budgets.refusals().held(), 0);
+    }
+}
+
+#[tokio::test]
+async fn a_drain_ends_held_refusals() {
+    let house = House::new(Failing::Busy);
+    came_back_early(&house, 1, 10);
+    let refused = refused_login(&house, 1);
+    let drained = async {
+        until("it is held", || house.budgets.refusals().held() == 1).await;
+        house.drain.begin();
+    };
+    let (waited, ()) = tokio::join!(refused, drained);
+    assert!(waited < Duration::from_secs(4), "{waited:?}");
+    assert_eq!(house.budgets.refusals().held(), 0);
 }
 
 #[tokio::test]
@@ -986,6 +1297,7 @@ async fn operations_are_told_what_is_missing() {
     let ops = ops_service(
         Arc::clone(&house.state),
         house.metrics.clone(),
+        Arc::clone(&house.budgets),
         registry,
         Arc::clone(&readiness),
         Arc::default(),
@@ -1026,6 +1338,7 @@ async fn revisions_are_told_as_they_change() {
     let ops = ops_service(
         Arc::clone(&house.state),
         house.metrics.clone(),
+        Arc::clone(&house.budgets),
         registry,
         Arc::new(Readiness::default()),
         Arc::clone(&reports),
@@ -1196,7 +1509,7 @@ async fn soon(what: &Notify) {
 async fn a_request_that_began_is_finished_though_its_client_hangs_up() {
     let house = House::new(Failing::Panicking);
     let slow = Slow::default();
-    let mut client = house.connect(Service::new(slow.clone(), Arc::clone(&house.state), house.metrics.clone()));
+    let mut client = house.connect(house.serving(slow.clone()));
     client.write_all(get("/", "").as_bytes()).await.unwrap();
     soon(&slow.began).await;
     drop(client);
@@ -1205,10 +1518,35 @@ async fn a_request_that_began_is_finished_though_its_client_hangs_up() {
 }
 
 #[tokio::test]
+async fn a_client_that_hangs_up_keeps_its_place_while_its_requests_run() {
+    let mut house = House::new(Failing::Panicking);
+    house.budgets = Budgets::new(256 << 20, 5);
+    let slow = Slow::default();
+    let service = house.serving(slow.clone());
+    let mut client = house.connect(service.clone());
+    client.write_all(&[PREFACE, &asking_for_documents(1)].concat()).await.unwrap();
+    soon(&slow.began).await;
+    // How many more connections its address can have.
+    let places = || {
+        let admit = || service.admit(service.free_place().now_or_never()?, [192, 0, 2, 1].into()).ok();
+        std::iter::from_fn(admit).collect::<Vec<_>>().len()
+    };
+    assert_eq!(places(), 0, "HTTP/2 costs five");
+    drop(client);
+    until("the connection is gone", || places() > 0).await;
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+        assert_eq!(places(), 4, "its request is not");
+    }
+    slow.may_end.notify_one();
+    until("its place is free", || places() == 5).await;
+}
+
+#[tokio::test]
 async fn a_client_that_closed_its_half_gets_its_answer() {
     let house = House::new(Failing::Panicking);
     let slow = Slow::default();
-    let mut client = house.connect(Service::new(slow.clone(), Arc::clone(&house.state), house.metrics.clone()));
+    let mut client = house.connect(house.serving(slow.clone()));
     client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
     client.shutdown().await.unwrap();
     soon(&slow.began).await;
@@ -1227,7 +1565,7 @@ async fn a_drain_waits_for_what_runs_but_not_for_ever() {
         let address = listener.local_addr().unwrap();
         let limit = if answers { Duration::from_secs(20) } else { Duration::from_millis(50) };
         let drain = Drain::new(Duration::ZERO, limit);
-        let service = Service::new(slow.clone(), Arc::clone(&house.state), house.metrics.clone());
+        let service = house.serving(slow.clone());
         let serving = tokio::spawn(super::serve(listener, service, drain.clone()));
         let mut client = tokio::net::TcpStream::connect(address).await.unwrap();
         client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
@@ -1246,6 +1584,55 @@ async fn a_drain_waits_for_what_runs_but_not_for_ever() {
         }
         timeout(Duration::from_secs(20), serving).await.expect("an end in time").unwrap();
     }
+}
+
+#[tokio::test]
+async fn one_client_has_its_number_of_connections_and_others_are_served() {
+    let mut house = House::new(Failing::Panicking);
+    house.budgets = Budgets::new(256 << 20, 3);
+    let listener = tokio::net::TcpListener::bind("0.0.0.0:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(super::serve(listener, house.public(), house.drain.clone()));
+    let connect = async |last: u8| {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind((IpAddr::from([127, 0, 0, last]), 0).into()).unwrap();
+        socket.connect(([127, 0, 0, 1], port).into()).await.unwrap()
+    };
+    let is_served = async |stream: &mut tokio::net::TcpStream| {
+        drop(stream.write_all(b"GET /v1 HTTP/1.1\r\nHost: a\r\n\r\n").await);
+        let mut reply = [0; 1024];
+        let read = timeout(Duration::from_secs(20), stream.read(&mut reply)).await.expect("an end in time");
+        read.is_ok_and(|read| reply[..read].starts_with(b"HTTP/1.1 404"))
+    };
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        let mut stream = connect(2).await;
+        assert!(is_served(&mut stream).await);
+        held.push(stream);
+    }
+    assert!(!is_served(&mut connect(2).await).await, "the fourth is closed");
+    assert!(is_served(&mut connect(3).await).await, "another client is served");
+    let mut page = String::new();
+    text::encode(&mut page, &house.registry).unwrap();
+    assert!(page.contains(r#"http_connections_refused_total{listener="public",reason="client"} 1"#), "{page}");
+    // One that ends makes room.
+    held.clear();
+    timeout(Duration::from_secs(20), async { while !is_served(&mut connect(2).await).await {} }).await.unwrap();
+}
+
+#[tokio::test]
+async fn http_2_needs_places_of_its_own() {
+    let mut house = House::new(Failing::Panicking);
+    // HTTP/1 costs one place, HTTP/2 five.
+    house.budgets = Budgets::new(256 << 20, 9);
+    let service = house.public();
+    let mut first = house.connect(service.clone());
+    let mut second = house.connect(service);
+    first.write_all(PREFACE).await.unwrap();
+    assert_eq!(frame(&mut first).await.0, 4, "SETTINGS");
+    second.write_all(PREFACE).await.unwrap();
+    let end = timeout(Duration::from_secs(20), frame_or_end(&mut second));
+    assert_eq!(end.await.expect("an end in time"), None);
 }
 
 #[tokio::test]

@@ -8,11 +8,13 @@ use crate::domain::app::App;
 
 /// Begins a request's span, a child of the caller's where the headers name one. None where spans are not exported.
 ///
+/// `trusted`: the caller decides whether the trace is sampled; otherwise the sampler does, as if the trace began here.
 /// `template` is the route's, with its placeholders: a path could hold what nobody may know.
 pub(super) fn begin(
     method: &Method,
     version: Version,
     headers: &HeaderMap,
+    trusted: bool,
     template: Option<&'static str>,
     app: Option<&App>,
 ) -> Span {
@@ -31,7 +33,7 @@ pub(super) fn begin(
     if span.is_disabled() {
         return span;
     }
-    latchkey_trace::continue_from(&span, headers);
+    latchkey_trace::continue_from(&span, headers, trusted);
     // As the conventions name what is none of the usual ones.
     let method = match method_name(method) {
         "other" => "_OTHER",

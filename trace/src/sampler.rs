@@ -1,0 +1,104 @@
+//! Which traces are exported: the standard samplers, which a caller who is not trusted cannot overrule.
+
+use opentelemetry::{
+    Context, KeyValue,
+    trace::{Link, SpanKind, TraceContextExt, TraceId},
+};
+use opentelemetry_sdk::trace::{
+    IdGenerator, RandomIdGenerator, Sampler, SamplingDecision, SamplingResult, ShouldSample,
+};
+
+/// `always_on` (a ratio of 1), `always_off` (0) or `traceidratio`, with or without `parentbased_`.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct EnvSampler {
+    pub(crate) ratio: f64,
+    pub(crate) is_parent_based: bool,
+}
+
+/// Marks the context of a caller who does not decide what is sampled.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct UntrustedParent;
+
+// === impl EnvSampler ===
+
+impl ShouldSample for EnvSampler {
+    fn should_sample(
+        &self,
+        parent: Option<&Context>,
+        trace_id: TraceId,
+        name: &str,
+        kind: &SpanKind,
+        attributes: &[KeyValue],
+        links: &[Link],
+    ) -> SamplingResult {
+        let root = Sampler::TraceIdRatioBased(self.ratio);
+        let by_ratio = |trace_id| root.should_sample(parent, trace_id, name, kind, attributes, links);
+        let Some(parent) = parent.filter(|parent| parent.has_active_span()) else { return by_ratio(trace_id) };
+        let span = parent.span();
+        let caller = span.span_context();
+        if caller.is_remote() && parent.get::<UntrustedParent>().is_some() {
+            // The caller also chooses the id of the trace, on which the ratio alone would depend.
+            return by_ratio(RandomIdGenerator::default().new_trace_id());
+        }
+        if caller.is_remote() && !self.is_parent_based {
+            return by_ratio(trace_id);
+        }
+        let decision = if caller.is_sampled() { SamplingDecision::RecordAndSample } else { SamplingDecision::Drop };
+        SamplingResult { decision, attributes: Vec::new(), trace_state: caller.trace_state().clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use opentelemetry::trace::{SpanContext, SpanId, TraceFlags, TraceState};
+
+    use super::*;
+
+    /// A trace that every ratio above 0 samples.
+    const LUCKY: TraceId =
+        TraceId::from_bytes([0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0, 0]);
+    const UNLUCKY: TraceId = TraceId::from_bytes([0xff; 16]);
+
+    fn parent(trace_id: TraceId, flags: TraceFlags, remote: bool) -> Context {
+        let span = SpanId::from_bytes([1; 8]);
+        Context::new().with_remote_span_context(SpanContext::new(trace_id, span, flags, remote, TraceState::NONE))
+    }
+
+    fn is_sampled(ratio: f64, is_parent_based: bool, parent: &Context) -> bool {
+        let trace_id = parent.span().span_context().trace_id();
+        let sampler = EnvSampler { ratio, is_parent_based };
+        let result = sampler.should_sample(Some(parent), trace_id, "a", &SpanKind::Server, &[], &[]);
+        result.decision == SamplingDecision::RecordAndSample
+    }
+
+    #[test]
+    fn a_caller_who_is_not_trusted_overrules_no_sampler() {
+        for is_parent_based in [true, false] {
+            let sampled = parent(LUCKY, TraceFlags::SAMPLED, true).with_value(UntrustedParent);
+            assert!(!is_sampled(0.0, is_parent_based, &sampled));
+            // 10,000 of a ratio of 1 % are 100: 200 are 10 standard deviations away.
+            let exported = (0..10_000).filter(|_| is_sampled(0.01, is_parent_based, &sampled)).count();
+            assert!((1..200).contains(&exported), "{exported} of 10,000");
+            let unsampled = parent(UNLUCKY, TraceFlags::NOT_SAMPLED, true).with_value(UntrustedParent);
+            assert!(is_sampled(1.0, is_parent_based, &unsampled));
+        }
+    }
+
+    #[test]
+    fn a_trusted_caller_decides_if_the_sampler_is_parent_based() {
+        assert!(is_sampled(0.0, true, &parent(UNLUCKY, TraceFlags::SAMPLED, true)));
+        assert!(!is_sampled(1.0, true, &parent(LUCKY, TraceFlags::NOT_SAMPLED, true)));
+        assert!(!is_sampled(0.5, false, &parent(UNLUCKY, TraceFlags::SAMPLED, true)));
+        assert!(is_sampled(0.5, false, &parent(LUCKY, TraceFlags::NOT_SAMPLED, true)));
+    }
+
+    #[test]
+    fn a_span_inside_of_ours_follows_it() {
+        for is_parent_based in [true, false] {
+            // The mark of the caller is inherited.
+            let inside = |flags| parent(UNLUCKY, flags, false).with_value(UntrustedParent);
+            assert!(is_sampled(0.0, is_parent_based, &inside(TraceFlags::SAMPLED)));
+            assert!(!is_sampled(1.0, is_parent_based, &inside(TraceFlags::NOT_SAMPLED)));
+        }
+    }
+}
