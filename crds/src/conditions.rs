@@ -79,6 +79,8 @@ pub enum Reason {
     AppIDReserved,
     /// The rendered document is over the limit.
     TooLarge,
+    /// The namespace is at the platform's bound on Apps or on bytes of documents.
+    QuotaExceeded,
     /// The App's keys are gone while users are there.
     KeysLost,
     /// The App's keys cannot be read.
@@ -178,6 +180,7 @@ impl Reason {
         Self::AppIDConflict,
         Self::AppIDReserved,
         Self::TooLarge,
+        Self::QuotaExceeded,
         Self::KeysLost,
         Self::KeysInvalid,
         Self::InternalError,
@@ -211,6 +214,7 @@ impl Reason {
             Self::AppIDConflict => "AppIDConflict",
             Self::AppIDReserved => "AppIDReserved",
             Self::TooLarge => "TooLarge",
+            Self::QuotaExceeded => "QuotaExceeded",
             Self::KeysLost => "KeysLost",
             Self::KeysInvalid => "KeysInvalid",
             Self::InternalError => "InternalError",

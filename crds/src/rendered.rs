@@ -4,7 +4,7 @@
 //! written out, with defaults filled in: the server never decides a default. It holds secrets, so nothing here is
 //! printed: `Debug` of a secret shows no value.
 
-use std::{collections::BTreeMap, fmt, str::FromStr};
+use std::{collections::BTreeMap, fmt, str::FromStr, sync::Arc};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -85,7 +85,7 @@ pub struct RenderedApp {
     pub keys: RenderedKeys,
 }
 
-/// What is published of an App whose users are to be deleted: it follows from the appID and its holder alone, so that an
+/// What is published of an App that is not served any more: it follows from the appID and its holder alone, so that an
 /// App that is not accepted can be deleted too.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -95,7 +95,7 @@ pub struct DeletedApp {
     pub app_id: AppId,
     pub namespace: String,
     pub name: String,
-    /// [`AppState::Deleted`].
+    /// [`AppState::Deleted`] or [`AppState::Released`].
     pub state: AppState,
     /// Made with the App's first keys: tells an App from one of the same appID whose users were deleted before.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -118,6 +118,9 @@ pub enum AppState {
     Serving,
     /// Its users are to be deleted; nothing of it is served.
     Deleted,
+    /// The App is gone and its users were retained. If it has none, its appID becomes free; nothing is served or
+    /// deleted. Servers that do not know this state refuse the document, which frees nothing.
+    Released,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -182,8 +185,8 @@ pub struct RenderedMail {
     pub confirm_code_lifetime_seconds: u32,
     pub reset_code_lifetime_seconds: u32,
     /// The App's own templates by file name, `<mail>.subject`, `<mail>.txt` or `<mail>.html`; what is not here has its
-    /// default in the server.
-    pub templates: BTreeMap<String, String>,
+    /// default in the server. Shared, because many Apps can name one ConfigMap.
+    pub templates: BTreeMap<String, Arc<String>>,
     pub smtp: RenderedSmtp,
 }
 
@@ -470,7 +473,8 @@ pub struct Hello {
     /// The newest document of an App, where it is refused. What is in `revisions`, if anything is, goes on.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
     pub refused: BTreeMap<AppId, RefusedDocument>,
-    /// How far the deletion of users is, for each App that is [`AppState::Deleted`] and that this server knows of.
+    /// How far the deletion of users is, or whether the appID is free, for each App that is [`AppState::Deleted`] or
+    /// [`AppState::Released`] and that this server knows of.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
     pub deletions: BTreeMap<AppId, Deletion>,
 }
@@ -491,9 +495,9 @@ pub struct RefusedDocument {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Deletion {
-    /// Users that are still there.
+    /// Users that are still there. Of a [`AppState::Released`] App: at least 1 if the appID stays reserved.
     pub users_left: u64,
-    /// Users, sessions and mails are gone, and the database says so.
+    /// Users, sessions and mails are gone, and the database says so. Of a [`AppState::Released`] App: the appID is free.
     pub done: bool,
 }
 
@@ -505,7 +509,8 @@ pub struct Change {
     pub revision: Option<Revision>,
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub refused: Option<RefusedDocument>,
-    /// Of an App that is [`AppState::Deleted`]; `revision` is then that of the document that says so.
+    /// Of an App that is [`AppState::Deleted`] or [`AppState::Released`]; `revision` is then that of the document that
+    /// says so.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub deletion: Option<Deletion>,
 }

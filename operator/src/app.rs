@@ -37,6 +37,7 @@ use crate::{
     panics::Panicked,
     probe::Verdict,
     provider::reconcile::undecodable,
+    quota::{Exceeded, Need, Size},
     watch::Guarded,
 };
 
@@ -58,6 +59,8 @@ pub(crate) mod scripted;
 const RESYNC: Duration = Duration::from_secs(10 * 60 * 60);
 /// For an older claimant that is not judged yet, or keys that somebody else changed just now.
 const SOON: Duration = Duration::from_millis(500);
+/// For a rotation that waits until the namespace has room. Keys that are due by time wait no longer than that either.
+const ROOM: Duration = Duration::from_secs(10 * 60);
 /// An edit that all servers acknowledge within this costs one write of the status (design, Acknowledgement).
 const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(1);
 /// Steps of the keys in one reconcile: Published, Active, and one for what nobody thought of.
@@ -82,6 +85,10 @@ pub(crate) async fn reconcile(guarded: Arc<Guarded<App>>, context: Arc<Context>)
         Ok(app) => app,
         Err(invalid) => return undecoded(&guarded, &invalid.error, &context).await,
     };
+    let _held_off = match app.app_id() {
+        Ok(id) => Some(context.releases.hold_off(&id).await),
+        Err(_) => None,
+    };
     match deletion::finalizer(app) {
         Finalizer::Stay => {}
         Finalizer::Set => deletion::write_finalizer(&context, &app.metadata, true).await?,
@@ -99,7 +106,11 @@ pub(crate) async fn reconcile(guarded: Arc<Guarded<App>>, context: Arc<Context>)
         context.pace.leave(&place(app));
     }
     let old: AppStatus = context.written.latest(&app.metadata, app.status.clone());
-    match steps(app, &old, &context).await? {
+    let progress = steps(app, &old, &context).await;
+    if let Ok(id) = app.app_id() {
+        context.objects.quotas.settle(&id, &rendered_app_secret(&id));
+    }
+    match progress? {
         Progress::Again(wait) => Ok(Action::requeue(wait)),
         Progress::Done(served) => conclude(app, &old, served, &context).await,
     }
@@ -138,9 +149,11 @@ async fn steps(app: &App, old: &AppStatus, context: &Context) -> Result<Progress
         Err(refusal) => return Ok(Progress::Done(refused(app, refusal, Vec::new(), context))),
     };
     let policy = KeyPolicy::of(&validated, app.annotations());
-    if decision != Decision::Ours && is_too_large(&validated, &policy, context)? {
+    if decision != Decision::Ours
+        && let Some(refusal) = no_room(&validated, &policy, decision, &Claim::of(app), context)?
+    {
         // An appID is not taken by an App that cannot be served.
-        return Ok(Progress::Done(refused(app, too_large(), validated.problems.clone(), context)));
+        return Ok(Progress::Done(refused(app, refusal, validated.problems.clone(), context)));
     }
     let keys = match facts {
         Some(facts) => take_keys(facts, decision, &policy, &validated.app_id, &secrets, context).await?,
@@ -219,7 +232,10 @@ async fn take_keys(
             _,
         ) => None,
     };
-    Ok(taken.map_or(TakenKeys::LookAgain, |kept| TakenKeys::Kept(Box::new(kept))))
+    let Some(kept) = taken else { return Ok(TakenKeys::LookAgain) };
+    // It counts from now on, not only when the watch reports it.
+    context.objects.quotas.keys(app_id, Some(kept.holder.clone()));
+    Ok(TakenKeys::Kept(Box::new(kept)))
 }
 
 /// The document that is there, for its keys.
@@ -240,6 +256,13 @@ async fn serve(
     context: &Context,
 ) -> Result<Progress<Served>, Error> {
     let owner = Owner { app_id: &validated.app_id, namespace: &validated.namespace, name: &validated.name };
+    let rotation_waits = policy.rotate.is_some()
+        && policy.rotate != kept.document.rotation
+        && context.objects.quotas.is_full(owner.namespace);
+    let policy = &match rotation_waits {
+        true => KeyPolicy { rotate: kept.document.rotation.clone(), ..policy.clone() },
+        false => policy.clone(),
+    };
     let honoured = context.probe.format();
     let (needed, feature) = needed_format(validated);
     let servers_too_old = (honoured < needed).then(|| {
@@ -255,6 +278,13 @@ async fn serve(
             Ok(rendered) => rendered,
             Err(TooLarge) => return Ok(Progress::Done(refused(app, too_large(), validated.problems.clone(), context))),
         };
+        let secret = rendered_app_secret(owner.app_id);
+        let size = Size::of(&rendered.bytes);
+        let admitted = context.objects.quotas.admit_document(&secret, owner.namespace, size);
+        if let Err((exceeded, need)) = admitted {
+            let refusal = waits_for_room(&Claim::of(app), exceeded, need, context);
+            return Ok(Progress::Done(refused(app, refusal, validated.problems.clone(), context)));
+        }
         let verdict = if is_published(context, owner, &rendered) {
             context.probe.expect(owner.app_id, &rendered.revision)
         } else {
@@ -289,6 +319,11 @@ async fn serve(
     problems.extend(
         kept.document.problem(policy).map(|message| Problem::new(Reason::InvalidSpec, "metadata.annotations", message)),
     );
+    if rotation_waits {
+        let message = "the rotation that is asked for waits: the rendered documents of this namespace have as many bytes \
+                       as the platform allows; shorten templates and lists, or delete Apps";
+        problems.push(Problem::new(Reason::QuotaExceeded, "metadata.annotations", message));
+    }
     let due = kept.document.due(policy, context.now()).map(|due| due - context.now());
     let outcome = Outcome {
         app_id: Some(validated.app_id.clone()),
@@ -306,16 +341,42 @@ async fn serve(
     let requeue = match due {
         // There may be one step more.
         _ if steps == KEY_STEPS => SOON,
+        _ if rotation_waits => ROOM,
         None => RESYNC,
         Some(due) => due.try_into().unwrap_or(SOON).clamp(SOON, RESYNC),
     };
     Ok(Progress::Done(Served { outcome, requeue, wrote }))
 }
 
-/// Whether its document would be over the limit with its first keys.
-fn is_too_large(validated: &ValidatedApp, policy: &KeyPolicy, context: &Context) -> Result<bool, Error> {
+/// Why the App cannot take its appID: its document would be over the limit with its first keys, or its namespace is at
+/// a bound.
+fn no_room(
+    validated: &ValidatedApp,
+    policy: &KeyPolicy,
+    decision: Decision,
+    claim: &Claim,
+    context: &Context,
+) -> Result<Option<Refusal>, Error> {
     let keys = KeyDocument::first_of(&validated.app_id, policy, context.now())?;
-    Ok(render(validated, &keys, FORMAT).within_limit().is_err())
+    let Ok(rendered) = render(validated, &keys, FORMAT).within_limit() else { return Ok(Some(too_large())) };
+    let secret = rendered_app_secret(&validated.app_id);
+    let size = Size::of(&rendered.bytes);
+    let quotas = &context.objects.quotas;
+    let admitted = match decision {
+        Decision::Free => {
+            let ahead = context.objects.ahead_of(claim);
+            quotas.admit_app(&validated.app_id, &claim.holder, &secret, size, ahead)
+        }
+        // It counts already, or the platform team gave it.
+        _ => quotas.admit_document(&secret, &validated.namespace, size),
+    };
+    Ok(admitted.err().map(|(exceeded, need)| waits_for_room(claim, exceeded, need, context)))
+}
+
+/// It is reconciled again once there is room.
+fn waits_for_room(claim: &Claim, exceeded: Exceeded, need: Need, context: &Context) -> Refusal {
+    context.objects.quotas.wait(&claim.holder.namespace, &claim.holder.name, claim.created, need);
+    Refusal::new(Reason::QuotaExceeded, "", exceeded.to_string())
 }
 
 fn too_large() -> Refusal {
@@ -340,6 +401,9 @@ fn refused(app: &App, refusal: Refusal, problems: Vec<Problem>, context: &Contex
 
 /// Writes the status where it says something else, and tells people of what changed.
 async fn conclude(app: &App, old: &AppStatus, served: Served, context: &Context) -> Result<Action, Error> {
+    if served.outcome.refusal.as_ref().is_none_or(|refusal| refusal.reason != Reason::QuotaExceeded) {
+        wait_no_more(app, context);
+    }
     let generation = app.metadata.generation.unwrap_or(0);
     let mut new = served.outcome.status(old, generation, context.now());
     if served.outcome.refusal.is_some() && new.revision.is_some() {
@@ -364,11 +428,19 @@ async fn conclude(app: &App, old: &AppStatus, served: Served, context: &Context)
     Ok(Action::requeue(served.requeue))
 }
 
+/// Whatever it waited for, it takes nothing of it any more: others may have it.
+fn wait_no_more<K: Resource>(app: &K, context: &Context) {
+    let namespace = app.namespace().unwrap_or_default();
+    context.objects.quotas.wait_no_more(&namespace, &app.name_any());
+    context.wakes.waiting(&context.objects, &namespace);
+}
+
 /// An App that this operator cannot read: what was published for it goes on.
 async fn undecoded(guarded: &Guarded<App>, error: &str, context: &Context) -> Result<Action, Error> {
     let meta = guarded.meta();
     let namespace = meta.namespace.clone().unwrap_or_default();
     let name = meta.name.clone().unwrap_or_default();
+    wait_no_more(guarded, context);
     let resource = ApiResource::erase::<App>(&());
     let api: Api<DynamicObject> = Api::namespaced_with(context.client.clone(), &namespace, &resource);
     let Some(there) = api.get_opt(&name).await.map_err(Error::api("read an App"))? else {
@@ -394,6 +466,7 @@ async fn undecoded(guarded: &Guarded<App>, error: &str, context: &Context) -> Re
 /// `deletionPolicy: Delete` of an App that is to go: its document says so, the servers delete the users, and then the
 /// document, the keys and the finalizer go.
 async fn delete_users(app: &App, context: &Context) -> Result<Action, Error> {
+    wait_no_more(app, context);
     let secrets: Api<Secret> = Api::namespaced(context.client.clone(), &context.namespace);
     let us = Holder { namespace: app.namespace().unwrap_or_default(), name: app.name_any() };
     let Ok(id) = app.app_id() else {
@@ -411,7 +484,7 @@ async fn delete_users(app: &App, context: &Context) -> Result<Action, Error> {
         Going::Stuck(why) => return tell_progress(app, &id, None, deletion::stuck(&why), context).await,
     };
     let owner = Owner { app_id: &id, namespace: &us.namespace, name: &us.name };
-    let rendered = deletion::render_deleted(document);
+    let rendered = deletion::render_gone(&document);
     if !is_published(context, owner, &rendered) {
         publish(context, owner, &rendered).await?;
         context.probe.expect(&id, &rendered.revision);

@@ -5,6 +5,8 @@ use std::{net::SocketAddr, path::PathBuf};
 use clap::{Parser, Subcommand, ValueEnum};
 use latchkey_crds::types::{Invalid, IssuerUrl};
 
+use crate::quota::{self, Limits};
+
 #[derive(Debug, Parser)]
 #[command(
     name = "latchkey-operator",
@@ -33,6 +35,24 @@ pub(crate) struct RunArgs {
     /// The namespaces whose Apps and Providers are reconciled, comma-separated. Default: all.
     #[arg(long, env = "LATCHKEY_WATCH_NAMESPACES", value_name = "NAMES", value_delimiter = ',')]
     pub(crate) watch_namespaces: Vec<String>,
+    /// How many appIDs a namespace can hold: those of its Apps, and those of deleted Apps that left users.
+    #[arg(
+        long,
+        env = "LATCHKEY_MAX_APPS_PER_NAMESPACE",
+        value_name = "COUNT",
+        default_value_t = quota::MAX_APPS,
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
+    pub(crate) max_apps_per_namespace: u32,
+    /// How many bytes the rendered documents of a namespace can have together.
+    #[arg(
+        long,
+        env = "LATCHKEY_MAX_RENDERED_BYTES_PER_NAMESPACE",
+        value_name = "BYTES",
+        default_value_t = quota::MAX_BYTES,
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
+    pub(crate) max_rendered_bytes_per_namespace: u64,
     /// The address under which users reach the servers, for example https://auth.example.com.
     #[arg(long, env = "LATCHKEY_BASE_URL", value_name = "URL", value_parser = base_url)]
     pub(crate) base_url: IssuerUrl,
@@ -92,6 +112,12 @@ pub(crate) struct RenderArgs {
     pub(crate) allow_insecure: bool,
 }
 
+impl RunArgs {
+    pub(crate) fn limits(&self) -> Limits {
+        Limits { apps: self.max_apps_per_namespace, bytes: self.max_rendered_bytes_per_namespace }
+    }
+}
+
 /// A base URL ends without a slash, so that an issuer is it, a slash and the appID.
 fn base_url(input: &str) -> Result<IssuerUrl, Invalid> {
     input.trim_end_matches('/').parse()
@@ -112,7 +138,11 @@ mod tests {
     fn without_a_command_the_cluster_is_reconciled() {
         let line = "latchkey-operator --namespace a --server-service b --base-url https://c.example --identity d";
         let args = Args::try_parse_from(line.split(' ')).unwrap();
-        assert!(args.command.is_none() && args.run.is_some());
+        assert!(args.command.is_none() && args.run.is_some_and(|run| run.limits() == Limits::default()));
+        let bounded = format!("{line} --max-apps-per-namespace 7 --max-rendered-bytes-per-namespace 4096");
+        let args = Args::try_parse_from(bounded.split(' ')).unwrap();
+        assert_eq!(args.run.unwrap().limits(), Limits { apps: 7, bytes: 4096 });
+        assert!(Args::try_parse_from(format!("{line} --max-apps-per-namespace 0").split(' ')).is_err());
         assert!(Args::try_parse_from(["latchkey-operator", "--namespace", "a"]).is_err());
         let line = "latchkey-operator render --check --from a";
         assert!(Args::try_parse_from(line.split(' ')).unwrap().command.is_some());

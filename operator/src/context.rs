@@ -13,6 +13,7 @@ use crate::{
     metrics::Metrics,
     pace::Pace,
     probe::Probe,
+    release::Releases,
     watch::{Objects, Wakes},
 };
 
@@ -29,6 +30,8 @@ pub(crate) struct Context {
     pub(crate) written: Written,
     /// Progress of deletions.
     pub(crate) told: Told,
+    /// appIDs that are being released.
+    pub(crate) releases: Releases,
     pub(crate) failures: Failures,
     pub(crate) reporter: Reporter,
     pub(crate) metrics: Metrics,

@@ -21,6 +21,8 @@ mod pace;
 mod panics;
 mod probe;
 mod provider;
+mod quota;
+mod release;
 mod render;
 mod run;
 mod telemetry;

@@ -43,6 +43,10 @@ pub(crate) async fn run(context: Arc<Context>, mut named: mpsc::UnboundedReceive
 async fn judge(context: &Context, secret: &str) -> Result<(), Error> {
     let Some(published) = context.objects.published.get(secret) else { return Ok(()) };
     let Some(id) = rendered_id(secret) else { return Ok(()) };
+    if context.releases.is_under_way(&id) {
+        // Its document goes when that ends.
+        return Ok(());
+    }
     let of = Holder { namespace: published.namespace.clone(), name: published.name.clone() };
     // Of a Secret that names nobody, nobody's App can be gone; a reconcile writes it anew if it is somebody's.
     if of.name.is_empty() || exists(context, &of, &id).await? {
@@ -59,6 +63,7 @@ async fn judge(context: &Context, secret: &str) -> Result<(), Error> {
     context.probe.forget(&id);
     withdraw(context, secret, &published).await?;
     info!(secret, of.namespace, app = of.name, "the App is gone; its rendered document is taken away");
+    context.wakes.release(id);
     Ok(())
 }
 
@@ -69,7 +74,7 @@ async fn holder(context: &Context, id: &AppId) -> Result<Option<Holder>, Error> 
 }
 
 /// Whether there is such an App: in the store, else by the API server's own word, since a watch can be behind.
-async fn exists(context: &Context, holder: &Holder, id: &AppId) -> Result<bool, Error> {
+pub(crate) async fn exists(context: &Context, holder: &Holder, id: &AppId) -> Result<bool, Error> {
     let stored = context.objects.apps.get(&ObjectRef::new(&holder.name).within(&holder.namespace));
     // An App that does not decode is one.
     if stored.is_some_and(|app| app.0.as_ref().map_or(true, |app| may_hold(app, id))) {
@@ -101,7 +106,7 @@ mod tests {
 
     use super::*;
     use crate::app::scripted::{Script, context, not_found};
-    use crate::watch::PublishedApp;
+    use crate::{quota::Size, watch::PublishedApp};
 
     const APP: &str = "/apis/latchkey.dev/v1alpha1/namespaces/shop/apps/store";
     const SECRET: &str = "/api/v1/namespaces/latchkey/secrets/latchkey-app-shop";
@@ -128,6 +133,7 @@ mod tests {
             name: "store".into(),
             resource_version: "7".into(),
             uid: "1".into(),
+            size: Size::default(),
         };
         context.objects.published.wrote("latchkey-app-shop", published);
         judge(&context, "latchkey-app-shop").await.unwrap();

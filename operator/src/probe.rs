@@ -80,6 +80,17 @@ pub(crate) enum Verdict {
     All { servers: usize },
 }
 
+/// What the servers answer to a document with the state `Released`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Released {
+    /// The App had no user, and the database says that the appID is free.
+    Freed,
+    /// It has users, or a server refuses the document.
+    Reserved,
+    /// The servers did not answer in time.
+    Unanswered,
+}
+
 /// A cheap handle.
 #[derive(Clone)]
 pub(crate) struct Probe {
@@ -164,6 +175,27 @@ impl Probe {
                 | Verdict::Silent { .. }
                 | Verdict::NoServers
                 | Verdict::All { .. } => return verdict,
+            }
+            let _ = timeout_at(end, turns.changed()).await;
+        }
+    }
+
+    /// Waits until every counting pod serves nothing of the App and one has looked for users, or until the limit.
+    pub(crate) async fn wait_released(&self, app: &AppId, revision: &Revision, limit: Duration) -> Released {
+        let mut turns = self.turns.subscribe();
+        let end = Instant::now() + limit;
+        loop {
+            let (verdict, looked) = {
+                let mut table = self.table();
+                (table.expect(app, revision), table.deletion(app))
+            };
+            match (verdict, looked) {
+                (Verdict::All { .. }, Some(Deletion { done: true, .. })) => return Released::Freed,
+                (Verdict::All { .. }, Some(Deletion { users_left: 1.., .. })) => return Released::Reserved,
+                // Also a server of an earlier version, which does not know such documents.
+                (Verdict::Refused { .. } | Verdict::KeysLost { .. }, _) => return Released::Reserved,
+                _ if Instant::now() >= end => return Released::Unanswered,
+                _ => {}
             }
             let _ = timeout_at(end, turns.changed()).await;
         }

@@ -38,7 +38,9 @@ use crate::{
     pace::Pace,
     panics::{Panicked, catch_async},
     probe::{Probe, Wake},
-    provider, telemetry,
+    provider,
+    release::{self, Releases},
+    telemetry,
     traced::{self, TracedLayer},
     watch::{self, Objects, Wakes},
 };
@@ -104,7 +106,8 @@ async fn operate(args: RunArgs) -> Result<()> {
     // A standby watches too, so that it can act at once.
     let reader = ClientBuilder::try_from(config.clone())?.with_layer(&RequestsLayer::new(&metrics)).build();
     let (wakes, mut queues) = Wakes::new();
-    let (objects, watches) = watch::start(&reader, &args.namespace, &args.watch_namespaces, &health, &wakes);
+    let (objects, watches) =
+        watch::start(&reader, &args.namespace, &args.watch_namespaces, args.limits(), &health, &wakes);
     let mut watching = select_all(watches);
     let (probe_wakes, told) = mpsc::unbounded_channel();
     let (probe, _probing) =
@@ -149,6 +152,7 @@ async fn operate(args: RunArgs) -> Result<()> {
         pace: Pace::new(),
         written: Written::default(),
         told: Told::default(),
+        releases: Releases::default(),
         failures: Failures::default(),
         metrics: metrics.clone(),
         now,
@@ -171,7 +175,12 @@ async fn operate(args: RunArgs) -> Result<()> {
             queues.providers,
             &stop,
         );
-        tokio::join!(apps, providers, orphans::run(Arc::clone(&context), queues.orphans, &stop));
+        tokio::join!(
+            apps,
+            providers,
+            orphans::run(Arc::clone(&context), queues.orphans, &stop),
+            release::run(Arc::clone(&context), queues.releases, &stop),
+        );
     };
     tokio::pin!(controllers);
     let lost = tokio::select! {

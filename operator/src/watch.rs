@@ -42,7 +42,12 @@ pub(crate) use self::index::{Index, Named, Place};
 use self::index::{named_by_app, named_by_provider};
 use crate::{
     admin::{Health, why},
+    app::{
+        keys::secret as key_secret,
+        owner::{Claim, Judged},
+    },
     backoff::ShortBackoff,
+    quota::{Limits, Quotas, Size},
 };
 
 /// An App or a Provider, or why it does not decode: one bad object does not stop the others.
@@ -61,6 +66,7 @@ pub(crate) struct Objects {
     pub(crate) providers: Store<Guarded<Provider>>,
     pub(crate) published: Arc<Published>,
     pub(crate) keys: Arc<JudgedKeys>,
+    pub(crate) quotas: Arc<Quotas>,
     /// The Apps by what they name.
     apps_by: Arc<Index<Named, Place>>,
     /// The Providers by their Secret.
@@ -68,8 +74,10 @@ pub(crate) struct Objects {
 }
 
 /// What is published, by the name of its Secret. The documents themselves are not kept.
-#[derive(Default)]
-pub(crate) struct Published(Mutex<PublishedApps>);
+pub(crate) struct Published {
+    apps: Mutex<PublishedApps>,
+    quotas: Arc<Quotas>,
+}
 
 #[derive(Default)]
 struct PublishedApps {
@@ -88,6 +96,7 @@ pub(crate) struct PublishedApp {
     pub(crate) name: String,
     pub(crate) resource_version: String,
     pub(crate) uid: String,
+    pub(crate) size: Size,
 }
 
 /// The version of each App's keys that its last reconcile went by: what a watch tells of it is no news.
@@ -104,6 +113,7 @@ pub(crate) struct Queues {
     pub(crate) apps: mpsc::UnboundedReceiver<ObjectRef<Guarded<App>>>,
     pub(crate) providers: mpsc::UnboundedReceiver<ObjectRef<Guarded<Provider>>>,
     pub(crate) orphans: mpsc::UnboundedReceiver<String>,
+    pub(crate) releases: mpsc::UnboundedReceiver<AppId>,
 }
 
 /// Who is to be reconciled.
@@ -113,6 +123,8 @@ pub(crate) struct Wakes {
     pub(crate) providers: mpsc::UnboundedSender<ObjectRef<Guarded<Provider>>>,
     /// Names of rendered Secrets whose App may be gone.
     pub(crate) orphans: mpsc::UnboundedSender<String>,
+    /// appIDs with keys whose App may be gone.
+    pub(crate) releases: mpsc::UnboundedSender<AppId>,
 }
 
 /// A change as a watch tells it, or as a list shows it to have been missed.
@@ -133,12 +145,13 @@ pub(crate) fn start(
     client: &Client,
     namespace: &str,
     watched: &[String],
+    limits: Limits,
     health: &Health,
     wakes: &Wakes,
 ) -> (Objects, Vec<tokio::task::JoinHandle<()>>) {
     let (apps, apps_writer) = store();
     let (providers, providers_writer) = store();
-    let objects = Objects::new(apps, providers);
+    let objects = Objects::new(apps, providers, limits);
 
     let config = || watcher::Config::default().timeout(WATCH_SECONDS).page_size(PAGE);
     // What belongs to releases of Helm and to ServiceAccounts is nobody's client secret, and there is much of it.
@@ -186,6 +199,8 @@ pub(crate) fn start(
     (objects, tasks)
 }
 
+/// What the names of our annotations begin with (`latchkey_crds::names`).
+const OWN_ANNOTATIONS: &str = "latchkey.dev/";
 /// The names of the install's Secrets, up to the appID (`latchkey_crds::names`).
 const KEYS_PREFIX: &str = "latchkey-keys-";
 const RENDERED_PREFIX: &str = "latchkey-app-";
@@ -223,12 +238,14 @@ fn own(client: &Client, namespace: &str, config: watcher::Config) -> Vec<Watch<S
     watches(client, &[namespace.to_owned()], config)
 }
 
-/// Without what nobody here reads.
+/// Without what nobody here reads: others' annotations and labels can have 256 KiB and more on each object, and an edit
+/// of them is no reason to reconcile.
 fn lighter<K: Resource>(event: watcher::Result<Event<K>>) -> watcher::Result<Event<K>> {
     event.map(|event| {
         event.modify(|object| {
             object.meta_mut().managed_fields = None;
-            object.annotations_mut().remove("kubectl.kubernetes.io/last-applied-configuration");
+            object.meta_mut().labels = None;
+            object.annotations_mut().retain(|name, _| name.starts_with(OWN_ANNOTATIONS));
         })
     })
 }
@@ -367,7 +384,10 @@ async fn follow_apps(
             // The appID may be free for another now.
             if let Some(id) = &id_before {
                 wakes.apps_with_id(&objects, id);
+                wakes.release(id.clone());
             }
+            objects.quotas.wait_no_more(namespace, name);
+            wakes.waiting(&objects, namespace);
         };
         match &seen {
             Seen::Applied(app) => {
@@ -418,19 +438,34 @@ async fn follow_keys(watches: Vec<Watch<Metadata<Secret>>>, objects: Objects, wa
     let id = |name: &str| name.strip_prefix(KEYS_PREFIX).and_then(|id| id.parse().ok());
     let mut synced = false;
     follow("keys", watches, health, |seen| match seen {
-        Seen::Applied(secret) if synced => {
-            if let Some(id) = id(&secret.name_any())
-                && !objects.is_judged(&id, &secret.resource_version().unwrap_or_default())
-            {
+        Seen::Applied(secret) => {
+            let Some(id) = id(&secret.name_any()) else { return };
+            let before = objects.quotas.holder(&id);
+            let holder = key_secret::holder(&secret.metadata);
+            objects.quotas.keys(&id, holder.clone());
+            // At the start everything is reconciled anyway.
+            if !synced {
+                return;
+            }
+            if !objects.is_judged(&id, &secret.resource_version().unwrap_or_default()) {
                 wakes.apps_with_id(&objects, &id);
             }
+            // The platform team gave the appID to another namespace.
+            if let Some(before) =
+                before.filter(|before| holder.is_none_or(|holder| holder.namespace != before.namespace))
+            {
+                wakes.waiting(&objects, &before.namespace);
+            }
         }
-        // At the start everything is reconciled anyway.
-        Seen::Applied(_) => {}
         Seen::Gone { name, .. } => {
             if let Some(id) = id(&name) {
                 objects.keys.forget(&id);
+                let before = objects.quotas.holder(&id);
+                objects.quotas.keys(&id, None);
                 wakes.apps_with_id(&objects, &id);
+                if let Some(before) = before {
+                    wakes.waiting(&objects, &before.namespace);
+                }
             }
         }
         Seen::Synced => synced = true,
@@ -441,6 +476,7 @@ async fn follow_keys(watches: Vec<Watch<Metadata<Secret>>>, objects: Objects, wa
 async fn follow_published(watches: Vec<Watch<Secret>>, objects: Objects, wakes: Wakes, health: Health) {
     let mut synced = false;
     follow("rendered apps", watches, health, |seen| {
+        let before = |name: &str| objects.published.get(name).map(|app| app.namespace);
         let name = match seen {
             Seen::Applied(secret) => {
                 let name = secret.name_any();
@@ -451,7 +487,11 @@ async fn follow_published(watches: Vec<Watch<Secret>>, objects: Objects, wakes: 
             }
             // Also where this operator took it away: its App may have been made anew meanwhile.
             Seen::Gone { name, version, .. } => {
+                let namespace = before(&name);
                 objects.published.gone(&name, version);
+                if let Some(namespace) = namespace {
+                    wakes.waiting(&objects, &namespace);
+                }
                 name
             }
             Seen::Synced => {
@@ -525,9 +565,35 @@ pub(crate) fn app_id(app: &Guarded<App>) -> Option<AppId> {
 // === impl Objects ===
 
 impl Objects {
-    pub(crate) fn new(apps: Store<Guarded<App>>, providers: Store<Guarded<Provider>>) -> Self {
+    pub(crate) fn new(apps: Store<Guarded<App>>, providers: Store<Guarded<Provider>>, limits: Limits) -> Self {
         let (apps_by, providers_by) = (Arc::default(), Arc::default());
-        Self { apps, providers, published: Arc::default(), keys: Arc::default(), apps_by, providers_by }
+        let quotas = Arc::new(Quotas::new(limits));
+        let published = Published { apps: Mutex::default(), quotas: Arc::clone(&quotas) };
+        Self { apps, providers, published: Arc::new(published), keys: Arc::default(), quotas, apps_by, providers_by }
+    }
+
+    /// How many Apps of the namespace may take an appID before this one: older ones that wait for room, or that nobody
+    /// has judged yet. Counted only where not all of them have room.
+    pub(crate) fn ahead_of(&self, claim: &Claim) -> u32 {
+        let namespace = claim.holder.namespace.as_str();
+        let named = Named::Namespace(namespace.to_owned());
+        if self.quotas.has_room(namespace, self.apps_by.count(&named)) {
+            return 0;
+        }
+        let places = self.apps_by.of(&named);
+        let apps = places.iter().filter_map(|place| self.apps.get(&place.object()));
+        let ahead = apps.filter(|app| {
+            let Ok(app) = &app.0 else { return false };
+            let other = Claim::of(app);
+            let holds = app.app_id().is_ok_and(|id| self.quotas.holds_id(&id, namespace));
+            let comes = match other.judged {
+                Judged::NotYet => true,
+                Judged::Valid | Judged::Broken => self.quotas.waits(namespace, &other.holder.name),
+                Judged::Going => false,
+            };
+            comes && !holds && other.is_before(claim)
+        });
+        u32::try_from(ahead.count()).unwrap_or(u32::MAX)
     }
 
     /// The Apps that ask for an appID.
@@ -569,6 +635,7 @@ impl Queues {
                 Some(_) = self.apps.recv() => {}
                 Some(_) = self.providers.recv() => {}
                 Some(_) = self.orphans.recv() => {}
+                Some(_) = self.releases.recv() => {}
                 // Nobody is left who could wake anybody.
                 else => std::future::pending().await,
             }
@@ -583,8 +650,10 @@ impl Wakes {
         let (apps, app_queue) = mpsc::unbounded_channel();
         let (providers, provider_queue) = mpsc::unbounded_channel();
         let (orphans, orphan_queue) = mpsc::unbounded_channel();
-        let queues = Queues { apps: app_queue, providers: provider_queue, orphans: orphan_queue };
-        (Self { apps, providers, orphans }, queues)
+        let (releases, release_queue) = mpsc::unbounded_channel();
+        let queues =
+            Queues { apps: app_queue, providers: provider_queue, orphans: orphan_queue, releases: release_queue };
+        (Self { apps, providers, orphans, releases }, queues)
     }
 
     /// A receiver that is gone means that the process ends.
@@ -600,8 +669,22 @@ impl Wakes {
         self.provider(ObjectRef::new(name).within(namespace));
     }
 
-    fn orphan(&self, secret: String) {
+    pub(crate) fn orphan(&self, secret: String) {
         let _ = self.orphans.send(secret);
+    }
+
+    pub(crate) fn release(&self, id: AppId) {
+        let _ = self.releases.send(id);
+    }
+
+    /// Every appID of which keys are kept: its App may be gone.
+    pub(crate) fn retained(&self, objects: &Objects) {
+        objects.quotas.ids().into_iter().for_each(|id| self.release(id));
+    }
+
+    /// Those that wait for room in their namespace and have it now.
+    pub(crate) fn waiting(&self, objects: &Objects, namespace: &str) {
+        objects.quotas.admissible(namespace).iter().for_each(|place| self.app(place.object()));
     }
 
     pub(crate) fn all(&self, objects: &Objects) {
@@ -616,6 +699,7 @@ impl Wakes {
         for provider in objects.providers.state() {
             self.provider(ObjectRef::from_obj(&*provider));
         }
+        self.retained(objects);
         self.all(objects);
     }
 
@@ -651,7 +735,7 @@ impl Wakes {
 
 impl Published {
     fn held(&self) -> std::sync::MutexGuard<'_, PublishedApps> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.apps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn get(&self, secret: &str) -> Option<PublishedApp> {
@@ -662,7 +746,7 @@ impl Published {
     pub(crate) fn wrote(&self, secret: &str, app: PublishedApp) {
         let mut held = self.held();
         if version_number(&app.resource_version) > held.told {
-            held.put(secret, Some(app));
+            self.put(&mut held, secret, Some(app));
         }
     }
 
@@ -674,7 +758,7 @@ impl Published {
         if held.apps.get(secret).is_some_and(|known| version_number(&known.resource_version) > version) {
             return false;
         }
-        held.put(secret, Some(app.clone())) != Some(app)
+        self.put(&mut held, secret, Some(app.clone())) != Some(app)
     }
 
     /// Notes that the watch tells it gone, as of that version.
@@ -684,8 +768,13 @@ impl Published {
         let is_newer =
             |known: &PublishedApp| version.is_some_and(|gone| version_number(&known.resource_version) > gone);
         if !held.apps.get(secret).is_some_and(is_newer) {
-            held.put(secret, None);
+            self.put(&mut held, secret, None);
         }
+    }
+
+    fn put(&self, held: &mut PublishedApps, secret: &str, app: Option<PublishedApp>) -> Option<PublishedApp> {
+        self.quotas.document(secret, app.as_ref().map(|app| (app.namespace.as_str(), app.size)));
+        held.put(secret, app)
     }
 
     /// Every Secret that is known.
@@ -722,6 +811,7 @@ impl PublishedApp {
         let document = secret.data.as_ref().and_then(|data| data.get(RENDERED_APP_KEY));
         Some(Self {
             revision: document.map(|document| Revision::of(&document.0)),
+            size: document.map(|document| Size::of(&document.0)).unwrap_or_default(),
             namespace: annotation(NAMESPACE_ANNOTATION),
             name: annotation(NAME_ANNOTATION),
             resource_version: secret.resource_version()?,
@@ -736,6 +826,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::app::owner::Holder;
 
     fn app(namespace: &str, app_id: &str, version: &str) -> Guarded<App> {
         let app = json!({
@@ -749,7 +840,7 @@ mod tests {
     fn objects() -> (Objects, Writer<Guarded<App>>) {
         let (apps, writer) = store();
         let (providers, _) = store();
-        (Objects::new(apps, providers), writer)
+        (Objects::new(apps, providers, Limits::default()), writer)
     }
 
     fn published(version: &str, document: &[u8]) -> PublishedApp {
@@ -759,6 +850,7 @@ mod tests {
             name: "store".into(),
             resource_version: version.into(),
             uid: "1".into(),
+            size: Size::of(document),
         }
     }
 
@@ -819,9 +911,59 @@ mod tests {
         assert_eq!(woken, ["shop", "waiting", "shop", "waiting"], "its appID may be free for another");
     }
 
+    fn created(name: &str, second: u32) -> Guarded<App> {
+        let app = json!({
+            "apiVersion": "latchkey.dev/v1alpha1", "kind": "App",
+            "metadata": {
+                "namespace": "shop", "name": name, "resourceVersion": "3",
+                "creationTimestamp": format!("2026-01-02T03:04:{second:02}Z"),
+            },
+            "spec": { "displayName": "Shop" },
+        });
+        serde_json::from_value(app).unwrap()
+    }
+
+    #[tokio::test]
+    async fn where_not_all_apps_of_a_namespace_have_room_the_older_come_first() {
+        let apps = [created("young", 3), created("held", 0), created("old", 1), created("middle", 2)];
+        let claims = apps.clone().map(|app| Claim::of(app.0.as_ref().unwrap()));
+        let ahead = async |limit| {
+            let (apps_store, writer) = store();
+            let (providers, _) = store();
+            let objects = Objects::new(apps_store, providers, Limits { apps: limit, ..Limits::default() });
+            let holder = Holder { namespace: "shop".into(), name: "held".into() };
+            objects.quotas.keys(&"held".parse().unwrap(), Some(holder));
+            let there = apps.clone().into_iter().map(Event::InitApply);
+            let events: Vec<_> = std::iter::once(Event::Init).chain(there).chain([Event::InitDone]).collect();
+            let (wakes, _queues) = Wakes::new();
+            let watches = vec![stream::iter(events).map(Ok).boxed()];
+            follow_apps(watches, writer, objects.clone(), wakes, Health::new(&["apps"])).await;
+            claims.clone().map(|claim| objects.ahead_of(&claim))
+        };
+        assert_eq!(ahead(3).await, [2, 0, 0, 1], "the one that has its appID already is ahead of nobody");
+        assert_eq!(ahead(100).await, [0; 4], "there is room for all");
+    }
+
+    #[test]
+    fn what_others_write_on_an_object_is_neither_kept_nor_news() {
+        let edited = |note: &str| {
+            let mut app = app("shop", "shop", "3");
+            let annotations = [("example.com/note", note), ("latchkey.dev/rotate-keys", "1")];
+            let annotations = annotations.map(|(name, value)| (name.to_owned(), value.to_owned()));
+            app.meta_mut().annotations = Some(annotations.into());
+            app.meta_mut().labels = Some([("note".to_owned(), note.to_owned())].into());
+            let Event::Apply(app) = lighter(Ok(Event::Apply(app))).unwrap() else { unreachable!("it stays an event") };
+            app
+        };
+        let (one, other) = (edited("1"), edited("2"));
+        assert!(same_but_for_status(&one, &other));
+        assert_eq!(one.annotations().keys().collect::<Vec<_>>(), ["latchkey.dev/rotate-keys"]);
+        assert!(one.labels().is_empty());
+    }
+
     #[test]
     fn of_what_was_written_and_what_the_watch_tells_the_newer_counts() {
-        let there = Published::default();
+        let there = objects().0.published;
         let revision = |there: &Published| there.get("shop").and_then(|app| app.revision);
         there.wrote("shop", published("10", b"ours"));
         assert!(!there.told("shop", published("10", b"ours")), "no news");

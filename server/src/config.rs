@@ -23,9 +23,11 @@ pub mod cache;
 pub mod directory;
 pub mod kubernetes;
 pub mod metrics;
+mod texts;
 
 use cache::Cache;
 use metrics::ConfigMetrics;
+use texts::SharedTexts;
 
 /// How many changes a slow listener may lag behind before it must start from the whole set again.
 const BACKLOG: usize = 1024;
@@ -44,6 +46,8 @@ pub struct Apps {
     aside: Mutex<Aside>,
     changes: broadcast::Sender<Change>,
     cache: Option<Cache>,
+    /// The mail templates of all documents.
+    texts: SharedTexts,
     metrics: ConfigMetrics,
 }
 
@@ -68,7 +72,7 @@ struct Refusal {
     withheld: Option<Arc<App>>,
 }
 
-/// An App whose users are to be deleted.
+/// An App whose users are to be deleted, or whose appID is to be freed if it has none.
 #[derive(Clone, Debug)]
 pub struct Deleted {
     pub doc: Arc<DeletedApp>,
@@ -251,6 +255,7 @@ impl Apps {
             aside: Mutex::default(),
             changes: broadcast::channel(BACKLOG).0,
             cache: None,
+            texts: SharedTexts::default(),
             metrics: ConfigMetrics::default(),
         }
     }
@@ -294,12 +299,12 @@ impl Apps {
         served.chain(aside.refused.keys()).chain(aside.deleted.keys()).cloned().collect()
     }
 
-    /// Every App whose users are to be deleted.
+    /// Every App whose users are to be deleted, or whose appID is to be freed.
     pub fn deleted(&self) -> Vec<Deleted> {
         self.aside().deleted.values().cloned().collect()
     }
 
-    /// Whether this very document still says that the App's users are to be deleted.
+    /// Whether this very document still says that the App's users are to be deleted, or its appID to be freed.
     pub fn is_deleted(&self, id: &AppId, revision: &Revision) -> bool {
         self.aside().deleted.get(id).is_some_and(|deleted| deleted.revision == *revision)
     }
@@ -363,7 +368,7 @@ impl Apps {
         self.change(|aside, serving, told| {
             for (id, document) in cache.documents() {
                 let revision = Revision::of(&document);
-                let read = load(&id, &document, revision.clone(), &self.ceilings).map_err(|error| (error, revision));
+                let read = self.load(&id, &document, revision.clone()).map_err(|error| (error, revision));
                 self.apply(&id, read, aside, serving, told);
             }
         });
@@ -395,14 +400,14 @@ impl Apps {
         });
     }
 
-    /// The database refuses to delete the users.
+    /// The database refuses to delete the users, or to free the appID.
     pub fn refuse_deletion(&self, id: &AppId, revision: &Revision, refused: &Refused) {
         self.change(|aside, _, told| {
             let known = aside.refused.get(id).is_some_and(|known| known.document.revision == *revision);
             if known || aside.deleted.get(id).is_none_or(|deleted| deleted.revision != *revision) {
                 return;
             }
-            error!(app = %id, reason = %refused, "the users of an App are not deleted");
+            error!(app = %id, reason = %refused, "the users of an App are not deleted, nor its appID freed");
             self.metrics.refused(refused.reason());
             let document = refused.document(revision.clone());
             aside.refused.insert(id.clone(), Refusal { document: document.clone(), withheld: None });
@@ -415,7 +420,7 @@ impl Apps {
         });
     }
 
-    /// How far the deletion of an App's users is.
+    /// How far the deletion of an App's users is, or whether its appID is free.
     pub fn progress(&self, id: &AppId, revision: &Revision, progress: Deletion) {
         self.change(|aside, _, told| {
             let Some(deleted) = aside.deleted.get_mut(id).filter(|deleted| deleted.revision == *revision) else {
@@ -447,14 +452,45 @@ impl Apps {
 
     /// Reads a document, and keeps it where it is good.
     fn read(&self, id: &AppId, document: &[u8], revision: Revision) -> Read {
-        let read =
-            load(id, document, revision.clone(), &self.ceilings).map_err(|refused| (refused, revision.clone()))?;
+        let read = self.load(id, document, revision.clone()).map_err(|refused| (refused, revision.clone()))?;
         if let Some(cache) = &self.cache
             && self.strange(id, &read).is_none()
         {
             cache.keep(id, &revision, document);
         }
         Ok(read)
+    }
+
+    fn load(&self, id: &AppId, document: &[u8], revision: Revision) -> Result<Document, Refused> {
+        if document.len() > latchkey_crds::rendered::MAX_DOCUMENT {
+            return Err(Refused::TooLarge);
+        }
+        let text = std::str::from_utf8(document).map_err(|_| Refused::NotText)?;
+        let malformed = |error: serde_json::Error| Refused::Malformed { line: error.line(), column: error.column() };
+        // First, so that a later format is named as what it is.
+        let head: Head = serde_json::from_str(text).map_err(malformed)?;
+        if head.format == 0 {
+            return Err(Refused::Format(head.format));
+        }
+        let of_this_app = |named: &AppId| if named == id { Ok(()) } else { Err(Refused::WrongApp) };
+        match head.state {
+            AppState::Deleted | AppState::Released => {
+                let doc: DeletedApp = text.parse().map_err(malformed)?;
+                of_this_app(&doc.app_id)?;
+                Ok(Document::Deleted(Deleted { doc: Arc::new(doc), revision, progress: None }))
+            }
+            AppState::Serving => {
+                let mut doc: RenderedApp = text.parse().map_err(malformed)?;
+                of_this_app(&doc.app_id)?;
+                for (limit, windows) in &self.ceilings {
+                    lower(doc.limits.entry(*limit).or_insert_with(|| limit.default_windows()), windows);
+                }
+                for text in doc.mail.templates.values_mut() {
+                    *text = self.texts.share(Arc::clone(text));
+                }
+                Ok(Document::App(Arc::new(App::new(doc, revision)?)))
+            }
+        }
     }
 
     /// Why a document is not of the App that is served: that is of another namespace or has other keys, and nothing
@@ -484,7 +520,8 @@ impl Apps {
             }
             Ok((None, Document::App(app))) => self.serve(id, app, aside, serving, told),
             Ok((None, Document::Deleted(deleted))) => {
-                info!(app = %id, revision = %deleted.revision, "no longer serving; its users are to be deleted");
+                let state = deleted.doc.state;
+                info!(app = %id, revision = %deleted.revision, ?state, "no longer serving: the document says so");
                 serving.remove(id);
                 aside.refused.remove(id);
                 told.push(deleted.change(id));
@@ -617,35 +654,6 @@ impl Deleted {
     }
 }
 
-fn load(id: &AppId, document: &[u8], revision: Revision, ceilings: &Ceilings) -> Result<Document, Refused> {
-    if document.len() > latchkey_crds::rendered::MAX_DOCUMENT {
-        return Err(Refused::TooLarge);
-    }
-    let text = std::str::from_utf8(document).map_err(|_| Refused::NotText)?;
-    let malformed = |error: serde_json::Error| Refused::Malformed { line: error.line(), column: error.column() };
-    // First, so that a later format is named as what it is.
-    let head: Head = serde_json::from_str(text).map_err(malformed)?;
-    if head.format == 0 {
-        return Err(Refused::Format(head.format));
-    }
-    let of_this_app = |named: &AppId| if named == id { Ok(()) } else { Err(Refused::WrongApp) };
-    match head.state {
-        AppState::Deleted => {
-            let doc: DeletedApp = text.parse().map_err(malformed)?;
-            of_this_app(&doc.app_id)?;
-            Ok(Document::Deleted(Deleted { doc: Arc::new(doc), revision, progress: None }))
-        }
-        AppState::Serving => {
-            let mut doc: RenderedApp = text.parse().map_err(malformed)?;
-            of_this_app(&doc.app_id)?;
-            for (limit, windows) in ceilings {
-                lower(doc.limits.entry(*limit).or_insert_with(|| limit.default_windows()), windows);
-            }
-            Ok(Document::App(Arc::new(App::new(doc, revision)?)))
-        }
-    }
-}
-
 /// Adds the ceiling's windows to those that must hold; of two of one length the lower count stays.
 fn lower(windows: &mut Vec<Window>, ceiling: &[Window]) {
     for most in ceiling {
@@ -706,6 +714,38 @@ mod tests {
         let app = apps.get("shop").unwrap();
         assert_eq!(app.windows(LimitName::LoginsPerClient), [window(30, 60), window(10, 1), window(500, 3600)]);
         assert_eq!(app.windows(LimitName::CodesPerClient), LimitName::CodesPerClient.default_windows());
+    }
+
+    #[test]
+    fn a_text_that_700_apps_have_is_held_once_and_freed_with_the_last_of_them() {
+        const APPS: usize = 700;
+        let apps = Apps::default();
+        let text = "x".repeat(250 * 1024);
+        let document = |number: usize| {
+            let mut doc = fixtures::rendered(&format!("app{number}"));
+            doc.mail.templates = BTreeMap::from([("confirm.txt".to_owned(), Arc::new(text.clone()))]);
+            doc.to_bytes()
+        };
+        let put = |number: usize| apps.put(&format!("app{number}").parse().unwrap(), &document(number));
+        (0..APPS / 2).for_each(put);
+        let mut whole = apps.whole();
+        for number in 0..APPS {
+            whole.put(&format!("app{number}").parse().unwrap(), &document(number));
+        }
+        whole.commit();
+        let held = |app: &Arc<App>| Arc::clone(&app.doc.mail.templates["confirm.txt"]);
+        let first = held(&apps.get("app0").unwrap());
+        assert_eq!(*first, text);
+        assert_eq!(apps.len(), APPS);
+        assert!(apps.all().iter().all(|app| Arc::ptr_eq(&held(app), &first)), "a copy for each App");
+        let text = Arc::downgrade(&first);
+        drop(first);
+        for number in 1..APPS {
+            apps.remove(&format!("app{number}").parse().unwrap());
+        }
+        assert_eq!(text.strong_count(), 1);
+        apps.put(&"app0".parse().unwrap(), &fixtures::rendered("app0").to_bytes());
+        assert_eq!(text.strong_count(), 0);
     }
 
     #[test]

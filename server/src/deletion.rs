@@ -1,7 +1,8 @@
-//! Deletes the users of Apps whose document says so, in batches, and tells how far that is.
+//! Deletes the users of Apps whose document says so, in batches, frees appIDs without users, and reports progress.
 
 use std::{sync::Arc, time::Duration};
 
+use latchkey_crds::rendered::{AppState, Deletion};
 use tokio::{
     sync::watch,
     time::{Instant, sleep},
@@ -13,7 +14,7 @@ use crate::{
     domain::ports::StoreError,
     store::{
         Stores,
-        postgres::{Claim, Deleting},
+        postgres::{Claim, Deleting, Releasing},
     },
 };
 
@@ -34,14 +35,19 @@ pub async fn run(apps: Arc<Apps>, stores: Stores, mut current: watch::Receiver<b
             if deleted.progress.is_some_and(|progress| progress.done) {
                 continue;
             }
-            match turn(&apps, &stores, &deleted).await {
+            let ended = match deleted.doc.state {
+                AppState::Released => release(&apps, &stores, &deleted).await,
+                AppState::Deleted | AppState::Serving => turn(&apps, &stores, &deleted).await,
+            };
+            match ended {
                 Ok(Deleting::Some) => more = true,
                 Ok(Deleting::Done | Deleting::Elsewhere) => {}
                 Ok(Deleting::OtherNamespace) => refuse(&apps, &deleted, &Refused::OtherNamespace),
                 Ok(Deleting::OtherApp) => refuse(&apps, &deleted, &Refused::OtherApp),
                 Err(error) => {
                     let app = &deleted.doc.app_id;
-                    warn!(%app, error = &error as &dyn std::error::Error, "users cannot be deleted now; tried again");
+                    let error = &error as &dyn std::error::Error;
+                    warn!(%app, error, "users cannot be deleted, nor an appID freed, now; tried again");
                 }
             }
         }
@@ -53,6 +59,27 @@ pub async fn run(apps: Arc<Apps>, stores: Stores, mut current: watch::Receiver<b
 
 fn refuse(apps: &Apps, deleted: &Deleted, refused: &Refused) {
     apps.refuse_deletion(&deleted.doc.app_id, &deleted.revision, refused);
+}
+
+/// Frees the appID if the App has no users, and reports which.
+async fn release(apps: &Apps, stores: &Stores, released: &Deleted) -> Result<Deleting, StoreError> {
+    let claim = Claim::from(&*released.doc);
+    let wanted = || apps.is_deleted(&claim.app, &released.revision);
+    if !wanted() {
+        return Ok(Deleting::Elsewhere);
+    }
+    let progress = match stores.postgres.release_app(&claim, wanted).await? {
+        Releasing::Freed => Deletion { users_left: 0, done: true },
+        Releasing::Reserved { users } => Deletion { users_left: users, done: false },
+        Releasing::Elsewhere => return Ok(Deleting::Elsewhere),
+        Releasing::OtherNamespace => return Ok(Deleting::OtherNamespace),
+        Releasing::OtherApp => return Ok(Deleting::OtherApp),
+    };
+    apps.progress(&claim.app, &released.revision, progress);
+    if progress.done {
+        info!(app = %claim.app, "the App is gone and had no users; its appID is free");
+    }
+    Ok(Deleting::Elsewhere)
 }
 
 /// Deletes for a while, and tells how far it came.

@@ -9,6 +9,8 @@ mod keys;
 mod leader;
 mod look;
 mod permissions;
+mod quota;
 mod reachable;
 mod references;
+mod release;
 mod status;

@@ -97,8 +97,8 @@ pub(crate) async fn write_finalizer(context: &Context, app: &ObjectMeta, set: bo
     }
 }
 
-/// The document of an App whose users are to go: it follows from the appID and its holder alone.
-pub(crate) fn render_deleted(app: DeletedApp) -> Rendered {
+/// The document of an App that is not served any more: it follows from the appID and its holder alone.
+pub(crate) fn render_gone(app: &DeletedApp) -> Rendered {
     let bytes = app.to_bytes();
     let revision = Revision::of(&bytes);
     Rendered { bytes, revision }

@@ -101,7 +101,7 @@ impl Claim {
     }
 
     /// Whether it comes before another where both claim a free appID.
-    fn is_before(&self, other: &Self) -> bool {
+    pub(crate) fn is_before(&self, other: &Self) -> bool {
         let order = |claim: &Self| {
             let created = claim.created.unwrap_or(Timestamp::MAX);
             (created, claim.holder.namespace.clone(), claim.holder.name.clone())
@@ -124,8 +124,9 @@ impl Judged {
         if accepted.observed_generation.is_none() || accepted.observed_generation != app.metadata.generation {
             return Self::NotYet;
         }
-        // Reasons that speak of the appID or of the keys say nothing against the App.
-        let broken = [Reason::InvalidSpec, Reason::TooLarge].map(Reason::as_str);
+        // Reasons that speak of the appID or of the keys say nothing against the App. One beyond its namespace's bound
+        // must not keep a free appID from others.
+        let broken = [Reason::InvalidSpec, Reason::TooLarge, Reason::QuotaExceeded].map(Reason::as_str);
         match accepted.status {
             ConditionStatus::True => Self::Valid,
             ConditionStatus::False if broken.contains(&accepted.reason.as_str()) => Self::Broken,

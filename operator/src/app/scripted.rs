@@ -24,6 +24,8 @@ use crate::{
     metrics::Metrics,
     pace::Pace,
     probe::Probe,
+    quota::Limits,
+    release::Releases,
     watch::{Guarded, Objects, Wakes},
 };
 
@@ -118,12 +120,13 @@ pub(crate) fn context(client: Client) -> (Context, Writer<Guarded<App>>) {
         namespace: "latchkey".to_owned(),
         reporter: Context::reporter("operator-0"),
         client,
-        objects: Objects::new(apps, providers),
+        objects: Objects::new(apps, providers, Limits::default()),
         wakes: Wakes::new().0,
         probe: Probe::deaf(),
         pace: Pace::new(),
         written: Written::default(),
         told: Told::default(),
+        releases: Releases::default(),
         failures: Failures::default(),
         metrics: Metrics::default(),
         now: || OffsetDateTime::UNIX_EPOCH,

@@ -1,6 +1,6 @@
 //! Facts of an App → what can be served of it, or why nothing can. Pure; a fixed order of checks.
 
-use std::{collections::BTreeMap, net::IpAddr, str::FromStr};
+use std::{collections::BTreeMap, net::IpAddr, str::FromStr, sync::Arc};
 
 use latchkey_crds::{
     app::{AppSpec, MailSpec, TokensSpec, WindowSpec},
@@ -365,7 +365,7 @@ fn mail(spec: &MailSpec, templates: BTreeMap<String, String>, smtp: RenderedSmtp
         reset_url: spec.reset_url.clone(),
         confirm_code_lifetime_seconds: number(spec.confirm_code_lifetime_seconds, 86_400),
         reset_code_lifetime_seconds: number(spec.reset_code_lifetime_seconds, 1800),
-        templates,
+        templates: templates.into_iter().map(|(name, source)| (name, Arc::new(source))).collect(),
         smtp,
     }
 }

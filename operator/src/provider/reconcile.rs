@@ -141,6 +141,7 @@ fn reachable(finding: Reason) -> Wanted {
         | Reason::AppIDConflict
         | Reason::AppIDReserved
         | Reason::TooLarge
+        | Reason::QuotaExceeded
         | Reason::KeysLost
         | Reason::KeysInvalid
         | Reason::InternalError

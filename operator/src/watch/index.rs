@@ -21,6 +21,7 @@ pub(crate) struct Place {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Named {
     AppId(AppId),
+    Namespace(String),
     Provider(Place),
     Secret(Place),
     ConfigMap(Place),
@@ -57,6 +58,7 @@ pub(super) fn named_by_app(app: &Guarded<App>) -> BTreeSet<(Named, Place)> {
     let at = |name: &str| Place::new(&namespace, name);
     let mail = &app.spec.mail;
     let named = (app.app_id().ok().map(Named::AppId).into_iter())
+        .chain([Named::Namespace(namespace.clone())])
         .chain(app.spec.provider_refs.iter().map(|reference| Named::Provider(at(&reference.name))))
         .chain(mail.smtp_secret_ref.iter().map(|reference| Named::Secret(at(&reference.name))))
         .chain(mail.templates_ref.iter().map(|reference| Named::ConfigMap(at(&reference.name))));
@@ -91,6 +93,12 @@ impl<K: Ord + Clone, V: Ord + Clone + Default> Index<K, V> {
             all.remove(pair);
         }
         all.extend(now.difference(before).cloned());
+    }
+
+    /// How many name it.
+    pub(crate) fn count(&self, named: &K) -> usize {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.range((named.clone(), V::default())..).take_while(|(what, _)| what == named).count()
     }
 
     /// Who names it, in order.

@@ -24,8 +24,8 @@ use tracing::{debug, info, warn};
 use super::{Apps, Refused};
 use crate::domain::clock::Env;
 
-/// Of at most 512 KiB each: what a page takes in memory is bounded too.
-const PAGE: u32 = 100;
+/// Of at most 512 KiB each, so 12.5 MiB, which base64 in JSON and the decoded bytes make 30 MiB while a page is read.
+const PAGE: u32 = 25;
 /// After so many seconds the API server ends a watch: one that was dropped silently is unseen no longer than that.
 const WATCH_SECONDS: u32 = 30;
 /// A silence that no watch has: with a wait and a new connection what was dropped silently is current within 40 s. And

@@ -1,13 +1,12 @@
 //! What becomes of one row of the outbox.
 
 use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use latchkey_crds::{
-    rendered::{RenderedMail, RenderedSmtp, Revision},
+    rendered::{RenderedMail, RenderedSmtp},
     templates::{Values, one_line},
     types::AppId,
 };
@@ -16,10 +15,11 @@ use time::{OffsetDateTime, macros::format_description};
 use tracing::{debug, error, info, warn};
 
 use super::{
-    MailMetrics, MailSettings, backoff, link,
+    MailMetrics, MailSettings, backoff,
+    compiled::CompiledTemplates,
+    link,
     metrics::Fate,
     relay::{Letter, Relays, Route},
-    templates::Templates,
     worker::Courier,
 };
 use crate::{
@@ -43,7 +43,7 @@ pub(super) struct Delivery<S> {
     env: Arc<Env>,
     relays: Relays,
     metrics: MailMetrics,
-    templates: Mutex<HashMap<AppId, (Revision, Arc<Templates>)>>,
+    templates: CompiledTemplates,
 }
 
 /// Whom a mail goes to and what it may tell.
@@ -65,7 +65,7 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> Delivery<S> {
         settings: MailSettings,
         metrics: MailMetrics,
     ) -> Self {
-        Self { stores, apps, env, relays: Relays::new(settings), metrics, templates: Mutex::default() }
+        Self { stores, apps, env, relays: Relays::new(settings), metrics, templates: CompiledTemplates::default() }
     }
 
     /// `former`: the address it goes to, where that is the user's no more.
@@ -91,7 +91,6 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> Delivery<S> {
     ) -> Result<(Outcome, Fate), StoreError> {
         let Some(user) = mail.user else { return Ok((Outcome::Done, Fate::Skipped)) };
         let Some(app) = self.apps.get(claimed.app.as_str()) else {
-            self.templates.lock().unwrap_or_else(PoisonError::into_inner).remove(&claimed.app);
             return Ok(self.wait(mail));
         };
         if let Some(lifetime) = lifetime(&app, mail.kind)
@@ -181,7 +180,8 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> Delivery<S> {
             registered_at: &shown(mail.requested_at),
             expires_at: &expires_at,
         };
-        let content = match self.templates(app).render(app.id().as_str(), mail.kind, values) {
+        let id = app.id().as_str();
+        let content = match self.templates.get(id, &app.doc.mail.templates).render(id, mail.kind, values) {
             Ok(content) => content,
             Err(error) => return Ok(Err(format!("a default template failed: {error}"))),
         };
@@ -189,19 +189,6 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> Delivery<S> {
             Ok(address) => Ok(Letter { id: claimed.id, to: Mailbox::new(None, address), at: now, content }),
             Err(_) => Err("the address is not one that mail can be sent to".to_owned()),
         })
-    }
-
-    /// The App's templates, compiled once for each revision.
-    fn templates(&self, app: &App) -> Arc<Templates> {
-        let mut cache = self.templates.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((revision, templates)) = cache.get(app.id())
-            && *revision == app.revision
-        {
-            return templates.clone();
-        }
-        let templates = Arc::new(Templates::new(app.id().as_str(), &app.doc.mail.templates));
-        cache.insert(app.id().clone(), (app.revision.clone(), templates.clone()));
-        templates
     }
 
     fn failed(&self, claimed: &Claimed, mail: &Mail, error: String, last: bool) -> (Outcome, Fate) {
@@ -395,7 +382,7 @@ fn shown(time: OffsetDateTime) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::{collections::BTreeMap, sync::Mutex};
 
     use latchkey_crds::rendered::{SmtpRelay, SmtpTls};
     use prometheus_client::registry::Registry;

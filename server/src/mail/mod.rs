@@ -5,6 +5,7 @@ use latchkey_crds::{rendered::SmtpRelay, types::Mailbox};
 use crate::outbound::Reach;
 
 mod backoff;
+mod compiled;
 mod delivery;
 mod guard;
 mod link;

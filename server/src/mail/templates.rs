@@ -1,6 +1,9 @@
 //! The texts of mails: a default for each, in which an App may put its own in place.
 
-use std::{collections::BTreeMap, sync::LazyLock};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, LazyLock},
+};
 
 use latchkey_crds::templates::{Mail, Part, TemplateError, TemplateSet, Values, one_line};
 use tracing::warn;
@@ -68,7 +71,7 @@ const fn templates_of(kind: MailKind) -> Mail {
 
 impl Templates {
     /// Those of an App. What cannot be used is told in the log and left out: its default stands in.
-    pub(super) fn new(app: &str, own: &BTreeMap<String, String>) -> Self {
+    pub(super) fn new(app: &str, own: &BTreeMap<String, Arc<String>>) -> Self {
         let mut set = TemplateSet::default();
         for (name, source) in own {
             if let Err(TemplateError { line, reason }) = set.add(name, source) {
@@ -131,7 +134,7 @@ mod tests {
     };
 
     fn with(own: &[(&str, &str)]) -> Templates {
-        let own = own.iter().map(|(name, source)| ((*name).to_owned(), (*source).to_owned())).collect();
+        let own = own.iter().map(|(name, source)| ((*name).to_owned(), Arc::new((*source).to_owned()))).collect();
         Templates::new("shop", &own)
     }
 

@@ -175,6 +175,9 @@ async fn an_operator_killed_at_any_step_comes_to_the_same_end() {
         let status = install.get(app).await.unwrap().status.unwrap();
         let keys: Vec<_> = status.signing_keys.iter().chain(&status.hmac_keys).map(|key| key.id.as_str()).collect();
         assert_eq!(keys, ["s1", "h1"], "one set of keys was made");
+        // The users of a retained App keep its keys.
+        let ada = install.client_of(&server);
+        ada.register(app.id(), "Ada", "ada@example.com", PASSWORD).await.expect(StatusCode::OK);
     }
     for app in &apps {
         operator.kill();

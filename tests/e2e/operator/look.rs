@@ -161,6 +161,13 @@ pub(super) async fn sql(install: &Install<'_>, sql: &str) {
     connection.close().await.unwrap();
 }
 
+/// Several statements.
+pub(super) async fn sql_all(install: &Install<'_>, sql: &str) {
+    let mut connection = install.database.connect().await.unwrap();
+    sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&mut connection).await.unwrap();
+    connection.close().await.unwrap();
+}
+
 pub(super) async fn users(install: &Install<'_>, app: &App) -> i64 {
     count(install, &format!("SELECT count(*) FROM users WHERE app_id = '{}'", app.id())).await
 }

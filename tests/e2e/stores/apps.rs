@@ -15,7 +15,7 @@ use latchkey_server::{
     },
     store::{
         Stores,
-        postgres::{AppClaim, Claim, Deleting},
+        postgres::{AppClaim, Claim, Deleting, Releasing},
     },
     witness::Witness,
 };
@@ -300,6 +300,164 @@ async fn the_epoch_of_a_deleted_user_is_forgotten() {
     delete_all(&fixture, &claim, 9).await;
     // Redis would refuse a session of an older epoch.
     open(&fixture, user.id).await;
+}
+
+async fn released(stores: &Stores, claim: &Claim) -> Releasing {
+    stores.postgres.release_app(claim, || true).await.unwrap()
+}
+
+#[tokio::test]
+async fn an_app_without_users_is_released_and_then_anybodys() {
+    let fixture = Fixture::new().await;
+    let shop = a_claim(&fixture, "shop");
+    claimed(&fixture, &shop).await;
+    let taken_back = fixture.stores.postgres.release_app(&shop, || false).await.unwrap();
+    assert_eq!(taken_back, Releasing::Elsewhere);
+    // Refusals of nobody's and mails without a reader keep nothing.
+    fixture
+        .execute(&format!(
+            "INSERT INTO audit_events (app_id, id, at, kind) VALUES ('{app}', gen_random_uuid(), now(), 'login_failed');
+             INSERT INTO outbox (app_id, kind, requested_at) VALUES ('{app}', 'confirm', now())",
+            app = fixture.app
+        ))
+        .await;
+    let mut answer = released(&fixture.stores, &shop).await;
+    if answer == Releasing::Elsewhere {
+        answer = released(&fixture.stores, &shop).await;
+    }
+    assert_eq!(answer, Releasing::Freed);
+    assert_eq!(released(&fixture.stores, &shop).await, Releasing::Freed, "again");
+    super::assert_unavailable(register(&fixture, 0).await.map(drop));
+    for table in ["users", "outbox", "audit_events"] {
+        assert_eq!(fixture.count(&format!("SELECT count(*) FROM {table}")).await, 0, "{table}");
+    }
+    let thief = Claim { incarnation: Some("i2".to_owned()), ..a_claim(&fixture, "thief") };
+    assert_eq!(claimed(&fixture, &thief).await, AppClaim::Held);
+    register(&fixture, 1).await.unwrap();
+    assert_eq!(claimed(&fixture, &shop).await, AppClaim::OtherNamespace);
+    assert_eq!(released(&fixture.stores, &shop).await, Releasing::OtherNamespace);
+    assert_eq!(fixture.count("SELECT count(*) FROM users").await, 1);
+}
+
+#[tokio::test]
+async fn an_app_with_a_user_or_what_one_did_stays_reserved() {
+    let fixture = Fixture::new().await;
+    let shop = a_claim(&fixture, "shop");
+    claimed(&fixture, &shop).await;
+    let user = register(&fixture, 0).await.unwrap();
+    assert_eq!(released(&fixture.stores, &shop).await, Releasing::Reserved { users: 1 });
+    assert!(fixture.stores.user(&fixture.app, user.id).await.unwrap().is_some());
+    register(&fixture, 1).await.expect("it is served as before");
+    fixture.execute("DELETE FROM users").await;
+    let events = fixture.count("SELECT count(*) FROM audit_events WHERE user_id IS NOT NULL").await;
+    assert!(events > 0);
+    assert_eq!(released(&fixture.stores, &shop).await, Releasing::Reserved { users: 1 });
+    assert_eq!(fixture.count("SELECT count(*) FROM audit_events WHERE user_id IS NOT NULL").await, events);
+    assert_eq!(claimed(&fixture, &a_claim(&fixture, "thief")).await, AppClaim::OtherNamespace);
+}
+
+#[tokio::test]
+async fn an_old_document_releases_nothing_of_an_app_that_was_made_anew() {
+    let fixture = Fixture::new().await;
+    let before = a_claim(&fixture, "shop");
+    let again = Claim { handover: 1, ..before.clone() };
+    claimed(&fixture, &before).await;
+    claimed(&fixture, &again).await;
+    assert_eq!(released(&fixture.stores, &before).await, Releasing::OtherApp, "a server that is behind");
+    register(&fixture, 0).await.unwrap();
+    fixture.execute("DELETE FROM users; DELETE FROM outbox; DELETE FROM audit_events").await;
+
+    // In the other order the App that was made anew gets the appID back.
+    assert_eq!(released(&fixture.stores, &again).await, Releasing::Freed);
+    let next = Claim { handover: 2, ..before.clone() };
+    assert_eq!(claimed(&fixture, &next).await, AppClaim::Held);
+    for stale in [&before, &again] {
+        assert_eq!(released(&fixture.stores, stale).await, Releasing::OtherApp);
+    }
+    register(&fixture, 1).await.unwrap();
+    fixture.execute("DELETE FROM users; DELETE FROM outbox; DELETE FROM audit_events").await;
+    let other_keys = Claim { incarnation: Some("i0".to_owned()), handover: 9, ..before };
+    assert_eq!(released(&fixture.stores, &other_keys).await, Releasing::OtherApp);
+}
+
+#[tokio::test]
+async fn an_app_that_no_server_claimed_is_released_once_no_registration_can_be_under_way() {
+    let fixture = Fixture::new().await;
+    let shop = a_claim(&fixture, "shop");
+    assert_eq!(released(&fixture.stores, &shop).await, Releasing::Elsewhere);
+    super::assert_unavailable(register(&fixture, 0).await.map(drop));
+    assert_eq!(released(&fixture.stores, &shop).await, Releasing::Elsewhere);
+    const AGO: &str = "created_at - interval '1 minute'";
+    fixture.execute(&format!("UPDATE apps SET created_at = {AGO}, updated_at = {AGO}")).await;
+    assert_eq!(released(&fixture.stores, &shop).await, Releasing::Freed);
+}
+
+#[tokio::test]
+async fn a_registration_and_a_release_at_once_never_leave_a_user_in_a_free_app() {
+    let fixture = Fixture::new().await;
+    let stores = [fixture.another().await, fixture.another().await];
+    for round in 0..60 {
+        let claim = Claim { app: an_app(), ..a_claim(&fixture, "shop") };
+        fixture.stores.postgres.claim_apps(std::slice::from_ref(&claim)).await.unwrap();
+        let mut tasks = JoinSet::new();
+        for number in 0..3 {
+            let (stores, app) = (fixture.stores.clone(), claim.app.clone());
+            tasks.spawn(async move {
+                // So that either may come first.
+                for _ in 0..round * 3 {
+                    tokio::task::yield_now().await;
+                }
+                // What comes of it is looked at in the table.
+                let _ = stores.create_user(&app, a_new_user(&format!("user{number}@example.com")), None).await;
+            });
+        }
+        for stores in &stores {
+            let (stores, claim) = (stores.clone(), claim.clone());
+            tasks.spawn(async move {
+                while released(&stores, &claim).await == Releasing::Elsewhere {
+                    tokio::task::yield_now().await;
+                }
+            });
+        }
+        timeout(LIMIT, tasks.join_all()).await.expect("it did not end");
+        let users = fixture.count(&format!("SELECT count(*) FROM users WHERE app_id = '{}'", claim.app)).await;
+        let thief = Claim { incarnation: Some("i2".to_owned()), namespace: "thief".to_owned(), ..claim };
+        let answers = fixture.stores.postgres.claim_apps(&[thief]).await.unwrap();
+        match answers[..] {
+            [AppClaim::Held] => assert_eq!(users, 0, "another namespace has them now"),
+            [AppClaim::OtherNamespace] => assert!(users > 0, "nobody is there for whom it is reserved"),
+            ref other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_server_reports_whether_an_app_that_is_gone_has_users_and_deletes_none() {
+    let fixture = Fixture::new().await;
+    claimed(&fixture, &a_claim(&fixture, "shop")).await;
+    register(&fixture, 0).await.unwrap();
+    let mut document: DeletedApp = std::str::from_utf8(&a_deleted(&fixture)).unwrap().parse().unwrap();
+    document.state = AppState::Released;
+    let document = document.to_bytes();
+    let mut servers = Vec::new();
+    for _ in 0..2 {
+        let apps = Arc::new(Apps::default());
+        apps.put(&fixture.app, &document);
+        let changes = apps.changes();
+        tokio::spawn(deletion::run(Arc::clone(&apps), fixture.another().await, watch::Sender::new(true).subscribe()));
+        servers.push((apps, changes));
+    }
+    for (_, changes) in &mut servers {
+        let told = until(changes, |change| change.deletion.is_some()).await;
+        assert_eq!(told.deletion, Some(Deletion { users_left: 1, done: false }));
+        assert_eq!(told.revision, Some(Revision::of(&document)));
+    }
+    assert_eq!(fixture.count("SELECT count(*) FROM users").await, 1);
+    fixture.execute("DELETE FROM users; DELETE FROM outbox; DELETE FROM audit_events").await;
+    for (_, changes) in &mut servers {
+        let told = until(changes, |change| change.deletion.is_some_and(|deletion| deletion.done)).await;
+        assert_eq!(told.deletion, Some(Deletion { users_left: 0, done: true }));
+    }
 }
 
 fn serving(fixture: &Fixture) -> Arc<Apps> {

@@ -159,6 +159,7 @@ fn an_app_is_judged_by_what_is_said_of_its_present_generation() {
     assert_eq!(judged("False", "InvalidSpec", 1), Judged::NotYet);
     assert_eq!(judged("False", "InvalidSpec", 2), Judged::Broken);
     assert_eq!(judged("False", "TooLarge", 2), Judged::Broken);
+    assert_eq!(judged("False", "QuotaExceeded", 2), Judged::Broken);
     assert_eq!(judged("False", "AppIDConflict", 2), Judged::Valid);
     let mut going = app("shop", "store", "shop");
     going.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));

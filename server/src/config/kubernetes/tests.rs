@@ -70,7 +70,7 @@ impl Script {
         let answer = match scene {
             Some(Scene::List { from, secrets, next }) => {
                 fits &= query("watch").is_none()
-                    && query("limit").as_deref() == Some("100")
+                    && query("limit").as_deref() == Some("25")
                     && query("continue").as_deref() == from;
                 json_answer(
                     200,

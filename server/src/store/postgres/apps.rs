@@ -1,5 +1,7 @@
 //! Whose an App is, as the database has it, and the deletion of its users.
 
+use std::time::Duration;
+
 use latchkey_crds::{
     rendered::{DeletedApp, Deletion, RenderedApp},
     types::AppId,
@@ -13,6 +15,12 @@ use crate::{
     domain::{ports::StoreError, user::UserId},
     store::Stores,
 };
+
+/// How old a row that no server claimed must be before its App is released. A registration that saw no row ends within
+/// that: a statement takes 5 s at most, and a transaction with four of them may rest 10 s (`SESSION`).
+const UNCLAIMED_FOR: Duration = Duration::from_secs(30);
+/// Mails and events that are deleted in one transaction when an App is released.
+const RELEASE_BATCH: u32 = 500;
 
 /// What a document says of whose an App is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,6 +56,22 @@ pub enum Deleting {
     /// The users are those of an App of another namespace.
     OtherNamespace,
     /// The users are those of another App of this appID.
+    OtherApp,
+}
+
+/// What came of the question whether an App that is gone has users.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Releasing {
+    /// It had none: the appID is free.
+    Freed,
+    /// It has so many, or events of users that were deleted: the appID stays reserved. At least 1.
+    Reserved { users: u64 },
+    /// Another server works on it, somebody registers at this moment, or a registration may still be under way: to be
+    /// tried again.
+    Elsewhere,
+    /// The users are those of an App of another namespace.
+    OtherNamespace,
+    /// The users are those of another App of this appID, or this one is served again.
     OtherApp,
 }
 
@@ -117,10 +141,12 @@ impl Row {
 
     /// Whether users are there whose codes and refresh tokens are under keys that these do not follow.
     fn lost_keys(&self, claim: &Claim) -> bool {
+        self.has_users && i64::from(claim.handover) <= self.handover && self.is_of_other_keys(claim)
+    }
+
+    fn is_of_other_keys(&self, claim: &Claim) -> bool {
         let incarnations = self.incarnation.as_ref().zip(claim.incarnation.as_ref());
-        self.has_users
-            && i64::from(claim.handover) <= self.handover
-            && incarnations.is_some_and(|(known, claimed)| known != claimed)
+        incarnations.is_some_and(|(known, claimed)| known != claimed)
     }
 
     /// `write_claims` has the same rule in SQL.
@@ -251,6 +277,111 @@ async fn write_claims(connection: &mut PgConnection, claims: &[Claim]) -> Result
     .execute(connection)
     .await
     .map(drop)
+}
+
+impl Postgres {
+    /// Frees the appID of an App that is gone, if it has no users. Deletes no user. The row of the App is locked
+    /// meanwhile: a registration that began before is seen here, and one that comes later is refused by the row.
+    /// `wanted` is asked once Postgres answers: the App may be served again by then.
+    pub async fn release_app(
+        &self,
+        claim: &Claim,
+        wanted: impl Fn() -> bool + Send + Sync,
+    ) -> Result<Releasing, StoreError> {
+        let mut held = self.hold("release_app").await?;
+        let (connection, until) = held.parts();
+        let releasing = timeout_at(until, release(connection, claim, wanted)).await;
+        held.done(releasing)
+    }
+}
+
+async fn release(
+    connection: &mut PgConnection,
+    claim: &Claim,
+    wanted: impl Fn() -> bool + Send + Sync,
+) -> Result<Releasing, sqlx::Error> {
+    // No server ever claimed it, Postgres having been away. From now on the row refuses registrations.
+    sqlx::query!(
+        "INSERT INTO apps (app_id, namespace, incarnation, handover, state)
+         VALUES ($1, $2, $3, $4, 'deleting') ON CONFLICT DO NOTHING",
+        claim.app.as_str(),
+        claim.namespace,
+        claim.incarnation.as_deref(),
+        i64::from(claim.handover),
+    )
+    .execute(&mut *connection)
+    .await?;
+    let mut transaction = connection.begin().await?;
+    let row = sqlx::query_as!(
+        Row,
+        r#"SELECT app_id, namespace, state, incarnation, handover, true AS "has_users!" FROM apps
+         WHERE app_id = $1 FOR UPDATE SKIP LOCKED"#,
+        claim.app.as_str()
+    )
+    .fetch_optional(&mut *transaction)
+    .await?;
+    let ends = match row.filter(|_| wanted()) {
+        None => Some(Releasing::Elsewhere),
+        Some(row) => match row.state() {
+            State::Deleted if row.incarnation.is_none() || row.incarnation == claim.incarnation => {
+                Some(Releasing::Freed)
+            }
+            // Of an App before this one, which itself was never served.
+            State::Deleted => None,
+            State::Active | State::Deleting if row.namespace != claim.namespace => Some(Releasing::OtherNamespace),
+            // A server that is behind asks by an old document: the App was made anew since. The operator raises the
+            // number before it asks, so every later document has a greater one.
+            State::Active | State::Deleting
+                if row.handover > i64::from(claim.handover) || row.is_of_other_keys(claim) =>
+            {
+                Some(Releasing::OtherApp)
+            }
+            State::Active | State::Deleting => None,
+        },
+    };
+    if let Some(ends) = ends {
+        transaction.rollback().await?;
+        return Ok(ends);
+    }
+    // A statement of its own: it sees all that was committed before the lock was granted.
+    let left = sqlx::query!(
+        r#"
+        SELECT (SELECT count(*) FROM users WHERE app_id = $1) AS "users!",
+            EXISTS (SELECT FROM audit_events WHERE app_id = $1 AND user_id IS NOT NULL) AS "has_events!",
+            (SELECT created_at = updated_at AND state = 'deleting'
+                AND updated_at > now() - make_interval(secs => $2) FROM apps WHERE app_id = $1) AS "is_new!"
+        "#,
+        claim.app.as_str(),
+        UNCLAIMED_FOR.as_secs_f64(),
+    )
+    .fetch_one(&mut *transaction)
+    .await?;
+    let users = u64::try_from(left.users).unwrap_or(0);
+    if users > 0 || left.has_events {
+        transaction.rollback().await?;
+        return Ok(Releasing::Reserved { users: users.max(1) });
+    }
+    if left.is_new {
+        transaction.rollback().await?;
+        return Ok(Releasing::Elsewhere);
+    }
+    // What is left is of nobody: mails without a reader, and refusals without an account.
+    let more = delete_batch(&mut transaction, &claim.app, &[], RELEASE_BATCH).await?;
+    if !more {
+        // Without an incarnation: whoever claims it next has it, the same App as well if it is made anew meanwhile.
+        sqlx::query!(
+            "UPDATE apps SET state = 'deleted', namespace = $2, incarnation = NULL,
+                handover = greatest(handover, $3), updated_at = now()
+             WHERE app_id = $1",
+            claim.app.as_str(),
+            claim.namespace,
+            i64::from(claim.handover),
+        )
+        .execute(&mut *transaction)
+        .await?;
+    }
+    transaction.commit().await?;
+    Ok(if more { Releasing::Elsewhere } else { Releasing::Freed })
 }
 
 impl Stores {

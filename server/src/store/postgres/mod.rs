@@ -33,7 +33,7 @@ mod outbox;
 mod unverified;
 mod users;
 
-pub use apps::{AppClaim, Claim, Deleting};
+pub use apps::{AppClaim, Claim, Deleting, Releasing};
 pub use audit::AuditMetrics;
 pub(crate) use audit::RefusalColumns;
 pub use errors::{Fault, FaultKind};
