@@ -4,6 +4,7 @@
 use std::{
     fmt,
     num::NonZeroUsize,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Condvar, Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
@@ -21,7 +22,7 @@ use tracing::Span;
 
 use self::{
     engine::Engine,
-    queue::{FairQueue, Push},
+    queue::{FairQueue, JobOwner, Push, Turn},
 };
 use crate::domain::{
     app::App,
@@ -32,6 +33,7 @@ use crate::domain::{
 
 mod engine;
 mod queue;
+pub mod strength;
 
 /// How the pool is sized.
 #[derive(Clone, Copy, Debug)]
@@ -76,11 +78,13 @@ struct Shared {
 }
 
 struct QueueState {
-    jobs: FairQueue<AppId, ClientAddress, Job>,
+    jobs: FairQueue<String, AppId, ClientAddress, Job>,
     closed: bool,
-    /// Seconds that a job takes, averaged over the last ones.
-    pace: f64,
+    /// What a job takes, averaged over the last ones.
+    pace: Duration,
 }
+
+type Owner = JobOwner<String, AppId, ClientAddress>;
 
 struct Job {
     work: Work,
@@ -93,12 +97,22 @@ enum Work {
     Hash(Password),
     Verify(Password, Option<PasswordHash>),
     Strength(Password, Vec<String>, u8),
+    #[cfg(test)]
+    Panic,
+}
+
+/// How a job ended.
+struct Outcome {
+    reply: oneshot::Sender<Done>,
+    done: Done,
+    /// Whether it ran; what did not says nothing about how long jobs take.
+    is_run: bool,
 }
 
 enum Done {
     Hash(PasswordHash),
     Answer(bool),
-    /// Dropped from the queue.
+    /// Dropped from the queue, or failed.
     Busy(Busy),
 }
 
@@ -108,6 +122,7 @@ pub struct HashingMetrics {
     waiting: Gauge,
     running: Gauge,
     refused: Family<RefusedLabels, Counter>,
+    panics: Counter,
     wait_seconds: Histogram,
     run_seconds: Histogram,
 }
@@ -127,6 +142,8 @@ impl Work {
             Self::Hash(..) => "hash password",
             Self::Verify(..) => "verify password",
             Self::Strength(..) => "judge password",
+            #[cfg(test)]
+            Self::Panic => "panic",
         }
     }
 }
@@ -138,11 +155,17 @@ impl Hashing {
     pub fn start(options: HashingOptions, registry: &mut Registry) -> Self {
         let mut salt = [0; 16];
         SystemRandom::new().fill(&mut salt).expect("the system's random number generator answers");
-        let nobody = Engine::new().hash(&Password::new(""), &salt);
+        let nobody = Engine::default().hash(&Password::new(""), &salt);
+        // The first score reads the dictionaries, which no request shall wait for.
+        strength::score("password", &[]);
         let capacity = options.places_per_thread.saturating_mul(options.threads.get());
         let shared = Arc::new(Shared {
             options,
-            state: Mutex::new(QueueState { jobs: FairQueue::new(capacity), closed: false, pace: 0.015 }),
+            state: Mutex::new(QueueState {
+                jobs: FairQueue::new(capacity),
+                closed: false,
+                pace: Duration::from_millis(15),
+            }),
             changed: Condvar::new(),
             metrics: HashingMetrics::register(registry.sub_registry_with_prefix("hashing")),
             nobody,
@@ -158,7 +181,7 @@ impl Hashing {
         Self { pool: Arc::new(Pool { shared }) }
     }
 
-    async fn run(&self, app: &AppId, client: ClientAddress, work: Work) -> Result<Done, Busy> {
+    async fn run(&self, owner: &Owner, work: Work) -> Result<Done, Busy> {
         let shared = &self.pool.shared;
         let (reply, answer) = oneshot::channel();
         let span = latchkey_trace::child!(
@@ -167,7 +190,7 @@ impl Hashing {
             otel.name = work.name(),
             latchkey.hashing.wait_ms = tracing::field::Empty,
         );
-        shared.submit(app, client, Job { work, queued: Instant::now(), span, reply })?;
+        shared.submit(owner, Job { work, queued: Instant::now(), span, reply })?;
         // A job that has started ends well within the second that is added.
         let limit = shared.options.deadline + Duration::from_secs(1);
         match tokio::time::timeout(limit, answer).await {
@@ -194,9 +217,10 @@ impl Drop for Pool {
 // === impl Shared ===
 
 impl Shared {
-    fn submit(&self, app: &AppId, client: ClientAddress, job: Job) -> Result<(), Busy> {
+    fn submit(&self, owner: &Owner, job: Job) -> Result<(), Busy> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let pushed = state.jobs.push(app, &client, job);
+        let pace = state.pace;
+        let pushed = state.jobs.push(owner, pace, job);
         self.metrics.waiting.set(i64::try_from(state.jobs.len()).unwrap_or(i64::MAX));
         let busy = self.retry_after(&state);
         drop(state);
@@ -216,9 +240,9 @@ impl Shared {
     }
 
     /// Refuses what would find no place, before anything else is done for it.
-    fn admit(&self, app: &AppId, client: ClientAddress) -> Result<(), Busy> {
+    fn admit(&self, owner: &Owner) -> Result<(), Busy> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.jobs.has_place(app, &client) {
+        if state.jobs.has_place(owner) {
             return Ok(());
         }
         let busy = self.retry_after(&state);
@@ -235,7 +259,7 @@ impl Shared {
     fn retry_after(&self, state: &QueueState) -> Busy {
         let jobs = u32::try_from(state.jobs.len()).unwrap_or(u32::MAX);
         let threads = u32::try_from(self.options.threads.get()).unwrap_or(u32::MAX);
-        let seconds = (f64::from(jobs) * state.pace / f64::from(threads)).ceil().clamp(1.0, 30.0);
+        let seconds = (f64::from(jobs) * state.pace.as_secs_f64() / f64::from(threads)).ceil().clamp(1.0, 30.0);
         Busy { retry_after: Duration::from_secs_f64(seconds) }
     }
 
@@ -247,41 +271,61 @@ impl Shared {
     fn work(&self) {
         // Behind what answers requests: on a full machine, everything else stays quick. It is only a wish.
         let _ = rustix::process::setpriority_process(None, 5);
-        let mut engine = Engine::new();
-        while let Some(job) = self.next() {
-            if job.reply.is_closed() {
-                continue;
-            }
-            let waited = job.queued.elapsed();
-            self.metrics.wait_seconds.observe(waited.as_secs_f64());
-            job.span.record("latchkey.hashing.wait_ms", u64::try_from(waited.as_millis()).unwrap_or(u64::MAX));
-            if waited > self.options.deadline {
-                self.refuse("deadline");
-                latchkey_trace::fail(&job.span, "deadline");
-                let _ = job.reply.send(Done::Busy(self.busy()));
-                continue;
-            }
+        let mut engine = Engine::default();
+        while let Some(Turn { job, charge }) = self.next() {
             let started = Instant::now();
-            self.metrics.running.inc();
-            let done = self.perform(&mut engine, job.work);
-            self.metrics.running.dec();
-            let took = started.elapsed().as_secs_f64();
-            self.metrics.run_seconds.observe(took);
+            let outcome = self.run_job(&mut engine, job);
+            let took = started.elapsed();
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-            state.pace = state.pace.mul_add(0.95, took * 0.05);
+            // Before the reply, so that the next job of the line finds it charged.
+            state.jobs.settle(&charge, took);
+            if outcome.is_run {
+                state.pace = state.pace.mul_f64(0.95) + took.mul_f64(0.05);
+            }
             drop(state);
-            // Before the answer, so that it ends before what it is a part of.
-            drop(job.span);
-            let _ = job.reply.send(done);
+            // Whoever waited may have gone.
+            let _ = outcome.reply.send(outcome.done);
         }
     }
 
-    fn next(&self) -> Option<Job> {
+    /// Runs a job, unless nobody waits for it or it waited too long.
+    fn run_job(&self, engine: &mut Engine, job: Job) -> Outcome {
+        let Job { work, queued, span, reply } = job;
+        let unfit = |reply| Outcome { reply, done: Done::Busy(self.busy()), is_run: false };
+        if reply.is_closed() {
+            return unfit(reply);
+        }
+        let waited = queued.elapsed();
+        self.metrics.wait_seconds.observe(waited.as_secs_f64());
+        span.record("latchkey.hashing.wait_ms", u64::try_from(waited.as_millis()).unwrap_or(u64::MAX));
+        if waited > self.options.deadline {
+            self.refuse("deadline");
+            latchkey_trace::fail(&span, "deadline");
+            return unfit(reply);
+        }
+        let started = Instant::now();
+        self.metrics.running.inc();
+        let done = catch_unwind(AssertUnwindSafe(|| self.perform(engine, work)));
+        self.metrics.running.dec();
+        self.metrics.run_seconds.observe(started.elapsed().as_secs_f64());
+        let done = done.unwrap_or_else(|_| {
+            // The panic hook has logged where; the payload could hold a password.
+            self.metrics.panics.inc();
+            latchkey_trace::fail(&span, "panic");
+            *engine = Engine::default();
+            Done::Busy(self.busy())
+        });
+        // The span ends here, before the reply and so before what it is a part of.
+        Outcome { reply, done, is_run: true }
+    }
+
+    fn next(&self) -> Option<Turn<String, AppId, ClientAddress, Job>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            if let Some(job) = state.jobs.pop() {
+            let pace = state.pace;
+            if let Some(turn) = state.jobs.pop(pace) {
                 self.metrics.waiting.set(i64::try_from(state.jobs.len()).unwrap_or(i64::MAX));
-                return Some(job);
+                return Some(turn);
             }
             if state.closed {
                 return None;
@@ -303,10 +347,10 @@ impl Shared {
                 Done::Answer(right && known)
             }
             Work::Strength(password, guesses, minimum) => {
-                let guesses: Vec<&str> = guesses.iter().map(String::as_str).collect();
-                let score = u8::from(zxcvbn::zxcvbn(password.expose(), &guesses).score());
-                Done::Answer(score >= minimum)
+                Done::Answer(strength::score(password.expose(), &guesses) >= minimum)
             }
+            #[cfg(test)]
+            Work::Panic => panic!("a job panics"),
         }
     }
 }
@@ -314,12 +358,12 @@ impl Shared {
 // === impl Hasher ===
 
 impl Hasher for Hashing {
-    fn admit(&self, app: &AppId, client: ClientAddress) -> Result<(), Busy> {
-        self.pool.shared.admit(app, client)
+    fn admit(&self, app: &App, client: ClientAddress) -> Result<(), Busy> {
+        self.pool.shared.admit(&owner(app, client))
     }
 
-    async fn hash(&self, app: &AppId, client: ClientAddress, password: &Password) -> Result<PasswordHash, Busy> {
-        match self.run(app, client, Work::Hash(password.clone())).await? {
+    async fn hash(&self, app: &App, client: ClientAddress, password: &Password) -> Result<PasswordHash, Busy> {
+        match self.run(&owner(app, client), Work::Hash(password.clone())).await? {
             Done::Hash(hash) => Ok(hash),
             Done::Answer(_) | Done::Busy(_) => Err(self.pool.shared.busy()),
         }
@@ -327,12 +371,12 @@ impl Hasher for Hashing {
 
     async fn verify(
         &self,
-        app: &AppId,
+        app: &App,
         client: ClientAddress,
         password: &Password,
         hash: Option<&PasswordHash>,
     ) -> Result<bool, Busy> {
-        self.answer(app, client, Work::Verify(password.clone(), hash.cloned())).await
+        self.answer(&owner(app, client), Work::Verify(password.clone(), hash.cloned())).await
     }
 
     fn is_outdated(&self, hash: &PasswordHash) -> bool {
@@ -347,17 +391,21 @@ impl Hasher for Hashing {
         guesses: Vec<String>,
     ) -> Result<bool, Busy> {
         let minimum = app.doc.password.minimum_strength;
-        self.answer(app.id(), client, Work::Strength(password.clone(), guesses, minimum)).await
+        self.answer(&owner(app, client), Work::Strength(password.clone(), guesses, minimum)).await
     }
 }
 
 impl Hashing {
-    async fn answer(&self, app: &AppId, client: ClientAddress, work: Work) -> Result<bool, Busy> {
-        match self.run(app, client, work).await? {
+    async fn answer(&self, owner: &Owner, work: Work) -> Result<bool, Busy> {
+        match self.run(owner, work).await? {
             Done::Answer(answer) => Ok(answer),
             Done::Hash(_) | Done::Busy(_) => Err(self.pool.shared.busy()),
         }
     }
+}
+
+fn owner(app: &App, client: ClientAddress) -> Owner {
+    JobOwner { namespace: app.doc.namespace.clone(), app: app.id().clone(), client }
 }
 
 // === impl HashingMetrics ===
@@ -369,6 +417,7 @@ impl HashingMetrics {
             waiting: Gauge::default(),
             running: Gauge::default(),
             refused: Family::default(),
+            panics: Counter::default(),
             wait_seconds: Histogram::new(buckets()),
             run_seconds: Histogram::new(buckets()),
         };
@@ -382,6 +431,7 @@ impl HashingMetrics {
             "Jobs answered 503: the queue was full, a place went to a shorter line, or the deadline passed",
             metrics.refused.clone(),
         );
+        registry.register("panics", "Jobs that panicked; a bug", metrics.panics.clone());
         registry.register_with_unit("wait", "Time in the queue", Unit::Seconds, metrics.wait_seconds.clone());
         registry.register_with_unit("run", "Time on a thread", Unit::Seconds, metrics.run_seconds.clone());
         metrics
@@ -402,15 +452,15 @@ mod tests {
         ClientAddress::of([127, 0, 0, number].into())
     }
 
-    fn app(name: &str) -> AppId {
-        name.parse().unwrap()
+    fn owner(app: &str, client: ClientAddress) -> Owner {
+        JobOwner { namespace: app.to_owned(), app: app.parse().unwrap(), client }
     }
 
     #[tokio::test]
     async fn without_a_hash_the_answer_is_no_even_for_the_right_guess() {
         let hashing = hashing(1, 8, Duration::from_secs(10));
         // The password that `nobody` was made from.
-        let answer = hashing.answer(&app("a"), client(1), Work::Verify(Password::new(""), None)).await;
+        let answer = hashing.answer(&owner("a", client(1)), Work::Verify(Password::new(""), None)).await;
         assert_eq!(answer, Ok(false));
     }
 
@@ -419,11 +469,11 @@ mod tests {
         let hashing = hashing(1, 4, Duration::from_secs(60));
         let jobs = (0..64).map(|number| {
             let hashing = hashing.clone();
-            async move { hashing.run(&app("a"), client(number), Work::Hash(Password::new("x"))).await.is_ok() }
+            async move { hashing.run(&owner("a", client(number)), Work::Hash(Password::new("x"))).await.is_ok() }
         });
         let done = futures::future::join_all(jobs).await.into_iter().filter(|ok| *ok).count();
         assert!((4..=8).contains(&done), "{done} of 64 were done with four places and one thread");
-        assert!(hashing.run(&app("a"), client(1), Work::Hash(Password::new("x"))).await.is_ok(), "room again");
+        assert!(hashing.run(&owner("a", client(1)), Work::Hash(Password::new("x"))).await.is_ok(), "room again");
     }
 
     #[tokio::test]
@@ -432,13 +482,13 @@ mod tests {
         let storm = (0..200).map(|number| {
             let hashing = hashing.clone();
             tokio::spawn(async move {
-                hashing.run(&app("storm"), client(number), Work::Hash(Password::new("x"))).await.is_ok()
+                hashing.run(&owner("storm", client(number)), Work::Hash(Password::new("x"))).await.is_ok()
             })
         });
         let storm: Vec<_> = storm.collect();
         tokio::task::yield_now().await;
         for number in 0..5 {
-            assert!(hashing.run(&app("quiet"), client(number), Work::Hash(Password::new("x"))).await.is_ok());
+            assert!(hashing.run(&owner("quiet", client(number)), Work::Hash(Password::new("x"))).await.is_ok());
         }
         let waiting = storm.iter().filter(|job| !job.is_finished()).count();
         assert!(waiting > 0, "the quiet App did not wait for the storm to end");
@@ -449,10 +499,29 @@ mod tests {
         let hashing = hashing(1, 64, Duration::ZERO);
         let jobs = (0..8).map(|number| {
             let hashing = hashing.clone();
-            async move { hashing.run(&app("a"), client(number), Work::Hash(Password::new("x"))).await }
+            async move { hashing.run(&owner("a", client(number)), Work::Hash(Password::new("x"))).await }
         });
         for outcome in futures::future::join_all(jobs).await {
             assert!(matches!(outcome, Err(Busy { retry_after }) if retry_after >= Duration::from_secs(1)));
         }
+    }
+
+    #[tokio::test]
+    async fn a_job_that_panics_is_an_error_and_the_thread_goes_on() {
+        let mut registry = Registry::default();
+        let options =
+            HashingOptions { threads: NonZeroUsize::MIN, places_per_thread: 8, deadline: Duration::from_secs(60) };
+        let hashing = Hashing::start(options, &mut registry);
+        let owner = owner("a", client(1));
+        let right = hashing.run(&owner, Work::Hash(Password::new("x"))).await;
+        let Ok(Done::Hash(hash)) = right else { panic!("a hash") };
+        for _ in 0..3 {
+            assert!(hashing.run(&owner, Work::Panic).await.is_err());
+            let answer = hashing.answer(&owner, Work::Verify(Password::new("x"), Some(hash.clone()))).await;
+            assert_eq!(answer, Ok(true), "with memory as good as new");
+        }
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        assert!(text.contains("hashing_panics_total 3\n") && text.contains("hashing_running 0\n"), "{text}");
     }
 }

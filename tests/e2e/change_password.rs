@@ -277,6 +277,18 @@ async fn a_check_of_the_old_password_counts_as_a_login() {
     assert!(limited.header("ratelimit-policy").unwrap().contains("loginsPerClient"));
 }
 
+#[tokio::test]
+async fn a_new_password_counts_as_a_login_also_without_the_old_one_and_if_it_is_too_weak() {
+    let shop = Shop::with(app().limit("loginsPerClient", &[(3, 600)])).await;
+    let owner = shop.owner(EMAIL).await;
+    owner.change_password(None, NEW_PASSWORD).await.expect(StatusCode::OK);
+    let weak = owner.change_password(None, "password1234").await;
+    weak.expect_error(StatusCode::BAD_REQUEST, "weak_password");
+    let limited = owner.change_password(None, "password1234").await;
+    let limited = limited.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
+    assert!(limited.header("ratelimit-policy").unwrap().contains("loginsPerClient"));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_login_with_the_old_password_that_races_its_change_leaves_no_session() {
     let shop = Shop::of(loose("race"), Stack::builder().servers(2)).await;

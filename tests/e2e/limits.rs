@@ -275,6 +275,22 @@ async fn codes_per_client_count_wrong_ones_of_both_kinds_and_right_ones_not() {
     shop.client().confirm(shop.id(), &code).await.expect(StatusCode::OK);
 }
 
+#[tokio::test]
+async fn a_password_too_weak_to_reset_counts_like_a_wrong_code() {
+    let shop = Shop::with(app().limit("codesPerClient", &[(3, HOUR)])).await;
+    let client = shop.client();
+    shop.register(EMAIL).await;
+    let code = shop.reset_code(EMAIL, 2).await;
+    for (code, weak) in [(code.as_str(), "password1234"), (WRONG_CODE, "short-7"), (WRONG_CODE, EMAIL)] {
+        let refused = client.confirm_password(shop.id(), EMAIL, code, weak).await;
+        refused.expect_error(StatusCode::BAD_REQUEST, "weak_password");
+    }
+    limited(client.confirm_password(shop.id(), EMAIL, &code, "password1234").await, "codesPerClient", 3, HOUR);
+    // The code is still good, from elsewhere.
+    let reset = shop.client().confirm_password(shop.id(), EMAIL, &code, NEW_PASSWORD).await;
+    reset.expect(StatusCode::OK);
+}
+
 // === mails ===
 
 #[tokio::test]

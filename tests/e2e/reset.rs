@@ -1,9 +1,15 @@
 //! Forgetting and setting a password (contract 3, forgot-password and confirm-password).
 
+use std::time::{Duration, Instant};
+
 use http::StatusCode;
+use latchkey_tests::stack::Stack;
 use serde_json::json;
 
-use crate::support::{NAME, NEW_PASSWORD, PASSWORD, Shop, WRONG_CODE, app, shape};
+use crate::{
+    support::{NAME, NEW_PASSWORD, PASSWORD, Shop, WRONG_CODE, app, shape},
+    trouble::loose,
+};
 
 const EMAIL: &str = "ada@example.com";
 /// Hard to guess, unless one knows the name.
@@ -154,6 +160,38 @@ async fn a_weak_password_does_not_use_the_code_up_and_is_judged_before_the_code(
     assert_eq!(shop.user(EMAIL).await, before);
     shop.client().login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
     shop.client().confirm_password(shop.id(), EMAIL, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
+}
+
+#[tokio::test]
+async fn no_password_takes_longer_to_judge_than_a_few_logins() {
+    let shop = Shop::of(loose("hostile"), Stack::builder()).await;
+    shop.confirmed(EMAIL).await;
+    let client = shop.client();
+    let median = |mut times: Vec<Duration>| {
+        times.sort_unstable();
+        times[times.len() / 2]
+    };
+    let mut logins = Vec::new();
+    for _ in 0..9 {
+        let started = Instant::now();
+        client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+        logins.push(started.elapsed());
+    }
+    let login = median(logins);
+    // Every symbol that zxcvbn reads as a letter, and a walk over a keypad that it cannot count.
+    let symbols = "4@8({[<3691!|70$5+%2".repeat(4);
+    for hostile in [symbols[..76].to_owned(), symbols, "69".repeat(32)] {
+        let mut times = Vec::new();
+        for _ in 0..9 {
+            let started = Instant::now();
+            let answer = client.confirm_password(shop.id(), EMAIL, WRONG_CODE, &hostile).await;
+            assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+            times.push(started.elapsed());
+        }
+        let took = median(times);
+        assert!(took < login * 3, "{took:?}, a login {login:?}");
+    }
+    client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]

@@ -132,7 +132,7 @@ async fn enter<S: Users + Hasher>(
     let known = match known {
         Some(user) => Some(user),
         None => {
-            let password_hash = stores.hash(app.id(), caller.address(), &request.password).await?;
+            let password_hash = stores.hash(app, caller.address(), &request.password).await?;
             let user = NewUser {
                 id: fresh,
                 email: request.email.clone(),
@@ -166,7 +166,7 @@ async fn registered_again<S: Users + Hasher>(
     event: Event,
 ) -> Result<(), Trouble> {
     let hash = user.password_hash.as_ref();
-    let same = stores.verify(app.id(), caller.address(), &request.password, hash).await?;
+    let same = stores.verify(app, caller.address(), &request.password, hash).await?;
     let kind = if user.email_verified { MailKind::AccountExists } else { MailKind::Confirm };
     // A disabled account's owner is not bothered; the row is there all the same, and sends nothing.
     let to = (!user.disabled).then_some(user.id);
@@ -266,26 +266,57 @@ pub(super) async fn take_login<S: Limits + Hasher + Audit>(
     account: &AccountKey,
     user: Option<UserId>,
 ) -> Result<Taken, Trouble> {
-    let client = caller.address();
-    stores.admit(app.id(), client)?;
-    let exempt = stores.is_known(app.id(), account, client).await?;
-    let checks = limits::login(app, caller, account, exempt);
-    let limited = |error| {
-        if matches!(error, TakeError::Limited(_)) {
-            let account = Some(account.clone());
-            stores.refuse(app.id(), Refusal::new(RefusalKind::LogInLimit, caller, account, user));
-        }
-        Trouble::from(error)
-    };
-    let attempt = stores.take(app.id(), checks.attempts).await.map_err(limited)?;
-    match stores.take(app.id(), checks.failures).await {
+    let attempt = take_attempt(stores, app, caller, account, user).await?;
+    match take_failure(stores, app, caller, account, user).await {
         Ok(taken) => Ok(taken),
-        Err(error) => {
+        Err(trouble) => {
             // What is refused consumes nothing.
             stores.give_back(app.id(), attempt).await;
-            Err(limited(error))
+            Err(trouble)
         }
     }
+}
+
+/// The place of a call that hashes a password. It is never given back once the work has begun.
+pub(super) async fn take_attempt<S: Limits + Hasher + Audit>(
+    stores: &S,
+    app: &App,
+    caller: &Caller,
+    account: &AccountKey,
+    user: Option<UserId>,
+) -> Result<Taken, Trouble> {
+    stores.admit(app, caller.address())?;
+    let taken = stores.take(app.id(), limits::login_attempts(app, caller)).await;
+    taken.map_err(|error| limited_login(stores, app, caller, account, user, error))
+}
+
+/// The place of a wrong password, to be given back if it was right.
+pub(super) async fn take_failure<S: Limits + Audit>(
+    stores: &S,
+    app: &App,
+    caller: &Caller,
+    account: &AccountKey,
+    user: Option<UserId>,
+) -> Result<Taken, Trouble> {
+    let exempt = stores.is_known(app.id(), account, caller.address()).await?;
+    let taken = stores.take(app.id(), limits::login_failures(app, caller, account, exempt)).await;
+    taken.map_err(|error| limited_login(stores, app, caller, account, user, error))
+}
+
+/// Records a login that a limit refused.
+fn limited_login<S: Audit>(
+    stores: &S,
+    app: &App,
+    caller: &Caller,
+    account: &AccountKey,
+    user: Option<UserId>,
+    error: TakeError,
+) -> Trouble {
+    if matches!(error, TakeError::Limited(_)) {
+        let account = Some(account.clone());
+        stores.refuse(app.id(), Refusal::new(RefusalKind::LogInLimit, caller, account, user));
+    }
+    Trouble::from(error)
 }
 
 /// The user whose password it is, or else the one whose address it is. Unknown addresses take the same way.
@@ -297,7 +328,7 @@ async fn check_password<S: Users + Hasher>(
 ) -> Result<Result<User, Option<User>>, Trouble> {
     let user = stores.user_by_email(app.id(), &request.email).await?;
     let hash = user.as_ref().and_then(|user| user.password_hash.as_ref());
-    let right = stores.verify(app.id(), caller.address(), &request.password, hash).await?;
+    let right = stores.verify(app, caller.address(), &request.password, hash).await?;
     Ok(match user {
         Some(user) if right => Ok(user),
         named => Err(named),
@@ -307,7 +338,7 @@ async fn check_password<S: Users + Hasher>(
 /// A hash with old parameters is replaced while the password is at hand. What fails here is done at the next log-in.
 async fn renew_hash<S: Users + Hasher>(stores: &S, app: &App, caller: &Caller, user: &User, password: &Password) {
     let Some(old) = user.password_hash.as_ref().filter(|hash| stores.is_outdated(hash)) else { return };
-    let renewed = match stores.hash(app.id(), caller.address(), password).await {
+    let renewed = match stores.hash(app, caller.address(), password).await {
         Ok(new) => stores.renew_hash(app.id(), user.id, old, new).await.map_err(Trouble::from),
         Err(busy) => Err(busy.into()),
     };
@@ -381,7 +412,9 @@ pub async fn confirm<S: Users + Accounts + Outbox + Limits + Codes + Sessions + 
 ) -> Result<Confirmed, ConfirmError> {
     let guess = stores.take(app.id(), limits::codes(app, caller)).await.map_err(Trouble::from)?;
     let outcome = use_confirmation(stores, env, app, caller, code, bearer).await;
-    give_back_unless_wrong(stores, app, guess, matches!(outcome, Err(ConfirmError::InvalidCode))).await;
+    if !matches!(outcome, Err(ConfirmError::InvalidCode)) {
+        stores.give_back(app.id(), guess).await;
+    }
     outcome
 }
 
@@ -567,9 +600,11 @@ pub async fn reset_password<S: Users + Outbox + Limits + Codes + Sessions + Hash
     let guess = stores.take(app.id(), limits::codes(app, caller)).await.map_err(Trouble::from)?;
     let email = request.email.clone();
     let outcome = use_reset_code(stores, env, app, caller, request).await;
-    let wrong = matches!(outcome, Err(ResetError::InvalidCode));
-    give_back_unless_wrong(stores, app, guess, wrong).await;
-    if wrong {
+    // A weak password counts like a wrong code: judging it is work, and the code was perhaps never looked at.
+    if matches!(outcome, Ok(()) | Err(ResetError::Trouble(_))) {
+        stores.give_back(app.id(), guess).await;
+    }
+    if matches!(outcome, Err(ResetError::InvalidCode)) {
         // Looked up for known and unknown addresses alike; that it fails changes nothing about the answer.
         let user = stores.user_by_email(app.id(), &email).await.ok().flatten();
         let account = Some(email.account(app.id()));
@@ -597,7 +632,7 @@ async fn use_reset_code<S: Users + Outbox + Limits + Codes + Sessions + Hasher +
     // With a right code the name counts too; a password refused here does not use the code up.
     let name = Name::parse(&user.name).ok();
     judge(stores, app, caller, &request.password, password::guesses(Some(&request.email), name.as_ref())).await?;
-    let password_hash = stores.hash(app.id(), caller.address(), &request.password).await.map_err(Trouble::from)?;
+    let password_hash = stores.hash(app, caller.address(), &request.password).await.map_err(Trouble::from)?;
     let record = stores.take_code(app.id(), &key).await.map_err(Trouble::from)?.ok_or(ResetError::InvalidCode)?;
     let event = Event::new(env, caller, EventKind::PasswordReset, record.user);
     let change = PasswordReset {
@@ -687,13 +722,6 @@ async fn find_code<S: Codes>(
 async fn put_back<S: Codes>(stores: &S, app: &App, key: &CodeKey, record: &CodeRecord) {
     if let Err(error) = stores.put_code(app.id(), key, record).await {
         warn!(app = %app.id(), error = &error as &dyn std::error::Error, "a code could not be put back");
-    }
-}
-
-/// Only wrong codes count.
-async fn give_back_unless_wrong<S: Limits>(stores: &S, app: &App, guess: Taken, wrong: bool) {
-    if !wrong {
-        stores.give_back(app.id(), guess).await;
     }
 }
 

@@ -77,16 +77,14 @@ fn per_client(app: &App, limit: LimitName, client: ClientAddress, suffix: &str) 
     checks
 }
 
-/// Every call that checks a password. Taken before hashing; the failures are given back when the password was right.
-pub struct LoginChecks {
-    /// Counts whatever the outcome.
-    pub attempts: Vec<Check>,
-    /// Count only failures.
-    pub failures: Vec<Check>,
+/// Every call that checks a password, or sets one in a session. Taken before the work; counts whatever the outcome.
+pub fn login_attempts(app: &App, caller: &Caller) -> Vec<Check> {
+    per_client(app, LimitName::LoginsPerClient, caller.address(), "")
 }
 
-/// `exempt`: the client address signed in, confirmed or reset for this account in the last 30 days.
-pub fn login(app: &App, caller: &Caller, account: &AccountKey, exempt: bool) -> LoginChecks {
+/// Every call that checks a password. Taken before hashing, and given back when the password was right. `exempt`: the
+/// client address signed in, confirmed or reset for this account in the last 30 days.
+pub fn login_failures(app: &App, caller: &Caller, account: &AccountKey, exempt: bool) -> Vec<Check> {
     let client = caller.address();
     let mut failures = per_client(app, LimitName::LoginFailuresPerClient, client, &format!(" {}", account.as_str()));
     failures.extend(per_client(app, LimitName::LoginFailuresPerClientOverall, client, ""));
@@ -97,7 +95,7 @@ pub fn login(app: &App, caller: &Caller, account: &AccountKey, exempt: bool) -> 
             windows: app.windows(LimitName::LoginFailuresPerAccount),
         });
     }
-    LoginChecks { attempts: per_client(app, LimitName::LoginsPerClient, client, ""), failures }
+    failures
 }
 
 pub fn registration(app: &App, caller: &Caller) -> Vec<Check> {
@@ -110,7 +108,7 @@ pub fn provider_login(app: &App, caller: &Caller) -> Vec<Check> {
     per_client(app, LimitName::LoginsPerClient, caller.address(), "")
 }
 
-/// Taken before a code is looked at; given back when it was right.
+/// Taken before a code is looked at or a new password is judged; given back when both were good.
 pub fn codes(app: &App, caller: &Caller) -> Vec<Check> {
     per_client(app, LimitName::CodesPerClient, caller.address(), "")
 }

@@ -6,7 +6,9 @@ use tracing::warn;
 use uuid::Uuid;
 
 use super::{
-    accounts::{JudgeError, Trouble, carry, carry_epoch, judge, may_mail, not_mailed, take_login},
+    accounts::{
+        JudgeError, Trouble, carry, carry_epoch, judge, may_mail, not_mailed, take_attempt, take_failure, take_login,
+    },
     app::App,
     audit::{Event, EventKind, Refusal, RefusalKind},
     client::Caller,
@@ -16,7 +18,8 @@ use super::{
     mail::EpochNews,
     password::{self, Password, Weak},
     ports::{
-        Accounts, AddressRequest, Audit, Hasher, Limits, NewPassword, Outbox, Removal, Rename, Renamed, Sessions, Users,
+        Accounts, AddressRequest, Audit, Hasher, Limits, NewPassword, Outbox, Removal, Rename, Renamed, Sessions,
+        Taken, Users,
     },
     session::{Session, SessionId},
     signed_in::SignedIn,
@@ -146,6 +149,7 @@ pub async fn change_password<S: Accounts + Limits + Hasher + Sessions + Outbox +
     request: &ChangePassword,
 ) -> Result<(), ChangePasswordError> {
     let session = signed_in.session.id;
+    let mut is_counted = false;
     loop {
         let user = read(stores, app, signed_in).await?;
         demand_settled(&user)?;
@@ -153,11 +157,18 @@ pub async fn change_password<S: Accounts + Limits + Hasher + Sessions + Outbox +
         if !proven {
             return Err(Refused::ReauthenticationRequired.into());
         }
+        if !is_counted {
+            // Judging and hashing are work, also without the old password.
+            let attempt = take_attempt(stores, app, caller, &account(app, &user), Some(user.id)).await;
+            attempt.map_err(Refused::Trouble)?;
+            is_counted = true;
+        }
         judge(stores, app, caller, &request.password, guesses(&user)).await?;
         if let Some(current) = &request.current {
-            check_password(stores, app, caller, &user, current).await?;
+            let failure = take_failure(stores, app, caller, &account(app, &user), Some(user.id)).await;
+            verify_password(stores, app, caller, &user, current, failure.map_err(Refused::Trouble)?).await?;
         }
-        let hashed = stores.hash(app.id(), caller.address(), &request.password).await;
+        let hashed = stores.hash(app, caller.address(), &request.password).await;
         let password_hash = hashed.map_err(|busy| Refused::Trouble(busy.into()))?;
         let event = event(env, caller, EventKind::PasswordChanged, signed_in);
         let change =
@@ -290,14 +301,30 @@ async fn check_password<S: Limits + Hasher + Audit>(
     user: &User,
     password: &Password,
 ) -> Result<(), Refused> {
-    let account = match &user.email {
+    let failure = take_login(stores, app, caller, &account(app, user), Some(user.id)).await?;
+    verify_password(stores, app, caller, user, password, failure).await
+}
+
+/// The account that the limits count.
+fn account(app: &App, user: &User) -> AccountKey {
+    match &user.email {
         Some(email) => email.account(app.id()),
         None => AccountKey::of_user(app.id(), user.id),
-    };
-    let failure = take_login(stores, app, caller, &account, Some(user.id)).await?;
-    let right = stores.verify(app.id(), caller.address(), password, user.password_hash.as_ref()).await;
+    }
+}
+
+/// Checks the account's password; `failure` is its place under the limits.
+async fn verify_password<S: Limits + Hasher + Audit>(
+    stores: &S,
+    app: &App,
+    caller: &Caller,
+    user: &User,
+    password: &Password,
+    failure: Taken,
+) -> Result<(), Refused> {
+    let right = stores.verify(app, caller.address(), password, user.password_hash.as_ref()).await;
     if matches!(right, Ok(false)) {
-        let refusal = Refusal::new(RefusalKind::PasswordCheck, caller, Some(account), Some(user.id));
+        let refusal = Refusal::new(RefusalKind::PasswordCheck, caller, Some(account(app, user)), Some(user.id));
         stores.refuse(app.id(), refusal);
         return Err(Refused::InvalidCredentials);
     }

@@ -444,14 +444,14 @@ pub trait Limits: Sync {
     fn remember(&self, app: &AppId, account: &AccountKey, client: ClientAddress) -> impl Future<Output = ()> + Send;
 }
 
-/// Password hashing, with admission control that is fair to Apps and, inside one, to client addresses.
+/// Password hashing, with admission control that is fair to namespaces, to their Apps, and inside one to client addresses.
 pub trait Hasher: Sync {
     /// Whether a hash would be taken on now. Asked first, so that a storm costs no more than this question.
-    fn admit(&self, app: &AppId, client: ClientAddress) -> Result<(), Busy>;
+    fn admit(&self, app: &App, client: ClientAddress) -> Result<(), Busy>;
 
     fn hash(
         &self,
-        app: &AppId,
+        app: &App,
         client: ClientAddress,
         password: &Password,
     ) -> impl Future<Output = Result<PasswordHash, Busy>> + Send;
@@ -459,7 +459,7 @@ pub trait Hasher: Sync {
     /// Whether the password is that of the hash; without a hash the same work is done and the answer is no.
     fn verify(
         &self,
-        app: &AppId,
+        app: &App,
         client: ClientAddress,
         password: &Password,
         hash: Option<&PasswordHash>,

@@ -15,7 +15,8 @@ const OUTPUT: usize = Params::DEFAULT_OUTPUT_LEN;
 const MAX_M_COST: u32 = 64 * 1024;
 const MAX_T_COST: u32 = 16;
 
-/// One thread's argon2.
+/// One thread's argon2. Its memory is allocated by the first use.
+#[derive(Default)]
 pub(super) struct Engine {
     memory: Vec<Block>,
 }
@@ -37,10 +38,6 @@ pub(super) fn is_outdated(hash: &PasswordHash) -> bool {
 // === impl Engine ===
 
 impl Engine {
-    pub(super) fn new() -> Self {
-        Self { memory: vec![Block::new(); PARAMS.block_count()] }
-    }
-
     pub(super) fn hash(&mut self, password: &Password, salt: &[u8; 16]) -> PasswordHash {
         let output = self.run(Algorithm::Argon2id, Version::V0x13, &PARAMS, password, salt, OUTPUT);
         let phc = output.and_then(|output| {
@@ -105,7 +102,7 @@ mod tests {
 
     #[test]
     fn a_hash_is_that_of_its_password_alone() {
-        let mut engine = Engine::new();
+        let mut engine = Engine::default();
         let hash = engine.hash(&Password::new("correct horse"), &[7; 16]);
         assert!(hash.expose().starts_with("$argon2id$v=19$m=19456,t=2,p=1$"));
         assert!(engine.verify(&Password::new("correct horse"), &hash));
@@ -115,7 +112,7 @@ mod tests {
 
     #[test]
     fn a_hash_of_other_parameters_is_outdated() {
-        let hash = Engine::new().hash(&Password::new("x"), &[7; 16]);
+        let hash = Engine::default().hash(&Password::new("x"), &[7; 16]);
         assert!(!is_outdated(&hash));
         for (from, to) in [("t=2", "t=1"), ("m=19456", "m=8192"), ("argon2id", "argon2i"), ("v=19", "v=16")] {
             assert!(is_outdated(&PasswordHash::new(hash.expose().replace(from, to))), "{to}");
@@ -125,14 +122,14 @@ mod tests {
     #[test]
     fn another_implementation_agrees() {
         use argon2::{PasswordVerifier, password_hash::phc};
-        let hash = Engine::new().hash(&Password::new("correct horse"), &[9; 16]);
+        let hash = Engine::default().hash(&Password::new("correct horse"), &[9; 16]);
         let phc = phc::PasswordHash::new(hash.expose()).unwrap();
         assert!(Argon2::default().verify_password(b"correct horse", &phc).is_ok());
     }
 
     #[test]
     fn a_hash_that_asks_for_too_much_or_is_none_is_nobodys() {
-        let mut engine = Engine::new();
+        let mut engine = Engine::default();
         for bad in ["", "x", "$argon2id$v=19$m=9999999,t=2,p=1$BwcHBwcHBwc$AAAA", "$2b$10$abcdefghijklmnopqrstuv"] {
             assert!(!engine.verify(&Password::new("x"), &PasswordHash::new(bad)), "{bad}");
         }

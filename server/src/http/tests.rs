@@ -316,13 +316,13 @@ impl Limits for Failing {
 }
 
 impl Hasher for Failing {
-    fn admit(&self, _: &AppId, _: ClientAddress) -> Result<(), Busy> {
+    fn admit(&self, _: &App, _: ClientAddress) -> Result<(), Busy> {
         Ok(())
     }
-    async fn hash(&self, _: &AppId, _: ClientAddress, _: &Password) -> Result<PasswordHash, Busy> {
+    async fn hash(&self, _: &App, _: ClientAddress, _: &Password) -> Result<PasswordHash, Busy> {
         Err(BUSY)
     }
-    async fn verify(&self, _: &AppId, _: ClientAddress, _: &Password, _: Option<&PasswordHash>) -> Result<bool, Busy> {
+    async fn verify(&self, _: &App, _: ClientAddress, _: &Password, _: Option<&PasswordHash>) -> Result<bool, Busy> {
         Err(BUSY)
     }
     fn is_outdated(&self, _: &PasswordHash) -> bool {

@@ -1,7 +1,5 @@
 //! Password hashing, handed on to its threads, so that use-cases find it beside the stores.
 
-use latchkey_crds::types::AppId;
-
 use super::Stores;
 use crate::domain::{
     app::App,
@@ -11,17 +9,17 @@ use crate::domain::{
 };
 
 impl Hasher for Stores {
-    fn admit(&self, app: &AppId, client: ClientAddress) -> Result<(), Busy> {
+    fn admit(&self, app: &App, client: ClientAddress) -> Result<(), Busy> {
         self.hashing.admit(app, client)
     }
 
-    async fn hash(&self, app: &AppId, client: ClientAddress, password: &Password) -> Result<PasswordHash, Busy> {
+    async fn hash(&self, app: &App, client: ClientAddress, password: &Password) -> Result<PasswordHash, Busy> {
         self.hashing.hash(app, client, password).await
     }
 
     async fn verify(
         &self,
-        app: &AppId,
+        app: &App,
         client: ClientAddress,
         password: &Password,
         hash: Option<&PasswordHash>,

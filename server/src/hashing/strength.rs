@@ -1,0 +1,531 @@
+//! The strength of a password by zxcvbn, at a bounded cost for every input (docs/decisions/0021).
+
+use zxcvbn::{Entropy, zxcvbn};
+
+use crate::domain::password::MAX_CHARS;
+
+/// The most characters that zxcvbn scores. Its time grows with the square of the length. And it raises 4, the average
+/// number of neighbours of a key, to the number of turns of a keyboard walk, of which a walk of 32 characters has at most
+/// 31: 4^31 fits in 64 bits, 4^32 does not.
+const MAX_SCORED: usize = 32;
+/// The most keys of a keypad in a row. There a key has 5 neighbours: 5^27 fits in 64 bits, 5^28 does not.
+const MAX_KEYPAD_RUN: usize = 28;
+/// The keys of both keypads of zxcvbn.
+const KEYPAD: &str = "0123456789*+-./=";
+/// The most guess words that count, the first ones; an ordinary address and name give fewer than 15.
+const MAX_GUESSES: usize = 24;
+/// zxcvbn searches its dictionaries once for each reading of the l33t symbols, in time that grows with the square of the
+/// length. The longest password has this many searches if its symbols are all digits, which have at most 8 readings.
+const MAX_SEARCH: usize = 8 * MAX_SCORED * MAX_SCORED;
+/// The shortest guess word, and the shortest run of repeats, that a long password is freed of before it is cut.
+const MIN_REMOVED: usize = 8;
+/// The longest pattern that is scored with the next part if a cut may have broken it.
+const MAX_BROKEN: usize = 12;
+/// The least guesses for each score above 0, as in zxcvbn.
+const SCORES: [u64; 4] = [1_005, 1_000_005, 100_000_005, 10_000_000_005];
+
+/// The symbols that zxcvbn reads as one letter: `a`, `b`, `c`, `e`, `g`, `o`, `s`, `x`, `z`. For `i`, `l` and `t`, which share
+/// symbols, see [`readings`].
+const SYMBOLS: [&str; 9] = ["4@", "8", "({[<", "3", "69", "0", "$5", "%", "2"];
+/// Symbols and those they are replaced by, with a meaning in common, while a password has too many readings; the rarest
+/// first. Digits stay: dates and sequences are made of them.
+const REPLACEMENTS: [(char, char); 8] =
+    [('<', '('), ('{', '('), ('[', '('), ('|', '!'), ('+', '7'), ('@', '4'), ('$', '5'), ('!', '1')];
+
+/// The strength of a password from 0 to 4 against somebody who tries `guesses` first.
+///
+/// This is the score of zxcvbn if the password has at most 32 characters and few readings of l33t symbols, as ordinary
+/// ones do. A longer one is scored in parts, and only until these are strong: whoever guesses the whole has guessed them.
+pub fn score(password: &str, guesses: &[String]) -> u8 {
+    let mut chars: Vec<char> = password.chars().take(MAX_CHARS).collect();
+    let mut guesses: Vec<String> = guesses.iter().take(MAX_GUESSES).cloned().collect();
+    if chars.len() > MAX_SCORED {
+        remove_guesses(&mut chars, &guesses);
+        chars = without_repeats(chars);
+    }
+    for guess in &mut guesses {
+        // Longer than what is scored, so it cannot be a part of it. It keeps its rank.
+        if guess.chars().count() > MAX_SCORED {
+            guess.clear();
+        }
+    }
+    let strongest = SCORES[SCORES.len() - 1];
+    let mut attempts: u64 = 1;
+    let mut rest = &chars[..];
+    while !rest.is_empty() && attempts < strongest {
+        let part = &rest[..rest.len().min(MAX_SCORED)];
+        let mut estimated = estimate(part, &guesses);
+        // What the cut may have broken is scored with what follows: a part of a word would pass for random characters.
+        let end = start_near_the_end(&estimated);
+        rest = match end {
+            Some(end) if part.len() < rest.len() => {
+                estimated = estimate(&part[..end], &guesses);
+                &rest[end..]
+            }
+            // A walk or a sequence may go on; it is not scored again.
+            _ => &[],
+        };
+        attempts = attempts.saturating_mul(estimated.guesses());
+    }
+    let reached = SCORES.iter().filter(|least| attempts >= **least).count();
+    u8::try_from(reached).unwrap_or(u8::MAX)
+}
+
+/// By zxcvbn, of at most [`MAX_SCORED`] characters.
+fn estimate(part: &[char], guesses: &[String]) -> Entropy {
+    let (mut part, mut guesses) = (part.to_vec(), guesses.to_vec());
+    limit_readings(&mut part, &mut guesses);
+    limit_keypad_runs(&mut part);
+    let guesses: Vec<&str> = guesses.iter().map(String::as_str).collect();
+    zxcvbn(&part.iter().collect::<String>(), &guesses)
+}
+
+/// Where the first of the patterns starts that a cut after [`MAX_SCORED`] characters may have broken.
+fn start_near_the_end(estimated: &Entropy) -> Option<usize> {
+    let mut starts = estimated.sequence().iter().map(|pattern| pattern.i);
+    starts.find(|start| *start >= MAX_SCORED - MAX_BROKEN)
+}
+
+/// Removes whole guess words in any case, in l33t and reversed, so that the cut breaks none.
+fn remove_guesses(chars: &mut Vec<char>, guesses: &[String]) {
+    for guess in guesses {
+        let mut word: Vec<char> = guess.chars().map(fold).collect();
+        if word.len() < MIN_REMOVED {
+            continue;
+        }
+        for _ in 0..2 {
+            let mut at = 0;
+            while at + word.len() <= chars.len() {
+                let end = at + word.len();
+                if chars[at..end].iter().copied().map(fold).eq(word.iter().copied()) {
+                    chars.drain(at..end);
+                } else {
+                    at += 1;
+                }
+            }
+            word.reverse();
+        }
+    }
+}
+
+/// One character for all that look alike, in lower case.
+fn fold(char: char) -> char {
+    match char {
+        '4' | '@' => 'a',
+        '8' => 'b',
+        '(' | '{' | '[' | '<' => 'c',
+        '3' => 'e',
+        '6' | '9' => 'g',
+        '1' | '!' | '|' | '7' | '+' | 'l' | 'L' | 't' | 'T' | 'I' => 'i',
+        '0' => 'o',
+        '$' | '5' => 's',
+        '%' => 'x',
+        '2' => 'z',
+        other => other.to_lowercase().next().unwrap_or(other),
+    }
+}
+
+/// Leaves one copy of what is repeated, of the shortest period first.
+fn without_repeats(mut chars: Vec<char>) -> Vec<char> {
+    let close = |kept: &mut Vec<char>, run: usize, period: usize| {
+        if run >= period && run + period >= MIN_REMOVED {
+            let second_copy = kept.len() - run;
+            kept.drain(second_copy..second_copy + run / period * period);
+        }
+    };
+    let mut period = 1;
+    while period * 2 <= chars.len() {
+        let mut kept = Vec::with_capacity(chars.len());
+        // How many characters up to here equal those one period before.
+        let mut run = 0;
+        for (at, char) in chars.iter().enumerate() {
+            if at >= period && chars[at - period] == *char {
+                run += 1;
+            } else {
+                close(&mut kept, run, period);
+                run = 0;
+            }
+            kept.push(*char);
+        }
+        close(&mut kept, run, period);
+        chars = kept;
+        period += 1;
+    }
+    chars
+}
+
+/// Replaces symbols until the readings of the password can be searched in a bounded time; in the guess words too, so that
+/// they are still found.
+fn limit_readings(chars: &mut [char], guesses: &mut [String]) {
+    for (symbol, replacement) in REPLACEMENTS {
+        if readings(chars) * chars.len() * chars.len() <= MAX_SEARCH {
+            break;
+        }
+        for char in chars.iter_mut().filter(|char| **char == symbol) {
+            *char = replacement;
+        }
+        for guess in guesses.iter_mut().filter(|guess| guess.contains(symbol)) {
+            *guess = guess.replace(symbol, replacement.encode_utf8(&mut [0; 4]));
+        }
+    }
+}
+
+/// How often zxcvbn searches its dictionaries for l33t: one symbol of the password for each letter, in all ways.
+fn readings(chars: &[char]) -> usize {
+    let count = |symbols: &str| symbols.chars().filter(|symbol| chars.contains(symbol)).count();
+    // `1` and `|` are i or l: if one is both at once, zxcvbn tries either. So with `7`, which is l or t.
+    let (i, l, t) = (count("1!|"), count("1|7"), count("+7"));
+    let either = if i > 0 && l > 0 { count("1|") } else { 0 };
+    let mut readings = (i.max(1) * l.max(1) + either) * t.max(1) + count("7") * i.max(1);
+    for symbols in SYMBOLS {
+        readings *= count(symbols).max(1);
+    }
+    readings
+}
+
+/// Drops what exceeds the longest run of keypad keys in which a walk can be scored.
+fn limit_keypad_runs(chars: &mut Vec<char>) {
+    let mut run = 0;
+    chars.retain(|char| {
+        run = if KEYPAD.contains(*char) { run + 1 } else { 0 };
+        run <= MAX_KEYPAD_RUN
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::{
+        domain::{
+            email::Email,
+            password::{self, Password},
+            user::Name,
+        },
+        hashing::engine::Engine,
+    };
+
+    /// Words that people make passwords of; rare ones too.
+    const WORDS: [&str; 48] = [
+        "correct",
+        "horse",
+        "battery",
+        "staple",
+        "summer",
+        "winter",
+        "dragon",
+        "monkey",
+        "princess",
+        "football",
+        "harbour",
+        "quilt",
+        "lantern",
+        "marble",
+        "thunder",
+        "coffee",
+        "guitar",
+        "sunshine",
+        "berlin",
+        "london",
+        "purple",
+        "silver",
+        "orange",
+        "mountain",
+        "river",
+        "garden",
+        "window",
+        "kitchen",
+        "pepper",
+        "cookie",
+        "shadow",
+        "master",
+        "welcome",
+        "secret",
+        "hello",
+        "freedom",
+        "whatever",
+        "computer",
+        "internet",
+        "michelle",
+        "jennifer",
+        "charlie",
+        "jordan",
+        "aardvark",
+        "zeppelin",
+        "quokka",
+        "xylophone",
+        "bergamot",
+    ];
+    const SUFFIXES: [&str; 16] =
+        ["", "1", "12", "123", "1234", "!", "1!", "99", "2024", "1987", "007", "69", "#1", "@home", "_x", "?"];
+    /// What readings of l33t are made of, and what walks, dates and sequences are.
+    const ALPHABETS: [&str; 10] = [
+        "4@8({[<3691!|70$5+%2",
+        "i1!|l7t+",
+        "a4@A",
+        "0123456789",
+        "0123456789./-",
+        "69",
+        "14725836",
+        "qwertyuiop[]asdfghjkl;'zxcvbnm,./1234567890-=",
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ",
+        "éßİ漢😀ﬀ\u{301}\u{200d}Ǆ",
+    ];
+
+    /// The same numbers in each run.
+    struct Numbers(u64);
+
+    impl Numbers {
+        fn below(&mut self, bound: usize) -> usize {
+            // Knuth's MMIX generator; its high bits are the good ones.
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            usize::try_from(self.0 >> 33).unwrap() % bound
+        }
+
+        fn pick<'a>(&mut self, of: &[&'a str]) -> &'a str {
+            of[self.below(of.len())]
+        }
+
+        fn text(&mut self, alphabet: &str, length: usize) -> String {
+            let alphabet: Vec<char> = alphabet.chars().collect();
+            (0..length).map(|_| alphabet[self.below(alphabet.len())]).collect()
+        }
+    }
+
+    fn plain(password: &str, guesses: &[String]) -> u8 {
+        let guesses: Vec<&str> = guesses.iter().map(String::as_str).collect();
+        u8::from(zxcvbn(password, &guesses).score())
+    }
+
+    fn guesses_of(email: &str, name: &str) -> Vec<String> {
+        password::guesses(Some(&Email::parse(email).unwrap()), Some(&Name::parse(name).unwrap()))
+    }
+
+    fn ada() -> Vec<String> {
+        guesses_of("ada.lovelace+shop@mail.example-company.co.uk", "Ada Augusta King, Countess of Lovelace")
+    }
+
+    fn capitalized(word: &str) -> String {
+        word[..1].to_uppercase() + &word[1..]
+    }
+
+    /// A thousand of the kinds that people and password managers choose.
+    fn ordinary_passwords() -> Vec<String> {
+        let mut numbers = Numbers(1);
+        let l33t = |word: &str| word.replace('a', "@").replace('o', "0").replace('i', "1").replace('e', "3");
+        let printable: String = (' '..='~').collect();
+        let mut passwords = Vec::new();
+        for turn in 0..100 {
+            let word = numbers.pick(&WORDS);
+            passwords.push(format!("{word}{}", numbers.pick(&SUFFIXES)));
+            passwords.push(format!("{}{}", capitalized(numbers.pick(&WORDS)), numbers.pick(&SUFFIXES)));
+            passwords.push(format!("{}{}", l33t(&capitalized(word)), numbers.pick(&SUFFIXES)));
+            passwords.push(format!("{}{}{}", word.replace('s', "$"), numbers.below(10_000), numbers.pick(&SUFFIXES)));
+            let date = [numbers.below(28) + 1, numbers.below(12) + 1, numbers.below(80) + 1940];
+            passwords.push(format!(
+                "{word}{:02}{}{:02}{1}{}",
+                date[0],
+                numbers.pick(&["", ".", "/", "-"]),
+                date[1],
+                date[2]
+            ));
+            let keys = numbers.pick(&["qwertyuiop", "asdfghjkl", "1q2w3e4r5t", "zxcvbnm", "987654321", "!@#$%^&*"]);
+            passwords.push(format!("{}{}", &keys[..5 + numbers.below(keys.len() - 5)], numbers.pick(&SUFFIXES)));
+            let separator = numbers.pick(&["-", " ", "_", ".", ""]);
+            let words: Vec<_> = (0..3 + turn % 6).map(|_| numbers.pick(&WORDS)).collect();
+            passwords.push(words.join(separator));
+            let length = 8 + numbers.below(33);
+            passwords.push(numbers.text(&printable, length));
+            passwords.push(numbers.text("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789", length));
+            let own = numbers.pick(&["ada", "Lovelace", "lovelace", "countess", "augusta", "example"]);
+            passwords.push(format!("{own}{}{}", numbers.pick(&WORDS), numbers.pick(&SUFFIXES)));
+        }
+        passwords
+    }
+
+    #[test]
+    fn ordinary_passwords_score_as_in_plain_zxcvbn() {
+        let passwords = ordinary_passwords();
+        assert_eq!(passwords.len(), 1000);
+        let guesses = ada();
+        let mut scores = [0; 5];
+        let mut differ = Vec::new();
+        for password in &passwords {
+            let expected = plain(password, &guesses);
+            scores[usize::from(expected)] += 1;
+            let found = score(password, &guesses);
+            if found != expected {
+                differ.push((password, expected, found));
+            }
+        }
+        assert!(differ.is_empty(), "{}: {differ:?}", differ.len());
+        assert!(scores.iter().all(|count| *count >= 10), "all scores are among them: {scores:?}");
+        assert!(passwords.iter().any(|password| password.len() > MAX_SCORED));
+    }
+
+    #[test]
+    fn a_long_password_of_a_few_easy_parts_scores_no_higher_than_in_plain_zxcvbn() {
+        let mut numbers = Numbers(2);
+        let guesses = ada();
+        let own: &[&str] =
+            &["ada.lovelace+shop@mail.example-company.co.uk", "ku.oc.ynapmoc-elpmaxe.liam@pohs+ecalevol.ada"];
+        let walks: &[&str] = &["qwertyuiopasdfghjklzxcvbnm", "1234567890qwertyuiop", "zaq12wsxcde34rfvbgt56yhnmju78ik"];
+        let sequences: &[&str] = &["abcdefghijklmnopqrstuvwxyz", "zyxwvutsrqponmlkjihg", "13579", "αβγδεζηθικλμνξοπ"];
+        let words: &[&str] = &["password", "washington", "university", "international", "california", "christopher"];
+        let kinds = [own, walks, sequences, words];
+        let mut judged = 0;
+        let mut raised = Vec::new();
+        while judged < 300 {
+            let (mut password, mut once) = (String::new(), String::new());
+            for _ in 0..1 + numbers.below(3) {
+                let kind = numbers.below(kinds.len());
+                let part = numbers.pick(kinds[kind]);
+                if !once.ends_with(part) {
+                    once += part;
+                }
+                password += &part.repeat(1 + numbers.below(6));
+            }
+            if !(MAX_SCORED + 1..=100).contains(&password.chars().count()) {
+                continue;
+            }
+            judged += 1;
+            // A repeated part is judged like one copy, which plain zxcvbn may find harder than the repetition.
+            let expected = plain(&password, &guesses).max(plain(&once, &guesses));
+            let found = score(&password, &guesses);
+            if found > expected {
+                raised.push((password, expected, found));
+            }
+        }
+        assert!(raised.is_empty(), "{}: {raised:?}", raised.len());
+    }
+
+    #[test]
+    fn what_is_known_of_the_user_makes_no_password() {
+        let guesses = ada();
+        let address = "ada.lovelace+shop@mail.example-company.co.uk";
+        let reversed: String = address.chars().rev().collect();
+        for weak in [
+            address.to_owned(),
+            address.to_uppercase(),
+            reversed,
+            address.replace('a', "@").replace('e', "3").replace('o', "0"),
+            format!("x{address}"),
+            format!("{address}{address}"),
+            format!("{address}1"),
+        ] {
+            assert!(score(&weak, &guesses) <= 1, "{weak}: {}", score(&weak, &guesses));
+        }
+        let strong = format!("{address} and 7-Harbour-quilts");
+        assert_eq!(score(&strong, &guesses), 4, "what follows the address counts");
+    }
+
+    /// The slowest ones known, and those that overflow in zxcvbn.
+    fn hostile() -> Vec<(String, Vec<String>)> {
+        let cycle = |text: &str, length: usize| text.chars().cycle().take(length).collect::<String>();
+        let symbols = "4@8({[<3691!|70$5+%2";
+        let mut passwords = vec!["@12.34.5x([<".to_owned(), "\u{301}".repeat(128), "İ".repeat(128)];
+        for length in [8, 12, 16, 20, 24, 28, 32, 33, 64, 76, 100, 128] {
+            for text in [
+                symbols,
+                "69",
+                "6",
+                "7410",
+                "@12.34.5x([<",
+                "a",
+                "4",
+                "4@",
+                "thecatsatonhermat",
+                "1219191119",
+                "11/12/1999",
+                "qwertyuiop",
+                "zaq1xsw2cde3",
+                "ß漢😀é",
+                "e\u{301}\u{302}",
+                "ﬀİǄ",
+                "QwErTyUiOp",
+                "I1i!|l7T+t",
+            ] {
+                passwords.push(cycle(text, length));
+            }
+            let mut numbers = Numbers(length as u64);
+            for alphabet in ALPHABETS {
+                passwords.push(numbers.text(alphabet, length));
+            }
+        }
+        let mut hostile = Vec::new();
+        let nested: Vec<String> = (2..20).map(|length| "a".repeat(length)).collect();
+        let many: Vec<String> = WORDS.iter().map(|word| (*word).to_owned()).collect();
+        for password in passwords {
+            let parts = |size| {
+                let chars: Vec<char> = password.chars().collect();
+                chars.windows(size).map(|part| part.iter().collect()).collect::<Vec<String>>()
+            };
+            hostile.push((password.clone(), Vec::new()));
+            hostile.push((password.clone(), vec![password.clone()]));
+            hostile.push((password.clone(), parts(3)));
+            hostile.push((password.clone(), nested.clone()));
+            hostile.push((password.clone(), [parts(5), many.clone()].concat()));
+        }
+        // What an address and a name at their limits add up to.
+        let local = "ab.".repeat(21) + "x";
+        let domain = "xy.".repeat(62) + "zz";
+        let guesses = guesses_of(&format!("{local}@{domain}"), &"a1 ".repeat(66));
+        hostile.extend([symbols.repeat(7), format!("{local}@{domain}")].map(|password| (password, guesses.clone())));
+        hostile
+    }
+
+    /// The shortest time of three: what else runs on the machine only adds to it.
+    fn time(mut work: impl FnMut()) -> Duration {
+        let times = (0..3).map(|_| {
+            let started = Instant::now();
+            work();
+            started.elapsed()
+        });
+        times.min().unwrap()
+    }
+
+    #[test]
+    fn no_password_takes_as_long_to_judge_as_to_hash() {
+        score("The first call reads the dictionaries.", &[]);
+        let mut engine = Engine::default();
+        let hash = time(|| drop(engine.hash(&Password::new("x"), &[7; 16])));
+        for (password, guesses) in hostile() {
+            let took = time(|| assert!(score(&password, &guesses) <= 4));
+            assert!(took < hash, "{took:?}, a hash {hash:?}: {password} {guesses:?}");
+        }
+    }
+
+    #[test]
+    fn every_password_has_a_score() {
+        let mut numbers = Numbers(3);
+        for _ in 0..2000 {
+            let alphabet = numbers.pick(&ALPHABETS);
+            let length = numbers.below(129);
+            let (part, copies) = (numbers.below(16), numbers.below(9));
+            let password = numbers.text(alphabet, length) + &numbers.text(alphabet, part).repeat(copies);
+            let guesses: Vec<String> = (0..numbers.below(30))
+                .map(|_| {
+                    let chars: Vec<char> = password.chars().collect();
+                    let start = numbers.below(chars.len() + 1);
+                    let end = start + numbers.below(chars.len() + 1 - start);
+                    chars[start..end].iter().copied().map(fold).collect()
+                })
+                .collect();
+            assert!(score(&password, &guesses) <= 4, "{password} {guesses:?}");
+        }
+    }
+
+    #[test]
+    fn the_readings_are_those_that_zxcvbn_searches() {
+        let of = |text: &str| readings(&text.chars().collect::<Vec<_>>());
+        for (text, expected) in
+            [("", 1), ("4", 1), ("4@", 2), ("1", 2), ("7", 2), ("17", 4), ("1!|7+", 25), ("0123456789", 8)]
+        {
+            assert_eq!(of(text), expected, "{text}");
+        }
+        let mut most: Vec<char> = "4@8({[<3691!|70$5+%2".repeat(2)[..MAX_SCORED].chars().collect();
+        limit_readings(&mut most, &mut []);
+        assert_eq!(readings(&most), 8);
+    }
+}
