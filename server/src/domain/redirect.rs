@@ -100,9 +100,12 @@ impl Target {
         let mut separator = match place {
             // An entry has no fragment.
             Place::Fragment => "#",
-            Place::Query if address.ends_with(['?', '&']) => "",
-            Place::Query if address.contains('?') => "&",
-            Place::Query => "?",
+            // The first `?` begins the query. An `&` without it is part of the path or the host, a second one of a value.
+            Place::Query => match address.split_once('?') {
+                None => "?",
+                Some((_, query)) if query.is_empty() || query.ends_with('&') => "",
+                Some(_) => "&",
+            },
         };
         for (name, value) in parameters {
             address.push_str(separator);
@@ -247,7 +250,12 @@ mod tests {
         assert_eq!(with("https://a.example", Place::Query), format!("https://a.example?{parameters}"));
         assert_eq!(with("https://a.example/x?y=z", Place::Query), format!("https://a.example/x?y=z&{parameters}"));
         assert_eq!(with("https://a.example/x?", Place::Query), format!("https://a.example/x?{parameters}"));
+        assert_eq!(with("https://a.example/x?y=z&", Place::Query), format!("https://a.example/x?y=z&{parameters}"));
         assert_eq!(with("com.example:/x", Place::Query), format!("com.example:/x?{parameters}"));
+        assert_eq!(with("https://a.example/x?y?", Place::Query), format!("https://a.example/x?y?&{parameters}"));
+        for no_query in ["https://a.example/x&", "https://a.example&"] {
+            assert_eq!(with(no_query, Place::Query), format!("{no_query}?{parameters}"));
+        }
         assert_eq!(with("https://a.example/x?y=z", Place::Fragment), format!("https://a.example/x?y=z#{parameters}"));
     }
 }
