@@ -273,14 +273,16 @@ fn key(route: &Route) -> Key {
     (route.owner.clone(), hash)
 }
 
-fn message(route: &Route, letter: Letter) -> Result<Message, SendError> {
+pub(super) fn message(route: &Route, letter: Letter) -> Result<Message, SendError> {
     let Letter { id, to, at, content } = letter;
     let header =
         |name: &'static str, value: &str| HeaderValue::new(HeaderName::new_from_ascii_str(name), value.to_owned());
     let mut message = Message::builder()
         .from(route.from.clone())
         .to(to)
-        .subject(content.subject)
+        // Readers would decode what looks like an encoded word (RFC 2047, 2): whoever chooses the name of an account would
+        // write another text than was checked.
+        .subject(content.subject.replace("=?", "= ?"))
         .date(at.into())
         .message_id(Some(format!("<{id}@{}>", route.from.email.domain())))
         // RFC 3834: no out-of-office reply to this; Exchange asks for the second.
@@ -407,6 +409,15 @@ pub(super) mod tests {
             assert!(content.contains(header), "{header} is not in\n{content}");
         }
         assert!(content.contains("text\r\n..\r\nmore"), "{content}");
+    }
+
+    #[test]
+    fn a_subject_is_shown_as_it_was_written_and_not_decoded() {
+        let mut letter = letter();
+        letter.content.subject = "Hello =?utf-8?q?evil?=".to_owned();
+        let message = message(&route(25, SmtpTls::None), letter).unwrap().formatted();
+        let message = String::from_utf8(message).unwrap();
+        assert!(message.contains("\r\nSubject: Hello = ?utf-8?q?evil?=\r\n"), "{message}");
     }
 
     #[tokio::test]
