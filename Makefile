@@ -72,6 +72,10 @@ bench: ## Measure log-ins, refreshes, chaos, a provider that is down, the operat
 	$(BUILD) --release --bins
 	@exec env $(MALLOC) setpriv --pdeathsig TERM -- $(or $(CARGO_TARGET_DIR),target)/release/latchkey-bench $(ARGS)
 
+.PHONY: fuzz
+fuzz: ## Search for inputs that break a parser or a judge, by coverage (TARGET=name SECONDS=60; without TARGET: list them)
+	@scripts/fuzz "$(TARGET)" "$(SECONDS)"
+
 .PHONY: cluster-test
 cluster-test: ## Install the chart in the cluster of KUBECONFIG, or of CLUSTER_TOOLS=folder, and upgrade, scale and evict under load
 	@scripts/need cc postgres redis nginx buildah control-plane dex cargo-auditable=$(AUDITABLE_VERSION)

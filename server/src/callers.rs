@@ -10,6 +10,8 @@ use crate::domain::{clock::Env, token::Audiences};
 
 pub mod cluster;
 mod file;
+#[doc(hidden)]
+pub mod fuzzing;
 mod keys;
 
 use cluster::ClusterKeys;

@@ -538,13 +538,13 @@ fn what_an_app_refers_to_is_followed() {
     folders.write("a3.yaml", format!("{rest}---\n{}", template("Code: {{ code }}")));
     run();
     assert_eq!(work(&renderer), (0, 1, 1));
-    assert_eq!(folders.document("a3").unwrap().mail.templates["confirm.txt"], "Code: {{ code }}");
+    assert_eq!(folders.document("a3").unwrap().mail.templates["confirm.txt"].as_str(), "Code: {{ code }}");
     folders.remove("a3.yaml");
     run();
     assert!(folders.document("a3").is_none());
     folders.write("a3.yaml", numbered(3, "One"));
     run();
-    assert_eq!(folders.document("a3").unwrap().mail.templates["confirm.txt"], "{{ code }}");
+    assert_eq!(folders.document("a3").unwrap().mail.templates["confirm.txt"].as_str(), "{{ code }}");
 }
 
 #[test]

@@ -236,7 +236,7 @@ fn essence(headers: &HeaderMap) -> Option<&str> {
 }
 
 /// A form as an object of strings. A parameter must not come twice (RFC 6749, 3.2), and an empty one is as good as none.
-fn form(bytes: &[u8]) -> Result<Map<String, Value>, Problem> {
+pub fn form(bytes: &[u8]) -> Result<Map<String, Value>, Problem> {
     let mut object = Map::new();
     for (name, value) in url::form_urlencoded::parse(bytes) {
         // What is not UTF-8 has been replaced; nothing that a form of ours may hold has this character.
@@ -317,7 +317,7 @@ fn uncoded(headers: &HeaderMap) -> Result<(), Problem> {
 // === strict JSON ===
 
 /// An object in UTF-8, without duplicate keys at any depth, within [`BOUNDS`]. Never quotes the input.
-fn parse(bytes: &[u8]) -> Result<Map<String, Value>, Problem> {
+pub fn parse(bytes: &[u8]) -> Result<Map<String, Value>, Problem> {
     if bytes.is_empty() {
         return Err(Problem::invalid_request("the body is empty; send a JSON object"));
     }

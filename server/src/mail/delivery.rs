@@ -334,7 +334,7 @@ fn addressee(user: &User, kind: MailKind, former: Option<&Email>) -> Option<Addr
 }
 
 /// Through what the App's mail leaves now; none: through nothing, so it waits.
-fn route(app: &AppId, display_name: &str, mail: &RenderedMail, settings: &MailSettings) -> Option<Route> {
+pub(super) fn route(app: &AppId, display_name: &str, mail: &RenderedMail, settings: &MailSettings) -> Option<Route> {
     let own_sender = mail.from.as_ref().and_then(|from| sender(from.as_str()));
     // The App's name where the mailbox has none.
     let named = |mailbox: &Mailbox| {

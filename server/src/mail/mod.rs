@@ -7,6 +7,8 @@ use crate::outbound::Reach;
 mod backoff;
 mod compiled;
 mod delivery;
+#[doc(hidden)]
+pub mod fuzzing;
 mod guard;
 mod link;
 mod metrics;

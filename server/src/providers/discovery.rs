@@ -105,7 +105,7 @@ impl Metadata {
         if is_long { Err(Fault::LongAddress) } else { Ok(metadata) }
     }
 
-    fn addresses(&self) -> impl Iterator<Item = &str> {
+    pub(super) fn addresses(&self) -> impl Iterator<Item = &str> {
         let more = [&self.userinfo_endpoint, &self.introspection_endpoint].into_iter().flatten();
         [&self.authorization_endpoint, &self.token_endpoint, &self.jwks_uri].into_iter().chain(more).map(String::as_str)
     }

@@ -142,6 +142,19 @@ impl KeySet {
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
+
+    /// Whether a signature over any bytes holds under one of the keys that this algorithm can be used with.
+    pub(super) fn verifies(&self, algorithm: &str, message: &[u8], signature: &[u8]) -> bool {
+        let Some((name, algorithm, _)) = ALGORITHMS.into_iter().find(|(name, ..)| *name == algorithm) else {
+            return false;
+        };
+        let header = Header { alg: name.to_owned(), kid: None, typ: None, crit: None };
+        let signature = URL_SAFE_NO_PAD.encode(signature);
+        self.0
+            .iter()
+            .filter(|key| key.fits(&header, algorithm))
+            .any(|key| jsonwebtoken::crypto::verify(&signature, message, &key.decoding, algorithm).unwrap_or(false))
+    }
 }
 
 impl Footprint for KeySet {

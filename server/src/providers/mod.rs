@@ -29,6 +29,8 @@ mod checks;
 mod client;
 pub mod discovery;
 mod exchange;
+#[doc(hidden)]
+pub mod fuzzing;
 mod http;
 pub mod id_token;
 mod metrics;

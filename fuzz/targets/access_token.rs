@@ -1,0 +1,90 @@
+//! Access tokens: what an App issues it verifies until it expires, and nothing else.
+
+use latchkey_crds::rendered::SigningAlgorithm;
+use latchkey_server::domain::{
+    session::{Amr, Profile, Session, SessionId},
+    token::{issue, verify_access},
+    user::{Epoch, UserId},
+};
+use time::Duration;
+use uuid::Uuid;
+
+use crate::{
+    app::{NOW, app, env_at, signing_with},
+    draw::{Draw, texts},
+    harness,
+};
+
+const TOKENS: [&str; 16] = [
+    ".",
+    ".",
+    "eyJhbGciOiJub25lIn0",
+    "eyJhbGciOiJIUzI1NiIsImtpZCI6InMxIiwidHlwIjoiYXQrand0In0",
+    "eyJhbGciOiJFUzI1NiIsImtpZCI6InMxIiwidHlwIjoiYXQrand0In0",
+    "e30",
+    "eyJzdWIiOiIxIn0",
+    "A",
+    "AAAA",
+    "=",
+    "_-",
+    "bnVsbA",
+    "W10",
+    "eyJhbGciOiJFUzI1NiJ9",
+    "MAYCAQACAQA",
+    "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA",
+];
+
+#[test]
+fn access_token() {
+    harness::run("access_token", 500, |input| {
+        for text in texts(input, &TOKENS) {
+            let most = 64 * 1024 + 64 * text.len() as u64;
+            let read = harness::bounded(1, most, || verify_access(app("shop"), NOW, &text));
+            assert_eq!(read, None, "{text} is taken");
+        }
+        own(&mut Draw::new(input));
+    });
+}
+
+fn own(draw: &mut Draw<'_>) {
+    // RSA signs slowly.
+    let algorithm = match draw.byte() {
+        0..8 => SigningAlgorithm::RS256,
+        8..128 => SigningAlgorithm::EdDSA,
+        _ => SigningAlgorithm::ES256,
+    };
+    let issuer = signing_with(algorithm);
+    let session = Session {
+        id: SessionId(Uuid::from_bytes(draw.array())),
+        user: UserId(Uuid::from_bytes(draw.array())),
+        epoch: Epoch(1),
+        generation: 1,
+        amr: draw.pick(&[Amr::Password, Amr::Code, Amr::Federated]),
+        auth_time: NOW - Duration::seconds(i64::from(draw.byte())),
+    };
+    let (at, bit) = (draw.below(2000), 1 << (draw.byte() & 7));
+    let email = draw.flag().then(|| draw.wild(60));
+    let profile = Profile { version: 1, email, email_verified: draw.flag(), name: draw.wild(200) };
+    let tokens = issue(issuer, &env_at(NOW), &profile, &session).unwrap();
+    let token = tokens.access_token;
+
+    let claims = verify_access(issuer, NOW, &token).expect("an App takes its own token");
+    assert_eq!((claims.sub, claims.sid), (session.user, session.id));
+    assert_eq!((claims.iat, claims.exp), (NOW.unix_timestamp(), tokens.expires_at));
+    assert_eq!(claims.auth_time, session.auth_time.unix_timestamp());
+    assert!(claims.aud.has(issuer.id().as_str()));
+    let end = NOW + Duration::seconds(tokens.expires_in);
+    assert!(verify_access(issuer, end - Duration::SECOND, &token).is_some());
+    assert_eq!(verify_access(issuer, end, &token), None, "it has expired");
+    assert_eq!(verify_access(app("other"), NOW, &token), None, "it is another App's");
+
+    let at = at % token.len();
+    let mut changed = token.clone().into_bytes();
+    changed[at] ^= bit;
+    if let Ok(changed) = String::from_utf8(changed) {
+        assert_eq!(verify_access(issuer, NOW, &changed), None, "{changed} is as good as {token}");
+    }
+    for part in token.split('.') {
+        assert_eq!(verify_access(issuer, NOW, &token.replacen(part, "", 1)), None);
+    }
+}

@@ -1,0 +1,79 @@
+//! Apps as the operator renders them and a server loads them.
+
+use std::{collections::BTreeMap, sync::LazyLock};
+
+use latchkey_crds::{
+    rendered::{RenderedApp, Revision, SigningAlgorithm},
+    types::AppId,
+};
+use latchkey_operator::fuzzing::Renderer;
+use latchkey_server::domain::{
+    app::App,
+    clock::{Clock, Env},
+};
+use serde_json::{Value, json};
+use time::{OffsetDateTime, macros::datetime};
+
+pub(crate) const NOW: OffsetDateTime = datetime!(2026-02-01 09:30 UTC);
+
+/// One renderer, because RSA keys take long to make.
+pub(crate) static RENDERER: LazyLock<Renderer> =
+    LazyLock::new(|| Renderer::new("https://auth.example.com".parse().unwrap(), false));
+
+/// Apps with keys of every algorithm, by appID.
+static APPS: LazyLock<BTreeMap<String, App>> = LazyLock::new(|| {
+    let apps = [("shop", "ES256"), ("other", "ES256"), ("eddsa", "EdDSA"), ("rsa", "RS256")];
+    apps.into_iter()
+        .map(|(id, algorithm)| {
+            let [document] = &RENDERER.render("app.json", &app_manifest(id, algorithm).to_string()).documents[..]
+            else {
+                panic!("the App {id} is not rendered")
+            };
+            (id.to_owned(), load(&document.1))
+        })
+        .collect()
+});
+
+pub(crate) fn app(id: &str) -> &'static App {
+    &APPS[id]
+}
+
+/// The App that signs with this algorithm.
+pub(crate) fn signing_with(algorithm: SigningAlgorithm) -> &'static App {
+    app(match algorithm {
+        SigningAlgorithm::ES256 => "shop",
+        SigningAlgorithm::EdDSA => "eddsa",
+        SigningAlgorithm::RS256 => "rsa",
+    })
+}
+
+/// The manifest of an App with every default.
+pub(crate) fn app_manifest(id: &str, algorithm: &str) -> Value {
+    json!({
+        "apiVersion": "latchkey.dev/v1alpha1",
+        "kind": "App",
+        "metadata": { "name": id, "namespace": "shop" },
+        "spec": { "displayName": "The Shop", "tokens": { "signingAlgorithm": algorithm } },
+    })
+}
+
+/// As a server loads a document.
+pub(crate) fn load(document: &[u8]) -> App {
+    let text = std::str::from_utf8(document).unwrap();
+    App::new(text.parse::<RenderedApp>().unwrap(), Revision::of(document)).unwrap()
+}
+
+pub(crate) fn app_id(id: &str) -> AppId {
+    id.parse().unwrap()
+}
+
+/// An environment with this time.
+pub(crate) fn env_at(now: OffsetDateTime) -> Env {
+    struct Fixed(OffsetDateTime);
+    impl Clock for Fixed {
+        fn now(&self) -> OffsetDateTime {
+            self.0
+        }
+    }
+    Env { clock: Box::new(Fixed(now)), ..Env::system() }
+}

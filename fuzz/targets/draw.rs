@@ -1,0 +1,82 @@
+//! Values drawn from the bytes of an input.
+
+use std::borrow::Cow;
+
+/// The rest of an input. At its end everything is zero, so that every input means something.
+pub(crate) struct Draw<'a>(&'a [u8]);
+
+/// The longest text that is drawn.
+const MAX_TEXT: usize = 4096;
+
+/// The input as text, and as a row of tokens: random bytes rarely spell what a parser wants.
+pub(crate) fn texts<'a>(input: &'a [u8], tokens: &[&str]) -> [Cow<'a, str>; 2] {
+    let row: String = input.iter().map(|byte| tokens[usize::from(*byte) % tokens.len()]).collect();
+    [String::from_utf8_lossy(input), Cow::Owned(row)]
+}
+
+// === impl Draw ===
+
+impl<'a> Draw<'a> {
+    pub(crate) fn new(input: &'a [u8]) -> Self {
+        Self(input)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn byte(&mut self) -> u8 {
+        self.array::<1>()[0]
+    }
+
+    pub(crate) fn flag(&mut self) -> bool {
+        self.byte() & 1 == 1
+    }
+
+    pub(crate) fn number(&mut self) -> u64 {
+        u64::from_le_bytes(self.array())
+    }
+
+    /// From 0 to one less than `end`.
+    pub(crate) fn below(&mut self, end: usize) -> usize {
+        usize::from(u16::from_le_bytes(self.array())) % end
+    }
+
+    pub(crate) fn pick<T: Clone>(&mut self, list: &[T]) -> T {
+        list[usize::from(self.byte()) % list.len()].clone()
+    }
+
+    pub(crate) fn array<const N: usize>(&mut self) -> [u8; N] {
+        let mut array = [0; N];
+        let (taken, rest) = self.0.split_at(self.0.len().min(N));
+        array[..taken.len()].copy_from_slice(taken);
+        self.0 = rest;
+        array
+    }
+
+    /// Up to 15 tokens, some of them again and again: parsers fail on depth and length.
+    pub(crate) fn text(&mut self, tokens: &[&str]) -> String {
+        let mut text = String::new();
+        for _ in 0..self.byte() & 15 {
+            let times = match self.byte() {
+                often @ 248.. => 1 << (often - 240).min(11),
+                _ => 1,
+            };
+            let token = self.pick(tokens);
+            text.push_str(&token.repeat(times.min((MAX_TEXT - text.len()) / token.len().max(1))));
+        }
+        text
+    }
+
+    /// Text of any characters, up to `most` of them.
+    pub(crate) fn wild(&mut self, most: usize) -> String {
+        let length = self.below(most + 1).min(self.0.len());
+        let (taken, rest) = self.0.split_at(length);
+        self.0 = rest;
+        String::from_utf8_lossy(taken).into_owned()
+    }
+
+    pub(crate) fn rest(&mut self) -> &'a [u8] {
+        std::mem::take(&mut self.0)
+    }
+}

@@ -1,0 +1,188 @@
+//! Social logins under way: states, challenges and codes in their form alone, sealed flows for their holder alone, and
+//! cookies that a browser sends back.
+
+use aws_lc_rs::digest::{SHA256, digest};
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use http::{
+    HeaderMap, HeaderValue,
+    header::{COOKIE, HeaderName},
+};
+use latchkey_crds::types::ProviderName;
+use latchkey_server::{
+    domain::flow::{Binding, Challenge, FLOW_SECONDS, Flow, FlowState, LoginCode},
+    http::cookies::FlowCookies,
+};
+use time::Duration;
+
+use crate::{
+    app::{NOW, app, env_at},
+    draw::{Draw, texts},
+    harness,
+};
+
+const TOKENS: [&str; 24] = [
+    "__Host-",
+    "latchkey-flow.",
+    "__Host-latchkey-flow.",
+    "1769938200000",
+    "18446744073709551616",
+    "0",
+    ".",
+    ".",
+    "=",
+    "=",
+    ";",
+    "; ",
+    "a",
+    "A-_z",
+    "AAAAAAAAAAAAAAAAAAAAAA",
+    ",",
+    "\"",
+    " ",
+    "\t",
+    "lkc_",
+    "__Host-latchkey-flow.1.a=b; ",
+    "é",
+    "Path=/",
+    "x",
+];
+
+#[test]
+fn flow() {
+    harness::run("flow", 3_000, |input| {
+        for text in texts(input, &TOKENS) {
+            forms(&text);
+            cookies(&text);
+        }
+        challenge(&mut Draw::new(input));
+        sealed(&mut Draw::new(input));
+        browser(&mut Draw::new(input));
+    });
+}
+
+/// What is read is written as it came, and is 32 bytes in base64url.
+fn forms(text: &str) {
+    let is_32_bytes = |text: &str| URL_SAFE_NO_PAD.decode(text).is_ok_and(|bytes| bytes.len() == 32);
+    let most = 16 * 1024 + 4 * text.len() as u64;
+    let state = harness::bounded(1, most, || FlowState::parse(text));
+    assert_eq!(state.is_some(), is_32_bytes(text), "{text}");
+    if let Some(state) = state {
+        assert_eq!(state.as_str(), text);
+    }
+    let code = harness::bounded(1, most, || LoginCode::parse(text));
+    assert_eq!(code.is_some(), text.strip_prefix("lkc_").is_some_and(is_32_bytes), "{text}");
+    if let Some(code) = code {
+        assert_eq!(code.expose(), text);
+    }
+    assert_eq!(Challenge::parse(text).is_ok(), is_32_bytes(text), "{text}");
+}
+
+/// RFC 7636, 4.6: a challenge admits the verifier that hashes to it.
+fn challenge(draw: &mut Draw<'_>) {
+    let verifier =
+        if draw.flag() { draw.text(&["a", "Z", "0", "-._~", "é", "+", "abcdefghij"]) } else { draw.wild(140) };
+    let hash = URL_SAFE_NO_PAD.encode(digest(&SHA256, verifier.as_bytes()));
+    let is_verifier = (43..=128).contains(&verifier.len())
+        && verifier.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_' | '~'));
+    let challenge = Challenge::parse(&hash).unwrap();
+    assert_eq!(challenge.admits(&verifier), is_verifier, "{verifier}");
+    assert!(!challenge.admits(&format!("{verifier}a")));
+    let other = Challenge::parse(&URL_SAFE_NO_PAD.encode(draw.array::<32>())).unwrap();
+    assert!(!other.admits(&verifier));
+}
+
+fn sealed(draw: &mut Draw<'_>) {
+    let (app, env) = (app("shop"), env_at(NOW));
+    let state = FlowState::parse(&URL_SAFE_NO_PAD.encode(draw.array::<32>())).unwrap();
+    let provider: ProviderName = "github".parse().unwrap();
+    let (binding, other_binding) = match draw.flag() {
+        true => (Binding::Browser, Binding::None),
+        false => (Binding::None, Binding::Browser),
+    };
+    let flow = Flow {
+        app_state: draw.flag().then(|| draw.wild(512)),
+        code_challenge: draw.flag().then(|| Challenge::parse(&URL_SAFE_NO_PAD.encode(draw.array::<32>())).unwrap()),
+        ..Flow::begin(&env)
+    };
+    let sealed = flow.seal(&env, app, &provider, &state, binding);
+    // RFC 6265, 6.1: browsers take 4096 bytes for name and value.
+    assert!(sealed.len() < 3500, "{}", sealed.len());
+    let open = |binding, sealed: &str, seconds| {
+        Flow::open(app, &provider, &state, binding, sealed, NOW + Duration::seconds(seconds))
+    };
+    assert_eq!(open(binding, &sealed, FLOW_SECONDS - 1), Some(flow));
+    assert_eq!(open(binding, &sealed, FLOW_SECONDS), None);
+    assert_eq!(open(other_binding, &sealed, 0), None);
+    let elsewhere = Flow::open(crate::app::app("other"), &provider, &state, binding, &sealed, NOW);
+    assert_eq!(elsewhere, None);
+    let elsewhere = Flow::open(app, &"google".parse().unwrap(), &state, binding, &sealed, NOW);
+    assert_eq!(elsewhere, None);
+    let mut bytes = URL_SAFE_NO_PAD.decode(&sealed).unwrap();
+    let at = draw.below(bytes.len());
+    bytes[at] ^= 1 << (draw.byte() & 7);
+    assert_eq!(open(binding, &URL_SAFE_NO_PAD.encode(bytes), 0), None);
+    let wild = draw.wild(200);
+    assert_eq!(open(binding, &wild, 0), None);
+    assert_eq!(open(binding, &URL_SAFE_NO_PAD.encode(wild), 0), None);
+}
+
+/// Any `Cookie` header: what is read of it can be written back into a header.
+fn cookies(text: &str) {
+    let Ok(value) = HeaderValue::from_str(text) else { return };
+    let request = HeaderMap::from_iter([(COOKIE, value)]);
+    for cookies in [FlowCookies::Secure, FlowCookies::Plain] {
+        let most = 16 * 1024 + 128 * text.len() as u64;
+        let sent = harness::bounded(1, most, || cookies.sent(&request).len());
+        assert!(sent <= text.split(';').count());
+        let sent = cookies.sent(&request);
+        let id = FlowState::generate(&env_at(NOW)).id();
+        for (_, header) in cookies.begin(&sent, &id, NOW, "sealed", 600).into_iter().chain(cookies.end(&sent, &id)) {
+            let header = header.to_str().unwrap();
+            let (name, rest) = header.split_once('=').unwrap();
+            let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+            assert!(name.bytes().all(is_token) && rest.split(';').count() >= 4, "{header}");
+            assert_eq!(name.starts_with("__Host-"), cookies == FlowCookies::Secure, "{header}");
+        }
+    }
+}
+
+/// A browser that begins and ends flows: at most four are alive, and each cookie comes back as it was set.
+fn browser(draw: &mut Draw<'_>) {
+    let cookies = draw.pick(&[FlowCookies::Secure, FlowCookies::Plain]);
+    let mut jar: Vec<(String, String)> = Vec::new();
+    for step in 0..draw.byte() & 7 {
+        let request = {
+            let mut fields = jar.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>();
+            fields.push("theirs=1".to_owned());
+            HeaderMap::from_iter([(COOKIE, HeaderValue::try_from(fields.join("; ")).unwrap())])
+        };
+        let sent = cookies.sent(&request);
+        assert_eq!(sent.len(), jar.len());
+        let id = FlowState::generate(&env_at(NOW)).id();
+        let now = NOW + Duration::seconds(i64::from(draw.byte()) + 256 * i64::from(step));
+        let sealed = URL_SAFE_NO_PAD.encode(draw.array::<8>());
+        apply(&mut jar, cookies.begin(&sent, &id, now, &sealed, 600));
+        assert!(jar.len() <= 4, "{jar:?}");
+        let newest = jar.last().expect("the new flow");
+        assert!(newest.0.ends_with(id.as_str()) && newest.1 == sealed);
+        if draw.flag() {
+            let fields: Vec<_> = jar.iter().map(|(name, value)| format!("{name}={value}")).collect();
+            let request = HeaderMap::from_iter([(COOKIE, HeaderValue::try_from(fields.join("; ")).unwrap())]);
+            let before = jar.len();
+            apply(&mut jar, cookies.end(&cookies.sent(&request), &id));
+            assert_eq!(jar.len(), before - 1);
+        }
+    }
+}
+
+fn apply(jar: &mut Vec<(String, String)>, headers: Vec<(HeaderName, HeaderValue)>) {
+    for (_, header) in headers {
+        let header = header.to_str().unwrap();
+        let (name, rest) = header.split_once('=').unwrap();
+        let (value, attributes) = rest.split_once(';').unwrap();
+        jar.retain(|(other, _)| other != name);
+        if !attributes.contains("Max-Age=0") {
+            jar.push((name.to_owned(), value.to_owned()));
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! ID tokens of providers: judged as a short list of rules judges them (OpenID Connect Core 1.0, 3.1.3.7).
+
+use std::sync::LazyLock;
+
+use aws_lc_rs::digest::{SHA256, digest};
+use jsonwebtoken::EncodingKey;
+use latchkey_crds::rendered::ProviderSettings;
+use latchkey_server::providers::fuzzing::{Expectation, KeySet};
+use serde_json::{Value, json};
+
+use crate::{
+    app::NOW,
+    draw::{Draw, texts},
+    harness,
+    provider_keys::{EDDSA, ES256, Signer, unsigned},
+};
+
+const ISSUER: &str = "https://accounts.google.com";
+const TOKENS: [&str; 14] = [
+    ".",
+    ".",
+    "eyJhbGciOiJub25lIn0",
+    "eyJhbGciOiJIUzI1NiIsImtpZCI6ImVzIn0",
+    "eyJhbGciOiJFUzI1NiIsImtpZCI6ImVzIn0",
+    "e30",
+    "A",
+    "AAAA",
+    "=",
+    "_-",
+    "bnVsbA",
+    "W10",
+    "MAYCAQACAQA",
+    "eyJhbGciOiJSUzI1NiIsImNyaXQiOltdfQ",
+];
+
+static CLIENT: LazyLock<ProviderSettings> = LazyLock::new(|| {
+    serde_json::from_value(json!({
+        "preset": "google", "clientID": "ours", "additionalClientIDs": ["ours-too"], "secret": "hush",
+    }))
+    .unwrap()
+});
+
+static KEYS: LazyLock<KeySet> =
+    LazyLock::new(|| KeySet::parse(json!({ "keys": [ES256.jwk, EDDSA.jwk] }).to_string().as_bytes()).unwrap());
+
+#[test]
+fn id_token() {
+    harness::run("id_token", 1_000, |input| {
+        for text in texts(input, &TOKENS) {
+            refused(&text);
+        }
+        judge(&mut Draw::new(input));
+    });
+}
+
+fn supported() -> Vec<String> {
+    ["ES256", "EdDSA", "RS256", "HS256", "none"].map(str::to_owned).to_vec()
+}
+
+fn expectation(is_login: bool, nonce: Option<&str>) -> Expectation<'_> {
+    Expectation { issuer: ISSUER, client: &CLIENT, is_login, nonce }
+}
+
+fn refused(token: &str) {
+    let most = 64 * 1024 + 64 * token.len() as u64;
+    let verified = harness::bounded(1, most, || KEYS.verify(token, &supported(), expectation(true, None), NOW).is_ok());
+    assert!(!verified, "{token} is taken");
+}
+
+/// A value of a claim, or its absence.
+type Claim = Option<Value>;
+
+fn judge(draw: &mut Draw<'_>) {
+    let now = NOW.unix_timestamp();
+    let signer: &Signer = if draw.flag() { &ES256 } else { &EDDSA };
+    let (is_login, nonce) = (draw.flag(), draw.flag().then_some("n"));
+    let hashed: String = digest(&SHA256, b"n").as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+
+    // Good values stand twice and thrice, so that most tokens have few faults.
+    let mut claims = json!({});
+    let mut claim = |name: &str, values: &[Value], may_lack: bool| -> Claim {
+        let at = draw.below(values.len() + usize::from(may_lack));
+        let value = values.get(at).cloned();
+        if let Some(value) = &value {
+            claims[name] = value.clone();
+        }
+        value
+    };
+    let iss =
+        claim("iss", &[json!(ISSUER), json!(ISSUER), json!(ISSUER), json!("https://evil.example"), json!(1)], true);
+    let audiences = [
+        json!("ours"),
+        json!("ours"),
+        json!("ours"),
+        json!(["ours"]),
+        json!("ours-too"),
+        json!(["ours", "ours-too"]),
+        json!("other"),
+        json!(["ours", "other"]),
+        json!([]),
+        json!(["ours", 1]),
+        json!(1),
+        json!("Ours"),
+    ];
+    let aud = claim("aud", &audiences, true);
+    let parties = [json!("ours"), json!("ours-too"), json!("other"), json!(1)];
+    let azp =
+        if claim("x", &[json!(0), json!(1)], false) == Some(json!(0)) { None } else { claim("azp", &parties, true) };
+    let times =
+        [json!(now + 300), json!(now + 300), json!(now - 59), json!(now - 60), json!("soon"), json!(1e300), json!(-1)];
+    let exp = claim("exp", &times, true);
+    let times = [json!(now), json!(now), json!(now + 60), json!(now + 61), json!(0.5), json!(null), json!("now")];
+    let iat = claim("iat", &times, true);
+    let nbf = claim("nbf", &[json!(now), json!(now + 60), json!(now + 61), json!(true)], true);
+    let nonces = [json!("n"), json!("n"), json!(hashed), json!("m"), json!(1)];
+    let nonce_claim = claim("nonce", &nonces, true);
+    let subjects = [json!("1"), json!("1"), json!(""), json!(5), json!("s".repeat(255)), json!("s".repeat(256))];
+    let sub = claim("sub", &subjects, true);
+    let typ = claim("typ", &[json!("JWT"), json!("JWT"), json!("at+jwt"), json!("application/AT+JWT")], true);
+    let crit = draw.byte() == 7;
+    let kid = draw.pick(&[signer.jwk["kid"].clone(), signer.jwk["kid"].clone(), json!("other")]);
+    let has_kid = draw.byte() > 15;
+
+    let mut header = json!({ "alg": signer.alg });
+    if let Some(typ) = &typ {
+        header["typ"] = typ.clone();
+    }
+    if crit {
+        header["crit"] = json!(["exp"]);
+    }
+    if has_kid {
+        header["kid"] = kid.clone();
+    }
+
+    let is_for_us = |id: &Value| id == "ours" || is_login && id == "ours-too";
+    let is_ours = |id: &Value| id == "ours" || id == "ours-too";
+    let audience = match &aud {
+        Some(Value::Array(audiences)) => audiences.clone(),
+        Some(text @ Value::String(_)) => vec![text.clone()],
+        _ => Vec::new(),
+    };
+    let number = |claim: &Claim| claim.as_ref().and_then(Value::as_f64);
+    #[expect(clippy::cast_precision_loss, reason = "the reference counts seconds as the claims do")]
+    let now = now as f64;
+    let rules = [
+        !crit,
+        !typ.as_ref().and_then(Value::as_str).is_some_and(|typ| typ.to_ascii_lowercase().ends_with("at+jwt")),
+        !has_kid || kid == signer.jwk["kid"],
+        iss == Some(json!(ISSUER)),
+        audience.iter().any(is_for_us),
+        audience.iter().all(is_ours),
+        azp.as_ref().is_none_or(is_for_us),
+        number(&exp).is_some_and(|exp| now < exp + 60.0),
+        number(&iat).is_some_and(|iat| iat <= now + 60.0),
+        nbf.is_none() || number(&nbf).is_some_and(|nbf| nbf <= now + 60.0),
+        nonce.is_none() || nonce_claim == Some(json!("n")) || is_login && nonce_claim == Some(json!(hashed)),
+        sub.as_ref().and_then(Value::as_str).is_some_and(|sub| (1..=255).contains(&sub.len())),
+    ];
+    let token = signer.sign(&header, &claims);
+    let verified = KEYS.verify(&token, &supported(), expectation(is_login, nonce), NOW);
+    assert_eq!(verified.is_ok(), rules.iter().all(|rule| *rule), "{header} {claims} {rules:?} {verified:?}");
+
+    // The same claims, not signed by the provider.
+    for alg in ["none", "HS256", "RS256", "ES384", "PS256", ""] {
+        header["alg"] = json!(alg);
+        refused(&format!("{}.", unsigned(&header, &claims)));
+    }
+    header["alg"] = json!("HS256");
+    let message = unsigned(&header, &claims);
+    let secret = EncodingKey::from_secret(signer.jwk.to_string().as_bytes());
+    let signature = jsonwebtoken::crypto::sign(message.as_bytes(), &secret, jsonwebtoken::Algorithm::HS256).unwrap();
+    refused(&format!("{message}.{signature}"));
+    let mut changed = token.clone().into_bytes();
+    let at = draw.below(changed.len());
+    changed[at] ^= 1 << (draw.byte() & 7);
+    if let Ok(changed) = String::from_utf8(changed) {
+        refused(&changed);
+    }
+}

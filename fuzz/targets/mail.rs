@@ -1,0 +1,204 @@
+//! Mails as relays get them: read back by another library, a mail has the headers that it should have and no others.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, LazyLock},
+};
+
+use latchkey_crds::{
+    rendered::{RenderedMail, RenderedSmtp, SmtpRelay, SmtpTls},
+    templates::{Values, one_line},
+    types::Mailbox,
+};
+use latchkey_server::{
+    domain::{email::Email, mail::MailKind},
+    mail::fuzzing::{Sender, write},
+};
+use mailparse::{MailHeaderMap, addrparse_header, parse_mail};
+
+use crate::{app::app_id, draw::Draw, harness};
+
+const TOKENS: [&str; 40] = [
+    "Ada",
+    "The Shop",
+    "\r\n",
+    "\n",
+    "\r",
+    "Bcc: victim@example.com",
+    "\r\n\r\n",
+    "\r\n.\r\n",
+    "\0",
+    "\u{85}",
+    "\u{2028}",
+    "é",
+    "👩‍💻",
+    "<",
+    ">",
+    "@",
+    ",",
+    ";",
+    ":",
+    "\"",
+    "\\",
+    "(",
+    ")",
+    "=?utf-8?q?x?=",
+    "=?",
+    "?=",
+    "=",
+    "_",
+    " ",
+    "\t",
+    "--",
+    ".",
+    "a",
+    "ß",
+    "ﷺ",
+    "<evil@example.com>",
+    "Content-Type: text/html",
+    "\u{feff}",
+    "\u{202e}",
+    "0123456789012345678901234567890123456789",
+];
+const LOCALS: [&str; 8] = ["a", "ada", ".", "+", "'", "=?", "{}", "|`~"];
+
+static RELAY: LazyLock<SmtpRelay> = LazyLock::new(|| SmtpRelay {
+    host: "relay.example.com".to_owned(),
+    port: 587,
+    tls: SmtpTls::Starttls,
+    username: None,
+    password: None,
+});
+
+#[test]
+fn mail() {
+    harness::run("mail", 500, |input| {
+        let mut draw = Draw::new(input);
+        let mut text = |most: usize| {
+            let text = if draw.byte() < 32 { draw.wild(300) } else { draw.text(&TOKENS) };
+            text.chars().take(most).collect::<String>()
+        };
+        // As long as an App's display name and an account's name can be.
+        let (app, name, own_template, from_name) = (text(100), text(200), text(1000), text(200));
+        let kind = draw.pick(&MailKind::ALL);
+        let from = format!("{from_name} <shop@example.com>").parse::<Mailbox>().ok();
+        let to = Email::parse(&format!("{}@example.com", draw.text(&LOCALS)));
+        let to = to.unwrap_or_else(|_| Email::parse("ada@example.com").unwrap());
+        let templates: BTreeMap<String, String> = match draw.byte() & 3 {
+            0 => BTreeMap::new(),
+            1 => [(format!("{}.subject", kind.as_str()), own_template)].into(),
+            2 => [(format!("{}.subject", kind.as_str()), "{{ name }} {{ app }}".to_owned())].into(),
+            _ => [(format!("{}.txt", kind.as_str()), own_template)].into(),
+        };
+        let templates = templates.into_iter().map(|(name, text)| (name, Arc::new(text))).collect();
+        let own_relay = draw.flag();
+        judge(&app, &name, kind, from, &to, templates, own_relay);
+    });
+}
+
+fn judge(
+    app: &str,
+    name: &str,
+    kind: MailKind,
+    from: Option<Mailbox>,
+    to: &Email,
+    templates: BTreeMap<String, Arc<String>>,
+    own_relay: bool,
+) {
+    let mail = RenderedMail {
+        from,
+        confirm_url: None,
+        reset_url: None,
+        confirm_code_lifetime_seconds: 86_400,
+        reset_code_lifetime_seconds: 1800,
+        templates,
+        smtp: if own_relay { RenderedSmtp::Own(RELAY.clone()) } else { RenderedSmtp::Install },
+    };
+    let id = app_id("shop");
+    let install = "The Install <noreply@auth.example.net>".parse().unwrap();
+    let sender = Sender { app: &id, display_name: app, mail: &mail, relay: &RELAY, from: &install };
+    let values = Values {
+        app,
+        name,
+        code: "ABCDE-01XYZ",
+        url: "https://shop.example.com/c?code=ABCDE-01XYZ",
+        registered_at: "1 February 2026, 09:30 UTC",
+        expires_at: "2 February 2026, 10:31 UTC",
+    };
+    let Some(written) = harness::bounded(20, 16 * 1024 * 1024, || write(sender, to.as_str(), kind, values)) else {
+        panic!("no mail is written to {to:?}", to = to.as_str());
+    };
+    lines(&written.message);
+
+    let read = parse_mail(&written.message).expect("a mail that can be read");
+    let mut names: Vec<String> = read.headers.iter().map(|header| header.get_key().to_ascii_lowercase()).collect();
+    names.sort();
+    let mut expected = vec![
+        "auto-submitted",
+        "content-type",
+        "date",
+        "from",
+        "message-id",
+        "mime-version",
+        "subject",
+        "to",
+        "x-auto-response-suppress",
+    ];
+    if mail.from.is_some() && !own_relay {
+        expected.insert(6, "reply-to");
+    }
+    assert_eq!(names, expected, "{}", String::from_utf8_lossy(&written.message));
+
+    let subject = read.headers.get_first_value("Subject").unwrap();
+    assert_eq!(words(&subject), words(&written.subject), "{}", String::from_utf8_lossy(&written.message));
+    assert_eq!(written.subject, one_line(&written.subject), "a subject is one line");
+    assert_eq!(mailbox(&read, "To").1, to.as_str());
+    let (from_name, from_address) = mailbox(&read, "From");
+    let (address, own_name) = match &mail.from {
+        Some(own) if own_relay => (own.address(), own.name()),
+        Some(own) => ("noreply@auth.example.net", own.name()),
+        None => ("noreply@auth.example.net", None),
+    };
+    assert_eq!(from_address, address);
+    let expected = own_name.map(one_line).filter(|name| !name.is_empty()).unwrap_or_else(|| one_line(app));
+    assert_eq!(words(&from_name), words(&expected), "{}", String::from_utf8_lossy(&written.message));
+
+    let [text, html] = &read.subparts[..] else { panic!("a mail has two parts") };
+    for (part, content, mime) in [(text, &written.text, "text/plain"), (html, &written.html, "text/html")] {
+        assert_eq!(part.ctype.mimetype, mime);
+        assert!(part.subparts.is_empty());
+        let body = part.get_body().expect("a part that can be decoded");
+        assert_eq!(normal(&body), normal(content));
+    }
+}
+
+/// A text with its line ends as one kind, and without the byte order mark that a reader of UTF-8 drops.
+fn normal(text: &str) -> String {
+    let text = text.trim_start_matches('\u{feff}').lines().collect::<Vec<_>>().join("\n");
+    text.trim_end().to_owned()
+}
+
+/// Folding may change the spaces of a header, but no word of it.
+fn words(header: &str) -> String {
+    header.split_whitespace().collect()
+}
+
+fn mailbox(mail: &mailparse::ParsedMail<'_>, name: &str) -> (String, String) {
+    let header = mail.headers.get_first_header(name).unwrap();
+    let list = addrparse_header(header).unwrap_or_else(|error| panic!("{name} {:?}: {error}", header.get_value()));
+    let [mailparse::MailAddr::Single(single)] = &list[..] else { panic!("{name} is {list:?}") };
+    (single.display_name.clone().unwrap_or_default(), single.addr.clone())
+}
+
+/// RFC 5322, 2.1.1 and 2.3: lines of at most 998 bytes, each ended by CR LF, and neither of the two alone.
+fn lines(message: &[u8]) {
+    for line in message.split(|byte| *byte == b'\n') {
+        let line = line.strip_suffix(b"\r").unwrap_or(line);
+        assert!(line.len() <= 998, "a line has {} bytes", line.len());
+        assert!(!line.contains(&b'\r') && !line.contains(&0), "{:?}", String::from_utf8_lossy(line));
+    }
+    let ends = message.windows(2).filter(|pair| pair == b"\r\n").count();
+    assert_eq!(ends, message.iter().filter(|byte| **byte == b'\n').count(), "a line ends without CR");
+    let (head, _) = message.split_at(message.windows(4).position(|four| four == b"\r\n\r\n").expect("a head"));
+    assert!(head.is_ascii());
+}

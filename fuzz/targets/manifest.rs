@@ -1,0 +1,235 @@
+//! Manifests: what the operator renders, every server reads, and writes again byte for byte.
+
+use latchkey_crds::{rendered::RenderedApp, types::AppId};
+use latchkey_server::config::{Apps, Ceilings};
+use serde_json::{Value, json};
+
+use crate::{
+    app::{RENDERER, app_manifest},
+    draw::{Draw, texts},
+    harness,
+};
+
+/// Fields of an App's spec with values that are right, wrong, and between.
+const FIELDS: [(&str, &[&str]); 40] = [
+    ("/metadata/name", &["\"shop\"", "\"v1\"", "\"a.b\"", "\"\""]),
+    ("/metadata/namespace", &["\"shop\"", "\"default\"", "7"]),
+    ("/spec/appID", &["\"shop\"", "\"login\"", "\"healthz\"", "\"Shop\"", "null"]),
+    ("/spec/displayName", &["\"Shop\"", "\"\"", "\" \"", "\"é\"", "\"a\\nb\"", "7"]),
+    (
+        "/spec/redirectURLs",
+        &[
+            "[]",
+            "[\"https://shop.example.com/done\"]",
+            "[\"http://127.0.0.1/x\",\"com.example:/y\"]",
+            "[\"http://evil.example\"]",
+            "[\"https://a/\",\"https://a/\"]",
+            "[1]",
+        ],
+    ),
+    (
+        "/spec/allowedOrigins",
+        &[
+            "[]",
+            "[\"https://shop.example.com\"]",
+            "[\"https://shop.example.com/\"]",
+            "[\"*\"]",
+            "[\"http://localhost:3000\"]",
+        ],
+    ),
+    ("/spec/signUp", &["\"Open\"", "\"Closed\"", "\"open\"", "true"]),
+    ("/spec/allowedEmailDomains", &["[]", "[\"example.com\"]", "[\"EXAMPLE.com\"]", "[\"example\"]"]),
+    ("/spec/requireVerifiedEmail", &["true", "false", "\"true\"", "null"]),
+    ("/spec/enumerationProtection", &["\"Strict\"", "\"Off\"", "false"]),
+    ("/spec/allowUsersWithoutEmail", &["true", "false"]),
+    ("/spec/browserBinding", &["\"Auto\"", "\"Required\"", "\"\""]),
+    ("/spec/callbackMode", &["\"Query\"", "\"Fragment\"", "\"Code\"", "\"code\""]),
+    ("/spec/password/minimumLength", &["8", "0", "1", "128", "129", "-1", "8.5", "\"8\"", "4294967296"]),
+    ("/spec/password/minimumStrength", &["0", "2", "4", "5", "-1"]),
+    ("/spec/mail/from", &["\"a@example.com\"", "\"Shop <a@example.com>\"", "\"a\"", "\"\\\"S\\\" <a@localhost>\""]),
+    (
+        "/spec/mail/confirmURL",
+        &[
+            "\"https://a.example/{code}\"",
+            "\"https://a.example\"",
+            "\"https://{code}.example/\"",
+            "\"com.example:/{code}\"",
+        ],
+    ),
+    ("/spec/mail/resetURL", &["\"https://a.example/{code}?{email}\"", "\"https://a.example/{x}\""]),
+    ("/spec/mail/smtpSecretRef", &["{\"name\":\"smtp\"}", "{\"name\":\"gone\"}", "{}"]),
+    ("/spec/tokens/keyRotationDays", &["0", "1", "90", "99999"]),
+    ("/spec/mail/templatesRef", &["{\"name\":\"mails\"}", "{\"name\":\"gone\"}"]),
+    ("/spec/mail/confirmCodeLifetimeSeconds", &["86400", "0", "60", "999999999"]),
+    ("/spec/tokens/signingAlgorithm", &["\"ES256\"", "\"EdDSA\"", "\"RS256\"", "\"HS256\""]),
+    ("/spec/tokens/accessLifetimeSeconds", &["60", "900", "3600", "0", "86401"]),
+    ("/spec/tokens/refreshIdleSeconds", &["60", "2592000", "0", "99999999999"]),
+    ("/spec/tokens/sessionLifetimeSeconds", &["60", "7776000", "0"]),
+    ("/spec/tokens/refreshGraceSeconds", &["0", "30", "300", "301"]),
+    ("/spec/tokens/audiences", &["[]", "[\"a\"]", "[\"a\",\"a\"]", "[\"\"]", "[\"https://api.example\"]"]),
+    (
+        "/spec/limits/loginsPerClient",
+        &["[]", "[{\"count\":1,\"windowSeconds\":60}]", "[{\"count\":0,\"windowSeconds\":0}]", "7"],
+    ),
+    (
+        "/spec/limits/mailsPerRecipient",
+        &[
+            "[{\"count\":1,\"windowSeconds\":60},{\"count\":8,\"windowSeconds\":3600}]",
+            "[{\"count\":4294967295,\"windowSeconds\":4294967295}]",
+        ],
+    ),
+    (
+        "/spec/administrators",
+        &[
+            "[]",
+            "[{\"serviceAccount\":{\"namespace\":\"shop\",\"name\":\"admin\"},\"role\":\"UserAdmin\"}]",
+            "[{\"role\":\"Nobody\"}]",
+        ],
+    ),
+    ("/spec/unverifiedRetentionDays", &["0", "1", "30", "99999"]),
+    ("/spec/auditRetentionDays", &["0", "1", "365", "99999"]),
+    ("/spec/deletionPolicy", &["\"Retain\"", "\"Delete\"", "\"Orphan\""]),
+    (
+        "/spec/providerRefs",
+        &[
+            "[]",
+            "[{\"name\":\"google\"}]",
+            "[{\"name\":\"oidc\",\"alias\":\"corp\",\"linkByEmail\":true}]",
+            "[{\"name\":\"google\"},{\"name\":\"google\"}]",
+            "[{\"name\":\"gone\"}]",
+            "[{\"name\":\"google\",\"alias\":\"email\"}]",
+        ],
+    ),
+    ("/spec/unknownField", &["1", "{}"]),
+    ("/spec", &["{}", "null", "[]"]),
+    ("/apiVersion", &["\"latchkey.dev/v1alpha1\"", "\"v1\"", "\"latchkey.dev/v2\""]),
+    ("/kind", &["\"App\"", "\"Provider\"", "\"List\""]),
+    ("/metadata/annotations", &["{\"latchkey.dev/rotate\":\"1\"}", "{}"]),
+];
+const TOKENS: [&str; 40] = [
+    "apiVersion: latchkey.dev/v1alpha1\n",
+    "kind: App\n",
+    "kind: Provider\n",
+    "metadata:\n",
+    "  name: shop\n",
+    "spec:\n",
+    "  displayName: Shop\n",
+    "---\n",
+    "- ",
+    "  ",
+    "\n",
+    ": ",
+    "{",
+    "}",
+    "[",
+    "]",
+    ",",
+    "&a ",
+    "*a\n",
+    "<<: *a\n",
+    "!!str ",
+    "| \n",
+    "> \n",
+    "\"",
+    "'",
+    "#",
+    "%YAML 1.2\n",
+    "...\n",
+    "true",
+    "null",
+    "~",
+    "0x1F",
+    "1e3",
+    "Off",
+    "\t",
+    "? ",
+    "é",
+    "\u{feff}",
+    "  tokens:\n",
+    "kind: List\nitems:\n",
+];
+
+#[test]
+fn manifest() {
+    harness::run("manifest", 120, |input| {
+        for text in texts(input, &TOKENS) {
+            judge("app.yaml", &text);
+        }
+        let mut app = app_manifest("shop", "ES256");
+        let mut draw = Draw::new(input);
+        while !draw.is_empty() {
+            let (field, values) = draw.pick(&FIELDS);
+            let value: Value = serde_json::from_str(draw.pick(values)).expect("the values are JSON");
+            set(&mut app, field, value);
+        }
+        let items =
+            json!({ "apiVersion": "v1", "kind": "List", "items": [app, secret(), config_map(), google(), oidc()] });
+        judge("app.json", &items.to_string());
+    });
+}
+
+/// Sets a field where its parents are objects.
+fn set(object: &mut Value, pointer: &str, value: Value) {
+    let mut at = object;
+    let (parents, field) = pointer.rsplit_once('/').unwrap();
+    for parent in parents.split('/').skip(1) {
+        let Some(members) = at.as_object_mut() else { return };
+        at = members.entry(parent).or_insert_with(|| json!({}));
+    }
+    if let Some(members) = at.as_object_mut() {
+        members.insert(field.to_owned(), value);
+    }
+}
+
+fn secret() -> Value {
+    let data = json!({ "host": "relay.example.com", "port": "587", "tls": "starttls", "username": "u", "password": "p", "secret": "s" });
+    json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "smtp", "namespace": "shop" }, "stringData": data })
+}
+
+fn config_map() -> Value {
+    let data = json!({ "confirm.txt": "{{ code }}", "reset.subject": "{{ nothing }}", "other": "x" });
+    json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "mails", "namespace": "shop" }, "data": data })
+}
+
+fn google() -> Value {
+    let member = json!({ "clientID": "c", "clientSecretRef": { "name": "smtp", "key": "secret" } });
+    json!({
+        "apiVersion": "latchkey.dev/v1alpha1", "kind": "Provider", "metadata": { "name": "google", "namespace": "shop" },
+        "spec": { "google": member },
+    })
+}
+
+fn oidc() -> Value {
+    let member = json!({ "issuer": "https://id.example", "clientID": "c", "clientSecretRef": { "name": "smtp", "key": "gone" } });
+    json!({
+        "apiVersion": "latchkey.dev/v1alpha1", "kind": "Provider", "metadata": { "name": "oidc", "namespace": "shop" },
+        "spec": { "oidc": member },
+    })
+}
+
+fn judge(file: &str, text: &str) {
+    // Whatever people apply: an edit is live within two seconds, which is more than a hundred hashes.
+    let rendered = harness::bounded(100, 64 * 1024 * 1024, || RENDERER.render(file, text));
+    for (id, document) in rendered.documents {
+        read(&id, &document);
+    }
+}
+
+fn read(id: &AppId, document: &[u8]) {
+    let text = std::str::from_utf8(document).expect("a document is UTF-8");
+    let app: RenderedApp = text.parse().unwrap_or_else(|error| panic!("a server cannot parse {id}: {error}"));
+    assert_eq!(app.app_id, *id);
+    assert_eq!(app.to_bytes(), document, "a document is written in one way");
+    let apps = Apps::new(Ceilings::default());
+    apps.put(id, document);
+    let served = apps.get(id.as_str()).unwrap_or_else(|| panic!("a server refuses {text}"));
+    assert_eq!(served.doc, app);
+    // Every mail template that was published is taken in.
+    let mut set = latchkey_crds::templates::TemplateSet::default();
+    for (name, source) in &app.mail.templates {
+        assert_eq!(set.add(name, source), Ok(()), "{name}");
+    }
+    for provider in &app.providers {
+        assert!(latchkey_server::providers::fuzzing::is_usable(&provider.settings), "{:?}", provider.settings.preset);
+    }
+}

@@ -1,0 +1,107 @@
+//! Passwords: whatever is typed, to judge it costs less than to hash it.
+
+use latchkey_crds::rendered::PasswordPolicy;
+use latchkey_server::{
+    domain::{
+        email::Email,
+        password::{MAX_CHARS, Password, Weak, guesses},
+        user::Name,
+    },
+    hashing::strength::score,
+};
+
+use crate::{
+    draw::{Draw, texts},
+    harness,
+};
+
+const POLICY: PasswordPolicy = PasswordPolicy { minimum_length: 8, minimum_strength: 2 };
+/// Alphabets of the patterns that a judge looks for: l33t, keyboard, dates, repeats, sequences, dictionary words.
+const TOKENS: [&str; 48] = [
+    "4",
+    "@",
+    "8",
+    "(",
+    "{",
+    "[",
+    "<",
+    "3",
+    "6",
+    "9",
+    "1",
+    "!",
+    "|",
+    "0",
+    "$",
+    "5",
+    "+",
+    "7",
+    "%",
+    "2",
+    "4@",
+    "1!|",
+    "{[<(",
+    "69",
+    "$5",
+    "a",
+    "e",
+    "password",
+    "P4$$w0rd",
+    "qwerty",
+    "zxcvbn",
+    "asdf",
+    "1qaz2wsx",
+    "1999",
+    "2026-02-01",
+    "31.12.99",
+    "abc",
+    "cba",
+    "123",
+    "aaa",
+    "correct",
+    "horse",
+    "ada",
+    "example",
+    "é",
+    "e\u{301}",
+    " ",
+    "\u{10ffff}",
+];
+
+#[test]
+fn password() {
+    harness::run("password", 100, |input| {
+        let mut draw = Draw::new(input);
+        let name = Name::parse(&draw.text(&TOKENS)).ok();
+        let [raw, row] = texts(input, &TOKENS);
+        for typed in [raw.as_ref(), row.as_ref(), &draw.text(&TOKENS)] {
+            // An address of the same characters makes the guesses that cost most.
+            let local: String = typed.chars().filter(|c| c.is_ascii_alphanumeric() || "$!|{+%".contains(*c)).collect();
+            let local = local.get(..local.len().min(64)).unwrap_or_default();
+            let email = Email::parse(&format!("{local}@example.com")).ok();
+            judge(typed, email.as_ref(), name.as_ref());
+            judge(local, email.as_ref(), name.as_ref());
+        }
+    });
+}
+
+fn judge(typed: &str, email: Option<&Email>, name: Option<&Name>) {
+    let typed: String = typed.chars().take(2 * MAX_CHARS).collect();
+    let password = Password::new(&typed);
+    assert_eq!(Password::new(password.expose()).expose(), password.expose(), "NFC is a form of its own");
+    let count = password.expose().chars().count();
+    let expected = match count {
+        0..8 => Err(Weak::TooShort { minimum: 8 }),
+        8..=MAX_CHARS => Ok(()),
+        _ => Err(Weak::TooLong),
+    };
+    assert_eq!(password.check_length(&POLICY), expected);
+    if expected.is_err() {
+        return;
+    }
+    let guesses = guesses(email, name);
+    // A hash takes 19 MiB; the judge runs beside it on the same thread.
+    let found = harness::bounded(1, 16 * 1024 * 1024, || score(password.expose(), &guesses));
+    assert!(found <= 4);
+    assert_eq!(score(password.expose(), &guesses), found, "a password has one score");
+}

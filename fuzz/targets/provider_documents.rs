@@ -1,0 +1,234 @@
+//! Key sets, discovery documents and profiles of providers: what is believed stands there, and no secret is a key.
+
+use std::sync::LazyLock;
+
+use latchkey_crds::rendered::ProviderSettings;
+use latchkey_server::{
+    callers,
+    domain::{email::Email, user::Name},
+    providers::fuzzing::{Expectation, KeySet, discovery, has_posted_name, profile},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    app::NOW,
+    draw::{Draw, texts},
+    harness,
+    provider_keys::{EDDSA, ES256, Signer},
+};
+
+const ADDRESSES: [&str; 4] = ["issuer", "authorization_endpoint", "token_endpoint", "jwks_uri"];
+const TOKENS: [&str; 48] = [
+    "{",
+    "}",
+    "[",
+    "]",
+    ":",
+    ",",
+    "\"",
+    "\"\"",
+    "1",
+    "-1",
+    "true",
+    "null",
+    "\"keys\":[",
+    "\"kty\":",
+    "\"EC\"",
+    "\"RSA\"",
+    "\"OKP\"",
+    "\"oct\"",
+    "\"crv\":",
+    "\"P-256\"",
+    "\"P-384\"",
+    "\"Ed25519\"",
+    "\"x\":",
+    "\"y\":",
+    "\"n\":",
+    "\"e\":",
+    "\"k\":",
+    "\"AQAB\"",
+    "\"AAAA\"",
+    "\"kid\":",
+    "\"a\"",
+    "\"use\":\"sig\"",
+    "\"use\":\"enc\"",
+    "\"alg\":\"ES256\"",
+    "\"alg\":\"HS256\"",
+    "\"issuer\":",
+    "\"https://id.example\"",
+    "\"authorization_endpoint\":\"https://id.example/a\"",
+    "\"token_endpoint\":\"https://id.example/t\"",
+    "\"jwks_uri\":\"https://id.example/k\"",
+    "\"userinfo_endpoint\":",
+    "\"sub\":",
+    "\"email\":",
+    "\"email_verified\":",
+    "\"ada@example.com\"",
+    "\"name\":",
+    "\"Ada\"",
+    "\"true\"",
+];
+
+static CLIENT: LazyLock<ProviderSettings> = LazyLock::new(|| {
+    serde_json::from_value(json!({
+        "preset": "oauth2", "clientID": "ours", "secret": "hush",
+        "options": {
+            "userInfoURL": "https://id.example/u",
+            "claims": { "subject": "sub", "email": "email", "emailVerified": "email_verified", "name": "name" },
+        },
+    }))
+    .unwrap()
+});
+
+#[test]
+fn provider_documents() {
+    harness::run("provider_documents", 500, |input| {
+        judge(input);
+        for text in texts(input, &TOKENS) {
+            judge(text.as_bytes());
+            judge(format!("{{{text}}}").as_bytes());
+            judge(format!("{{\"keys\":[{{{text}}}]}}").as_bytes());
+        }
+        key_sets(&mut Draw::new(input));
+        discovery_documents(&mut Draw::new(input));
+        profiles(&mut Draw::new(input));
+    });
+}
+
+fn judge(body: &[u8]) {
+    let most = 128 * 1024 + 256 * body.len() as u64;
+    let document = serde_json::from_slice::<Value>(body).ok();
+    if let Some(addresses) = harness::bounded(1, most, || discovery(body)) {
+        let document = document.as_ref().expect("what is read is JSON");
+        for (name, address) in ADDRESSES.into_iter().zip(&addresses) {
+            assert_eq!(document[name], json!(address), "{name}");
+        }
+    }
+    harness::bounded(1, most, || KeySet::parse(body));
+    if let Some(vouched) = harness::bounded(1, most, || profile(body, &CLIENT)) {
+        let document = document.as_ref().expect("what is read is JSON");
+        assert_vouched(&vouched, document);
+    }
+    if let Ok(text) = std::str::from_utf8(body) {
+        harness::bounded(1, most, || has_posted_name(text));
+    }
+    drop(harness::bounded(1, most, || callers::KeySet::parse(body, None)));
+}
+
+fn assert_vouched(vouched: &latchkey_server::domain::identity::Vouched, document: &Value) {
+    let subject = &document["sub"];
+    let subject = subject.as_str().map_or_else(|| subject.to_string(), str::to_owned);
+    assert_eq!(subject, vouched.subject, "{vouched:?} of {document}");
+    assert!((1..=255).contains(&vouched.subject.len()));
+    if let Some(of) = &vouched.email {
+        assert_eq!(document["email"], json!(of.email.as_str()));
+        let claim = &document["email_verified"];
+        assert_eq!(of.verified, *claim == json!(true) || *claim == json!("true"), "{document}");
+    }
+    if let Some(name) = &vouched.name {
+        let claim = &document["name"];
+        assert_eq!(claim.as_str().map_or_else(|| claim.to_string(), |text| text.trim().to_owned()), name.as_str());
+    }
+}
+
+/// A set of good and bad keys verifies by the good ones alone.
+fn key_sets(draw: &mut Draw<'_>) {
+    let with = |signer: &Signer, name: &str, value: Value| {
+        let mut jwk = signer.jwk.clone();
+        jwk[name] = value;
+        jwk
+    };
+    let bad = [
+        with(&ES256, "use", json!("enc")),
+        with(&ES256, "x", json!("AAAA")),
+        with(&ES256, "y", ES256.jwk["x"].clone()),
+        with(&ES256, "crv", json!("P-521x")),
+        with(&ES256, "alg", json!("HS256")),
+        with(&EDDSA, "alg", json!("ES256")),
+        with(&EDDSA, "kty", json!("future")),
+        json!({ "kty": "oct", "kid": "es", "k": ES256.jwk["x"], "alg": "HS256" }),
+        json!({ "kty": "oct", "kid": "ed", "k": EDDSA.jwk["x"], "alg": "HS256" }),
+        json!(7),
+        json!(null),
+    ];
+    let (mut keys, mut has_es256) = (Vec::new(), false);
+    for _ in 0..draw.byte() & 7 {
+        if draw.byte() < 64 {
+            has_es256 = true;
+            keys.push(ES256.jwk.clone());
+        } else {
+            keys.push(draw.pick(&bad));
+        }
+    }
+    let body = json!({ "keys": keys }).to_string();
+    let set = KeySet::parse(body.as_bytes()).expect("a key set");
+    // The cluster's key sets take a part of what a provider's may hold.
+    assert!(!set.is_empty() || callers::KeySet::parse(body.as_bytes(), None).is_err(), "{body}");
+    let supported = ["ES256", "EdDSA", "HS256"].map(str::to_owned);
+    let client: ProviderSettings =
+        serde_json::from_value(json!({ "preset": "google", "clientID": "ours", "secret": "hush" })).unwrap();
+    let expected = Expectation { issuer: "https://accounts.google.com", client: &client, is_login: true, nonce: None };
+    let now = NOW.unix_timestamp();
+    let claims = json!({ "iss": expected.issuer, "aud": "ours", "sub": "1", "iat": now, "exp": now + 300 });
+    let verifies = |signer: &Signer| {
+        let token = signer.sign(&json!({ "alg": signer.alg, "kid": signer.jwk["kid"] }), &claims);
+        set.verify(&token, &supported, expected, NOW).is_ok()
+    };
+    assert_eq!(verifies(&ES256), has_es256, "{keys:?}");
+    assert!(!verifies(&EDDSA), "{keys:?}");
+    let secret = jsonwebtoken::DecodingKey::from_jwk(&serde_json::from_value(bad[7].clone()).unwrap()).unwrap();
+    let secret = jsonwebtoken::EncodingKey::from_secret(secret.try_get_as_bytes().unwrap());
+    let header = jsonwebtoken::Header { kid: Some("es".to_owned()), ..Default::default() };
+    let forged = jsonwebtoken::encode(&header, &claims, &secret).unwrap();
+    assert!(set.verify(&forged, &supported, expected, NOW).is_err(), "a shared secret is a key: {keys:?}");
+}
+
+fn discovery_documents(draw: &mut Draw<'_>) {
+    let mut document = json!({});
+    for name in ADDRESSES.into_iter().chain(["userinfo_endpoint", "introspection_endpoint"]) {
+        document[name] = json!(format!("https://id.example/{}", draw.wild(40)));
+    }
+    document["id_token_signing_alg_values_supported"] = json!(["RS256", "none"]);
+    document["scopes_supported"] = json!([draw.wild(20)]);
+    let expected: Vec<_> = ADDRESSES.into_iter().map(|name| document[name].clone()).collect();
+    let read = discovery(document.to_string().as_bytes()).expect("a discovery document");
+    assert_eq!(read[..4].iter().map(|address| json!(address)).collect::<Vec<_>>(), expected);
+
+    let dropped = draw.pick(&ADDRESSES);
+    document.as_object_mut().unwrap().remove(dropped);
+    assert_eq!(discovery(document.to_string().as_bytes()), None, "without {dropped}");
+}
+
+fn profiles(draw: &mut Draw<'_>) {
+    let texts = [
+        json!("1"),
+        json!("ada@example.com"),
+        json!("Ada"),
+        json!(""),
+        json!(7),
+        json!(1.5),
+        json!(true),
+        json!("true"),
+        json!(1),
+        json!([]),
+        json!(null),
+    ];
+    let mut document = json!({});
+    for name in ["sub", "email", "email_verified", "name"] {
+        document[name] = if draw.byte() < 64 { json!(draw.wild(260)) } else { draw.pick(&texts) };
+    }
+    let vouched = profile(document.to_string().as_bytes(), &CLIENT);
+    let subject = match &document["sub"] {
+        Value::String(text) => (1..=255).contains(&text.len()),
+        number => number.is_i64() || number.is_u64(),
+    };
+    assert_eq!(vouched.is_some(), subject, "{document}");
+    if let Some(vouched) = vouched {
+        assert_vouched(&vouched, &document);
+        let is_address = document["email"].as_str().is_some_and(|email| Email::parse(email).is_ok());
+        assert_eq!(vouched.email.is_some(), is_address, "{document}");
+        let name = &document["name"];
+        let is_name = name.is_i64() || name.as_str().is_some_and(|name| Name::parse(name).is_ok());
+        assert_eq!(vouched.name.is_some(), is_name, "{document}");
+    }
+}

@@ -1,0 +1,175 @@
+//! Redirect addresses: the allow-list against the rule in its plainest form, and against what a browser makes of it.
+
+use latchkey_crds::types::RedirectUrl;
+use latchkey_server::domain::redirect::{Place, choose, find};
+use url::{Host, Url};
+
+use crate::{
+    draw::{Draw, texts},
+    harness,
+};
+
+const TOKENS: [&str; 40] = [
+    "https://",
+    "http://",
+    "com.example.shop:",
+    "//",
+    "/",
+    "127.0.0.1",
+    "127.1",
+    "[::1]",
+    "localhost",
+    "shop.example.com",
+    "evil.example",
+    ":",
+    ":0",
+    ":80",
+    ":3000",
+    ":65535",
+    ":65536",
+    ":080",
+    ":+1",
+    "@",
+    "?",
+    "#",
+    "&",
+    "=",
+    "done",
+    "a",
+    "%2F",
+    "\\",
+    ".",
+    "..",
+    "[",
+    "]",
+    "LOCALHOST",
+    " ",
+    "\t",
+    "é",
+    "0x7f.1",
+    "http:",
+    "[0:0:0:0:0:0:0:1]",
+    "\n",
+];
+
+#[test]
+fn redirect() {
+    harness::run("redirect", 8_000, |input| {
+        for text in texts(input, &TOKENS) {
+            entry(&text);
+        }
+        let mut draw = Draw::new(input);
+        let mut list: Vec<RedirectUrl> = Vec::new();
+        for _ in 0..draw.byte() & 3 {
+            let front = draw.pick(&[
+                "http://127.0.0.1",
+                "http://localhost",
+                "http://[::1]",
+                "https://shop.example.com",
+                "",
+                "com.example.shop:",
+            ]);
+            list.extend(format!("{front}{}", draw.text(&TOKENS)).parse());
+        }
+        for _ in 0..4 {
+            let asked = match list.get(draw.below(4)) {
+                // Near an entry, since far from all of them nothing is accepted.
+                Some(entry) => change(draw.byte(), entry.as_str(), draw.pick(&TOKENS), draw.below(80)),
+                None => draw.text(&TOKENS),
+            };
+            judge(&list, &asked, &mut draw);
+        }
+    });
+}
+
+fn change(how: u8, entry: &str, token: &str, at: usize) -> String {
+    let mut asked = entry.to_owned();
+    let at = (0..=at.min(asked.len())).rev().find(|at| asked.is_char_boundary(*at)).unwrap_or_default();
+    match how & 3 {
+        0 => {}
+        1 => asked.insert_str(at, token),
+        2 => asked.truncate(at),
+        _ => {
+            let host = ["http://127.0.0.1", "http://localhost", "http://[::1]"]
+                .into_iter()
+                .find(|host| entry.starts_with(host));
+            asked.insert_str(host.map_or(at, str::len), token);
+        }
+    }
+    asked
+}
+
+/// An entry of a list leads where it says: `https`, this machine, or an app of the user's own.
+fn entry(text: &str) {
+    let parsed = harness::bounded(1, 64 * 1024 + 32 * text.len() as u64, || text.parse::<RedirectUrl>());
+    let Ok(entry) = parsed else { return };
+    assert_eq!(entry.as_str(), text);
+    let url = Url::parse(text).expect("an entry is a URL");
+    assert!(url.username().is_empty() && url.password().is_none() && url.fragment().is_none(), "{text}");
+    assert!(text.bytes().all(|byte| byte.is_ascii_graphic()), "{text}");
+    let allowed = match url.scheme() {
+        "https" => url.host().is_some(),
+        "http" => match url.host() {
+            Some(Host::Domain(name)) => name == "localhost",
+            Some(Host::Ipv4(address)) => address.is_loopback(),
+            Some(Host::Ipv6(address)) => address.is_loopback(),
+            None => false,
+        },
+        scheme => scheme.contains('.'),
+    };
+    assert!(allowed, "{text} is {url:?}");
+}
+
+/// RFC 8252, 7.3: an `http` entry is as good with any port, or none. All that can be a port in `asked` is tried.
+fn matches(entry: &str, asked: &str) -> bool {
+    if entry == asked {
+        return true;
+    }
+    // Entries of `http` are loopback; the list takes no others.
+    let Some(rest) = entry.strip_prefix("http://") else { return false };
+    let authority = &rest[..rest.find(['/', '?', '#']).unwrap_or(rest.len())];
+    let after_host = if authority.starts_with('[') {
+        authority.find(']').unwrap() + 1
+    } else {
+        authority.find(':').unwrap_or(authority.len())
+    };
+    let (host, after) = (&rest[..after_host], &rest[authority.len()..]);
+    let ports = asked.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse::<u16>().ok());
+    asked == format!("http://{host}{after}")
+        || ports.filter(|port| *port != 0).any(|port| asked == format!("http://{host}:{port}{after}"))
+}
+
+fn judge(list: &[RedirectUrl], asked: &str, draw: &mut Draw<'_>) {
+    let most = 64 * 1024 + 8 * asked.len() as u64;
+    let chosen = harness::bounded(1, most, || choose(list, Some(asked)));
+    let expected = list.iter().find(|entry| matches(entry.as_str(), asked));
+    assert_eq!(chosen.is_ok(), expected.is_some(), "{asked:?} of {list:?}");
+    let (Ok(Some(target)), Some(entry)) = (chosen, expected) else { return };
+    assert_eq!(target.as_str(), asked);
+    assert_eq!(find(list, target.mark()).as_ref(), Ok(&target), "{asked:?} is not found again");
+
+    // As a browser reads both: the same place, its port aside.
+    let (at, of) = (Url::parse(asked).unwrap(), Url::parse(entry.as_str()).unwrap());
+    assert_eq!((at.scheme(), at.host(), at.path(), at.query()), (of.scheme(), of.host(), of.path(), of.query()));
+    assert!(at.username().is_empty() && at.password().is_none() && at.fragment().is_none());
+    assert!(at.port() == of.port() || at.scheme() == "http", "{asked:?}");
+
+    let parameters = [("code", draw.wild(20)), ("state", draw.wild(40))];
+    let given = || parameters.iter().map(|(name, value)| (*name, value.as_str()));
+    let in_query = Url::parse(&target.with(Place::Query, given())).unwrap();
+    assert_eq!((place(&in_query), in_query.fragment()), (place(&at), None));
+    let pairs: Vec<_> =
+        in_query.query_pairs().into_iter().map(|(name, value)| (name.into_owned(), value.into_owned())).collect();
+    let expected: Vec<_> = given().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+    assert!(pairs.ends_with(&expected), "{in_query}");
+    let in_fragment = Url::parse(&target.with(Place::Fragment, given())).unwrap();
+    assert_eq!((place(&in_fragment), in_fragment.query()), (place(&at), at.query()));
+    let fragment: Vec<_> =
+        url::form_urlencoded::parse(in_fragment.fragment().unwrap().as_bytes()).into_owned().collect();
+    assert_eq!(fragment, expected, "{in_fragment}");
+}
+
+/// Where a URL leads, its query and fragment aside.
+fn place(url: &Url) -> (&str, Option<Host<&str>>, Option<u16>, &str) {
+    (url.scheme(), url.host(), url.port(), url.path())
+}

@@ -1,0 +1,183 @@
+//! JSON bodies of requests: what is accepted is what serde_json reads, and what is refused has a reason.
+
+use std::fmt;
+
+use latchkey_server::http::request::{MAX_DEPTH, parse};
+use serde::{
+    Deserialize, Deserializer,
+    de::{MapAccess, SeqAccess, Visitor},
+};
+use serde_json::Value;
+
+use crate::{draw::texts, harness};
+
+/// Values that a body may have; what has more may be refused.
+const MAX_VALUES: usize = 1000;
+const TOKENS: [&str; 32] = [
+    "{",
+    "}",
+    "[",
+    "]",
+    ":",
+    ",",
+    "\"a\"",
+    "\"b\"",
+    "\"\\u0061\"",
+    "\"email\"",
+    "\"\"",
+    "\"",
+    "\\",
+    "\\u",
+    "d800",
+    "0",
+    "-1",
+    "1.5",
+    "1e400",
+    "18446744073709551616",
+    "-0.0",
+    "true",
+    "false",
+    "null",
+    " ",
+    "\n",
+    "\"é\"",
+    "{\"a\":",
+    "{\"a\":1,\"b\":[",
+    "[[[[",
+    "]]]]",
+    "}}}}",
+];
+
+/// A document with every member of every object, in the order in which they stand.
+enum Tree {
+    Leaf,
+    Array(Vec<Self>),
+    Object(Vec<(String, Self)>),
+}
+
+#[test]
+fn request_body() {
+    harness::run("request_body", 8_000, |input| {
+        judge(input);
+        for text in texts(input, &TOKENS) {
+            judge(text.as_bytes());
+            // Random tokens are rarely an object.
+            judge(format!("{{\"a\":{text}}}").as_bytes());
+        }
+    });
+}
+
+fn judge(body: &[u8]) {
+    let most = 64 * 1024 + 256 * body.len() as u64;
+    let ours = harness::bounded(1, most, || parse(body));
+    let theirs = serde_json::from_slice::<Value>(body);
+    match ours {
+        Ok(object) => {
+            let tree = serde_json::from_slice::<Tree>(body).expect("an accepted body is JSON");
+            assert!(!tree.repeats() && tree.depth() <= MAX_DEPTH, "accepted what it must refuse");
+            let value = Value::Object(object);
+            assert_eq!(theirs.ok().as_ref(), Some(&value), "serde_json reads another value");
+            let printed = value.to_string();
+            assert_eq!(parse(printed.as_bytes()).ok().map(Value::Object), Some(value), "{printed} is read otherwise");
+        }
+        Err(problem) => {
+            assert_eq!(problem.status, 400);
+            if let (Ok(Value::Object(_)), Ok(tree)) = (theirs, serde_json::from_slice::<Tree>(body)) {
+                let refusable = tree.repeats() || tree.depth() > MAX_DEPTH || tree.values() > MAX_VALUES;
+                assert!(refusable, "refused an object: {}", problem.description);
+            }
+        }
+    }
+}
+
+// === impl Tree ===
+
+impl Tree {
+    fn children(&self) -> Vec<&Self> {
+        match self {
+            Self::Leaf => Vec::new(),
+            Self::Array(items) => items.iter().collect(),
+            Self::Object(members) => members.iter().map(|(_, value)| value).collect(),
+        }
+    }
+
+    /// Whether an object has a key twice.
+    fn repeats(&self) -> bool {
+        let here = match self {
+            Self::Object(members) => {
+                (0..members.len()).any(|at| members[..at].iter().any(|(key, _)| *key == members[at].0))
+            }
+            Self::Leaf | Self::Array(_) => false,
+        };
+        here || self.children().into_iter().any(Self::repeats)
+    }
+
+    fn depth(&self) -> usize {
+        match self {
+            Self::Leaf => 0,
+            Self::Array(_) | Self::Object(_) => {
+                1 + self.children().into_iter().map(Self::depth).max().unwrap_or_default()
+            }
+        }
+    }
+
+    fn values(&self) -> usize {
+        1 + self.children().into_iter().map(Self::values).sum::<usize>()
+    }
+}
+
+impl<'de> Deserialize<'de> for Tree {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Reader;
+
+        impl<'de> Visitor<'de> for Reader {
+            type Value = Tree;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("JSON")
+            }
+
+            fn visit_unit<E>(self) -> Result<Tree, E> {
+                Ok(Tree::Leaf)
+            }
+
+            fn visit_bool<E>(self, _: bool) -> Result<Tree, E> {
+                Ok(Tree::Leaf)
+            }
+
+            fn visit_i64<E>(self, _: i64) -> Result<Tree, E> {
+                Ok(Tree::Leaf)
+            }
+
+            fn visit_u64<E>(self, _: u64) -> Result<Tree, E> {
+                Ok(Tree::Leaf)
+            }
+
+            fn visit_f64<E>(self, _: f64) -> Result<Tree, E> {
+                Ok(Tree::Leaf)
+            }
+
+            fn visit_str<E>(self, _: &str) -> Result<Tree, E> {
+                Ok(Tree::Leaf)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Tree, A::Error> {
+                let mut array = Vec::new();
+                while let Some(item) = items.next_element()? {
+                    array.push(item);
+                }
+                Ok(Tree::Array(array))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Tree, A::Error> {
+                let mut object = Vec::new();
+                while let Some(member) = members.next_entry()? {
+                    object.push(member);
+                }
+                Ok(Tree::Object(object))
+            }
+        }
+
+        deserializer.deserialize_any(Reader)
+    }
+}

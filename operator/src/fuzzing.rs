@@ -1,0 +1,92 @@
+//! What fuzz targets call: manifests in, rendered documents out, without files.
+
+use std::{collections::BTreeSet, sync::Mutex, sync::PoisonError};
+
+use latchkey_crds::{
+    rendered::{FORMAT, SigningAlgorithm},
+    types::{AppId, IssuerUrl},
+};
+use time::OffsetDateTime;
+
+use crate::{
+    app::{
+        keys::KeyDocument,
+        render::render,
+        resolve::{Holder, resolve},
+        validate::validate,
+    },
+    facts::Settings,
+    manifests::{Manifests, Schemas},
+};
+
+/// The steps of `latchkey-operator render` over one file.
+pub struct Renderer {
+    schemas: Schemas,
+    settings: Settings,
+    /// One set for each algorithm: an RSA key takes longer to make than thousands of Apps to render.
+    keys: Mutex<Vec<(SigningAlgorithm, KeyDocument)>>,
+}
+
+/// The result of one file.
+#[derive(Debug, Default)]
+pub struct Rendered {
+    /// The documents that servers would get.
+    pub documents: Vec<(AppId, Vec<u8>)>,
+    /// What is refused; each line is for a person.
+    pub refused: Vec<String>,
+}
+
+// === impl Renderer ===
+
+impl Renderer {
+    /// # Panics
+    ///
+    /// If the definitions of the resources are broken.
+    pub fn new(base_url: IssuerUrl, allow_insecure: bool) -> Self {
+        Self {
+            schemas: Schemas::new(allow_insecure).expect("the definitions are tested"),
+            settings: Settings { base_url, allow_insecure },
+            keys: Mutex::default(),
+        }
+    }
+
+    /// Renders the Apps of one file. The end of `file` says whether it is YAML or JSON.
+    pub fn render(&self, file: &str, text: &str) -> Rendered {
+        let mut manifests = Manifests::default();
+        manifests.add_file(file, text, &self.schemas);
+        let mut rendered =
+            Rendered { refused: manifests.refused.iter().map(ToString::to_string).collect(), ..Rendered::default() };
+        let mut held = BTreeSet::new();
+        for manifest in &manifests.apps {
+            let Some(app) = &manifest.app else { continue };
+            let holder = match &manifest.app_id {
+                Some(app_id) if !held.insert(app_id.clone()) => Holder::Another,
+                Some(_) | None => Holder::Us,
+            };
+            let facts = resolve(app.clone(), holder, &manifests);
+            match validate(&facts, &self.settings) {
+                Ok(app) => {
+                    rendered.refused.extend(app.problems.iter().map(|problem| problem.message.clone()));
+                    let keys = self.keys(&app.app_id, app.signing_algorithm());
+                    match render(&app, &keys, FORMAT).within_limit() {
+                        Ok(document) => rendered.documents.push((app.app_id, document.bytes)),
+                        Err(large) => rendered.refused.push(large.to_string()),
+                    }
+                }
+                Err(refusal) => rendered.refused.push(refusal.message),
+            }
+        }
+        rendered
+    }
+
+    fn keys(&self, app_id: &AppId, algorithm: SigningAlgorithm) -> KeyDocument {
+        let mut known = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = known.iter().find(|(of, _)| *of == algorithm).map(|(_, keys)| keys.clone());
+        let keys = found.unwrap_or_else(|| {
+            let made = KeyDocument::first(app_id, algorithm, OffsetDateTime::UNIX_EPOCH).expect("a key can be made");
+            known.push((algorithm, made.clone()));
+            made
+        });
+        KeyDocument { app_id: app_id.clone(), ..keys }
+    }
+}

@@ -1,0 +1,45 @@
+//! The operator of Latchkey: turns App and Provider resources into the documents that the servers read.
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, error::ErrorKind};
+
+mod admin;
+mod app;
+mod args;
+mod backoff;
+mod context;
+mod error;
+mod facts;
+#[doc(hidden)]
+pub mod fuzzing;
+mod gather;
+mod leader;
+mod manifests;
+mod memo;
+mod metrics;
+mod orphans;
+mod pace;
+mod panics;
+mod probe;
+mod provider;
+mod quota;
+mod release;
+mod render;
+mod run;
+mod telemetry;
+mod traced;
+mod watch;
+
+/// Runs the program with the arguments of this process.
+pub fn run() -> ExitCode {
+    let args = args::Args::parse();
+    match (args.command, args.run) {
+        (Some(args::Command::Render(args)), _) => render::run(args),
+        (None, Some(args)) => run::run(args),
+        (None, None) => {
+            let message = "say which cluster's resources to reconcile, or give a command; see --help";
+            args::Args::command().error(ErrorKind::MissingRequiredArgument, message).exit()
+        }
+    }
+}
