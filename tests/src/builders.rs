@@ -4,13 +4,14 @@ use serde_json::{Map, Value, json};
 
 use crate::smtp::{Security, Smtp};
 
-/// Where manifests in folders are.
+/// The namespace of manifests in folders, unless a test chooses another.
 const NAMESPACE: &str = "tests";
 
 /// An App's manifest, with the Secret of its relay where it has one.
 #[derive(Clone, Debug)]
 pub struct App {
     id: String,
+    namespace: String,
     spec: Map<String, Value>,
     smtp: Option<Relay>,
     templates: Map<String, Value>,
@@ -30,6 +31,7 @@ pub struct Relay {
 #[derive(Clone, Debug)]
 pub struct Provider {
     name: String,
+    namespace: String,
     preset: &'static str,
     settings: Map<String, Value>,
     secret: String,
@@ -50,7 +52,13 @@ impl App {
             "mail": { "from": format!("The Shop <hello@{id}.test>") },
         });
         let Value::Object(spec) = spec else { unreachable!("an object is written above") };
-        Self { id: id.to_owned(), spec, smtp: None, templates: Map::new() }
+        Self { id: id.to_owned(), namespace: NAMESPACE.to_owned(), spec, smtp: None, templates: Map::new() }
+    }
+
+    /// In this namespace, where its manifest lies in a folder.
+    pub fn namespace(mut self, namespace: &str) -> Self {
+        namespace.clone_into(&mut self.namespace);
+        self
     }
 
     pub fn id(&self) -> &str {
@@ -105,7 +113,7 @@ impl App {
 
     /// The manifest, its Secret and its ConfigMap, as a YAML stream.
     pub fn manifest(&self) -> String {
-        yaml_stream(&self.objects(NAMESPACE))
+        yaml_stream(&self.objects(&self.namespace))
     }
 
     /// The App, its Secret and its ConfigMap, for that namespace.
@@ -151,7 +159,19 @@ impl Provider {
             "clientSecretRef": { "name": name, "key": "client-secret" },
         });
         let Value::Object(settings) = settings else { unreachable!("an object is written above") };
-        Self { name: name.to_owned(), preset, settings, secret: format!("{:032x}", rand::random::<u128>()) }
+        Self {
+            name: name.to_owned(),
+            namespace: NAMESPACE.to_owned(),
+            preset,
+            settings,
+            secret: format!("{:032x}", rand::random::<u128>()),
+        }
+    }
+
+    /// In this namespace, where its manifest lies in a folder.
+    pub fn namespace(mut self, namespace: &str) -> Self {
+        namespace.clone_into(&mut self.namespace);
+        self
     }
 
     pub fn name(&self) -> &str {
@@ -180,7 +200,7 @@ impl Provider {
 
     /// The manifest and its Secret, as a YAML stream.
     pub fn manifest(&self) -> String {
-        yaml_stream(&[self.object(NAMESPACE), self.secret_object(NAMESPACE)])
+        yaml_stream(&[self.object(&self.namespace), self.secret_object(&self.namespace)])
     }
 
     /// The Provider without its Secret.

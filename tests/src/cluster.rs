@@ -69,6 +69,7 @@ pub struct Builder<'a> {
     server_args: Vec<String>,
     server_envs: Vec<(String, String)>,
     operator_envs: Vec<(String, String)>,
+    server_wrapper: Vec<String>,
     values: Vec<String>,
 }
 
@@ -91,6 +92,7 @@ pub struct Install<'a> {
     server_args: Vec<String>,
     server_envs: Vec<(String, String)>,
     operator_envs: Vec<(String, String)>,
+    server_wrapper: Vec<String>,
     servers: AtomicUsize,
     operators: AtomicUsize,
     dir: PathBuf,
@@ -164,6 +166,7 @@ impl Cluster {
             server_args: Vec::new(),
             server_envs: Vec::new(),
             operator_envs: Vec::new(),
+            server_wrapper: Vec::new(),
             values: Vec::new(),
         }
     }
@@ -222,6 +225,12 @@ impl<'a> Builder<'a> {
     /// A variable in the operators' environment.
     pub fn operator_env(mut self, name: &str, value: &str) -> Self {
         self.operator_envs.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Starts the servers by this command; see [`Program::wrapper`].
+    pub fn server_wrapper(mut self, command: &[String]) -> Self {
+        self.server_wrapper = command.to_vec();
         self
     }
 
@@ -285,6 +294,7 @@ impl<'a> Builder<'a> {
             server_args: self.server_args,
             server_envs: self.server_envs,
             operator_envs: self.operator_envs,
+            server_wrapper: self.server_wrapper,
             servers: AtomicUsize::new(0),
             operators: AtomicUsize::new(0),
             dir,

@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::{
     io::retry_on_intr,
     process::{Pid, Signal, WaitId, WaitIdOptions, waitid},
@@ -27,6 +27,7 @@ pub struct Program {
     args: Vec<String>,
     envs: Vec<(String, String)>,
     user: Option<String>,
+    wrapper: Vec<String>,
     log: PathBuf,
 }
 
@@ -50,7 +51,20 @@ pub fn root() -> PathBuf {
 }
 
 /// One of our own programs, which cargo leaves beside the test's executable or in the folder above it.
+///
+/// `LATCHKEY_BENCH_SERVER` and `LATCHKEY_BENCH_OPERATOR` name another build of a program, so that one benchmark can
+/// measure two builds.
 pub fn our_program(name: &str) -> Result<PathBuf> {
+    let variable = match name {
+        "latchkey-server" => Some("LATCHKEY_BENCH_SERVER"),
+        "latchkey-operator" => Some("LATCHKEY_BENCH_OPERATOR"),
+        _ => None,
+    };
+    if let Some((variable, path)) = variable.and_then(|variable| Some((variable, std::env::var_os(variable)?))) {
+        let path = PathBuf::from(path);
+        ensure!(path.is_file(), "{variable} is {}, which is no file", path.display());
+        return Ok(path);
+    }
     let own = std::env::current_exe().context("the path of this executable")?;
     own.ancestors().skip(1).take(2).map(|dir| dir.join(name)).find(|path| path.is_file()).with_context(|| {
         format!("{name} is not built (looked near {}): run `make build`, or `make test`, which does it", own.display())
@@ -138,6 +152,7 @@ impl Program {
             args: Vec::new(),
             envs: Vec::new(),
             user: None,
+            wrapper: Vec::new(),
             log: log.into(),
         }
     }
@@ -164,6 +179,12 @@ impl Program {
     /// Runs it as that user; needs root.
     pub fn user(mut self, user: Option<&str>) -> Self {
         self.user = user.map(str::to_owned);
+        self
+    }
+
+    /// Starts it by this command, which ends by executing its arguments: `prlimit --data=…`, `nice` …
+    pub fn wrapper(mut self, command: &[String]) -> Self {
+        self.wrapper = command.to_vec();
         self
     }
 
@@ -199,6 +220,7 @@ impl Program {
         }
         command
             .arg("--")
+            .args(&self.wrapper)
             .arg(&self.path)
             .args(&self.args)
             .envs(self.envs.iter().map(|(name, value)| (name, value)))

@@ -52,6 +52,7 @@ pub struct Builder {
     watch: bool,
     args: Vec<String>,
     envs: Vec<(String, String)>,
+    wrapper: Vec<String>,
 }
 
 /// A running service. Everything of it ends when this value is dropped; when the test fails it says where to look.
@@ -78,6 +79,7 @@ pub struct Server {
     dir: PathBuf,
     args: Vec<String>,
     envs: Vec<(String, String)>,
+    wrapper: Vec<String>,
     process: Mutex<Option<Process>>,
 }
 
@@ -178,6 +180,12 @@ impl Builder {
         self
     }
 
+    /// Starts the servers by this command; see [`Program::wrapper`].
+    pub fn wrapper(mut self, command: &[String]) -> Self {
+        self.wrapper = command.to_vec();
+        self
+    }
+
     /// Starts all of it and waits until it is ready; panics where it does not come up, which fails the test.
     pub async fn start(self) -> Stack {
         self.try_start().await.expect("the service starts")
@@ -239,7 +247,8 @@ impl Builder {
                 let first = servers.first().map_or(public, |first| first.public);
                 format!("http://{first}")
             });
-            servers.push(Server::new(index, &dir, (public, ops), &base_url, &args, &envs));
+            let server = Server::new(index, &dir, (public, ops), &base_url, &args, &envs);
+            servers.push(server.wrapper(&self.wrapper));
         }
         let first = servers.first().context("a service has a server")?.public;
         let base_url = self.base_url.unwrap_or_else(|| format!("http://{first}"));
@@ -259,8 +268,7 @@ impl Builder {
             stack.write_manifest(app)?;
         }
         for provider in &self.providers {
-            let path = dir.join(format!("manifests/provider-{}.yaml", provider.name()));
-            postgres::write_private(&path, &provider.manifest())?;
+            stack.write_provider(provider)?;
         }
         stack.render()?;
         if self.watch {
@@ -298,6 +306,7 @@ impl Stack {
                 ("LATCHKEY_DRAIN_SECONDS".to_owned(), "0".to_owned()),
                 ("HTTPS_PROXY".to_owned(), String::new()),
             ],
+            wrapper: Vec::new(),
         }
     }
 
@@ -361,6 +370,17 @@ impl Stack {
         if self.watcher.is_none() { self.render() } else { Ok(()) }
     }
 
+    /// Writes manifests of several Apps and Providers, and renders once.
+    pub fn apply_all(&self, apps: &[App], providers: &[Provider]) -> Result<()> {
+        for provider in providers {
+            self.write_provider(provider)?;
+        }
+        for app in apps {
+            self.write_manifest(app)?;
+        }
+        if self.watcher.is_none() { self.render() } else { Ok(()) }
+    }
+
     /// Takes an App's manifest away, and renders unless a watcher does.
     pub fn delete(&self, app: &App) -> Result<()> {
         fs::remove_file(self.manifest_path(app))?;
@@ -384,6 +404,11 @@ impl Stack {
 
     fn write_manifest(&self, app: &App) -> Result<()> {
         postgres::write_private(&self.manifest_path(app), &app.manifest())
+    }
+
+    fn write_provider(&self, provider: &Provider) -> Result<()> {
+        let path = self.dir.join(format!("manifests/provider-{}.yaml", provider.name()));
+        postgres::write_private(&path, &provider.manifest())
     }
 
     fn manifest_path(&self, app: &App) -> PathBuf {
@@ -437,7 +462,23 @@ impl Server {
         args.push("--allow-insecure".to_owned());
         args.extend(upstream::nobody_args());
         args.extend(more.iter().cloned());
-        Self { public, admin, ops, index, dir: dir.to_owned(), args, envs: envs.to_vec(), process: Mutex::new(None) }
+        Self {
+            public,
+            admin,
+            ops,
+            index,
+            dir: dir.to_owned(),
+            args,
+            envs: envs.to_vec(),
+            wrapper: Vec::new(),
+            process: Mutex::new(None),
+        }
+    }
+
+    /// Starts it by this command from now on; see [`Program::wrapper`].
+    pub(crate) fn wrapper(mut self, command: &[String]) -> Self {
+        self.wrapper = command.to_vec();
+        self
     }
 
     pub fn log(&self) -> PathBuf {
@@ -453,6 +494,7 @@ impl Server {
     pub fn start(&self) -> Result<()> {
         let name = format!("server {}", self.index);
         let mut program = Program::new(&name, process::our_program("latchkey-server")?, self.log()).args(&self.args);
+        program = program.wrapper(&self.wrapper);
         for (name, value) in &self.envs {
             program = program.env(name, value);
         }

@@ -98,7 +98,7 @@ impl Install<'_> {
         ];
         envs.extend(self.server_envs.iter().cloned());
         let server = Server::new(index, self.dir(), (public, pod.ops), &self.base_url(), &args, &envs);
-        Ok(PodServer { server, pod })
+        Ok(PodServer { server: server.wrapper(&self.server_wrapper), pod })
     }
 
     /// A Pod in which nothing runs, and whose endpoint does not exist yet.

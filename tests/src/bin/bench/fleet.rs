@@ -33,6 +33,7 @@ use latchkey_tests::{
 };
 use serde_json::json;
 
+pub(crate) use self::population::says;
 use self::{population::Population, told::Told};
 use crate::figures::{Bound, histogram, memory, micros, millis, peak_memory};
 

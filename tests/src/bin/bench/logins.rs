@@ -36,11 +36,28 @@ const MEASURE: Duration = Duration::from_secs(4);
 /// How long the bare loop of one round runs; once more after the last round, so that each log-in is between two.
 const BARE: Duration = Duration::from_secs(2);
 const IN_FLIGHT: [u32; 4] = [1, 8, 64, 256];
+/// A crowd that asks again at once, and the one that it is compared with.
+const IMPATIENT: u32 = 256;
+const PATIENT: u32 = 64;
+/// What is admitted of an impatient crowd's log-ins, of what is admitted of the other's.
+const ADMITTED: f64 = 0.85;
 const PASSWORD: &str = "a quiet harbour at noon";
+
+/// What clients do when they are refused.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Manner {
+    /// They come back after `Retry-After`.
+    Patient,
+    /// They ask again at once.
+    Impatient,
+}
 
 /// What is measured of the log-ins at one number in flight.
 struct Step {
     in_flight: u32,
+    manner: Manner,
+    /// Log-ins that ended within the measured time: a refusal that is held beyond it must not lengthen the time.
+    in_time: u32,
     bare: f64,
     per_second: f64,
     latency: Histogram<u64>,
@@ -70,28 +87,77 @@ pub(crate) async fn run() -> Result<Vec<Bound>> {
     println!("in flight   log-ins/s   bare argon2/s   share         p50       p90       p99   refused   refused p99");
     let mut steps = Vec::new();
     for in_flight in IN_FLIGHT {
-        let step = measure(server, app.id(), in_flight).await?;
-        println!(
-            "{:>9}   {:>9.1}   {:>13.1}   {:>4.0} %   {:>9} {:>9} {:>9}   {:>7}   {:>11}",
-            step.in_flight,
-            step.per_second,
-            step.bare,
-            100.0 * step.per_second / step.bare,
-            millis(&step.latency, 0.5),
-            millis(&step.latency, 0.9),
-            millis(&step.latency, 0.99),
-            step.refusal.len(),
-            if step.refusal.is_empty() { "-".to_owned() } else { millis(&step.refusal, 0.99) },
-        );
+        let [step] = measure(server, app.id(), [Step::new(in_flight, Manner::Patient)]).await?;
+        step.print();
         steps.push(step);
     }
+    println!("\nby turns, with {IMPATIENT} clients who ask again at once after each 503");
+    let compared = [Step::new(PATIENT, Manner::Patient), Step::new(IMPATIENT, Manner::Impatient)];
+    let compared = measure(server, app.id(), compared).await?;
+    compared.iter().for_each(Step::print);
     let after = memory(server)?;
-    let peak = steps.iter().map(|step| step.peak_memory).fold(before, f64::max);
+    let peak = steps.iter().chain(&compared).map(|step| step.peak_memory).fold(before, f64::max);
     println!("\nMemory of the server: {before:.1} MiB before, {peak:.1} MiB at the peak, {after:.1} MiB after");
     let start = start_time(server).await?;
     println!("Start, from the process to ready: {:.0} ms\n", start.as_secs_f64() * 1000.0);
 
-    Ok(bounds(&steps, peak, threads))
+    let mut bounds = bounds(&steps, peak, threads);
+    bounds.extend(impatient_bounds(&compared));
+    Ok(bounds)
+}
+
+fn impatient_bounds([patient, impatient]: &[Step; 2]) -> [Bound; 2] {
+    let admitted = impatient.per_second / patient.per_second;
+    let p99 = impatient.jwks.value_at_quantile(0.99);
+    [
+        Bound::new(
+            format!(
+                "of {IMPATIENT} clients who ask again at once, at least {:.0} % of the log-ins at {PATIENT} in flight \
+                 are admitted: {:.0} %",
+                100.0 * ADMITTED,
+                100.0 * admitted
+            ),
+            admitted >= ADMITTED,
+        ),
+        Bound::new(
+            format!("JWKS, 20 times a second beside them, p99 under 50 ms: {}", millis(&impatient.jwks, 0.99)),
+            p99 < 50_000 && !impatient.jwks.is_empty(),
+        ),
+    ]
+}
+
+// === impl Step ===
+
+impl Step {
+    fn new(in_flight: u32, manner: Manner) -> Self {
+        Self {
+            in_flight,
+            manner,
+            in_time: 0,
+            bare: 0.0,
+            per_second: 0.0,
+            latency: histogram(),
+            refusal: histogram(),
+            refusals_without_retry_after: 0,
+            jwks: histogram(),
+            peak_memory: 0.0,
+        }
+    }
+
+    fn print(&self) {
+        println!(
+            "{:>9}   {:>9.1}   {:>13.1}   {:>4.0} %   {:>9} {:>9} {:>9}   {:>7}   {:>11}",
+            self.in_flight,
+            self.per_second,
+            self.bare,
+            100.0 * self.per_second / self.bare,
+            millis(&self.latency, 0.5),
+            millis(&self.latency, 0.9),
+            millis(&self.latency, 0.99),
+            self.refusal.len(),
+            if self.refusal.is_empty() { "-".to_owned() } else { millis(&self.refusal, 0.99) },
+        );
+    }
 }
 
 fn bounds(steps: &[Step], peak: f64, threads: usize) -> Vec<Bound> {
@@ -132,38 +198,28 @@ fn bounds(steps: &[Step], peak: f64, threads: usize) -> Vec<Bound> {
     ]
 }
 
-/// The rounds of one number in flight.
-async fn measure(server: &Server, app: &str, in_flight: u32) -> Result<Step> {
-    let mut step = Step {
-        in_flight,
-        bare: 0.0,
-        per_second: 0.0,
-        latency: histogram(),
-        refusal: histogram(),
-        refusals_without_retry_after: 0,
-        jwks: histogram(),
-        peak_memory: 0.0,
-    };
-    let mut took = Duration::ZERO;
+/// The rounds of one step, or of steps that take turns to be compared.
+async fn measure<const N: usize>(server: &Server, app: &str, mut steps: [Step; N]) -> Result<[Step; N]> {
+    let mut bare = 0.0;
     for _ in 0..ROUNDS {
-        step.bare += tokio::task::spawn_blocking(bare_rate).await?;
-        took += round(server, app, &mut step).await?;
+        bare += tokio::task::spawn_blocking(bare_rate).await?;
+        for step in &mut steps {
+            round(server, app, step).await?;
+        }
     }
-    step.bare += tokio::task::spawn_blocking(bare_rate).await?;
-    step.bare /= f64::from(ROUNDS + 1);
-    #[expect(clippy::cast_precision_loss, reason = "a count of a benchmark is far below 2^52")]
-    {
-        step.per_second = step.latency.len() as f64 / took.as_secs_f64();
+    bare += tokio::task::spawn_blocking(bare_rate).await?;
+    for step in &mut steps {
+        step.bare = bare / f64::from(ROUNDS + 1);
+        step.per_second = f64::from(step.in_time) / (MEASURE * ROUNDS).as_secs_f64();
     }
-    Ok(step)
+    Ok(steps)
 }
 
-/// Log-ins in a closed loop, added to the step; who is refused comes back after `Retry-After`. Tells how long it took.
-async fn round(server: &Server, app: &str, step: &mut Step) -> Result<Duration> {
-    let started = Instant::now();
-    let end = started + MEASURE;
+/// Log-ins in a closed loop, added to the step.
+async fn round(server: &Server, app: &str, step: &mut Step) -> Result<()> {
+    let end = Instant::now() + MEASURE;
     let clients: Vec<_> = (0..step.in_flight)
-        .map(|number| tokio::spawn(log_in_until(end, server.public, address(number), app.to_owned())))
+        .map(|number| tokio::spawn(log_in_until(end, server.public, address(number), app.to_owned(), step.manner)))
         .collect();
     let jwks = tokio::spawn(jwks_until(end, server.public, app.to_owned()));
     let done = Arc::new(AtomicBool::new(false));
@@ -172,11 +228,11 @@ async fn round(server: &Server, app: &str, step: &mut Step) -> Result<Duration> 
         tokio::spawn(sample_memory(server.pid().context("the server runs")?, Arc::clone(&done), Arc::clone(&peak)));
     for client in clients {
         let seen = client.await??;
+        step.in_time += seen.in_time;
         step.latency.add(&seen.latency)?;
         step.refusal.add(&seen.refusal)?;
         step.refusals_without_retry_after += seen.refusals_without_retry_after;
     }
-    let took = started.elapsed();
     step.jwks.add(&jwks.await??)?;
     done.store(true, Ordering::Relaxed);
     sampler.await??;
@@ -184,29 +240,41 @@ async fn round(server: &Server, app: &str, step: &mut Step) -> Result<Duration> 
     {
         step.peak_memory = step.peak_memory.max(peak.load(Ordering::Relaxed) as f64 / MIB);
     }
-    Ok(took)
+    Ok(())
 }
 
 /// What one client saw.
 struct Seen {
+    in_time: u32,
     latency: Histogram<u64>,
     refusal: Histogram<u64>,
     refusals_without_retry_after: u64,
 }
 
-async fn log_in_until(end: Instant, server: SocketAddr, from: IpAddr, app: String) -> Result<Seen> {
-    let mut seen = Seen { latency: histogram(), refusal: histogram(), refusals_without_retry_after: 0 };
+async fn log_in_until(end: Instant, server: SocketAddr, from: IpAddr, app: String, manner: Manner) -> Result<Seen> {
+    let mut seen = Seen { in_time: 0, latency: histogram(), refusal: histogram(), refusals_without_retry_after: 0 };
     let mut connection = connect(server, from).await?;
     while Instant::now() < end {
         let request = log_in_request(server, &app);
         let started = Instant::now();
-        let answer = send(&mut connection, request).await?;
+        let answer = match send(&mut connection, request).await {
+            // The server may be tired of such a client.
+            Err(_) if manner == Manner::Impatient => {
+                connection = connect(server, from).await?;
+                continue;
+            }
+            answer => answer?,
+        };
         let took = micros(started.elapsed());
         match answer.status {
-            StatusCode::OK => seen.latency.record(took)?,
+            StatusCode::OK => {
+                seen.latency.record(took)?;
+                seen.in_time += u32::from(Instant::now() < end);
+            }
             StatusCode::SERVICE_UNAVAILABLE => {
                 seen.refusal.record(took)?;
                 match answer.retry_after {
+                    Some(_) if manner == Manner::Impatient => {}
                     Some(after) => tokio::time::sleep(after.min(end.saturating_duration_since(Instant::now()))).await,
                     None => seen.refusals_without_retry_after += 1,
                 }
@@ -312,7 +380,7 @@ fn bare_rate() -> f64 {
 }
 
 /// A client address of its own for each connection.
-fn address(number: u32) -> IpAddr {
+pub(crate) fn address(number: u32) -> IpAddr {
     let [_, _, high, low] = (number + 1).to_be_bytes();
     Ipv4Addr::new(127, 100, high, low).into()
 }

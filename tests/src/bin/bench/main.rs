@@ -6,6 +6,7 @@
 mod chaos;
 mod figures;
 mod fleet;
+mod hostile;
 mod logins;
 mod provider_down;
 mod refresh;
@@ -26,6 +27,8 @@ struct Args {
     chaos: chaos::Options,
     #[command(flatten)]
     fleet: fleet::Options,
+    #[command(flatten)]
+    hostile: hostile::Options,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -40,6 +43,8 @@ enum Part {
     ProviderDown,
     /// The operator and the servers in a cluster, with few Apps and with many.
     Operator,
+    /// Ordinary users and Apps beside one attacker at a time.
+    Hostile,
 }
 
 fn main() -> ExitCode {
@@ -77,6 +82,9 @@ async fn bench(args: &Args) -> Result<Vec<Bound>> {
     }
     if is_wanted(Part::Operator) {
         bounds.extend(fleet::run(&args.fleet).await?);
+    }
+    if is_wanted(Part::Hostile) {
+        bounds.extend(hostile::run(&args.hostile).await?);
     }
     Ok(bounds)
 }

@@ -1,0 +1,87 @@
+//! Apps that are made and deleted, and leave their keys.
+//!
+//! A tenant makes an App with `deletionPolicy: Retain`, waits until it has keys, deletes it, and goes on with the next
+//! appID. No App ever had a user. Each leaves a Secret with keys in the install's namespace, where no quota of the
+//! tenant's holds.
+//!
+//! Attacks the number of those Secrets, which must not grow with what was deleted.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use futures::{StreamExt, TryStreamExt, stream};
+use k8s_openapi::api::core::v1::Secret;
+use kube::{
+    Api,
+    api::{DeleteParams, ListParams},
+};
+use latchkey_crds::{
+    app,
+    names::{APP_KEYS_TYPE, app_keys_secret},
+    types::AppId,
+};
+use latchkey_tests::{
+    builders::App,
+    cluster::{Cluster, apply},
+};
+use tokio::time::sleep;
+
+use super::operator_trial::OperatorTrial;
+use crate::figures::Bound;
+
+const APPS: usize = 60;
+const AT_A_TIME: usize = 4;
+/// For the keys of an App, on a busy machine.
+const KEYS_LIMIT: Duration = Duration::from_secs(20);
+/// Within which an appID without users is free again.
+const FREED_WITHIN: Duration = Duration::from_secs(60);
+/// Of this many key Secrets nobody can say that they grow: the ordinary App's, and those of deletions under way.
+const MAX_LEFT: usize = 8;
+
+pub(super) async fn run() -> Result<Vec<Bound>> {
+    let cluster = Cluster::start().await?;
+    let trial = OperatorTrial::start(&cluster).await?;
+    let namespace = trial.hostile_namespace();
+    let client = trial.install.admin();
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), trial.install.namespace());
+    let apps: Api<app::App> = Api::namespaced(client.clone(), namespace);
+    let attack = async {
+        let turns = stream::iter(0..APPS).map(|number| {
+            let (client, secrets, apps) = (client.clone(), secrets.clone(), apps.clone());
+            async move {
+                let id = format!("passing-{number}");
+                let app = App::with_id(&id).set("/deletionPolicy", "Retain");
+                for object in app.objects(namespace) {
+                    apply(&client, &object).await?;
+                }
+                let keys = app_keys_secret(&id.parse::<AppId>()?);
+                let end = Instant::now() + KEYS_LIMIT;
+                let mut has_keys = false;
+                while !has_keys && Instant::now() < end {
+                    sleep(Duration::from_millis(100)).await;
+                    has_keys = secrets.get_opt(&keys).await?.is_some();
+                }
+                apps.delete(&id, &DeleteParams::default()).await?;
+                anyhow::Ok(has_keys)
+            }
+        });
+        let made: Vec<bool> = turns.buffer_unordered(AT_A_TIME).try_collect().await?;
+        let made = made.into_iter().filter(|has_keys| *has_keys).count();
+        let end = Instant::now() + FREED_WITHIN;
+        let left = loop {
+            let left = secrets.list(&ListParams::default().fields(&format!("type={APP_KEYS_TYPE}"))).await?.items.len();
+            if left <= MAX_LEFT || Instant::now() >= end {
+                break left;
+            }
+            sleep(Duration::from_secs(1)).await;
+        };
+        Ok((made, left))
+    };
+    let ((made, left), mut bounds) = trial.during(attack).await?;
+    ensure!(made > MAX_LEFT, "only {made} of {APPS} Apps had keys before they were deleted");
+    bounds.push(Bound::new(
+        format!("at most {MAX_LEFT} key Secrets are left of {made} deleted Apps without users: {left}"),
+        left <= MAX_LEFT,
+    ));
+    Ok(bounds)
+}

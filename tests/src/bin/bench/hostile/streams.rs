@@ -1,0 +1,83 @@
+//! HTTP/2 connections with many unfinished requests each.
+//!
+//! 200 addresses have a connection each, with a hundred requests on it that stop after 60 KiB of their bodies: together
+//! more than a gibibyte. The client answers pings, so that it never counts as gone.
+//!
+//! Attacks the memory of bodies where one connection has many, and the time that such a connection may stay.
+
+use std::{net::IpAddr, net::SocketAddr, time::Duration};
+
+use anyhow::Result;
+use bytes::Bytes;
+use h2::client::SendRequest;
+use http::Request;
+use latchkey_tests::{builders::App, stack::Stack};
+use tokio::{net::TcpSocket, task::JoinSet, time::sleep};
+
+use super::{
+    outsiders::{Tally, address},
+    trial::Trial,
+};
+use crate::figures::Bound;
+
+const CONNECTIONS: u32 = 200;
+/// As many as the server lets a connection have.
+const STREAMS: usize = 100;
+const BODY: usize = 60 * 1024;
+const PAUSE: Duration = Duration::from_millis(100);
+
+pub(super) async fn run(lasts: Duration) -> Result<Vec<Bound>> {
+    let app = App::new("attacked").namespace("attacker");
+    let mut trial = Trial::start(Stack::builder().app(&app), lasts).await?;
+    trial.calm().await?;
+    let (server, tally) = (trial.server(), trial.tally.clone());
+    let url = format!("http://{server}/v1/{}/email/login", app.id());
+    trial
+        .attack(async move {
+            for number in 0..CONNECTIONS {
+                let (url, tally) = (url.clone(), tally.clone());
+                tokio::spawn(async move {
+                    loop {
+                        if hold(server, address(number), &url, &tally).await.is_err() {
+                            tally.count("connection ended");
+                        }
+                        sleep(PAUSE).await;
+                    }
+                });
+            }
+        })
+        .await
+}
+
+/// One connection, until it ends.
+async fn hold(server: SocketAddr, from: IpAddr, url: &str, tally: &Tally) -> Result<()> {
+    let socket = TcpSocket::new_v4()?;
+    socket.bind(SocketAddr::new(from, 0))?;
+    let (requests, connection) = h2::client::handshake(socket.connect(server).await?).await?;
+    tally.count("connected");
+    let mut streams = JoinSet::new();
+    for _ in 0..STREAMS {
+        streams.spawn(ask(requests.clone(), url.to_owned(), tally.clone()));
+    }
+    // It answers pings. The streams end with it.
+    Ok(connection.await?)
+}
+
+/// One unfinished request after the other.
+async fn ask(requests: SendRequest<Bytes>, url: String, tally: Tally) -> Result<()> {
+    static PART: [u8; BODY] = [b' '; BODY];
+    loop {
+        let mut ready = requests.clone().ready().await?;
+        let request = Request::post(&url).header("content-type", "application/json").body(())?;
+        let (response, mut body) = ready.send_request(request, false)?;
+        let answered = async {
+            body.send_data(Bytes::from_static(&PART), false)?;
+            response.await
+        };
+        match answered.await {
+            Ok(response) => tally.count(response.status().as_u16()),
+            Err(_) => tally.count("stream ended"),
+        }
+        sleep(PAUSE).await;
+    }
+}

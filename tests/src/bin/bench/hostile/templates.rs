@@ -1,0 +1,83 @@
+//! Mail templates that are deep, long or wide.
+//!
+//! A tenant applies Apps with a ConfigMap each, whose `confirm.txt` is within all limits of size. Parsers recurse over
+//! what is nested, compilers number what is chained, and renderers repeat what is looped over.
+//!
+//! Attacks the bounds on a template before it is parsed, and that a panic over one App is that App's fault alone.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use kube::Api;
+use latchkey_crds::app;
+use latchkey_tests::{
+    builders::App,
+    cluster::{Cluster, apply},
+};
+use tokio::time::sleep;
+
+use super::operator_trial::OperatorTrial;
+use crate::figures::Bound;
+
+/// Long enough for a standby to become the leader and die as well.
+const WATCH: Duration = Duration::from_secs(25);
+
+/// What each is, and what makes it.
+const BOMBS: [(&str, fn() -> String); 16] = [
+    ("minus", || format!("{{{{ {}1 }}}}", "-".repeat(60_000))),
+    ("not", || format!("{{{{ {}true }}}}", "not ".repeat(20_000))),
+    ("parentheses", || format!("{{{{ {}1{} }}}}", "(".repeat(30_000), ")".repeat(30_000))),
+    ("lists", || format!("{{{{ {}1{} }}}}", "[".repeat(30_000), "]".repeat(30_000))),
+    ("maps", || format!("{{{{ {}1{} }}}}", "{\"a\":".repeat(10_000), "}".repeat(10_000))),
+    ("filters", || format!("{{{{ name{} }}}}", "|upper".repeat(20_000))),
+    ("attributes", || format!("{{{{ name{} }}}}", ".a".repeat(40_000))),
+    ("sums", || format!("{{{{ 1{} }}}}", "+1".repeat(40_000))),
+    ("powers", || format!("{{{{ 1{} }}}}", "**1".repeat(30_000))),
+    ("conditions", || format!("{{{{ {}1 }}}}", "1 if name else ".repeat(8_000))),
+    ("elif", || format!("{{% if name %}}{}{{% endif %}}", "{% elif name %}".repeat(8_000))),
+    ("if", || format!("{}{}", "{% if name %}".repeat(5_000), "{% endif %}".repeat(5_000))),
+    ("for", || format!("{}{}", "{% for i in range(9) %}".repeat(2_000), "{% endfor %}".repeat(2_000))),
+    ("comments", || "{#".repeat(33_000)),
+    ("range", || "{% for i in range(1000000000) %}x{% endfor %}".to_owned()),
+    ("strings", || format!("{{{{ {} }}}}", "'x' * 1000000000".replace('x', &"x".repeat(1_000)))),
+];
+
+pub(super) async fn run() -> Result<Vec<Bound>> {
+    let cluster = Cluster::start().await?;
+    let trial = OperatorTrial::start(&cluster).await?;
+    let namespace = trial.hostile_namespace();
+    let client = trial.install.admin();
+    let attack = async {
+        for (name, bomb) in BOMBS {
+            let app = App::with_id(&format!("bomb-{name}")).template("confirm.txt", &bomb());
+            for object in app.objects(namespace) {
+                apply(&client, &object).await?;
+            }
+        }
+        sleep(WATCH).await;
+        Ok(())
+    };
+    let ((), mut bounds) = trial.during(attack).await?;
+    let apps: Api<app::App> = Api::namespaced(client, namespace);
+    let apps = apps.list(&kube::api::ListParams::default()).await?.items;
+    ensure!(apps.len() == BOMBS.len(), "all templates are there");
+    let judged = apps.iter().filter(|app| app.status.as_ref().is_some_and(|status| !status.conditions.is_empty()));
+    let judged = judged.count();
+    bounds.push(Bound::new(
+        format!("each App with such a template is judged: {judged} of {}", BOMBS.len()),
+        judged == BOMBS.len(),
+    ));
+    Ok(bounds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_template_fits_into_a_config_map() {
+        for (name, bomb) in BOMBS {
+            assert!(bomb().len() <= 250 * 1024, "{name}");
+        }
+    }
+}
