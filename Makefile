@@ -67,7 +67,7 @@ generate: ## Write the CRD YAML (also the chart's), the metadata of the SQL quer
 	@$(BIN)/latchkey-server openapi > docs/openapi.json.new && mv docs/openapi.json.new docs/openapi.json
 
 .PHONY: bench
-bench: ## Measure log-ins, refreshes, chaos, a provider that is down, the operator (ARGS=logins, ARGS='operator --apps 100')
+bench: ## Measure log-ins, refreshes, chaos, a provider that is down, the operator, attackers (ARGS=logins, ARGS='hostile --only streams')
 	@scripts/need cc postgres redis control-plane dex
 	$(BUILD) --release --bins
 	@exec env $(MALLOC) setpriv --pdeathsig TERM -- $(or $(CARGO_TARGET_DIR),target)/release/latchkey-bench $(ARGS)

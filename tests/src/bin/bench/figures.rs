@@ -49,7 +49,12 @@ pub(crate) fn resident(pid: u32) -> Result<u64> {
     of_status(pid, "VmRSS:")
 }
 
-fn mib(octets: u64) -> f64 {
+/// `RssAnon` of proc(5), in bytes: what is the process's own, without the files that it has mapped.
+pub(crate) fn anonymous(pid: u32) -> Result<u64> {
+    of_status(pid, "RssAnon:")
+}
+
+pub(crate) fn mib(octets: u64) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "memory sizes are far below 2^52")]
     let octets = octets as f64;
     octets / MIB

@@ -69,6 +69,12 @@ impl MemoryLimit {
         }
     }
 
+    /// Whether a server that lives has kept to it, having had so many bytes of its own at the most. A cgroup ends what
+    /// does not; without one the samples say so.
+    pub(super) fn is_kept(&self, peak: u64) -> bool {
+        peak < BYTES && self.kills().is_none_or(|kills| kills == 0)
+    }
+
     /// How often the kernel ended a process for it; none where it does not say.
     pub(super) fn kills(&self) -> Option<u64> {
         let file = match self {

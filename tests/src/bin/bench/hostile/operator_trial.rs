@@ -30,7 +30,7 @@ use tokio::time::{sleep, timeout};
 
 use super::limit::{self, MemoryLimit};
 use crate::{
-    figures::{Bound, MIB, histogram, micros, millis, resident},
+    figures::{Bound, anonymous, histogram, mib, micros, millis},
     fleet,
 };
 
@@ -96,7 +96,7 @@ impl<'a> OperatorTrial<'a> {
     pub(super) async fn during<T>(&self, attack: impl Future<Output = Result<T>>) -> Result<(T, Vec<Bound>)> {
         let done = AtomicBool::new(false);
         let [first, second] = &self.operators[..] else { anyhow::bail!("there are two operators") };
-        let before = self.server.pid().and_then(|pid| resident(pid).ok()).unwrap_or_default();
+        let before = self.server.pid().and_then(|pid| anonymous(pid).ok()).unwrap_or_default();
         let attacking = async {
             let outcome = attack.await;
             done.store(true, Ordering::Relaxed);
@@ -155,23 +155,18 @@ impl<'a> OperatorTrial<'a> {
     async fn server_memory(&self, done: &AtomicBool) -> u64 {
         let mut peak = 0;
         while !done.load(Ordering::Relaxed) && self.server.ended().is_none() {
-            peak = peak.max(self.server.pid().and_then(|pid| resident(pid).ok()).unwrap_or_default());
+            peak = peak.max(self.server.pid().and_then(|pid| anonymous(pid).ok()).unwrap_or_default());
             sleep(Duration::from_millis(50)).await;
         }
         peak
     }
 
     fn memory(&self, before: u64, peak: u64) -> Bound {
-        #[expect(clippy::cast_precision_loss, reason = "memory sizes are far below 2^52")]
-        let mib = |bytes: u64| bytes as f64 / MIB;
         println!("  memory of the server: {:.1} MiB before, {:.1} MiB at the most", mib(before), mib(peak));
         let what = format!("memory of the server stays under {:.0} MiB and it lives", mib(limit::BYTES));
         match self.server.ended() {
             Some(status) => Bound::new(format!("{what}: it ended with {status} at {:.1} MiB", mib(peak)), false),
-            None => Bound::new(
-                format!("{what}: {:.1} MiB at the most", mib(peak)),
-                peak < limit::BYTES && self.limit.kills().is_none_or(|kills| kills == 0),
-            ),
+            None => Bound::new(format!("{what}: {:.1} MiB at the most", mib(peak)), self.limit.is_kept(peak)),
         }
     }
 }

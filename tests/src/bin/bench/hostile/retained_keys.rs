@@ -34,7 +34,7 @@ const AT_A_TIME: usize = 4;
 /// For the keys of an App, on a busy machine.
 const KEYS_LIMIT: Duration = Duration::from_secs(20);
 /// Within which an appID without users is free again.
-const FREED_WITHIN: Duration = Duration::from_secs(60);
+const FREED_WITHIN: Duration = Duration::from_secs(90);
 /// Of this many key Secrets nobody can say that they grow: the ordinary App's, and those of deletions under way.
 const MAX_LEFT: usize = 8;
 

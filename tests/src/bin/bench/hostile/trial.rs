@@ -26,7 +26,7 @@ use super::{
     users::{Errand, PASSWORD, Seen, User, observe},
 };
 use crate::{
-    figures::{Bound, MIB, micros, millis, resident},
+    figures::{Bound, anonymous, mib, micros, millis},
     logins,
 };
 
@@ -57,7 +57,7 @@ pub(super) struct Trial {
 struct Calm {
     logins: Seen,
     others: Option<Seen>,
-    resident: u64,
+    memory: u64,
 }
 
 /// A server is looked at while it is attacked.
@@ -128,7 +128,7 @@ impl Trial {
         ensure!(logins.failed() == 0, "logins of {} fail without an attacker", self.app);
         ensure!(others.as_ref().is_none_or(|others| others.failed() == 0), "sign-ins fail without an attacker");
         let pid = self.stack.server().pid().context("the server runs")?;
-        self.calm = Some(Calm { logins, others, resident: resident(pid)? });
+        self.calm = Some(Calm { logins, others, memory: anonymous(pid)? });
         Ok(())
     }
 
@@ -150,7 +150,7 @@ impl Trial {
         if let (Some(calm), Some(others)) = (&calm.others, &others) {
             bounds.extend(self::bounds("sign-ins", calm, others));
         }
-        bounds.push(self.memory(calm.resident, watch.peak.load(Ordering::Relaxed), ended));
+        bounds.push(self.memory(calm.memory, watch.peak.load(Ordering::Relaxed), ended));
         Ok(bounds)
     }
 
@@ -171,8 +171,6 @@ impl Trial {
     }
 
     fn memory(&self, before: u64, peak: u64, ended: Option<(ExitStatus, Duration)>) -> Bound {
-        #[expect(clippy::cast_precision_loss, reason = "memory sizes are far below 2^52")]
-        let mib = |bytes: u64| bytes as f64 / MIB;
         let charged = self.limit.peak().map(|peak| format!(", {:.0} MiB charged with its files", mib(peak)));
         println!(
             "  memory                        {:.1} MiB before, {:.1} MiB at the most{}",
@@ -182,8 +180,7 @@ impl Trial {
         );
         let what = format!("memory stays under {:.0} MiB and the server lives", mib(limit::BYTES));
         let Some((status, after)) = ended else {
-            let under = peak < limit::BYTES && self.limit.kills().is_none_or(|kills| kills == 0);
-            return Bound::new(format!("{what}: {:.1} MiB at the most", mib(peak)), under);
+            return Bound::new(format!("{what}: {:.1} MiB at the most", mib(peak)), self.limit.is_kept(peak));
         };
         println!("  the server's last lines:\n{}", process::tail(&self.stack.server().log(), 3));
         let by_limit = match self.limit.kills() {
@@ -196,8 +193,13 @@ impl Trial {
 }
 
 fn bounds(what: &str, calm: &Seen, beside: &Seen) -> Vec<Bound> {
+    let failed = Bound::new(
+        format!("none of the {what} fails: {} of {}", beside.failed(), beside.failed() + beside.latency.len()),
+        beside.failed() == 0,
+    );
     let (Some(calm_p99), Some(p99)) = (calm.p99(), beside.p99()) else {
-        return vec![Bound::new(format!("{what} work beside the attacker: none did"), false)];
+        let what = format!("p99 of {what} is under {MAX_RATIO} times that of calm and {MAX_P99:?}: too many fail");
+        return vec![Bound::new(what, false), failed];
     };
     #[expect(clippy::cast_precision_loss, reason = "microseconds of a benchmark are far below 2^52")]
     let ratio = p99 as f64 / calm_p99 as f64;
@@ -210,10 +212,7 @@ fn bounds(what: &str, calm: &Seen, beside: &Seen) -> Vec<Bound> {
             format!("p99 of {what} is under {MAX_P99:?}: {}", millis(&beside.latency, 0.99)),
             p99 < micros(MAX_P99),
         ),
-        Bound::new(
-            format!("none of the {what} fails: {} of {}", beside.failed(), beside.failed() + beside.latency.len()),
-            beside.failed() == 0,
-        ),
+        failed,
     ]
 }
 
@@ -235,8 +234,8 @@ impl Watch {
                 self.gone.store(true, Ordering::Relaxed);
                 return Some((status, started.elapsed()));
             }
-            if let Some(resident) = stack.server().pid().and_then(|pid| resident(pid).ok()) {
-                self.peak.fetch_max(resident, Ordering::Relaxed);
+            if let Some(memory) = stack.server().pid().and_then(|pid| anonymous(pid).ok()) {
+                self.peak.fetch_max(memory, Ordering::Relaxed);
             }
             if self.done.load(Ordering::Relaxed) {
                 return None;
