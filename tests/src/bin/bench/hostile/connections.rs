@@ -3,7 +3,10 @@
 //! A request holds memory from its first byte on, and a connection its place; no limit of an App applies before the
 //! request is whole.
 
-use std::{net::IpAddr, net::SocketAddr, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use anyhow::Result;
 use bytes::{BufMut, Bytes, BytesMut};

@@ -64,7 +64,7 @@ impl MemoryLimit {
             Self::V1(_) => format!("{mib} MiB, by a cgroup (version 1), whose kernel ends what exceeds it"),
             Self::V2(_) => format!("{mib} MiB, by a cgroup (version 2), whose kernel ends what exceeds it"),
             Self::Data => format!(
-                "{mib} MiB of data by setrlimit, and of resident memory by sampling: no memory cgroup is writable here"
+                "{mib} MiB of data by setrlimit, and of its own memory by sampling: no memory cgroup is writable here"
             ),
         }
     }

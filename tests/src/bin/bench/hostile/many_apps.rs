@@ -24,7 +24,7 @@ use latchkey_tests::{
 use serde_json::{Map, Value, json};
 use tokio::time::sleep;
 
-use super::operator_trial::OperatorTrial;
+use super::{limit, operator_trial::OperatorTrial};
 use crate::{figures::Bound, fleet};
 
 const APPS: usize = 700;
@@ -43,9 +43,11 @@ const PARTS: [&str; 10] = [
     "new-sign-in.html",
 ];
 const LINE: &str = "Dear customer, thank you for your patience while you read these terms.\n";
+/// What one tenant may take of each server's memory, in bytes: a quarter.
+const MAX_GROWTH: u64 = limit::BYTES / 4;
 const AT_A_TIME: usize = 8;
 /// When nothing has changed for so long, nothing more will.
-const STILL: Duration = Duration::from_secs(10);
+const STILL: Duration = Duration::from_secs(20);
 const LIMIT: Duration = Duration::from_secs(240);
 
 pub(super) async fn run() -> Result<Vec<Bound>> {
@@ -72,7 +74,8 @@ pub(super) async fn run() -> Result<Vec<Bound>> {
             .await?;
         settle(&Api::namespaced(client.clone(), namespace)).await
     };
-    let (reasons, bounds) = trial.during(attack).await?;
+    let (reasons, mut bounds) = trial.during(attack).await?;
+    bounds.push(trial.growth(MAX_GROWTH));
     let reasons: Vec<_> = reasons.iter().map(|(reason, apps)| format!("{apps} {reason}")).collect();
     println!("  the tenant's {APPS} Apps: {}", reasons.join(", "));
     Ok(bounds)
@@ -87,8 +90,8 @@ async fn settle(apps: &Api<app::App>) -> Result<BTreeMap<String, usize>> {
         let mut now = BTreeMap::new();
         for app in apps.list(&ListParams::default()).await?.items {
             let ready = fleet::says(&app, ConditionType::Ready, ConditionStatus::True);
-            let conditions = app.status.iter().flat_map(|status| &status.conditions);
-            let reason = conditions.filter(|condition| condition.type_ == ConditionType::Ready.as_str()).next_back();
+            let mut conditions = app.status.iter().flat_map(|status| &status.conditions);
+            let reason = conditions.find(|condition| condition.type_ == ConditionType::Ready.as_str());
             let reason = reason.map_or("not judged", |condition| &condition.reason);
             *now.entry(if ready { "Ready".to_owned() } else { reason.to_owned() }).or_default() += 1;
         }

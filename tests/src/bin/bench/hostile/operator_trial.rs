@@ -50,6 +50,8 @@ pub(super) struct OperatorTrial<'a> {
     app: App,
     operators: Vec<Operator>,
     server: PodServer,
+    /// Memory of the server before the attack, in bytes.
+    before: u64,
     /// Dropped after the server, which is in it.
     limit: MemoryLimit,
 }
@@ -76,7 +78,8 @@ impl<'a> OperatorTrial<'a> {
         let app = App::new("ordinary");
         install.apply(&app).await?;
         install.ready(&app).await;
-        let this = Self { install, app, operators, server, limit };
+        let before = memory(&server);
+        let this = Self { install, app, operators, server, before, limit };
         for operator in &this.operators {
             let end = Instant::now() + EDIT_LIMIT;
             while !is_ready(operator.ops).await {
@@ -96,7 +99,6 @@ impl<'a> OperatorTrial<'a> {
     pub(super) async fn during<T>(&self, attack: impl Future<Output = Result<T>>) -> Result<(T, Vec<Bound>)> {
         let done = AtomicBool::new(false);
         let [first, second] = &self.operators[..] else { anyhow::bail!("there are two operators") };
-        let before = self.server.pid().and_then(|pid| anonymous(pid).ok()).unwrap_or_default();
         let attacking = async {
             let outcome = attack.await;
             done.store(true, Ordering::Relaxed);
@@ -120,8 +122,17 @@ impl<'a> OperatorTrial<'a> {
             ),
             failed == 0 && !edits.is_empty(),
         ));
-        bounds.push(self.memory(before, peak));
+        bounds.push(self.memory(peak));
         Ok((outcome, bounds))
+    }
+
+    /// Whether the server has grown by so many bytes at the most since before the attack.
+    pub(super) fn growth(&self, most: u64) -> Bound {
+        let growth = memory(&self.server).saturating_sub(self.before);
+        Bound::new(
+            format!("the server grows by at most {:.0} MiB: {:.1} MiB", mib(most), mib(growth)),
+            growth <= most && self.server.ended().is_none(),
+        )
     }
 
     /// Edits the ordinary App again and again: the times until it is Ready, and how often it was not.
@@ -155,20 +166,25 @@ impl<'a> OperatorTrial<'a> {
     async fn server_memory(&self, done: &AtomicBool) -> u64 {
         let mut peak = 0;
         while !done.load(Ordering::Relaxed) && self.server.ended().is_none() {
-            peak = peak.max(self.server.pid().and_then(|pid| anonymous(pid).ok()).unwrap_or_default());
+            peak = peak.max(memory(&self.server));
             sleep(Duration::from_millis(50)).await;
         }
         peak
     }
 
-    fn memory(&self, before: u64, peak: u64) -> Bound {
-        println!("  memory of the server: {:.1} MiB before, {:.1} MiB at the most", mib(before), mib(peak));
+    fn memory(&self, peak: u64) -> Bound {
+        println!("  memory of the server: {:.1} MiB before, {:.1} MiB at the most", mib(self.before), mib(peak));
         let what = format!("memory of the server stays under {:.0} MiB and it lives", mib(limit::BYTES));
         match self.server.ended() {
             Some(status) => Bound::new(format!("{what}: it ended with {status} at {:.1} MiB", mib(peak)), false),
             None => Bound::new(format!("{what}: {:.1} MiB at the most", mib(peak)), self.limit.is_kept(peak)),
         }
     }
+}
+
+/// None of a server that has ended.
+fn memory(server: &PodServer) -> u64 {
+    server.pid().and_then(|pid| anonymous(pid).ok()).unwrap_or_default()
 }
 
 /// Asks an operator whether it is ready until the attack is done or the process has ended.

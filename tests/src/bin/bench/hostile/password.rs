@@ -1,13 +1,13 @@
 //! Passwords that take long to judge.
 //!
 //! *confirm-password* and *register* judge a password before they look at anything else. This one is 76 characters that
-//! each stand for a letter, two of them for more than one, and is the address itself: every reading of every part of it
+//! each stand for a letter, some of them for more than one, and is the address itself: every reading of every part of it
 //! is looked up. One client sends it to *confirm-password*, where a weak password is no wrong code; another sends it to
 //! *register*, from a new address after each hundred, the default limit.
 //!
 //! Attacks the bound on the cost of judging a password: less than one hash.
 
-use std::{convert::Infallible, time::Duration};
+use std::{convert::Infallible, net::SocketAddr, time::Duration};
 
 use anyhow::Result;
 use latchkey_tests::{builders::App, stack::Stack};
@@ -43,7 +43,7 @@ pub(super) async fn run(lasts: Duration) -> Result<Vec<Bound>> {
 }
 
 /// Registers again and again, from the next address when the limit of one is used up.
-async fn register(server: std::net::SocketAddr, number: u32, app: String, tally: Tally) -> Infallible {
+async fn register(server: SocketAddr, number: u32, app: String, tally: Tally) -> Infallible {
     let body: Value = json!({ "name": "Ada", "email": text(), "password": text() });
     let mut from = number;
     loop {

@@ -2,7 +2,10 @@
 //!
 //! The queue is fair to Apps and, inside one, to client addresses. So whoever has many Apps has many places.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use anyhow::Result;
 use latchkey_tests::{builders::App, stack::Stack};
@@ -38,7 +41,7 @@ pub(super) async fn tenant_of_many_apps(lasts: Duration) -> Result<Vec<Bound>> {
 }
 
 /// Logs in to each of the Apps from the addresses that `clients` gives for it.
-async fn attack(lasts: Duration, apps: &[App], clients: impl Fn(u32) -> Vec<std::net::IpAddr>) -> Result<Vec<Bound>> {
+async fn attack(lasts: Duration, apps: &[App], clients: impl Fn(u32) -> Vec<IpAddr>) -> Result<Vec<Bound>> {
     let builder = apps.iter().fold(Stack::builder(), |builder, app| builder.app(app));
     let mut trial = Trial::start(builder, lasts).await?;
     trial.calm().await?;
@@ -58,7 +61,7 @@ async fn attack(lasts: Duration, apps: &[App], clients: impl Fn(u32) -> Vec<std:
         .await
 }
 
-async fn log_in(server: SocketAddr, from: std::net::IpAddr, app: String, tally: Tally) {
+async fn log_in(server: SocketAddr, from: IpAddr, app: String, tally: Tally) {
     let path = format!("/v1/{app}/email/login");
     let mut number = 0_u32;
     storm(server, from, tally, move || {

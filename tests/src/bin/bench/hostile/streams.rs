@@ -5,7 +5,10 @@
 //!
 //! Attacks the memory of bodies where one connection has many, and the time that such a connection may stay.
 
-use std::{net::IpAddr, net::SocketAddr, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use anyhow::Result;
 use bytes::Bytes;
