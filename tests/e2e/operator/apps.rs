@@ -68,7 +68,7 @@ async fn who_holds_an_appid_keeps_it_and_only_its_own_namespace_inherits_it() {
     let (ours, theirs) = (install.tenants()[0].as_str(), install.tenants()[1].as_str());
     let shop = shop();
     // Older, but broken while the other comes.
-    let enormous = format!("{{#{}#}}", "\u{1}".repeat(100 * 1024));
+    let enormous = format!("{{#{}#}}", format!("{}\n", "\u{1}".repeat(1023)).repeat(100));
     let broken = shop.clone().template("confirm.txt", &enormous);
     let broken: Vec<Value> = named(&broken, "older", theirs).into_iter().rev().collect();
     install.apply_all(&broken).await.unwrap();
