@@ -123,7 +123,7 @@ fn check_bounded(name: &str, source: &str, mail: Mail, part: Part) -> Result<(),
 #[cfg(not(panic = "unwind"))]
 compile_error!("a panic must unwind: it is the fault of one template, not of the process");
 
-/// A template on which the engine panics is one that cannot be used; it takes nothing else with it.
+/// A template on which the engine panics cannot be used. Nothing else is affected.
 fn unpanicked<T>(step: impl FnOnce() -> Result<T, TemplateError>) -> Result<T, TemplateError> {
     // The engine keeps nothing between two templates but buffers, which it clears.
     catch_unwind(AssertUnwindSafe(step)).unwrap_or_else(|_| {

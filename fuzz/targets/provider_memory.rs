@@ -13,7 +13,7 @@ use crate::{
 
 /// The largest body of a provider that is read at all.
 const BODY: usize = 1024 * 1024;
-/// What one body may cost while it is parsed, in bytes: four at once must fit in a pod of 256 MiB beside all else.
+/// What one body may cost while it is parsed, in bytes: four at once must fit in a pod of 256 MiB beside everything else.
 const HEAP: u64 = 16 * 1024 * 1024;
 const TOKENS: [&str; 20] = [
     "[",
@@ -64,7 +64,7 @@ fn provider_memory() {
 }
 
 fn judge(body: &[u8]) {
-    // As many hashes as a callback of a slow client may cost, since a body of a mebibyte is refused elsewhere.
+    // As many hashes as a callback of a slow client may cost, since a body of 1 MiB is refused elsewhere.
     harness::bounded(20, HEAP, || discovery(body));
     harness::bounded(20, HEAP, || KeySet::parse(body));
     harness::bounded(20, HEAP, || profile(body, &CLIENT));

@@ -428,7 +428,7 @@ async fn conclude(app: &App, old: &AppStatus, served: Served, context: &Context)
     Ok(Action::requeue(served.requeue))
 }
 
-/// Whatever it waited for, it takes nothing of it any more: others may have it.
+/// It waits for nothing any more, so others can have the room.
 fn wait_no_more<K: Resource>(app: &K, context: &Context) {
     let namespace = app.namespace().unwrap_or_default();
     context.objects.quotas.wait_no_more(&namespace, &app.name_any());

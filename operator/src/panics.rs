@@ -55,7 +55,7 @@ impl Panicked {
         Self(LAST.take().unwrap_or_else(|| UNKNOWN.to_owned()))
     }
 
-    /// What is said of the object. A panic is a bug, so all its owner can do is to report it.
+    /// The message in the object's condition. A panic is a bug: its owner can only report it.
     pub(crate) fn advice(&self) -> String {
         format!("the operator failed on this object: {self}; this is a bug, please report it")
     }

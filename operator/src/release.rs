@@ -46,8 +46,8 @@ const AT_ONCE: usize = 16;
 const ANSWER: Duration = Duration::from_secs(30);
 /// When the servers are asked again if they did not answer, or are too old to.
 const UNANSWERED: Duration = Duration::from_secs(10 * 60);
-/// When every reserved appID is looked at again: only who edits the database takes users away from an App that is not
-/// served.
+/// When every reserved appID is looked at again. It is rare: users of an App that is not served go only by an edit of the
+/// database.
 const AGAIN: Duration = Duration::from_secs(10 * 60 * 60);
 
 /// Which appIDs are being released, and which Apps are being reconciled meanwhile.
@@ -126,7 +126,7 @@ async fn look_at(context: &Arc<Context>, id: AppId) {
         Ok(Looked::Done) => return context.failures.forget(&failure),
         Ok(Looked::Published) => (Again::Soon, context.failures.retry_after(&failure, Kind::Unavailable)),
         Ok(Looked::Unanswered) => (Again::Late, UNANSWERED),
-        // Of a namespace that is not this operator's to look at nothing can be known.
+        // Nothing can be known of a namespace that this operator cannot read.
         Err(error) if error.kind() == Kind::Forbidden => return,
         Err(error) => {
             warn!(app = %id, error = %Chain(&error), "an appID is not released yet");
@@ -261,7 +261,7 @@ impl Releases {
         Some(UnderWay { releases: self, id: id.clone(), ended: false })
     }
 
-    /// Notes that the appID is looked at again by itself. Whether that is news: one timer is enough.
+    /// Notes that the appID is looked at again by itself. Returns false if that was noted before: one timer is enough.
     fn schedule(&self, id: &AppId, again: Again) -> bool {
         self.scheduled.lock().unwrap_or_else(PoisonError::into_inner).insert((id.clone(), again))
     }
@@ -291,7 +291,7 @@ impl UnderWay<'_> {
         under_way.entry(self.id.clone()).or_default().asking = true;
     }
 
-    /// Ends it, and gives how far it came.
+    /// Ends it, and returns how far it got.
     fn end(mut self) -> State {
         self.ended = true;
         self.take()

@@ -125,8 +125,8 @@ pub struct Serve {
     /// Networks of the proxies whose X-Forwarded-For is believed, comma-separated.
     #[arg(long, env = "LATCHKEY_TRUSTED_PROXIES", value_delimiter = ',')]
     pub trusted_proxies: Vec<IpNet>,
-    /// Believe the sampled flag of a `traceparent` that comes from a listed proxy. Only if the proxy sets that header
-    /// itself: one that passes it on lets any client decide what is traced.
+    /// Believe the sampled flag of a `traceparent` that comes from a listed proxy. Set it only if the proxy sets that
+    /// header itself: one that passes it on lets any client decide what is traced.
     #[arg(long, env = "LATCHKEY_TRUST_TRACEPARENT")]
     pub trust_traceparent: bool,
     /// Connections that one client address (of IPv6: one /64) can have at a time on a listener, unless it is a listed

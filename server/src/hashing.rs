@@ -156,7 +156,7 @@ impl Hashing {
         let mut salt = [0; 16];
         SystemRandom::new().fill(&mut salt).expect("the system's random number generator answers");
         let nobody = Engine::default().hash(&Password::new(""), &salt);
-        // The first score reads the dictionaries, which no request shall wait for.
+        // The first score reads the dictionaries, which no request should wait for.
         strength::score("password", &[]);
         let capacity = options.places_per_thread.saturating_mul(options.threads.get());
         let shared = Arc::new(Shared {

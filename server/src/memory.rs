@@ -27,7 +27,7 @@ fn limit_at(root: &Path) -> u64 {
         };
         // In a container the path can be that of the host, of which only the end is mounted: the root is read too.
         let above = Path::new(path.trim_start_matches('/')).ancestors();
-        // `max`, which is no limit, is no number.
+        // `max`, which means no limit, does not parse as a number.
         above.filter_map(|folder| read(Path::new(base).join(folder).join(file).to_str()?)?.trim().parse().ok()).min()
     });
     let machine = read("proc/meminfo").and_then(|meminfo| {

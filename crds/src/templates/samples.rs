@@ -11,7 +11,7 @@ pub(super) struct Bad {
     pub(super) reason: &'static str,
 }
 
-/// A text of so many octets.
+/// A text of so many bytes.
 fn lines(octets: usize) -> String {
     let line = format!("{}\n", "a".repeat(1000));
     line.repeat(octets.div_ceil(line.len()))[..octets].to_owned()

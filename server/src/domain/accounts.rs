@@ -196,7 +196,7 @@ pub enum LogInError {
     /// Only after the right password.
     #[error("the user is disabled")]
     Disabled,
-    /// Only with enumeration protection `Off`, after the right password; else it is `InvalidCredentials`.
+    /// Only with enumeration protection `Disabled`, after the right password; otherwise it is `InvalidCredentials`.
     #[error("the address is not verified")]
     EmailNotVerified,
     #[error(transparent)]

@@ -137,7 +137,7 @@ pub enum ProviderError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Away {
     /// For it, for its namespace, for the client or for the whole server.
-    #[error("as many calls as there may be are in flight")]
+    #[error("the limit of calls in flight is reached")]
     TooMany,
     #[error("its name does not resolve")]
     NameUnknown,

@@ -275,7 +275,7 @@ impl<E: Endpoints, S: Send + Sync + 'static> Answer for Door<E, S> {
 }
 
 impl<E: Endpoints, S: Send + Sync + 'static> Door<E, S> {
-    /// The bytes of an answer to an HTTP/1 client whose request is not there.
+    /// The bytes of an answer to an HTTP/1 client when its request was not read.
     fn without_request(&self, problem: &Problem) -> Vec<u8> {
         let id = self.state.env.uuid().to_string();
         let body = problem.json(&id);

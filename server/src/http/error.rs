@@ -139,7 +139,7 @@ pub struct Problem {
     pub description: Cow<'static, str>,
     pub fields: Vec<FieldProblem>,
     pub headers: Vec<(HeaderName, HeaderValue)>,
-    /// Set for refusals by a limit or for want of capacity, which come in floods: the time in `Retry-After`.
+    /// Set for refusals by a limit or for lack of capacity, which come in floods: the time in `Retry-After`.
     pub refused_for: Option<Duration>,
     /// The body is not read, and the connection ends.
     pub closes: bool,

@@ -76,13 +76,13 @@ impl<'a> Bearer<'a> {
 }
 
 /// The user of the session that the request's token belongs to. A call that has a body asks before it reads the body, so that
-/// nothing is read from who has no token, and [`signed_in_still`] after it.
+/// no body is read without a valid token, and calls [`signed_in_still`] after it.
 pub async fn signed_in<S: Ports>(state: &State<S>, app: &App, request: &HeaderMap) -> Result<SignedIn, Problem> {
     let token = token(app, request)?;
     SignedIn::prove(&state.stores, &state.env, app, token).await.map_err(|error| not_signed_in(app, error))
 }
 
-/// The same once the body has come: it may take its time, and the session may have ended meanwhile.
+/// The same after the body was read: that can take up to 30 s, and the session can have ended meanwhile.
 pub async fn signed_in_still<S: Ports>(state: &State<S>, app: &App, request: &HeaderMap) -> Result<SignedIn, Problem> {
     signed_in(state, app, request).await
 }

@@ -58,7 +58,7 @@ struct ReasonLabels {
     reason: &'static str,
 }
 
-/// What the budgets hold when they are asked.
+/// Gauges that are read from the budgets on each scrape.
 #[derive(Debug)]
 struct BudgetGauges(Arc<Budgets>);
 
@@ -114,7 +114,7 @@ impl HttpMetrics {
         metrics
     }
 
-    /// What the budgets hold is looked at when the metrics are asked for.
+    /// Registers the gauges of the budgets.
     pub fn register_budgets(registry: &mut Registry, budgets: &Arc<Budgets>) {
         registry.register_collector(Box::new(BudgetGauges(Arc::clone(budgets))));
     }

@@ -277,7 +277,7 @@ impl<T> Patient<T> {
         Ok(())
     }
 
-    /// Says why, where there is a way to say it, and ends the connection.
+    /// Ends the connection; over HTTP/1 with a 503, over HTTP/2 without an answer.
     fn refuse(&mut self, cx: &mut Context<'_>) -> io::Error
     where
         T: AsyncWrite + Unpin,

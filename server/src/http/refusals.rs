@@ -40,7 +40,7 @@ const CLIENT_SHARE: usize = 8;
 const LOGGED: u32 = 10;
 const LOG_WINDOW: Duration = Duration::from_secs(1);
 
-/// Refusals for want of capacity or by a limit, of one process.
+/// The refusals of one process, by a limit or for lack of capacity.
 #[derive(Debug)]
 pub struct Refusals {
     places: Arc<Quota>,
@@ -103,8 +103,8 @@ impl Refusals {
         }
     }
 
-    /// Counts a refusal, made now, of a request that began then. Nothing if it is to be sent at once: the client came as it was
-    /// asked to, or there is no place to hold it.
+    /// Counts a refusal, made `now`, of a request that `began` then. `None` if it must be sent at once: the client did not come
+    /// back early, or there is no place to hold the refusal.
     pub(super) fn hold(
         &self,
         client: ClientAddress,

@@ -31,7 +31,7 @@ use crate::{
 pub const MAX_BODY: usize = 64 * 1024;
 /// How deep arrays and objects may nest; the outermost object is 1 (contract, 1).
 pub const MAX_DEPTH: usize = 16;
-/// How many values a body may have. The largest body of ours has five; 64 KiB of `[0,0,…` would be a mebibyte as a tree.
+/// How many values a body may have. The largest body of ours has five; 64 KiB of `[0,0,…` would be 1 MiB as a tree.
 pub const MAX_VALUES: usize = 1000;
 const BOUNDS: Bounds = Bounds { depth: MAX_DEPTH, values: MAX_VALUES };
 

@@ -207,7 +207,7 @@ pub(super) async fn connection<T>(
                 told = true;
                 connection.as_mut().graceful_shutdown();
             }
-            // Pings keep an idle HTTP/2 connection alive, for which others may be waiting.
+            // Pings would keep an idle HTTP/2 connection open, while others can be waiting for its place.
             if last.is_none() && shared.is_idle_over() {
                 last = Some(Box::pin(sleep(goaway)));
                 connection.as_mut().graceful_shutdown();

@@ -628,7 +628,7 @@ async fn until(what: &str, is_so: impl Fn() -> bool) {
     timeout(Duration::from_secs(20), soon).await.unwrap_or_else(|_| panic!("{what}, in time"));
 }
 
-/// Sends what is not a whole request, until the server holds memory for it, or refuses it. Tells which.
+/// Sends what is not a whole request, until the server holds memory for it, or refuses it. Returns which.
 async fn is_refused(house: &House, client: &mut DuplexStream, octets: &[u8]) -> bool {
     let before = house.budgets.request_bytes().used();
     client.write_all(octets).await.unwrap();
@@ -881,7 +881,7 @@ fn quick(house: &mut House) {
     house.times.goaway = Duration::from_millis(200);
 }
 
-/// Answers pings until the connection ends. Tells the frames that came.
+/// Answers pings until the connection ends. Returns the frames that came.
 async fn pings_answered(client: &mut DuplexStream) -> Vec<u8> {
     let mut kinds = Vec::new();
     let answering = async {

@@ -280,8 +280,8 @@ pub(super) fn message(route: &Route, letter: Letter) -> Result<Message, SendErro
     let mut message = Message::builder()
         .from(route.from.clone())
         .to(to)
-        // Readers would decode what looks like an encoded word (RFC 2047, 2): whoever chooses the name of an account would
-        // write another text than was checked.
+        // Readers would decode what looks like an encoded word (RFC 2047, 2): by the name of an
+        // account somebody could show text there that was not checked.
         .subject(content.subject.replace("=?", "= ?"))
         .date(at.into())
         .message_id(Some(format!("<{id}@{}>", route.from.email.domain())))

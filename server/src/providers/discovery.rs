@@ -95,7 +95,7 @@ impl Metadata {
             userinfo_endpoint: document.userinfo_endpoint,
             introspection_endpoint: document.introspection_endpoint,
             algorithms: allowed_algorithms(&document.id_token_signing_alg_values_supported),
-            // Basic is what a document means that does not say (RFC 8414, 2).
+            // A document that names no method means Basic (RFC 8414, 2).
             takes_basic: document
                 .token_endpoint_auth_methods_supported
                 .is_none_or(|methods| methods.iter().any(|method| method == "client_secret_basic")),

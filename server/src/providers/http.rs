@@ -378,13 +378,13 @@ mod tests {
     async fn what_is_too_large_or_leads_elsewhere_is_no_answer() {
         let http = insecure();
         let too_large = Err(NoAnswer::Fault(Fault::TooLarge));
-        // By what it says of its length, before any of it has come.
+        // By its `Content-Length`, before any of the body has come.
         let declared = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", MAX_ANSWER + 1);
         assert_eq!(get(&http, &server(declared.into_bytes()).await).await, too_large);
         let fits = format!("HTTP/1.1 200 OK\r\ncontent-length: {MAX_ANSWER}\r\n\r\n").into_bytes();
         let fits = fits.into_iter().chain(std::iter::repeat_n(b'x', MAX_ANSWER)).collect();
         assert_eq!(get(&http, &server(fits).await).await, Ok((200, MAX_ANSWER)));
-        // In pieces, without a word of its length.
+        // In chunks, without a `Content-Length`.
         let pieces = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n".iter().copied();
         let pieces = pieces.chain(b"1\r\nx\r\n".repeat(MAX_ANSWER + 1)).collect();
         assert_eq!(get(&http, &server(pieces).await).await, too_large);

@@ -228,7 +228,7 @@ impl Inner {
         let verify = |set: &KeySet| {
             IdToken::verify(token, set, &keys.algorithms, &endpoints.issuers, client, expected, self.env.now())
         };
-        // Before anything is asked for its sake.
+        // Before the provider is asked.
         if !id_token::is_well_formed(token) {
             return Ok(Err(BadToken::Malformed));
         }

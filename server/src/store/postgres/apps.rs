@@ -365,7 +365,7 @@ async fn release(
         transaction.rollback().await?;
         return Ok(Releasing::Elsewhere);
     }
-    // What is left is of nobody: mails without a reader, and refusals without an account.
+    // What is left belongs to no user: mails without a reader, and refusals without an account.
     let more = delete_batch(&mut transaction, &claim.app, &[], RELEASE_BATCH).await?;
     if !more {
         // Without an incarnation: whoever claims it next has it, the same App as well if it is made anew meanwhile.

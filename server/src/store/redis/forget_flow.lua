@@ -1,4 +1,4 @@
--- Takes a flow that no browser holds out of all that an App keeps of its flows; answers whether it was there. `keys`: the
+-- Removes an unbound flow from everything that an App keeps of its flows; returns whether it was there. `keys`: the
 -- flows that are alive, by their end; the client address of each; how many each client address has; then, without a
 -- flow's id or a client address, the keys of flows and of the flows of a client address.
 local function forget(keys, id)

@@ -1,5 +1,5 @@
--- Keeps a flow that no browser holds. Where as many are alive as may be, the oldest of the client address with the most
--- makes room: so whoever fills the App's places takes them from nobody but itself. The work is bounded: each call forgets
+-- Keeps an unbound flow. If the App has the most flows that it can have, the oldest flow of the client address with the most is
+-- forgotten: a client that fills the App's places loses only its own. The work is bounded: each call forgets
 -- at most 64 flows that have ended and one or two that have not.
 -- KEYS: see forget_flow.lua. ARGV: offset (ms), the two keys of forget_flow.lua, life (ms), most alive, the flow's id, the
 -- flow, its client address. Answers how many were forgotten to make room.

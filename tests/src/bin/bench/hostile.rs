@@ -51,7 +51,7 @@ pub(crate) struct Options {
 enum Attacker {
     /// Passwords that take long to judge.
     Password,
-    /// A provider that answers with a mebibyte of nested JSON.
+    /// A provider that answers with 1 MiB of nested JSON.
     ProviderAnswers,
     /// Thousands of requests whose bodies do not end.
     SlowBodies,

@@ -258,7 +258,7 @@ async fn log_in_until(end: Instant, server: SocketAddr, from: IpAddr, app: Strin
         let request = log_in_request(server, &app);
         let started = Instant::now();
         let answer = match send(&mut connection, request).await {
-            // The server may be tired of such a client.
+            // The server can hold the refusals of such a client.
             Err(_) if manner == Manner::Impatient => {
                 connection = connect(server, from).await?;
                 continue;

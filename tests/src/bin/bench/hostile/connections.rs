@@ -33,7 +33,7 @@ const HEADS: u32 = 8_192;
 const HEAD: usize = 30 * 1024;
 /// More than a listener of the server has.
 const HELD: u32 = 10_500;
-/// Before a connection that ended is made anew: a crowd of thousands asks a hundred thousand times a second otherwise.
+/// The pause before a new connection after one that ended: without it thousands of clients ask 100,000 times a second.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Thousands of POSTs that stop after 60 KiB of their bodies, four or five from each of 1,000 addresses.
