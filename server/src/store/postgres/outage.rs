@@ -31,8 +31,9 @@ const MAX_WAITING: usize = 1024;
 const PROBE_AFTER: Duration = Duration::from_millis(50);
 /// How often is looked during an outage; its end is noticed within this time and that of a connection.
 const PROBE_EVERY: Duration = Duration::from_millis(250);
-/// A connection that is not made in this time counts as an outage too.
-const PROBE_LIMIT: Duration = Duration::from_secs(2);
+/// A connection that is not made in this time counts as an outage too. Longer than the pool waits for one
+/// (3 s): where making one is slow, and calls still get theirs, there is no outage.
+const PROBE_LIMIT: Duration = Duration::from_secs(4);
 
 /// Whether Postgres takes connections.
 pub(super) struct Availability {
