@@ -9,8 +9,16 @@ for _, ended in ipairs(redis.call('ZRANGEBYSCORE', keys.alive, '-inf', now, 'LIM
 end
 local forgotten = 0
 if redis.call('ZCARD', keys.alive) >= most then
-  local heaviest = redis.call('ZREVRANGE', keys.counts, 0, 0)[1]
-  local oldest = heaviest and redis.call('ZRANGE', keys.of .. heaviest, 0, 0)[1]
+  local heaviest, oldest
+  for _ = 1, 2 do
+    heaviest = redis.call('ZREVRANGE', keys.counts, 0, 0)[1]
+    oldest = heaviest and redis.call('ZRANGE', keys.of .. heaviest, 0, 0)[1]
+    if oldest or not heaviest then
+      break
+    end
+    -- A server of an older version forgot its flows, and not their count.
+    redis.call('ZREM', keys.counts, heaviest)
+  end
   if oldest then
     forget(keys, oldest)
     forgotten = 1
