@@ -224,7 +224,7 @@ pub struct LimitsSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 3), extend("x-kubernetes-list-type" = "atomic"))]
     pub login_failures_per_client_overall: Option<Vec<WindowSpec>>,
-    /// Calls that check or change a password, or ask a provider, from one client address. Default: 60 in 60 s.
+    /// Calls that check or change a password, or sign in or link through a provider, from one client address. Default: 60 in 60 s.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 3), extend("x-kubernetes-list-type" = "atomic"))]
     pub logins_per_client: Option<Vec<WindowSpec>>,

@@ -14,9 +14,11 @@ use crate::domain::{
 /// All permits of a server. Each reads one answer at a time, of at most 64 KiB ([`super::http::MAX_ANSWER`]) after a head
 /// of at most 32 KiB ([`super::http::MAX_HEAD`]). Buffers that grow have up to twice that, so all take at most 24 MiB.
 const MAX_IN_SERVER: usize = 128;
-/// One namespace takes at most half of them: its Providers may all hang.
+/// One namespace takes at most half of them: its Providers may all hang. And it takes no more than are free, so that
+/// namespaces which hang one after the other always leave some.
 const MAX_OF_NAMESPACE: usize = 64;
-/// One Provider (contract, 5).
+/// One Provider (contract, 5). It takes no more than are free in its namespace, likewise (Choudhury and Hahne, Dynamic
+/// Queue Length Thresholds, 1998): after five Providers that hang a sixth still gets one.
 const MAX_OF_PROVIDER: usize = 32;
 /// One client address at one Provider. At 300 ms a login that is 13 logins a second from behind one address.
 const MAX_OF_CLIENT_AT_PROVIDER: usize = 4;
@@ -111,8 +113,17 @@ impl Permits {
     /// One for each holder, or none at all.
     fn acquire(&self, holders: Vec<Holder>, operation: Option<Operation>) -> Result<Permit, Away> {
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if holders.iter().any(|holder| counts.get(holder).is_some_and(|count| *count >= holder.limit())) {
-            return Err(Away::TooMany);
+        let count = |holder| counts.get(holder).copied().unwrap_or(0);
+        let mut free_outside = usize::MAX;
+        for holder in &holders {
+            if count(holder) >= holder.limit().min(free_outside) {
+                return Err(Away::TooMany);
+            }
+            // From the server to the namespace, and from there to the Provider. What follows is inside of none.
+            free_outside = match holder {
+                Holder::Server | Holder::Namespace(_) => holder.limit() - count(holder),
+                _ => usize::MAX,
+            };
         }
         for holder in &holders {
             *counts.entry(holder.clone()).or_default() += 1;
@@ -216,18 +227,24 @@ mod tests {
     }
 
     #[test]
+    fn providers_that_hang_leave_permits_for_others_of_their_namespace() {
+        let permits = Permits::default();
+        let hanging = |at| fill(&permits, &provider("shop", &format!("hangs-{at}")), addresses(at, 100));
+        let held: Vec<_> = (0..5).map(hanging).collect();
+        assert_eq!(held.iter().map(Vec::len).collect::<Vec<_>>(), [32, 16, 8, 4, 2]);
+        assert!(permits.try_acquire(&provider("shop", "up"), client("198.51.100.1"), Operation::Callback).is_ok());
+    }
+
+    #[test]
     fn one_namespace_leaves_permits_for_others_and_all_have_an_end() {
         let permits = Permits::default();
         let of = |namespace: &str, third| -> Vec<Permit> {
             let names = (0..8).map(|name| provider(namespace, &name.to_string()));
             names.enumerate().flat_map(|(at, key)| fill(&permits, &key, addresses(third + at, 40))).collect()
         };
-        let one = of("one", 0);
-        assert_eq!(one.len(), 64);
-        let other = of("other", 20);
-        assert_eq!(other.len(), 64);
-        assert!(of("third", 40).is_empty());
-        drop((one, other));
+        let held: Vec<_> = (0..9).map(|at| of(&at.to_string(), at * 20)).collect();
+        assert_eq!(held.iter().map(Vec::len).collect::<Vec<_>>(), [64, 32, 16, 8, 4, 2, 1, 1, 0]);
+        drop(held);
         let check = |namespace: &str| permits.try_acquire_for_check(&provider(namespace, "0"));
         let checks = [check("one"), check("one"), check("two")].map(Result::unwrap);
         assert!(check("one").is_err() && check("two").is_ok());
