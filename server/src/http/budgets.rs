@@ -21,6 +21,9 @@ const BYTES_SHARE: u64 = 8;
 const CLIENT_SHARE: usize = 8;
 /// Callers in the cluster have an eighth of the connections for themselves: outsiders cannot use these up.
 const ADMIN_SHARE: usize = 8;
+/// Held refusals have half of the public connections: an HTTP/1 refusal keeps its connection while it is held. The other
+/// half stays for callers that are not refused, even behind proxies, whose connections are not bounded by address.
+const HELD_SHARE: usize = 2;
 /// Bounds of the memory limit that is reckoned with: less is a test, more needs no more connections.
 const MIN_MEMORY: u64 = 64 << 20;
 const MAX_MEMORY: u64 = 4 << 30;
@@ -53,7 +56,9 @@ const OPS_CONNECTIONS_PER_CLIENT: usize = 16;
 pub struct Budgets {
     request_bytes: Arc<Quota>,
     refusals: Refusals,
-    connections: usize,
+    /// The places of the two listeners.
+    public: usize,
+    admin: usize,
     connections_per_client: usize,
 }
 
@@ -103,26 +108,28 @@ impl Budgets {
         let memory = memory.clamp(MIN_MEMORY, MAX_MEMORY);
         let part = |share: u64| usize::try_from(memory / share).unwrap_or(usize::MAX);
         let (bytes, connections) = (part(BYTES_SHARE), part(CONNECTIONS_SHARE) / CONNECTION_COST);
+        let public = (connections - connections / ADMIN_SHARE).min(MAX_CONNECTIONS);
+        let admin = (connections / ADMIN_SHARE).min(MAX_CONNECTIONS);
         Arc::new(Self {
             request_bytes: Quota::new(bytes, bytes / CLIENT_SHARE),
-            refusals: Refusals::new(bytes),
-            connections,
+            refusals: Refusals::new(public / HELD_SHARE),
+            public,
+            admin,
             connections_per_client,
         })
     }
 
     /// The connections of the public listener.
     pub fn public_connections(&self) -> Arc<ConnectionPlaces> {
-        self.shared_connections(self.connections - self.connections / ADMIN_SHARE)
+        self.shared_connections(self.public)
     }
 
     /// The connections of the listener for callers in the cluster.
     pub fn admin_connections(&self) -> Arc<ConnectionPlaces> {
-        self.shared_connections(self.connections / ADMIN_SHARE)
+        self.shared_connections(self.admin)
     }
 
     fn shared_connections(&self, total: usize) -> Arc<ConnectionPlaces> {
-        let total = total.min(MAX_CONNECTIONS);
         ConnectionPlaces::new(total, self.connections_per_client.min(total / CLIENT_SHARE), true)
     }
 
@@ -276,7 +283,7 @@ mod tests {
     fn connections_and_requests_hold_three_eighths_of_the_memory_at_most() {
         for mib in [64, 256, 1024, 4096] {
             let budgets = Budgets::new(mib << 20, 256);
-            let connections = budgets.connections * CONNECTION_COST;
+            let connections = (budgets.public + budgets.admin) * CONNECTION_COST;
             let bytes = budgets.request_bytes.used();
             assert_eq!(bytes, 0);
             let limit = (mib as usize) * MIB * 3 / 8;
@@ -289,6 +296,39 @@ mod tests {
             let bytes = budgets.request_bytes.used();
             assert!(bytes >= limit / 3 && connections + bytes <= limit, "{mib} MiB: {connections} + {bytes}");
         }
+    }
+
+    #[test]
+    fn held_refusals_leave_half_of_the_public_connections() {
+        let now = tokio::time::Instant::now();
+        for (mib, connections) in [(64, 358), (256, 1434), (1024, 5734), (4096, 10_000)] {
+            let budgets = Budgets::new(mib << 20, 256);
+            let places = budgets.public_connections();
+            assert_eq!(places.free.available_permits(), connections);
+            let hold = |client| budgets.refusals().hold(client, now, now, std::time::Duration::from_secs(5));
+            let mut held = Vec::new();
+            let mut most_of_client = 0;
+            for last in 0..=u8::MAX {
+                // Early returns that are not held yet.
+                for _ in 0..4 {
+                    assert!(hold(client(last)).is_none());
+                }
+                let of_client: Vec<_> = std::iter::from_fn(|| hold(client(last))).collect();
+                most_of_client = most_of_client.max(of_client.len());
+                held.extend(of_client);
+            }
+            assert_eq!(held.len(), connections / 2, "{mib} MiB");
+            assert_eq!(most_of_client, connections / 2 / 8, "{mib} MiB");
+        }
+    }
+
+    #[test]
+    fn impatient_clients_at_256_addresses_are_all_held() {
+        let now = tokio::time::Instant::now();
+        let budgets = Budgets::new(256 << 20, 256);
+        let hold = |last| budgets.refusals().hold(client(last), now, now, std::time::Duration::from_secs(5));
+        let held: Vec<_> = (0..=u8::MAX).filter_map(|last| (0..5).find_map(|_| hold(last))).collect();
+        assert_eq!(held.len(), 256);
     }
 
     #[test]

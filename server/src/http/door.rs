@@ -81,6 +81,8 @@ pub trait Endpoints: Send + Sync + 'static {
     const TRACED: bool = true;
     /// Whether its callers decide whether a trace is sampled.
     const TRUSTS_SAMPLING: bool = false;
+    /// Whether refusals are held: they keep their connections, of which only the public listener has enough.
+    const HOLDS_REFUSALS: bool = false;
 
     fn find(&self, method: &Method, path: &str) -> Lookup<Self::Route>;
 
@@ -353,7 +355,9 @@ impl<E: Endpoints, S: Send + Sync + 'static> Door<E, S> {
                     let now = Instant::now();
                     is_logged = refusals.is_logged(name, problem.status, now);
                     // One that ends its connection has slowed its client down already.
-                    held = if problem.closes { None } else { refusals.hold(address, began, now, retry_after) };
+                    if E::HOLDS_REFUSALS && !problem.closes {
+                        held = refusals.hold(address, began, now, retry_after);
+                    }
                 }
                 if problem.closes {
                     closes = true;

@@ -41,6 +41,7 @@ impl<S: Ports> Endpoints for Public<S> {
     type Route = Route;
 
     const LISTENER: &'static str = "public";
+    const HOLDS_REFUSALS: bool = true;
 
     fn find(&self, method: &Method, path: &str) -> Lookup<Route> {
         let Some(matched) = Route::of(path) else { return Lookup::Nothing };

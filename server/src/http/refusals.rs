@@ -32,8 +32,6 @@ const MAX_MEMORY: Duration = Duration::from_secs(60);
 const MAX_CLIENTS: usize = 8192;
 /// How often those that have expired are looked for while the list is full.
 const SWEEP: Duration = Duration::from_secs(1);
-/// What a held refusal costs beside its connection: the answer, a timer, and a stream's state in HTTP/2.
-const HELD_COST: usize = 8 * 1024;
 /// One client address can have a part of all held refusals.
 const CLIENT_SHARE: usize = 8;
 /// Refusals that are logged one by one, in a second.
@@ -89,9 +87,8 @@ struct LogWindow {
 // === impl Refusals ===
 
 impl Refusals {
-    /// `bytes`: what all held refusals together can cost.
-    pub(super) fn new(bytes: usize) -> Self {
-        let places = bytes / HELD_COST;
+    /// `places`: how many refusals can be held at a time.
+    pub(super) fn new(places: usize) -> Self {
         let now = Instant::now();
         Self {
             places: Quota::new(places, places / CLIENT_SHARE),
@@ -231,7 +228,7 @@ mod tests {
 
     #[test]
     fn a_client_that_comes_back_early_is_held_longer_each_time_up_to_a_bound() {
-        let refusals = Refusals::new(32 << 20);
+        let refusals = Refusals::new(64);
         let mut now = Instant::now();
         let mut holds = Vec::new();
         for _ in 0..10 {
@@ -247,7 +244,7 @@ mod tests {
 
     #[test]
     fn requests_sent_together_count_once() {
-        let refusals = Refusals::new(32 << 20);
+        let refusals = Refusals::new(64);
         let began = Instant::now();
         for millis in 1..100 {
             let now = began + Duration::from_millis(millis);
@@ -258,7 +255,7 @@ mod tests {
     #[test]
     fn held_refusals_and_remembered_clients_are_bounded() {
         // Places for 16, of which one client can have two.
-        let refusals = Refusals::new(16 * HELD_COST);
+        let refusals = Refusals::new(16);
         let now = Instant::now();
         let mut all = Vec::new();
         for number in 0..20 {
@@ -287,7 +284,7 @@ mod tests {
 
     #[test]
     fn a_flood_of_refusals_is_logged_by_its_number() {
-        let refusals = Refusals::new(1 << 20);
+        let refusals = Refusals::new(64);
         let now = Instant::now();
         let is_logged = |now| refusals.is_logged("login", StatusCode::SERVICE_UNAVAILABLE, now);
         assert_eq!((0..1000).filter(|_| is_logged(now)).count(), 10);
