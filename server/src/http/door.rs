@@ -15,7 +15,7 @@ use tracing::{Instrument, Span, debug, error, info, info_span, warn};
 use super::{
     budgets::{Budgets, ConnectionPlace, ConnectionPlaces, Place},
     cors::Cors,
-    error::{Chain, Problem},
+    error::{Chain, Problem, RedirectedProblem},
     metrics::{HttpMetrics, method_name},
     patience::Times,
     quota::Exhausted,
@@ -347,28 +347,31 @@ impl<E: Endpoints, S: Send + Sync + 'static> Door<E, S> {
             Ok((Lookup::Nothing, _)) => Err(Problem::not_found()),
         };
         let (mut held, mut is_logged, mut closes) = (None, true, false);
-        let mut response = match answered {
-            Ok(response) => response,
-            Err(problem) => {
-                if let Some(retry_after) = problem.refused_for {
-                    let refusals = self.budgets.refusals();
-                    let now = Instant::now();
-                    is_logged = refusals.is_logged(name, problem.status, now);
-                    // One that ends its connection has slowed its client down already.
-                    if E::HOLDS_REFUSALS && !problem.closes {
-                        held = refusals.hold(address, began, now, retry_after);
-                    }
-                }
-                if problem.closes {
-                    closes = true;
-                    self.metrics.over_budget(E::LISTENER, "request");
-                }
-                if is_logged {
-                    span.in_scope(|| tell(&problem));
-                }
-                problem.respond(&id)
+        let (mut response, problem) = match answered {
+            Ok(mut response) => {
+                let redirected = response.extensions_mut().remove::<RedirectedProblem>();
+                (response, redirected.map(|RedirectedProblem(problem)| problem))
             }
+            Err(problem) => (problem.respond(&id), Some(Arc::new(problem))),
         };
+        if let Some(problem) = problem {
+            if let Some(retry_after) = problem.refused_for {
+                let refusals = self.budgets.refusals();
+                let now = Instant::now();
+                is_logged = refusals.is_logged(name, response.status(), now);
+                // One that ends its connection has slowed its client down already.
+                if E::HOLDS_REFUSALS && !problem.closes {
+                    held = refusals.hold(address, began, now, retry_after);
+                }
+            }
+            if problem.closes {
+                closes = true;
+                self.metrics.over_budget(E::LISTENER, "request");
+            }
+            if is_logged {
+                span.in_scope(|| tell(&problem));
+            }
+        }
         cors.apply(response.headers_mut());
         finish(&mut response, &method, version, closes, &id);
 
@@ -425,7 +428,7 @@ fn request_id(headers: &HeaderMap) -> Option<String> {
 }
 
 /// Logs what led to an error, once, where the fault is ours or of what we depend on.
-pub(super) fn tell(problem: &Problem) {
+fn tell(problem: &Problem) {
     let cause = problem.cause.as_deref().map(|cause| Chain(cause).to_string());
     let code = problem.code.as_str();
     if problem.status == StatusCode::INTERNAL_SERVER_ERROR {

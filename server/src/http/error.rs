@@ -1,6 +1,6 @@
 //! The one shape of errors, and the closed set of what `error` may say.
 
-use std::{borrow::Cow, error::Error, fmt, time::Duration};
+use std::{borrow::Cow, error::Error, fmt, sync::Arc, time::Duration};
 
 use http::{
     HeaderName, HeaderValue, StatusCode,
@@ -139,7 +139,8 @@ pub struct Problem {
     pub description: Cow<'static, str>,
     pub fields: Vec<FieldProblem>,
     pub headers: Vec<(HeaderName, HeaderValue)>,
-    /// Set for refusals by a limit or for lack of capacity, which come in floods: the time in `Retry-After`.
+    /// Set for refusals by a limit, for lack of capacity, or because something is away, which come in floods: the time in
+    /// `Retry-After`.
     pub refused_for: Option<Duration>,
     /// The body is not read, and the connection ends.
     pub closes: bool,
@@ -151,6 +152,11 @@ pub struct Problem {
 const NO_MEMORY: Duration = Duration::from_secs(5);
 /// How long to wait for a store that is away.
 const STORE_AWAY: Duration = Duration::from_secs(5);
+
+/// In the extensions of a redirect that reports an error to the browser: the error, which is logged, and held if it is a
+/// refusal, like one that is answered directly.
+#[derive(Clone, Debug)]
+pub struct RedirectedProblem(pub Arc<Problem>);
 
 /// An error and what led to it, in one line.
 pub struct Chain<'a>(pub &'a (dyn Error + 'a));
@@ -233,16 +239,17 @@ impl Problem {
     }
 
     pub fn unavailable(retry_after: Duration) -> Self {
-        Self::new(
+        let problem = Self::new(
             ErrorCode::TemporarilyUnavailable,
             "the service is away or at capacity; come again after the time in Retry-After",
         )
-        .header(RETRY_AFTER, whole_seconds(retry_after).into())
+        .header(RETRY_AFTER, whole_seconds(retry_after).into());
+        Self { refused_for: Some(retry_after), ..problem }
     }
 
     /// 503 before the request is read: what it would hold does not fit the budget.
     pub fn over_budget() -> Self {
-        Self { refused_for: Some(NO_MEMORY), closes: true, ..Self::unavailable(NO_MEMORY) }
+        Self { closes: true, ..Self::unavailable(NO_MEMORY) }
     }
 
     pub fn server_error() -> Self {
@@ -269,10 +276,7 @@ impl From<Trouble> for Problem {
     fn from(trouble: Trouble) -> Self {
         match trouble {
             Trouble::Limited(limited) => Self::limited(limited),
-            Trouble::Busy(busy) => {
-                let refused_for = Some(busy.retry_after);
-                Self { refused_for, ..Self::unavailable(busy.retry_after).because(busy) }
-            }
+            Trouble::Busy(busy) => Self::unavailable(busy.retry_after).because(busy),
             Trouble::Store(error) => error.into(),
             Trouble::Signing(error) => Self::server_error().because(error),
         }

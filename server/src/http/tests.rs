@@ -1060,7 +1060,7 @@ fn came_back_early(house: &House, last: u8, returns: u32) {
 
 #[tokio::test]
 async fn a_client_that_ignores_retry_after_waits_for_its_refusals() {
-    for stores in [Failing::Busy, Failing::Limited] {
+    for stores in [Failing::Busy, Failing::Limited, Failing::Away] {
         let house = House::new(stores);
         for _ in 0..4 {
             refused_login(&house, 1).await;
@@ -1070,6 +1070,45 @@ async fn a_client_that_ignores_retry_after_waits_for_its_refusals() {
         assert!(refused_login(&house, 2).await >= Duration::from_secs(1));
         // What is held costs a place for as long.
         assert_eq!(house.budgets.refusals().held(), 0);
+    }
+}
+
+/// An App whose logins with GitHub lead to its own page.
+fn with_github(document: &mut RenderedApp) {
+    document.redirect_urls = vec!["https://shop.example.com/done".parse().unwrap()];
+    let settings = json!({ "preset": "github", "clientID": "x", "secret": "s" });
+    let provider = json!({ "name": "github", "resource": "github", "linkByEmail": false, "settings": settings });
+    document.providers = vec![serde_json::from_value(provider).unwrap()];
+}
+
+/// A callback of a flow that has begun.
+async fn github_callback() -> String {
+    let begun = House::with(Failing::Busy, with_github).ask(get("/shop/github/redirect", "")).await;
+    assert_eq!(begun.status, 302, "{}", begun.body);
+    let (_, state) = begun.header("location").unwrap().split_once("state=").unwrap();
+    let (cookie, _) = begun.header("set-cookie").unwrap().split_once(';').unwrap();
+    get(&format!("/shop/github/callback?state={state}&code=c"), &format!("Cookie: {cookie}\r\n"))
+}
+
+#[tokio::test]
+async fn a_callback_that_is_refused_before_its_state_is_used_waits_like_other_refusals() {
+    let callback = github_callback().await;
+    for (stores, error) in [(Failing::Limited, "rate_limited"), (Failing::Away, "temporarily_unavailable")] {
+        let house = House::with(stores, with_github);
+        let refused = async |last| {
+            let began = tokio::time::Instant::now();
+            let reply = ask(house.connect_from(house.public(), last), callback.as_bytes()).await;
+            assert_eq!((reply.status, reply.header("set-cookie")), (302, None));
+            let location = reply.header("location").unwrap();
+            assert!(location.starts_with(&format!("https://shop.example.com/done?error={error}&")), "{location}");
+            began.elapsed()
+        };
+        let before = tokio::time::Instant::now();
+        refused(1).await;
+        let is_logged = |_: &usize| house.budgets.refusals().is_logged("callback", http::StatusCode::FOUND, before);
+        assert_eq!((0..20).filter(is_logged).count(), 9, "of ten refusals that are logged in this second");
+        came_back_early(&house, 2, 5);
+        assert!(refused(2).await >= Duration::from_secs(1));
     }
 }
 

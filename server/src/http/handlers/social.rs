@@ -4,7 +4,7 @@ pub mod callback;
 pub mod login;
 pub mod redirect;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use http::{
     HeaderName, HeaderValue, StatusCode,
@@ -22,8 +22,7 @@ use crate::{
         social::{self, SignInError, SignedUp},
     },
     http::{
-        door,
-        error::{ErrorCode, Problem},
+        error::{ErrorCode, Problem, RedirectedProblem},
         guard,
         request::Inbound,
         response::{self, Response},
@@ -95,8 +94,8 @@ impl From<SignedUp> for Session {
 
 // === errors ===
 
-/// `error` and `error_description` of a redirect. What led to it goes to the log here, since the answer is none that fails.
-fn told_to_browser(app: &App, error: SignInError) -> (&'static str, String) {
+/// The `error` of a redirect, and the error that its response must carry as [`RedirectedProblem`].
+fn redirected(app: &App, error: SignInError) -> (&'static str, RedirectedProblem) {
     let said = match &error {
         SignInError::Refused(refusal) => refusal.map(AuthorizationError::as_str),
         SignInError::Provider(_)
@@ -109,8 +108,7 @@ fn told_to_browser(app: &App, error: SignInError) -> (&'static str, String) {
         | SignInError::Trouble(_) => None,
     };
     let problem = sign_in_problem(app, error);
-    door::tell(&problem);
-    (said.unwrap_or(problem.code.as_str()), problem.description.into_owned())
+    (said.unwrap_or(problem.code.as_str()), RedirectedProblem(Arc::new(problem)))
 }
 
 fn sign_in_problem(app: &App, error: SignInError) -> Problem {
@@ -175,4 +173,17 @@ pub fn provider_problem(app: &App, error: ProviderError) -> Problem {
 
 fn too_many_flows(too_many: &TooManyFlows) -> Problem {
     Problem::rate_limited(too_many.name, too_many.window, too_many.retry_after)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{domain::identity::Away, fixtures};
+
+    #[test]
+    fn a_call_that_finds_no_room_is_a_refusal() {
+        let app = fixtures::app(fixtures::rendered("shop"));
+        let problem = provider_problem(&app, ProviderError::Away(Away::TooMany));
+        assert_eq!((problem.status, problem.refused_for), (StatusCode::SERVICE_UNAVAILABLE, Some(PROVIDER_AWAY)));
+    }
 }

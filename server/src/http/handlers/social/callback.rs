@@ -102,6 +102,7 @@ fn answer(app: &App, ended: Ended) -> Result<Response, Problem> {
             Err(error) => Err(super::sign_in_problem(app, error)),
         };
     };
+    let mut problem = None;
     let mut parameters: Vec<(&str, String)> = match outcome {
         Ok(Given::Session(signed_up)) => {
             let session = Session::from(*signed_up);
@@ -117,12 +118,19 @@ fn answer(app: &App, ended: Ended) -> Result<Response, Problem> {
         }
         Ok(Given::Code(code)) => vec![("code", code.expose().to_owned())],
         Err(error) => {
-            let (code, description) = super::told_to_browser(app, error);
+            let (code, redirected) = super::redirected(app, error);
+            let description = redirected.0.description.to_string();
+            problem = Some(redirected);
             vec![("error", code.to_owned()), ("error_description", description)]
         }
     };
     parameters.extend(app_state.map(|state| ("state", state)));
-    super::redirect_to(&target.with(place, parameters.iter().map(|(name, value)| (*name, value.as_str()))))
+    let address = target.with(place, parameters.iter().map(|(name, value)| (*name, value.as_str())));
+    let mut response = super::redirect_to(&address)?;
+    if let Some(problem) = problem {
+        response.extensions_mut().insert(problem);
+    }
+    Ok(response)
 }
 
 fn invalid_state() -> Problem {
