@@ -19,6 +19,9 @@ const CONNECTIONS_SHARE: u64 = 4;
 const BYTES_SHARE: u64 = 8;
 /// One client address can hold an eighth of either: it takes eight to use them up.
 const CLIENT_SHARE: usize = 8;
+/// Of the request bytes, half are for further requests of HTTP/2 connections: slow bodies cannot take these, or nobody
+/// could log in behind a proxy that sends many requests over one connection.
+const FURTHER_SHARE: usize = 2;
 /// Callers in the cluster have an eighth of the connections for themselves: outsiders cannot use these up.
 const ADMIN_SHARE: usize = 8;
 /// Held refusals have half of the public connections: an HTTP/1 refusal keeps its connection while it is held. The other
@@ -55,6 +58,7 @@ const OPS_CONNECTIONS_PER_CLIENT: usize = 16;
 #[derive(Debug)]
 pub struct Budgets {
     request_bytes: Arc<Quota>,
+    further_requests: Arc<Quota>,
     refusals: Refusals,
     /// The places of the two listeners.
     public: usize,
@@ -98,6 +102,8 @@ pub struct RequestMemory {
     /// What its connection still pays for.
     allowance: usize,
     charged: QuotaPermit,
+    /// Of the further requests, if it is not alone in its connection.
+    _further: QuotaPermit,
 }
 
 // === impl Budgets ===
@@ -110,8 +116,11 @@ impl Budgets {
         let (bytes, connections) = (part(BYTES_SHARE), part(CONNECTIONS_SHARE) / CONNECTION_COST);
         let public = (connections - connections / ADMIN_SHARE).min(MAX_CONNECTIONS);
         let admin = (connections / ADMIN_SHARE).min(MAX_CONNECTIONS);
+        let further = bytes / FURTHER_SHARE;
+        let larger = bytes - further;
         Arc::new(Self {
-            request_bytes: Quota::new(bytes, bytes / CLIENT_SHARE),
+            request_bytes: Quota::new(larger, larger / CLIENT_SHARE),
+            further_requests: Quota::new(further, further / CLIENT_SHARE),
             refusals: Refusals::new(public / HELD_SHARE),
             public,
             admin,
@@ -143,25 +152,33 @@ impl Budgets {
     }
 
     /// The bytes of requests beyond what connections pay for.
+    #[cfg(test)]
     pub(super) fn request_bytes(&self) -> &Arc<Quota> {
         &self.request_bytes
+    }
+
+    /// All bytes of requests that are counted.
+    pub(super) fn counted_bytes(&self) -> usize {
+        self.request_bytes.used() + self.further_requests.used()
     }
 
     /// Begins a request. `alone`: it is the connection's only one at this time.
     ///
     /// # Errors
     ///
-    /// [`Exhausted`] if its header fields do not fit the budget.
+    /// [`Exhausted`] if it, or its header fields, do not fit the budget.
     pub(super) fn request(
         &self,
         client: ClientAddress,
         alone: bool,
         parts: &Parts,
     ) -> Result<RequestMemory, Exhausted> {
-        let mut memory = RequestMemory { allowance: ALLOWANCE, charged: self.request_bytes.empty_permit(Some(client)) };
-        if !alone {
-            memory.charged.try_grow(FURTHER_REQUEST)?;
-        }
+        let further = if alone { 0 } else { FURTHER_REQUEST };
+        let mut memory = RequestMemory {
+            allowance: ALLOWANCE,
+            charged: self.request_bytes.empty_permit(Some(client)),
+            _further: self.further_requests.try_acquire(Some(client), further)?,
+        };
         memory.take(head_bytes(parts))?;
         Ok(memory)
     }
@@ -284,16 +301,17 @@ mod tests {
         for mib in [64, 256, 1024, 4096] {
             let budgets = Budgets::new(mib << 20, 256);
             let connections = (budgets.public + budgets.admin) * CONNECTION_COST;
-            let bytes = budgets.request_bytes.used();
-            assert_eq!(bytes, 0);
+            assert_eq!(budgets.counted_bytes(), 0);
             let limit = (mib as usize) * MIB * 3 / 8;
             let mut held = Vec::new();
             for last in 0..=u8::MAX {
-                while let Ok(permit) = budgets.request_bytes.try_acquire(Some(client(last)), 64 * 1024) {
-                    held.push(permit);
+                for quota in [&budgets.request_bytes, &budgets.further_requests] {
+                    while let Ok(permit) = quota.try_acquire(Some(client(last)), FURTHER_REQUEST) {
+                        held.push(permit);
+                    }
                 }
             }
-            let bytes = budgets.request_bytes.used();
+            let bytes = budgets.counted_bytes();
             assert!(bytes >= limit / 3 && connections + bytes <= limit, "{mib} MiB: {connections} + {bytes}");
         }
     }
@@ -334,11 +352,42 @@ mod tests {
     #[test]
     fn an_ordinary_request_needs_nothing_of_a_budget_that_is_used_up() {
         let budgets = Budgets::new(256 << 20, 256);
-        let _all = budgets.request_bytes.try_acquire(None, 32 * MIB).unwrap();
-        let mut login = budgets.request(client(1), true, &parts()).unwrap();
-        login.take(4096).unwrap();
-        assert_eq!(login.take(8192), Err(Exhausted), "a larger one does");
-        assert!(budgets.request(client(1), false, &parts()).is_err(), "and a second one of its HTTP/2 connection");
+        let _all = budgets.request_bytes.try_acquire(None, 16 * MIB).unwrap();
+        // The second is a further one of an HTTP/2 connection.
+        for alone in [true, false] {
+            let mut login = budgets.request(client(1), alone, &parts()).unwrap();
+            login.take(4096).unwrap();
+            assert_eq!(login.take(8192), Err(Exhausted), "a larger one does");
+        }
+    }
+
+    #[test]
+    fn slow_bodies_in_shared_connections_stop_no_ordinary_request() {
+        let budgets = Budgets::new(256 << 20, 256);
+        let mut slow = Vec::new();
+        for last in 0..8 {
+            let begin = || {
+                let mut memory = budgets.request(client(last), false, &parts()).ok()?;
+                memory.take(64 * 1024).ok().map(|()| memory)
+            };
+            slow.extend(std::iter::from_fn(begin));
+        }
+        assert!(slow.len() > 280, "the budget of bodies is used up");
+        for last in 0..16 {
+            let mut login = budgets.request(client(last), false, &parts()).unwrap();
+            login.take(4096).unwrap();
+        }
+    }
+
+    #[test]
+    fn one_client_can_have_an_eighth_of_the_further_requests() {
+        let budgets = Budgets::new(256 << 20, 256);
+        let more =
+            |last| std::iter::from_fn(|| budgets.request(client(last), false, &parts()).ok()).collect::<Vec<_>>();
+        let first = more(1);
+        assert_eq!((first.len(), more(2).len()), (128, 128));
+        drop(first);
+        assert!(budgets.request(client(1), false, &parts()).is_ok());
     }
 
     #[test]
@@ -356,7 +405,7 @@ mod tests {
         }
         let mut other = budgets.request(client(9), true, &parts()).unwrap();
         other.take(64 * 1024).unwrap();
-        assert!(held.len() < 600);
+        assert!(held.len() < 300);
     }
 
     #[tokio::test]

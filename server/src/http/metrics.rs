@@ -175,7 +175,7 @@ impl Collector for BudgetGauges {
             (
                 "http_request_memory",
                 "Bytes of requests that are counted against the budget",
-                gauge(self.0.request_bytes().used()),
+                gauge(self.0.counted_bytes()),
             ),
             ("http_refusals_held", "Refusals that are held before they are sent", gauge(self.0.refusals().held())),
         ] {

@@ -656,7 +656,7 @@ async fn bodies_that_do_not_fit_the_budget_are_refused_before_they_are_read() {
     let service = house.public();
     let mut refused = 0;
     let mut stalled = Vec::new();
-    // Twelve clients, whose bodies do not fit the budget of 32 MiB.
+    // Twelve clients, whose bodies do not fit the budget of 16 MiB.
     for number in 0..700_u32 {
         let mut client = house.connect_from(service.clone(), (number % 12) as u8 + 10);
         refused += usize::from(is_refused(&house, &mut client, STALLED_BODY).await);
@@ -664,8 +664,8 @@ async fn bodies_that_do_not_fit_the_budget_are_refused_before_they_are_read() {
     }
     // 56 KiB and the head of each are counted; 8 KiB are paid for by the connection.
     let held = house.budgets.request_bytes().used();
-    assert!((31 << 20..=32 << 20).contains(&held), "{held} bytes");
-    assert_eq!(refused, 700 - 583);
+    assert!((15 << 20..=16 << 20).contains(&held), "{held} bytes");
+    assert_eq!(refused, 700 - 291);
 
     // An ordinary login goes on, from any of the addresses.
     for last in [1, 10] {
@@ -692,8 +692,8 @@ async fn one_client_cannot_use_the_budget_up() {
         stalled.push(client);
     }
     let held = house.budgets.request_bytes().used();
-    assert!(held <= 4 << 20, "an eighth of 32 MiB: {held}");
-    assert_eq!(refused, 100 - 72);
+    assert!(held <= 2 << 20, "an eighth of 16 MiB: {held}");
+    assert_eq!(refused, 100 - 36);
     let large = " ".repeat(65_536);
     let request = format!(
         "POST /v1/shop/email/login HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Type: application/json\r\n\
@@ -717,7 +717,7 @@ async fn a_body_of_unknown_length_is_counted_as_it_comes() {
         assert!(used() <= 64 << 10);
     }
     // Nothing is left for the rest of another one.
-    let _all = house.budgets.request_bytes().try_acquire(None, (32 << 20) - used()).unwrap();
+    let _all = house.budgets.request_bytes().try_acquire(None, (16 << 20) - used()).unwrap();
     let mut other = house.connect_from(house.public(), 2);
     other.write_all(format!("{head}{chunk}{chunk}").as_bytes()).await.unwrap();
     let mut reply = Vec::new();
@@ -739,8 +739,8 @@ async fn large_heads_that_do_not_fit_the_budget_are_refused_while_they_come() {
         clients.push(client);
     }
     // 56 KiB for each: the buffer grows to twice the bound of a head, less what every connection has.
-    assert_eq!(refused, 700 - 585);
-    assert!(house.budgets.request_bytes().used() <= 32 << 20);
+    assert_eq!(refused, 700 - 292);
+    assert!(house.budgets.request_bytes().used() <= 16 << 20);
     // A small one is read.
     assert_eq!(house.ask(get("/openapi.json", "")).await.status, 200);
     drop(clients);
