@@ -19,9 +19,14 @@ const CONNECTIONS_SHARE: u64 = 4;
 const BYTES_SHARE: u64 = 8;
 /// One client address can hold an eighth of either: it takes eight to use them up.
 const CLIENT_SHARE: usize = 8;
+/// And the /48 of an IPv6 address half: the other half stays for others.
+const SITE_SHARE: usize = 2;
 /// Of the request bytes, half are for further requests of HTTP/2 connections: slow bodies cannot take these, or nobody
 /// could log in behind a proxy that sends many requests over one connection.
 const FURTHER_SHARE: usize = 2;
+/// Of the other half, large header blocks from trusted proxies have at most half. Whose they are is not known while they
+/// are read, and they are counted as long as the proxy's connection lives.
+const PROXY_HEADS_SHARE: usize = 2;
 /// Callers in the cluster have an eighth of the connections for themselves: outsiders cannot use these up.
 const ADMIN_SHARE: usize = 8;
 /// Held refusals have half of the public connections: an HTTP/1 refusal keeps its connection while it is held. The other
@@ -59,6 +64,8 @@ const OPS_CONNECTIONS_PER_CLIENT: usize = 16;
 pub struct Budgets {
     request_bytes: Arc<Quota>,
     further_requests: Arc<Quota>,
+    /// Part of the request bytes, which counts them too.
+    proxy_heads: Arc<Quota>,
     refusals: Refusals,
     /// The places of the two listeners.
     public: usize,
@@ -86,6 +93,8 @@ pub struct ConnectionPlace {
     http2: Option<Place>,
     /// Of the request bytes.
     head: QuotaPermit,
+    /// Of the proxies' heads, if the peer is one.
+    proxy_head: Option<QuotaPermit>,
     has_large_head: bool,
 }
 
@@ -119,8 +128,9 @@ impl Budgets {
         let further = bytes / FURTHER_SHARE;
         let larger = bytes - further;
         Arc::new(Self {
-            request_bytes: Quota::new(larger, larger / CLIENT_SHARE),
-            further_requests: Quota::new(further, further / CLIENT_SHARE),
+            request_bytes: Quota::new(larger, larger / CLIENT_SHARE, larger / SITE_SHARE),
+            further_requests: Quota::new(further, further / CLIENT_SHARE, further / SITE_SHARE),
+            proxy_heads: Quota::new(larger / PROXY_HEADS_SHARE, 0, 0),
             refusals: Refusals::new(public / HELD_SHARE),
             public,
             admin,
@@ -212,7 +222,7 @@ impl ConnectionPlaces {
     pub(super) fn new(total: usize, per_client: usize, exempts_proxies: bool) -> Arc<Self> {
         Arc::new(Self {
             free: Arc::new(Semaphore::new(total)),
-            clients: Quota::new(usize::MAX, per_client),
+            clients: Quota::new(usize::MAX, per_client, (total / SITE_SHARE).max(per_client)),
             exempts_proxies,
         })
     }
@@ -244,6 +254,7 @@ impl ConnectionPlaces {
             place: Arc::new(place),
             http2: None,
             head: budgets.request_bytes.empty_permit((!is_proxy).then_some(address)),
+            proxy_head: is_proxy.then(|| budgets.proxy_heads.empty_permit(None)),
             has_large_head: false,
         })
     }
@@ -275,6 +286,9 @@ impl ConnectionPlace {
     /// [`Exhausted`] if it does not fit the budget.
     pub(super) fn allow_large_head(&mut self) -> Result<(), Exhausted> {
         if !self.has_large_head {
+            if let Some(head) = &mut self.proxy_head {
+                head.try_grow(LARGE_HEAD)?;
+            }
             self.head.try_grow(LARGE_HEAD)?;
             self.has_large_head = true;
         }
@@ -406,6 +420,34 @@ mod tests {
         let mut other = budgets.request(client(9), true, &parts()).unwrap();
         other.take(64 * 1024).unwrap();
         assert!(held.len() < 300);
+    }
+
+    #[tokio::test]
+    async fn large_heads_from_proxies_leave_room_for_bodies() {
+        let budgets = Budgets::new(256 << 20, 256);
+        let places = budgets.public_connections();
+        let mut connections = Vec::new();
+        loop {
+            let place = places.free_place().await;
+            let mut connection = places.admit(place, [10, 0, 0, 1].into(), true, &budgets).unwrap();
+            if connection.allow_large_head().is_err() {
+                break;
+            }
+            connections.push(connection);
+        }
+        // Of 8 MiB, 56 KiB each.
+        assert_eq!(connections.len(), 146);
+        for last in 0..4 {
+            let mut other = places.admit(places.free_place().await, [192, 0, 2, last].into(), false, &budgets).unwrap();
+            other.allow_large_head().unwrap();
+            let mut body = budgets.request(client(last), true, &parts()).unwrap();
+            body.take(64 * 1024).unwrap();
+        }
+        // A connection that ends gives back what it has.
+        connections.pop();
+        let mut next = places.admit(places.free_place().await, [10, 0, 0, 1].into(), true, &budgets).unwrap();
+        next.allow_large_head().unwrap();
+        assert!(connections[0].allow_large_head().is_ok(), "one that has a large head already");
     }
 
     #[tokio::test]

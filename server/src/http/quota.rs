@@ -1,17 +1,20 @@
-//! A number of units that all clients share, and of which one client address can hold a part at most.
+//! A number of units that all clients share, and of which one client address, and one IPv6 site, can hold a part at most.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
+    hash::Hash,
     sync::{Arc, Mutex, PoisonError},
 };
 
-use crate::domain::client::ClientAddress;
+use crate::domain::client::{ClientAddress, Site};
 
-/// Units that are lent to client addresses. Its memory is bounded: an address is listed only while it holds units.
+/// Units that are lent to client addresses. Its memory is bounded: an address or site is listed only while it holds units.
 #[derive(Debug)]
 pub struct Quota {
     total: usize,
     per_client: usize,
+    /// For the /48 of an IPv6 address: who has one has 65,536 client addresses.
+    per_site: usize,
     state: Mutex<QuotaState>,
 }
 
@@ -19,6 +22,7 @@ pub struct Quota {
 struct QuotaState {
     used: usize,
     clients: HashMap<ClientAddress, usize>,
+    sites: HashMap<Site, usize>,
 }
 
 /// Units of a quota, given back when this is dropped.
@@ -29,7 +33,7 @@ pub struct QuotaPermit {
     units: usize,
 }
 
-/// No units are left, or the client address holds its part.
+/// No units are left, or the client address or its site holds its part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no units are left")]
 pub struct Exhausted;
@@ -37,8 +41,8 @@ pub struct Exhausted;
 // === impl Quota ===
 
 impl Quota {
-    pub fn new(total: usize, per_client: usize) -> Arc<Self> {
-        Arc::new(Self { total, per_client, state: Mutex::default() })
+    pub fn new(total: usize, per_client: usize, per_site: usize) -> Arc<Self> {
+        Arc::new(Self { total, per_client, per_site, state: Mutex::default() })
     }
 
     /// A permit without units, which can grow. Without a client address only the total counts.
@@ -87,6 +91,13 @@ impl QuotaPermit {
             if held > self.quota.per_client {
                 return Err(Exhausted);
             }
+            if let Some(site) = client.site() {
+                let held_by_site = state.sites.get(&site).copied().unwrap_or(0).saturating_add(units);
+                if held_by_site > self.quota.per_site {
+                    return Err(Exhausted);
+                }
+                state.sites.insert(site, held_by_site);
+            }
             state.clients.insert(client, held);
         }
         state.used = used;
@@ -103,12 +114,22 @@ impl Drop for QuotaPermit {
         let mut state = self.quota.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.used -= self.units;
         if let Some(client) = self.client {
-            let left = state.clients.get(&client).copied().unwrap_or(0).saturating_sub(self.units);
-            if left == 0 {
-                state.clients.remove(&client);
-            } else {
-                state.clients.insert(client, left);
+            release(&mut state.clients, client, self.units);
+            if let Some(site) = client.site() {
+                release(&mut state.sites, site, self.units);
             }
+        }
+    }
+}
+
+/// Who holds nothing any more is not listed.
+fn release<K: Eq + Hash>(held: &mut HashMap<K, usize>, holder: K, units: usize) {
+    if let Entry::Occupied(mut entry) = held.entry(holder) {
+        let left = entry.get().saturating_sub(units);
+        if left == 0 {
+            entry.remove();
+        } else {
+            entry.insert(left);
         }
     }
 }
@@ -123,7 +144,7 @@ mod tests {
 
     #[test]
     fn one_client_cannot_hold_more_than_its_part() {
-        let quota = Quota::new(100, 40);
+        let quota = Quota::new(100, 40, 50);
         let mut first = quota.try_acquire(client(1), 30).unwrap();
         assert_eq!(first.try_grow(11), Err(Exhausted));
         first.try_grow(10).unwrap();
@@ -141,10 +162,25 @@ mod tests {
 
     #[test]
     fn the_addresses_of_an_ipv6_64_share_one_part() {
-        let quota = Quota::new(100, 10);
+        let quota = Quota::new(100, 10, 100);
         let of = |text: &str| Some(ClientAddress::of(text.parse().unwrap()));
         let _held = quota.try_acquire(of("2001:db8::1"), 10).unwrap();
         assert!(quota.try_acquire(of("2001:db8::2"), 1).is_err());
         assert!(quota.try_acquire(of("2001:db8:0:1::1"), 1).is_ok());
+    }
+
+    #[test]
+    fn the_addresses_of_an_ipv6_48_hold_half_at_most() {
+        let quota = Quota::new(100, 10, 50);
+        let of = |net: usize| Some(ClientAddress::of(format!("2001:db8:7:{net:x}::1").parse().unwrap()));
+        let held: Vec<_> = (0..20).filter_map(|net| quota.try_acquire(of(net), 10).ok()).collect();
+        assert_eq!(held.len(), 5);
+        assert!(quota.state.lock().unwrap().clients.len() == 5, "who is refused is not listed");
+        let other = Some(ClientAddress::of("2001:db8:8::1".parse().unwrap()));
+        assert!(quota.try_acquire(other, 10).is_ok());
+        assert!(quota.try_acquire(client(1), 10).is_ok(), "IPv4 addresses have no site");
+        drop(held);
+        let state = quota.state.lock().unwrap();
+        assert!(state.used == 0 && state.clients.is_empty() && state.sites.is_empty());
     }
 }

@@ -34,6 +34,8 @@ const MAX_CLIENTS: usize = 8192;
 const SWEEP: Duration = Duration::from_secs(1);
 /// One client address can have a part of all held refusals.
 const CLIENT_SHARE: usize = 8;
+/// And the /48 of an IPv6 address half of them.
+const SITE_SHARE: usize = 2;
 /// Refusals that are logged one by one, in a second.
 const LOGGED: u32 = 10;
 const LOG_WINDOW: Duration = Duration::from_secs(1);
@@ -91,7 +93,7 @@ impl Refusals {
     pub(super) fn new(places: usize) -> Self {
         let now = Instant::now();
         Self {
-            places: Quota::new(places, places / CLIENT_SHARE),
+            places: Quota::new(places, places / CLIENT_SHARE, places / SITE_SHARE),
             returns: Mutex::new(Returns { clients: HashMap::new(), next_sweep: now }),
             log: RefusalLog {
                 window: Mutex::new(LogWindow { began: now, logged: 0, omitted: HashMap::new() }),
