@@ -1,7 +1,5 @@
 //! Whose an App is, as the database has it, and the deletion of its users.
 
-use std::time::Duration;
-
 use latchkey_crds::{
     rendered::{DeletedApp, Deletion, RenderedApp},
     types::AppId,
@@ -16,9 +14,6 @@ use crate::{
     store::Stores,
 };
 
-/// How old a row that no server claimed must be before its App is released. A registration that saw no row ends within
-/// that: a statement takes 5 s at most, and a transaction with four of them may rest 10 s (`SESSION`).
-const UNCLAIMED_FOR: Duration = Duration::from_secs(30);
 /// Mails and events that are deleted in one transaction when an App is released.
 const RELEASE_BATCH: u32 = 500;
 
@@ -64,10 +59,10 @@ pub enum Deleting {
 pub enum Releasing {
     /// It had none: the appID is free.
     Freed,
-    /// It has so many, or events of users that were deleted: the appID stays reserved. At least 1.
+    /// The appID stays reserved: the App has so many, or events of users that were deleted, or the database does not
+    /// know the App. At least 1.
     Reserved { users: u64 },
-    /// Another server works on it, somebody registers at this moment, or a registration may still be under way: to be
-    /// tried again.
+    /// Another server works on it, or somebody registers at this moment: to be tried again.
     Elsewhere,
     /// The users are those of an App of another namespace.
     OtherNamespace,
@@ -282,7 +277,8 @@ async fn write_claims(connection: &mut PgConnection, claims: &[Claim]) -> Result
 impl Postgres {
     /// Frees the appID of an App that is gone, if it has no users. Deletes no user. The row of the App is locked
     /// meanwhile: a registration that began before is seen here, and one that comes later is refused by the row.
-    /// `wanted` is asked once Postgres answers: the App may be served again by then.
+    /// An App that the database does not know is not freed. `wanted` is asked once Postgres answers: the App may be
+    /// served again by then.
     pub async fn release_app(
         &self,
         claim: &Claim,
@@ -300,17 +296,16 @@ async fn release(
     claim: &Claim,
     wanted: impl Fn() -> bool + Send + Sync,
 ) -> Result<Releasing, sqlx::Error> {
-    // No server ever claimed it, Postgres having been away. From now on the row refuses registrations.
-    sqlx::query!(
-        "INSERT INTO apps (app_id, namespace, incarnation, handover, state)
-         VALUES ($1, $2, $3, $4, 'deleting') ON CONFLICT DO NOTHING",
-        claim.app.as_str(),
-        claim.namespace,
-        claim.incarnation.as_deref(),
-        i64::from(claim.handover),
+    // An empty or a wrong database knows no App, and says nothing of its users.
+    let known = sqlx::query_scalar!(
+        r#"SELECT EXISTS (SELECT FROM apps WHERE app_id = $1) AS "known!""#,
+        claim.app.as_str()
     )
-    .execute(&mut *connection)
+    .fetch_one(&mut *connection)
     .await?;
+    if !known {
+        return Ok(Releasing::Reserved { users: 1 });
+    }
     let mut transaction = connection.begin().await?;
     let row = sqlx::query_as!(
         Row,
@@ -347,12 +342,9 @@ async fn release(
     let left = sqlx::query!(
         r#"
         SELECT (SELECT count(*) FROM users WHERE app_id = $1) AS "users!",
-            EXISTS (SELECT FROM audit_events WHERE app_id = $1 AND user_id IS NOT NULL) AS "has_events!",
-            (SELECT created_at = updated_at AND state = 'deleting'
-                AND updated_at > now() - make_interval(secs => $2) FROM apps WHERE app_id = $1) AS "is_new!"
+            EXISTS (SELECT FROM audit_events WHERE app_id = $1 AND user_id IS NOT NULL) AS "has_events!"
         "#,
         claim.app.as_str(),
-        UNCLAIMED_FOR.as_secs_f64(),
     )
     .fetch_one(&mut *transaction)
     .await?;
@@ -360,10 +352,6 @@ async fn release(
     if users > 0 || left.has_events {
         transaction.rollback().await?;
         return Ok(Releasing::Reserved { users: users.max(1) });
-    }
-    if left.is_new {
-        transaction.rollback().await?;
-        return Ok(Releasing::Elsewhere);
     }
     // What is left belongs to no user: mails without a reader, and refusals without an account.
     let more = delete_batch(&mut transaction, &claim.app, &[], RELEASE_BATCH).await?;
