@@ -381,6 +381,48 @@ async fn an_old_document_releases_nothing_of_an_app_that_was_made_anew() {
 }
 
 #[tokio::test]
+async fn a_late_document_of_the_former_namespace_does_not_take_an_app_id_that_was_freed() {
+    let fixture = Fixture::new().await;
+    let former = Claim { handover: 3, ..a_claim(&fixture, "shop") };
+    assert_eq!(claimed(&fixture, &former).await, AppClaim::Held);
+    assert_eq!(released(&fixture.stores, &former).await, Releasing::Freed);
+    let next = Claim { incarnation: Some("i2".to_owned()), ..a_claim(&fixture, "next") };
+    assert_eq!(claimed(&fixture, &next).await, AppClaim::Held);
+    let later = Claim { handover: 29_000_000, ..former.clone() };
+    let unknown = Claim { incarnation: None, ..former.clone() };
+    for users in 0..2 {
+        for late in [&former, &later, &unknown] {
+            assert_eq!(claimed(&fixture, late).await, AppClaim::OtherNamespace, "{late:?}");
+            let deleting = fixture.stores.delete_users(late, 9, || true).await.unwrap();
+            assert_eq!(deleting, Deleting::OtherNamespace, "{late:?}");
+            assert_eq!(released(&fixture.stores, late).await, Releasing::OtherNamespace, "{late:?}");
+        }
+        assert_eq!(claimed(&fixture, &next).await, AppClaim::Held);
+        register(&fixture, users).await.unwrap();
+    }
+    assert_eq!(fixture.count("SELECT count(*) FROM users").await, 2);
+
+    // The platform team can still hand it over: the keys stay, and are counted from where they began.
+    let heir = Claim { namespace: "heir".to_owned(), handover: 1, ..next.clone() };
+    assert_eq!(claimed(&fixture, &heir).await, AppClaim::Held);
+    assert_eq!(claimed(&fixture, &next).await, AppClaim::OtherNamespace);
+    assert_eq!(claimed(&fixture, &later).await, AppClaim::OtherNamespace);
+}
+
+#[tokio::test]
+async fn a_handover_and_other_keys_count_only_one_after_the_other() {
+    let fixture = Fixture::new().await;
+    let shop = a_claim(&fixture, "shop");
+    assert_eq!(claimed(&fixture, &shop).await, AppClaim::Held);
+    let heir = Claim { namespace: "heir".to_owned(), handover: 1, ..shop.clone() };
+    let anew = Claim { incarnation: Some("i2".to_owned()), handover: 29_000_000, ..heir.clone() };
+    assert_eq!(claimed(&fixture, &anew).await, AppClaim::OtherNamespace);
+    // One after the other.
+    assert_eq!(claimed(&fixture, &heir).await, AppClaim::Held);
+    assert_eq!(claimed(&fixture, &anew).await, AppClaim::Held);
+}
+
+#[tokio::test]
 async fn an_empty_database_frees_nothing_and_gets_no_row() {
     let fixture = Fixture::new().await;
     let shop = a_claim(&fixture, "shop");

@@ -129,9 +129,11 @@ impl Row {
         }
     }
 
-    /// Whether the namespace is the row's, or the appID was handed to it since.
+    /// Whether the namespace is the row's, or the appID was handed to it since. A hand-over keeps the keys. Other keys are
+    /// those of an App that had the appID before it became free: its documents may have the greater `handover`.
     fn is_of(&self, claim: &Claim) -> bool {
-        self.namespace == claim.namespace || i64::from(claim.handover) > self.handover
+        let same_keys = self.incarnation.is_none() || self.incarnation == claim.incarnation;
+        self.namespace == claim.namespace || same_keys && i64::from(claim.handover) > self.handover
     }
 
     /// Whether users are there whose codes and refresh tokens are under keys that these do not follow.
@@ -256,7 +258,9 @@ async fn write_claims(connection: &mut PgConnection, claims: &[Claim]) -> Result
         WHERE CASE
             WHEN known.state = 'deleted'
                 THEN excluded.incarnation IS NOT NULL AND excluded.incarnation IS DISTINCT FROM known.incarnation
-            WHEN excluded.handover > known.handover THEN true
+            WHEN excluded.handover > known.handover
+                THEN known.namespace = excluded.namespace OR known.incarnation IS NULL
+                    OR known.incarnation = excluded.incarnation
             ELSE known.namespace = excluded.namespace AND (
                 known.incarnation IS NULL OR excluded.incarnation IS NULL
                 OR known.incarnation = excluded.incarnation
