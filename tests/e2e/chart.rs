@@ -156,6 +156,7 @@ async fn unknown_and_wrong_values_are_refused_by_name() {
         ("limitCeilings.loginsPerYear[0].count=1", "loginsPerYear"),
         ("networkPolicy.egress.smtp.ports[0]=25", "smtp"),
         ("server.replicas=many", "/server/replicas"),
+        ("server.connectionsPerClient=1000000", "/server/connectionsPerClient"),
         ("server.image.digest=sha256:abc", "/server/image/digest"),
         ("service.type=ExternalName", "/service/type"),
         ("trustedProxies[0]=proxy.example.com", "/trustedProxies/0"),
@@ -177,6 +178,8 @@ async fn unknown_and_wrong_values_are_refused_by_name() {
         assert!(refused.contains(said) && refused.contains("schema"), "{value}: {refused}");
     }
     rendered(&["--set", "server.replicas=3"]).await.unwrap();
+    let most = rendered(&["--set", "server.connectionsPerClient=10000"]).await.unwrap();
+    assert!(deployment(&most, "server").to_string().contains("--connections-per-client=10000\""));
     rendered(&["--set", "baseURL=http://auth.example.com", "--set", "server.allowInsecure=true"]).await.unwrap();
 }
 
