@@ -60,7 +60,7 @@ async fn stalled_bodies_stay_within_the_budget_and_others_are_served() {
     let app = app();
     let stack = Stack::builder()
         .app(&app)
-        // Bodies have an eighth of it.
+        // Bodies have a sixteenth of it.
         .args(["--memory-limit", "128Mi"])
         .env("GLIBC_TUNABLES", MALLOC)
         .start()
@@ -104,7 +104,7 @@ async fn stalled_bodies_stay_within_the_budget_and_others_are_served() {
     }
     let grown = most.saturating_sub(before);
     println!("{held} bodies of 60 KiB held, {refused} refused: {} MiB more", grown / MIB);
-    // Bodies have an eighth and connections a quarter of 128 MiB.
+    // Requests have an eighth and connections a quarter of 128 MiB.
     assert!(grown < 48 * MIB, "{} MiB more with {held} bodies held", grown / MIB);
 
     // One large body of an address that holds none is refused while the budget is used up, and taken afterwards.
