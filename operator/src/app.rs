@@ -486,6 +486,7 @@ async fn delete_users(app: &App, context: &Context) -> Result<Action, Error> {
     let owner = Owner { app_id: &id, namespace: &us.namespace, name: &us.name };
     let rendered = deletion::render_gone(&document);
     if !is_published(context, owner, &rendered) {
+        context.releases.not_deleted(&id);
         publish(context, owner, &rendered).await?;
         context.probe.expect(&id, &rendered.revision);
         context.probe.wait(&id, ACKNOWLEDGED_WITHIN).await;
@@ -493,6 +494,10 @@ async fn delete_users(app: &App, context: &Context) -> Result<Action, Error> {
     let verdict = context.probe.expect(&id, &rendered.revision);
     let deletion = context.probe.deletion(&id);
     if matches!(verdict, Verdict::All { .. }) && deletion.is_some_and(|deletion| deletion.done) {
+        // Until then the database refuses what these requests write. Once another App has the appID, it no longer would.
+        if let Some(left) = context.releases.requests_end(&id, &rendered.revision, context.requests_end) {
+            return Ok(Action::requeue(left));
+        }
         let secret = rendered_app_secret(&id);
         // The lock goes last: until then nobody else can have the appID.
         if let Some(published) = context.objects.published.get(&secret) {
@@ -504,10 +509,12 @@ async fn delete_users(app: &App, context: &Context) -> Result<Action, Error> {
         {
             return Ok(Action::requeue(SOON));
         }
+        context.releases.not_deleted(&id);
         deletion::write_finalizer(context, &app.metadata, false).await?;
         events::users_deleted(context, app).await;
         return Ok(Action::await_change());
     }
+    context.releases.not_deleted(&id);
     let progress = deletion::progress(&verdict, deletion.map(|deletion| deletion.users_left));
     tell_progress(app, &id, Some(rendered.revision), progress, context).await
 }

@@ -5,7 +5,10 @@ use std::{net::SocketAddr, path::PathBuf};
 use clap::{Parser, Subcommand, ValueEnum};
 use latchkey_crds::types::{Invalid, IssuerUrl};
 
-use crate::quota::{self, Limits};
+use crate::{
+    quota::{self, Limits},
+    release::REQUESTS_END_SECONDS,
+};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -53,6 +56,9 @@ pub(crate) struct RunArgs {
         value_parser = clap::value_parser!(u64).range(1..)
     )]
     pub(crate) max_rendered_bytes_per_namespace: u64,
+    /// Tests only: how long after the servers serve a deleted App no more its appID can become free.
+    #[arg(long, hide = true, value_name = "SECONDS", default_value_t = REQUESTS_END_SECONDS)]
+    pub(crate) requests_end_seconds: u64,
     /// The address under which users reach the servers, for example https://auth.example.com.
     #[arg(long, env = "LATCHKEY_BASE_URL", value_name = "URL", value_parser = base_url)]
     pub(crate) base_url: IssuerUrl,

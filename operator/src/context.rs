@@ -1,6 +1,6 @@
 //! What every reconcile may use, built once.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use kube::{Client, runtime::events::Reporter};
 use latchkey_crds::names::FIELD_MANAGER;
@@ -32,6 +32,8 @@ pub(crate) struct Context {
     pub(crate) told: Told,
     /// appIDs that are being released.
     pub(crate) releases: Releases,
+    /// How long requests of an App may go on once no server serves it.
+    pub(crate) requests_end: Duration,
     pub(crate) failures: Failures,
     pub(crate) reporter: Reporter,
     pub(crate) metrics: Metrics,

@@ -17,12 +17,12 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, ResourceExt, runtime::reflector::ObjectRef};
 use latchkey_crds::{
     names::rendered_app_secret,
-    rendered::{AppState, DeletedApp, FORMAT},
+    rendered::{AppState, DeletedApp, FORMAT, Revision},
     types::AppId,
 };
 use tokio::{
-    sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock, mpsc},
-    time::{MissedTickBehavior, interval_at, sleep},
+    sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock, Semaphore, mpsc},
+    time::{Instant, MissedTickBehavior, interval_at, sleep, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -40,8 +40,16 @@ use crate::{
     watch::app_id,
 };
 
-/// Releases at a time. Each waits for the servers, which look for new documents every two seconds.
+/// Releases at a time. Each waits for the servers, which look for new documents every two seconds. Those that wait for
+/// requests to end are not counted: they do nothing meanwhile.
 const AT_ONCE: usize = 16;
+/// A request that a server judged by the document of the App has ended so long after the server serves it no more: a body
+/// takes 30 s, a password 3 s in the queue and twice at most, calls of a provider 10 s each and three at most, and some
+/// ten calls of the stores 4 s each at most; that is 106 s. A pod that is ending and counts no more ends within 55 s (its
+/// grace period by the chart's defaults).
+pub(crate) const REQUESTS_END_SECONDS: u64 = 120;
+/// How often a release that waits looks whether its document is still there.
+const LOOK: Duration = Duration::from_secs(1);
 /// How long the servers have to answer.
 const ANSWER: Duration = Duration::from_secs(30);
 /// When the servers are asked again if they did not answer, or are too old to.
@@ -56,6 +64,8 @@ pub(crate) struct Releases {
     /// Reconciles share the lock of an appID; the steps of a release have it alone.
     locks: Mutex<HashMap<AppId, Weak<RwLock<()>>>>,
     under_way: Mutex<HashMap<AppId, State>>,
+    /// Since when the users of Apps are known to be deleted, by the revisions of the documents that say so.
+    deleted: Mutex<HashMap<AppId, (Revision, Instant)>>,
     /// Those that are looked at again by themselves, soon or late.
     scheduled: Mutex<HashSet<(AppId, Again)>>,
 }
@@ -103,17 +113,20 @@ pub(crate) async fn run(context: Arc<Context>, mut named: mpsc::UnboundedReceive
             context.wakes.retained(&context.objects);
         }
     };
-    let each = futures::stream::poll_fn(move |cx| named.poll_recv(cx)).for_each_concurrent(AT_ONCE, |id| {
-        let context = &context;
-        async move { look_at(context, id).await }
+    let slots = Semaphore::new(AT_ONCE);
+    // Without a limit of its own: there is one at most for each appID, and a release that waits for requests to end must
+    // not keep others back.
+    let each = futures::stream::poll_fn(move |cx| named.poll_recv(cx)).for_each_concurrent(None, |id| {
+        let (context, slots) = (&context, &slots);
+        async move { look_at(context, id, slots).await }
     });
     stop.run_until_cancelled(async { tokio::join!(all, each) }).await;
 }
 
-async fn look_at(context: &Arc<Context>, id: AppId) {
+async fn look_at(context: &Arc<Context>, id: AppId, slots: &Semaphore) {
     let Some(under_way) = context.releases.begin(&id) else { return };
     let failure = format!("release {id}");
-    let looked = release(context, &id, &under_way).await;
+    let looked = release(context, &id, &under_way, slots).await;
     let state = under_way.end();
     if state.asking {
         // What was published in place of its document was no orphan until now.
@@ -145,7 +158,9 @@ async fn look_at(context: &Arc<Context>, id: AppId) {
 }
 
 /// From the key Secret of an App that is gone to a free appID.
-async fn release(context: &Context, id: &AppId, under_way: &UnderWay<'_>) -> Result<Looked, Error> {
+async fn release(context: &Context, id: &AppId, under_way: &UnderWay<'_>, slots: &Semaphore) -> Result<Looked, Error> {
+    // It is never closed.
+    let Ok(slot) = slots.acquire().await else { return Ok(Looked::Done) };
     let Some(holder) = context.objects.quotas.holder(id) else { return Ok(Looked::Done) };
     if is_claimed(context, id, &holder) {
         return Ok(Looked::Done);
@@ -182,6 +197,12 @@ async fn release(context: &Context, id: &AppId, under_way: &UnderWay<'_>) -> Res
     drop(alone);
 
     let answer = context.probe.wait_released(id, &rendered.revision, ANSWER).await;
+    drop(slot);
+    // Until then the row refuses what these requests write. Once another App claims it, it no longer would.
+    if answer == Released::Freed && !requests_ended(context, id, &holder, &rendered.revision).await {
+        return Ok(Looked::Done);
+    }
+    let _slot = slots.acquire().await;
 
     let _alone = context.releases.alone(id).await;
     let published = context.objects.published.get(&secret);
@@ -208,6 +229,26 @@ async fn release(context: &Context, id: &AppId, under_way: &UnderWay<'_>) -> Res
     }
     info!(app = %id, holder.namespace, "the App is gone and left no user; its appID is free");
     Ok(Looked::Done)
+}
+
+/// Waits until no request runs that was judged by the document of the App. Returns false as soon as an App asks for the
+/// appID, or the document of the release is no longer there.
+async fn requests_ended(context: &Context, id: &AppId, holder: &Holder, revision: &Revision) -> bool {
+    let secret = rendered_app_secret(id);
+    let end = Instant::now() + context.requests_end;
+    loop {
+        let published = context.objects.published.get(&secret);
+        if published.and_then(|published| published.revision).as_ref() != Some(revision)
+            || is_claimed(context, id, holder)
+        {
+            return false;
+        }
+        let now = Instant::now();
+        if now >= end {
+            return true;
+        }
+        sleep_until(end.min(now + LOOK)).await;
+    }
 }
 
 /// The keys, if the API server says that their App is gone and nobody else of its namespace asks for them.
@@ -245,6 +286,23 @@ impl Releases {
     /// Whether the document of a release may be there, which is no orphan.
     pub(crate) fn is_under_way(&self, id: &AppId) -> bool {
         self.under_way.lock().unwrap_or_else(PoisonError::into_inner).get(id).is_some_and(|state| state.asking)
+    }
+
+    /// How long requests may still run that were judged by an App whose users are deleted, since this was asked first of
+    /// the document. Returns `None` once they have ended.
+    pub(crate) fn requests_end(&self, id: &AppId, revision: &Revision, within: Duration) -> Option<Duration> {
+        let mut deleted = self.deleted.lock().unwrap_or_else(PoisonError::into_inner);
+        let (of, since) = deleted.entry(id.clone()).or_insert_with(|| (revision.clone(), Instant::now()));
+        if of != revision {
+            (*of, *since) = (revision.clone(), Instant::now());
+        }
+        let left = within.saturating_sub(since.elapsed());
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// Nothing of the App is known to be deleted, or nothing waits for it any more.
+    pub(crate) fn not_deleted(&self, id: &AppId) {
+        self.deleted.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
     }
 
     async fn alone(&self, id: &AppId) -> OwnedRwLockWriteGuard<()> {
@@ -324,6 +382,7 @@ mod tests {
         keys::KeyDocument,
         scripted::{Script, context, not_found},
     };
+    use crate::{quota::Size, watch::PublishedApp};
 
     const APP: &str = "/apis/latchkey.dev/v1alpha1/namespaces/shop/apps/store";
     const KEYS: &str = "/api/v1/namespaces/latchkey/secrets/latchkey-keys-shop";
@@ -363,7 +422,7 @@ mod tests {
         let holder = Holder { namespace: "shop".into(), name: "store".into() };
         context.objects.quotas.keys(&shop(), Some(holder));
         let under_way = context.releases.begin(&shop()).unwrap();
-        release(&context, &shop(), &under_way).await.unwrap()
+        release(&context, &shop(), &under_way, &Semaphore::new(1)).await.unwrap()
     }
 
     #[tokio::test]
@@ -388,6 +447,53 @@ mod tests {
                 .expect(Method::GET, APP, |_| not_found("store"));
         assert!(matches!(looked(&gone, None).await, Looked::Unanswered));
         gone.calls();
+    }
+
+    fn published(document: &[u8], version: &str) -> PublishedApp {
+        PublishedApp {
+            revision: Some(Revision::of(document)),
+            namespace: "shop".into(),
+            name: "store".into(),
+            resource_version: version.into(),
+            uid: "1".into(),
+            size: Size::of(document),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_keys_stay_until_every_request_of_the_app_that_is_gone_has_ended() {
+        let (context, _apps) = context(Script::default().client());
+        let secret = rendered_app_secret(&shop());
+        context.objects.published.wrote(&secret, published(b"released", "1"));
+        let holder = Holder { namespace: "shop".into(), name: "store".into() };
+        let revision = Revision::of(b"released");
+        let waiting = async || {
+            let begun = Instant::now();
+            (requests_ended(&context, &shop(), &holder, &revision).await, begun.elapsed())
+        };
+        assert_eq!(waiting().await, (true, Duration::from_secs(120)));
+        // An App that is made anew, and perhaps deleted again, does not wait for this.
+        let anew = async {
+            sleep(Duration::from_secs(7)).await;
+            context.objects.published.wrote(&secret, published(b"served", "2"));
+        };
+        let ((ended, waited), ()) = tokio::join!(waiting(), anew);
+        assert!(!ended && waited <= Duration::from_secs(8), "{waited:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_deletion_waits_for_requests_once_for_each_document() {
+        let releases = Releases::default();
+        let within = Duration::from_secs(120);
+        let left = |document: &[u8]| releases.requests_end(&shop(), &Revision::of(document), within);
+        assert_eq!(left(b"1"), Some(within));
+        sleep(Duration::from_secs(100)).await;
+        assert_eq!(left(b"1"), Some(Duration::from_secs(20)));
+        assert_eq!(left(b"2"), Some(within), "the App was served again meanwhile");
+        sleep(within).await;
+        assert_eq!(left(b"2"), None);
+        releases.not_deleted(&shop());
+        assert_eq!(left(b"2"), Some(within));
     }
 
     #[tokio::test]

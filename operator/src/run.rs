@@ -153,6 +153,7 @@ async fn operate(args: RunArgs) -> Result<()> {
         written: Written::default(),
         told: Told::default(),
         releases: Releases::default(),
+        requests_end: Duration::from_secs(args.requests_end_seconds),
         failures: Failures::default(),
         metrics: metrics.clone(),
         now,

@@ -383,6 +383,8 @@ impl Install<'_> {
             ("--ops-addr", ops.to_string()),
             ("--identity", identity.clone()),
             ("--lease", self.lease().to_owned()),
+            // No test has a request that takes longer than it looks.
+            ("--requests-end-seconds", "1".to_owned()),
         ]
         .into_iter()
         .flat_map(|(flag, value)| [flag.to_owned(), value])

@@ -4,6 +4,7 @@ use std::{
     collections::VecDeque,
     convert::Infallible,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use http::{Method, Request, Response, StatusCode};
@@ -25,7 +26,7 @@ use crate::{
     pace::Pace,
     probe::Probe,
     quota::Limits,
-    release::Releases,
+    release::{REQUESTS_END_SECONDS, Releases},
     watch::{Guarded, Objects, Wakes},
 };
 
@@ -127,6 +128,7 @@ pub(crate) fn context(client: Client) -> (Context, Writer<Guarded<App>>) {
         written: Written::default(),
         told: Told::default(),
         releases: Releases::default(),
+        requests_end: Duration::from_secs(REQUESTS_END_SECONDS),
         failures: Failures::default(),
         metrics: Metrics::default(),
         now: || OffsetDateTime::UNIX_EPOCH,

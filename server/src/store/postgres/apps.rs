@@ -301,12 +301,10 @@ async fn release(
     wanted: impl Fn() -> bool + Send + Sync,
 ) -> Result<Releasing, sqlx::Error> {
     // An empty or a wrong database knows no App, and says nothing of its users.
-    let known = sqlx::query_scalar!(
-        r#"SELECT EXISTS (SELECT FROM apps WHERE app_id = $1) AS "known!""#,
-        claim.app.as_str()
-    )
-    .fetch_one(&mut *connection)
-    .await?;
+    let known =
+        sqlx::query_scalar!(r#"SELECT EXISTS (SELECT FROM apps WHERE app_id = $1) AS "known!""#, claim.app.as_str())
+            .fetch_one(&mut *connection)
+            .await?;
     if !known {
         return Ok(Releasing::Reserved { users: 1 });
     }
