@@ -6,6 +6,7 @@ use latchkey_tests::{
     cluster::{Cluster, Install},
     eventually,
 };
+use serde_json::Value;
 
 use super::look::{LIMIT, document, keys, register, rendered, served, told};
 
@@ -110,7 +111,9 @@ async fn an_app_that_grows_beyond_the_bound_keeps_its_last_revision() {
     served(&install, &servers, &large, true).await;
     // A new App that does not fit takes no appID; a small one fits.
     let next = App::new("next").template("confirm.txt", &text(45));
-    install.apply(&next).await.unwrap();
+    // Its ConfigMap first: without it the App would fit, and take its appID.
+    let objects: Vec<Value> = next.objects(install.tenant()).into_iter().rev().collect();
+    install.apply_all(&objects).await.unwrap();
     refused(&install, &next).await;
     assert!(keys(&install, &next).await.is_none());
     let edited = small.clone().set("/displayName", "Edited");
