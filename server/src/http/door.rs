@@ -81,8 +81,6 @@ pub trait Endpoints: Send + Sync + 'static {
     const TRACED: bool = true;
     /// Whether its callers decide whether a trace is sampled.
     const TRUSTS_SAMPLING: bool = false;
-    /// Whether refusals are held: they keep their connections, of which only the public listener has enough.
-    const HOLDS_REFUSALS: bool = false;
 
     fn find(&self, method: &Method, path: &str) -> Lookup<Self::Route>;
 
@@ -95,6 +93,11 @@ pub trait Endpoints: Send + Sync + 'static {
 
     /// Asked for every few seconds by the platform: logged only for debugging.
     fn is_noise(route: Self::Route) -> bool;
+
+    /// Whether a refusal of the route can be held. It keeps its connection, of which only the public listener has enough.
+    fn can_hold_refusal(_: Self::Route) -> bool {
+        false
+    }
 
     /// Whether answers of the route carry CORS headers.
     fn has_cors(_: Self::Route) -> bool {
@@ -360,7 +363,7 @@ impl<E: Endpoints, S: Send + Sync + 'static> Door<E, S> {
                 let now = Instant::now();
                 is_logged = refusals.is_logged(name, response.status(), now);
                 // One that ends its connection has slowed its client down already.
-                if E::HOLDS_REFUSALS && !problem.closes {
+                if route.is_some_and(E::can_hold_refusal) && !problem.closes {
                     held = refusals.hold(address, began, now, retry_after);
                 }
             }

@@ -41,7 +41,6 @@ impl<S: Ports> Endpoints for Public<S> {
     type Route = Route;
 
     const LISTENER: &'static str = "public";
-    const HOLDS_REFUSALS: bool = true;
 
     fn find(&self, method: &Method, path: &str) -> Lookup<Route> {
         let Some(matched) = Route::of(path) else { return Lookup::Nothing };
@@ -70,6 +69,12 @@ impl<S: Ports> Endpoints for Public<S> {
     /// The ingress, which asks the gate at every request, has a log of its own.
     fn is_noise(route: Route) -> bool {
         matches!(route, Route::Authorize | Route::AuthorizeBelow)
+    }
+
+    /// The ingress waits for the gate before each request of a page. A refusal that is held there would block a connection
+    /// of the ingress for every client, and slow down nobody who could wait.
+    fn can_hold_refusal(route: Route) -> bool {
+        !matches!(route, Route::Authorize | Route::AuthorizeBelow)
     }
 
     /// Pages do not call the gate: what it answered about an origin would be the ingress's answer.

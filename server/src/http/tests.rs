@@ -938,7 +938,7 @@ async fn an_http_2_client_that_takes_no_answer_does_not_stay() {
     assert!(kinds.contains(&HEADERS) && !kinds.contains(&DATA), "{kinds:?}");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_http_2_connection_stays_while_a_request_is_answered() {
     let mut house = House::new(Failing::Panicking);
     quick(&mut house);
@@ -1112,6 +1112,21 @@ async fn a_callback_that_is_refused_before_its_state_is_used_waits_like_other_re
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_refusal_of_the_gate_is_sent_at_once() {
+    let house = House::new(Failing::Away);
+    came_back_early(&house, 1, 10);
+    assert!(refused_login(&house, 1).await >= Duration::from_secs(4));
+    let token = access_token(&house);
+    for path in ["/v1/shop/authorize", "/v1/shop/authorize/page"] {
+        let began = tokio::time::Instant::now();
+        let request = get(path, &format!("Authorization: Bearer {token}\r\n"));
+        let reply = ask(house.connect_from(house.public(), 1), request.as_bytes()).await;
+        reply.refused(503, "temporarily_unavailable");
+        assert!(began.elapsed() < Duration::from_millis(500), "{path}: {:?}", began.elapsed());
+    }
+}
+
 #[tokio::test]
 async fn a_drain_ends_held_refusals() {
     let house = House::new(Failing::Busy);
@@ -1161,18 +1176,20 @@ async fn what_the_app_forbids_is_told() {
     assert_eq!(refused["fields"][0]["code"], "too_short");
 }
 
+fn access_token(house: &House) -> String {
+    let app = house.state.apps.get("shop").unwrap();
+    let id = Uuid::from_u128(7);
+    let (user, epoch) = (UserId(id), Epoch(1));
+    let auth_time = house.state.env.now();
+    let session = Session { id: SessionId(id), user, epoch, generation: 1, amr: Amr::Password, auth_time };
+    let profile = Profile { version: 1, email: None, email_verified: false, name: "Ada".to_owned() };
+    token::issue(&app, &house.state.env, &profile, &session).unwrap().access_token
+}
+
 #[tokio::test]
 async fn the_gate_asks_for_a_token_by_any_method_and_says_nothing_of_origins() {
     let house = House::new(Failing::Away);
-    let token = {
-        let app = house.state.apps.get("shop").unwrap();
-        let id = Uuid::from_u128(7);
-        let (user, epoch) = (UserId(id), Epoch(1));
-        let auth_time = house.state.env.now();
-        let session = Session { id: SessionId(id), user, epoch, generation: 1, amr: Amr::Password, auth_time };
-        let profile = Profile { version: 1, email: None, email_verified: false, name: "Ada".to_owned() };
-        token::issue(&app, &house.state.env, &profile, &session).unwrap().access_token
-    };
+    let token = access_token(&house);
     for method in ["GET", "OPTIONS", "POST", "PROPFIND"] {
         for suffix in ["", "/", "/a//b/../c"] {
             let ask = |headers: &str| {
