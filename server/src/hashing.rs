@@ -5,7 +5,10 @@ use std::{
     fmt,
     num::NonZeroUsize,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Condvar, Mutex, PoisonError},
+    sync::{
+        Arc, Condvar, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -17,7 +20,7 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::{Registry, Unit},
 };
-use tokio::sync::oneshot;
+use tokio::{sync::oneshot, time::timeout};
 use tracing::Span;
 
 use self::{
@@ -42,7 +45,7 @@ pub struct HashingOptions {
     pub threads: NonZeroUsize,
     /// Places in the queue for each thread. A hash takes about 15 ms, so 64 are a second of waiting.
     pub places_per_thread: usize,
-    /// What has not started by then is answered 503.
+    /// Jobs that would not end by then are refused, and their callers get 503 by then.
     pub deadline: Duration,
 }
 
@@ -56,6 +59,11 @@ impl Default for HashingOptions {
         }
     }
 }
+
+/// What sending a response takes on a full machine.
+const SENDING: Duration = Duration::from_millis(50);
+/// How long a job can run: far longer than any does.
+const RUN_LIMIT: Duration = Duration::from_secs(1);
 
 /// A handle to the hashing threads, which end when the last handle goes.
 #[derive(Clone)]
@@ -89,6 +97,8 @@ type Owner = JobOwner<String, AppId, ClientAddress>;
 struct Job {
     work: Work,
     queued: Instant,
+    /// Set by whoever is first: the thread that starts the job, or its caller at the deadline.
+    claimed: Arc<AtomicBool>,
     span: Span,
     reply: oneshot::Sender<Done>,
 }
@@ -99,6 +109,8 @@ enum Work {
     Strength(Password, Vec<String>, u8),
     #[cfg(test)]
     Panic,
+    #[cfg(test)]
+    Wait(oneshot::Receiver<()>),
 }
 
 /// How a job ended.
@@ -144,6 +156,8 @@ impl Work {
             Self::Strength(..) => "judge password",
             #[cfg(test)]
             Self::Panic => "panic",
+            #[cfg(test)]
+            Self::Wait(..) => "wait",
         }
     }
 }
@@ -183,17 +197,26 @@ impl Hashing {
 
     async fn run(&self, owner: &Owner, work: Work) -> Result<Done, Busy> {
         let shared = &self.pool.shared;
-        let (reply, answer) = oneshot::channel();
+        let (reply, mut answer) = oneshot::channel();
+        let claimed = Arc::new(AtomicBool::new(false));
         let span = latchkey_trace::child!(
             "internal",
             "hashing",
             otel.name = work.name(),
             latchkey.hashing.wait_ms = tracing::field::Empty,
         );
-        shared.submit(owner, Job { work, queued: Instant::now(), span, reply })?;
-        // A job that has started ends well within the second that is added.
-        let limit = shared.options.deadline + Duration::from_secs(1);
-        match tokio::time::timeout(limit, answer).await {
+        let queued = Instant::now();
+        shared.submit(owner, Job { work, queued, claimed: Arc::clone(&claimed), span, reply })?;
+        let mut done = timeout(shared.start_limit(), &mut answer).await;
+        if done.is_err() {
+            if !claimed.swap(true, Ordering::AcqRel) {
+                shared.refuse("deadline");
+                return Err(shared.busy());
+            }
+            // It has started.
+            done = timeout(RUN_LIMIT, answer).await;
+        }
+        match done {
             Ok(Ok(Done::Busy(busy))) => Err(busy),
             Ok(Ok(done)) => Ok(done),
             Ok(Err(_)) | Err(_) => Err(shared.busy()),
@@ -263,6 +286,12 @@ impl Shared {
         Busy { retry_after: Duration::from_secs_f64(seconds) }
     }
 
+    /// How long a job can wait for its start, if it or its refusal is to be sent by the deadline.
+    fn start_limit(&self) -> Duration {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        self.options.deadline.saturating_sub(state.pace + SENDING)
+    }
+
     fn busy(&self) -> Busy {
         self.retry_after(&self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -290,9 +319,9 @@ impl Shared {
 
     /// Runs a job, unless nobody waits for it or it waited too long.
     fn run_job(&self, engine: &mut Engine, job: Job) -> Outcome {
-        let Job { work, queued, span, reply } = job;
+        let Job { work, queued, claimed, span, reply } = job;
         let unfit = |reply| Outcome { reply, done: Done::Busy(self.busy()), is_run: false };
-        if reply.is_closed() {
+        if reply.is_closed() || claimed.swap(true, Ordering::AcqRel) {
             return unfit(reply);
         }
         let waited = queued.elapsed();
@@ -351,6 +380,11 @@ impl Shared {
             }
             #[cfg(test)]
             Work::Panic => panic!("a job panics"),
+            #[cfg(test)]
+            Work::Wait(ended) => {
+                ended.blocking_recv().expect("the test ends it");
+                Done::Answer(true)
+            }
         }
     }
 }
@@ -504,6 +538,30 @@ mod tests {
         for outcome in futures::future::join_all(jobs).await {
             assert!(matches!(outcome, Err(Busy { retry_after }) if retry_after >= Duration::from_secs(1)));
         }
+    }
+
+    #[tokio::test]
+    async fn a_job_that_does_not_start_is_refused_by_the_deadline() {
+        const DEADLINE: Duration = Duration::from_millis(500);
+        let mut registry = Registry::default();
+        let options = HashingOptions { threads: NonZeroUsize::MIN, places_per_thread: 64, deadline: DEADLINE };
+        let hashing = Hashing::start(options, &mut registry);
+        let (end, ended) = oneshot::channel();
+        let occupied = {
+            let hashing = hashing.clone();
+            tokio::spawn(async move { hashing.run(&owner("a", client(1)), Work::Wait(ended)).await.is_ok() })
+        };
+        while hashing.pool.shared.metrics.running.get() == 0 {
+            tokio::task::yield_now().await;
+        }
+        let queued = Instant::now();
+        assert!(hashing.run(&owner("a", client(2)), Work::Hash(Password::new("x"))).await.is_err());
+        assert!(queued.elapsed() < DEADLINE + RUN_LIMIT, "{:?}", queued.elapsed());
+        end.send(()).unwrap();
+        assert!(occupied.await.unwrap(), "a job that has started is not refused");
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        assert!(text.contains("refused_total{reason=\"deadline\"} 1\n"), "{text}");
     }
 
     #[tokio::test]
