@@ -37,7 +37,7 @@ use latchkey_server::{
 };
 use prometheus_client::registry::Registry;
 use tokio::{
-    net::TcpListener,
+    net::{TcpListener, TcpSocket},
     signal::unix::{SignalKind, signal},
     sync::watch,
 };
@@ -56,6 +56,9 @@ struct SmtpFile {
 
 /// How long what runs may still take, after the drain's delay.
 const FINISH: Duration = Duration::from_secs(35);
+/// Connections that the kernel completes before they are accepted; it takes `net.core.somaxconn` (4096) if that is less.
+/// Beyond it the kernel drops connection requests, and a client repeats its own after a second.
+const BACKLOG: u32 = 4096;
 /// How often an old schema is looked at again.
 const SCHEMA_AGAIN: Duration = Duration::from_secs(1);
 
@@ -156,9 +159,9 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     let state = Arc::new(State { apps, stores, env: Env::system(), settings, callers, gate });
     let registry = Arc::new(registry);
     let (public, admin, ops) = (
-        bind("--public-addr", serve.public_addr).await?,
-        bind("--admin-addr", serve.admin_addr).await?,
-        bind("--ops-addr", serve.ops_addr).await?,
+        bind("--public-addr", serve.public_addr)?,
+        bind("--admin-addr", serve.admin_addr)?,
+        bind("--ops-addr", serve.ops_addr)?,
     );
     let reports = Arc::new(Reports::default());
     let drain = Drain::new(serve.drain_seconds, FINISH);
@@ -292,8 +295,16 @@ async fn look_for_callers(state: Arc<State>) {
     state.callers.look().await;
 }
 
-async fn bind(flag: &str, address: std::net::SocketAddr) -> Result<TcpListener> {
-    TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address} ({flag})"))
+fn bind(flag: &str, address: std::net::SocketAddr) -> Result<TcpListener> {
+    listen(address).with_context(|| format!("cannot listen on {address} ({flag})"))
+}
+
+fn listen(address: std::net::SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    // A restarted process can listen while connections of its predecessor are in TIME_WAIT.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 async fn asked_to_stop() -> Result<()> {

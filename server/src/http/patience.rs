@@ -52,6 +52,8 @@ const READ_STEP: usize = 4096;
 
 /// What is taken of a client that is still sending after its answer.
 const LINGER_OCTETS: usize = 256 * 1024;
+/// And of that at once, on the stack: a body that is refused mostly lies in the socket's buffer already.
+const LINGER_STEP: usize = 32 * 1024;
 
 /// What an HTTP/2 connection begins with (RFC 9113, 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -401,7 +403,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Patient<T> {
             this.linger = Some(Linger { until, left: LINGER_OCTETS });
         }
         let Some(linger) = &mut this.linger else { return Poll::Ready(Ok(())) };
-        let mut scratch = [0; 4096];
+        let mut scratch = [0; LINGER_STEP];
         while !this.ended && linger.left > 0 && linger.until.as_mut().poll(cx).is_pending() {
             let mut buf = ReadBuf::new(&mut scratch);
             match Pin::new(&mut this.io).poll_read(cx, &mut buf) {
