@@ -1,5 +1,7 @@
 //! Apps that go under `Retain` without having had a user leave nothing, and their appIDs are free.
 
+use std::time::{Duration, Instant};
+
 use http::StatusCode;
 use latchkey_crds::conditions::{ConditionStatus, ConditionType};
 use latchkey_tests::{
@@ -151,4 +153,30 @@ async fn keys_that_were_left_while_no_operator_ran_are_looked_at_when_one_starts
     .await;
     assert!(keys(&install, &used).await.is_some());
     assert_eq!(users(&install, &used).await, 1);
+}
+
+#[tokio::test]
+async fn the_keys_of_a_deleted_app_stay_until_its_last_request_has_ended() {
+    let install = Cluster::shared().await.install().await;
+    let servers = install.serve(1).await;
+    let _operator = install.operator_as(install.operator_account(), &["--requests-end-seconds", "8"]);
+    let retained = App::new("retained");
+    let deleted = App::new("deleted").set("/deletionPolicy", "Delete");
+    for app in [&retained, &deleted] {
+        install.apply(app).await.unwrap();
+        install.ready(app).await;
+    }
+    register(&install, &servers[0], &deleted, "ada").await;
+    for app in [&retained, &deleted] {
+        install.delete(app).await.unwrap();
+    }
+    let keys_stay = async |app: &App| {
+        let row = format!("SELECT count(*) FROM apps WHERE app_id = '{}' AND state = 'deleted'", app.id());
+        eventually("no user is left", LIMIT, || async { (count(&install, &row).await == 1).then_some(()) }).await;
+        let since = Instant::now();
+        nothing_is_left(&install, app).await;
+        // Without the wait the keys go as soon as the servers have reported, which takes them two seconds.
+        assert!(since.elapsed() >= Duration::from_secs(5), "{}: {:?}", app.id(), since.elapsed());
+    };
+    tokio::join!(keys_stay(&retained), keys_stay(&deleted));
 }
