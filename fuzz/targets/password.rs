@@ -74,7 +74,9 @@ fn password() {
         let mut draw = Draw::new(input);
         let name = Name::parse(&draw.text(&TOKENS)).ok();
         let [raw, row] = texts(input, &TOKENS);
-        for typed in [raw.as_ref(), row.as_ref(), &draw.text(&TOKENS)] {
+        let few: Vec<&str> = (0..4).map(|_| draw.pick(&TOKENS)).collect();
+        let few: String = input.iter().map(|byte| few[usize::from(byte % 4)]).collect();
+        for typed in [raw.as_ref(), row.as_ref(), &few, &draw.text(&TOKENS)] {
             // An address of the same characters makes the guesses that cost most.
             let local: String = typed.chars().filter(|c| c.is_ascii_alphanumeric() || "$!|{+%".contains(*c)).collect();
             let local = local.get(..local.len().min(64)).unwrap_or_default();

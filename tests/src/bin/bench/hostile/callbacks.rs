@@ -15,7 +15,7 @@ use tokio::time::sleep;
 use super::{
     outsiders::{Tally, address, ask},
     provider::{HELD, Provider},
-    trial::Trial,
+    trial::{Trial, loose},
     users::{DONE, Errand, User, begin, callback},
 };
 use crate::{
@@ -35,7 +35,7 @@ pub(super) async fn run(lasts: Duration) -> Result<Vec<Bound>> {
     // It is slow for the attacker alone; its other users are served as ever.
     let provider = Provider::start().await?;
     let shared = provider.oauth2(NAME);
-    let app = App::new("social").set("/redirectURLs", json!([DONE])).provider(&shared);
+    let app = loose(App::new("social")).set("/redirectURLs", json!([DONE])).provider(&shared);
     let mut trial = Trial::start(Stack::builder().app(&app).provider(&shared), lasts).await?;
     let sign_in = |number| User {
         from: logins::address(FIRST + number),
