@@ -1,19 +1,19 @@
-# The one entry for every task; CI calls the same targets.
+# The entry point for all tasks; CI uses the same targets.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-# Queries are checked against .sqlx; only `make generate` asks a database.
+# Queries are checked against .sqlx; only `make generate` uses a database.
 export SQLX_OFFLINE := true
 
 CARGO ?= cargo
-# Always the whole workspace: one set of features, so nothing is built twice.
+# Always build the whole workspace: with one set of features, nothing is built twice.
 BUILD := $(CARGO) build --workspace
 BIN := $(or $(CARGO_TARGET_DIR),target)/debug
-# What `make generate` writes.
+# The files that `make generate` writes.
 GENERATED := .sqlx crds/yaml charts/latchkey/templates/crd-*.yaml docs/openapi.json docs/resources.md
-# How a server's memory is had from glibc (docs/decisions/0011): one arena, and what is free is given back.
+# malloc settings of the server (docs/decisions/0011): one arena, and free memory is returned to the system.
 MALLOC := GLIBC_TUNABLES=glibc.malloc.arena_max=1:glibc.malloc.trim_threshold=131072
 DENY_VERSION := 0.20.2
 TOOLS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/latchkey
@@ -25,7 +25,7 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: run
-run: ## Start the whole service here, with Postgres, Redis, an inbox page and a provider (MANIFESTS=dir, PUBLIC_ADDR=…)
+run: ## Start the service locally, with Postgres, Redis, an inbox page and a provider (MANIFESTS=dir, PUBLIC_ADDR=…)
 	@scripts/need cc postgres redis curl dex
 	@echo "Building …"
 	@$(BUILD) --bins
@@ -36,13 +36,13 @@ build: ## Build the programs
 	$(BUILD) --bins
 
 .PHONY: test
-test: ## Run every test, against a real API server, Postgres, Redis, SMTP, NGINX, provider and browser (ARGS=…: to them)
+test: ## Run all tests, with a real API server, Postgres, Redis, SMTP, NGINX, provider and browser (ARGS=… for the tests)
 	@scripts/need cc postgres redis nginx control-plane dex promtool chromium faketime
 	$(BUILD) --bins
 	@scripts/test $(if $(ARGS),-- $(ARGS))
 
 .PHONY: check
-check: ## Check format, lints, dependencies, generated files, and run the tests that need no process
+check: ## Check format, lints, dependencies and generated files, and run the tests that need no other processes
 	$(CARGO) fmt --all --check
 	@scripts/need cc cargo-deny=$(DENY_VERSION)
 	$(DENY) --config .deny.toml check bans licenses sources
@@ -52,12 +52,12 @@ check: ## Check format, lints, dependencies, generated files, and run the tests 
 	$(CARGO) test --workspace --lib --bins $(patsubst crds/tests/%.rs,--test %,$(wildcard crds/tests/*.rs))
 
 .PHONY: advisories
-advisories: ## Ask whether a dependency has a known weakness (needs the network)
+advisories: ## Check the dependencies for known vulnerabilities (needs the network)
 	@scripts/need cc cargo-deny=$(DENY_VERSION)
 	$(DENY) --config .deny.toml check advisories
 
 .PHONY: generate
-generate: ## Write the CRD YAML (also the chart's), the metadata of the SQL queries and the OpenAPI document
+generate: ## Generate the CRDs (also for the chart), the metadata of the SQL queries and the OpenAPI document
 	@scripts/need cc postgres
 	$(BUILD) --bin crdgen --bin latchkey-dev
 	@mkdir -p crds/yaml docs
@@ -67,20 +67,20 @@ generate: ## Write the CRD YAML (also the chart's), the metadata of the SQL quer
 	@$(BIN)/latchkey-server openapi > docs/openapi.json.new && mv docs/openapi.json.new docs/openapi.json
 
 .PHONY: bench
-bench: ## Measure log-ins, refreshes, chaos, a provider that is down, the operator, attackers (ARGS=logins, ARGS='hostile --only streams')
+bench: ## Run the benchmarks: logins, refreshes, chaos, provider outage, operator, attackers (ARGS=logins, ARGS='hostile --only streams')
 	@scripts/need cc postgres redis control-plane dex
 	$(BUILD) --release --bins
 	@exec env $(MALLOC) setpriv --pdeathsig TERM -- $(or $(CARGO_TARGET_DIR),target)/release/latchkey-bench $(ARGS)
 
 .PHONY: fuzz
-fuzz: ## Search for inputs that break a parser or a judge, by coverage (TARGET=name SECONDS=60; without TARGET: list them)
+fuzz: ## Fuzz a parser or validator, guided by coverage (TARGET=name SECONDS=60; without TARGET: list the targets)
 	@scripts/fuzz "$(TARGET)" "$(SECONDS)"
 
 .PHONY: cluster-test
-cluster-test: ## Install the chart in the cluster of KUBECONFIG, or of CLUSTER_TOOLS=folder, and upgrade, scale and evict under load
+cluster-test: ## Install the chart in a cluster (KUBECONFIG or CLUSTER_TOOLS=folder), and upgrade, scale and evict under load
 	@scripts/need cc postgres redis nginx buildah control-plane dex cargo-auditable=$(AUDITABLE_VERSION)
 	@PATH=$(TOOLS)/cargo-auditable-$(AUDITABLE_VERSION)/bin:$$PATH scripts/cluster-test
 
 .PHONY: tools
-tools: ## Install what the other targets need
+tools: ## Install the tools that the other targets need
 	@scripts/need cc postgres redis nginx curl buildah control-plane dex promtool chromium faketime cargo-deny=$(DENY_VERSION) cargo-auditable=$(AUDITABLE_VERSION)

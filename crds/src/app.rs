@@ -1,4 +1,4 @@
-//! The App: an application whose users log in here; spec, status and rules.
+//! The App resource: spec, status and validation rules.
 
 use k8s_openapi::{
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
@@ -10,17 +10,17 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::{
-    conditions::{Condition, ConditionType, first_status},
+    conditions::{Condition, ConditionType, initial_status},
     refs::{LocalRef, ProviderRef},
     rendered::{
         AdministratorRole, BrowserBinding, CallbackMode, EnumerationProtection, KeyState, LimitName, SignUp,
         SigningAlgorithm,
     },
-    schema::{Root, Rule, complete},
+    schema::{RootSchema, Rule, with_schema},
     types::{AppId, EmailDomain, Invalid, LinkTemplate, Mailbox, Origin, RESERVED_APP_IDS, RedirectUrl},
 };
 
-/// What an application wants of its login service. Everything has a default but what only its owner can know.
+/// AppSpec is the desired state of an App. Every field is optional.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "latchkey.dev",
@@ -31,7 +31,7 @@ use crate::{
     category = "latchkey",
     namespaced,
     schema = "disabled",
-    doc = "An application whose users log in here.",
+    doc = "App is an application that uses Latchkey as its login service.",
     status = "AppStatus",
     derive = "PartialEq",
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
@@ -42,79 +42,87 @@ use crate::{
 )]
 #[serde(rename_all = "camelCase")]
 pub struct AppSpec {
-    /// The App in every path: `/v1/{appID}/…`. Default: `metadata.name`. It cannot change, and is unique in the cluster.
+    /// appID identifies the App in every path: `/v1/{appID}/…`. It must be unique in the cluster and cannot change.
+    /// Defaults to `metadata.name`.
     #[serde(rename = "appID", skip_serializing_if = "Option::is_none")]
     pub app_id: Option<AppId>,
-    /// The name that mails show. Default: the appID.
+    /// displayName is the name of the application in emails. Defaults to the appID.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 100), regex(pattern = r"^[^\x00-\x1f\x7f]*$"))]
     pub display_name: Option<String>,
-    /// Where a browser may be sent after social login. Compared byte for byte; only the port of an `http` loopback
-    /// address is free. The first one is used where a call names none.
+    /// redirectURLs are the URLs to which a browser can be redirected after a social login. A URL must match byte for
+    /// byte, except for the port of an `http` loopback URL. A request without a URL uses the first one.
     #[serde(rename = "redirectURLs", default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 100), extend("x-kubernetes-list-type" = "set"))]
     pub redirect_urls: Vec<RedirectUrl>,
-    /// The web origins whose pages may call the API (CORS), for example `https://shop.example.com`.
+    /// allowedOrigins are the web origins from which pages can call the API (CORS), for example
+    /// `https://shop.example.com`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 100), extend("x-kubernetes-list-type" = "set"))]
     pub allowed_origins: Vec<Origin>,
-    /// The social logins of this App: Providers in its namespace.
+    /// providerRefs are the social logins of the App: references to Providers in its namespace.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 32),
         extend("x-kubernetes-list-type" = "atomic", "x-kubernetes-validations" = provider_refs_rules())
     )]
     pub provider_refs: Vec<ProviderRef>,
-    /// Whether new users may register: `Open`, or `Closed` (only callers in the cluster make users).
+    /// signUp controls registration: `Open` allows anyone to register; with `AppBeingDeleted`, only callers in the cluster can
+    /// create users.
     #[serde(default)]
     pub sign_up: SignUp,
-    /// The domains that users' addresses may have; empty: every domain. Naming one implies `requireVerifiedEmail`.
+    /// allowedEmailDomains are the domains that users' email addresses can have. Empty allows every domain. If set,
+    /// `requireVerifiedEmail` is true.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 100), extend("x-kubernetes-list-type" = "set"))]
     pub allowed_email_domains: Vec<EmailDomain>,
-    /// Whether a session is given only to users with a verified address. Default: no.
+    /// requireVerifiedEmail restricts sessions to users with a verified email address. Defaults to false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub require_verified_email: bool,
-    /// `Strict`: no answer tells whether an address has an account. `Disabled`: registering a known address answers 409.
-    /// `"Off"`, only in quotes, is the former name of `Disabled`.
+    /// enumerationProtection controls whether responses reveal that an email address has an account. With `Strict` they
+    /// do not. With `Disabled`, registration with a known address returns 409. `"Off"`, always in quotes, is the former
+    /// name of `Disabled`.
     #[serde(default)]
     pub enumeration_protection: EnumerationProtection,
-    /// Whether a social login without any address makes an account. Default: no.
+    /// allowUsersWithoutEmail allows a social login without an email address to create an account. Defaults to false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub allow_users_without_email: bool,
-    /// `Required`: a social login that is not bound to the browser which began it is refused. `Auto`: it is allowed
-    /// where the browser cannot be bound (`format=json` from elsewhere).
+    /// browserBinding controls whether a social login must end in the browser in which it began. `Required` refuses a
+    /// login that is not bound to a browser. `Auto` allows it if the browser cannot be bound (a cross-site request with
+    /// `format=json`).
     #[serde(default)]
     pub browser_binding: BrowserBinding,
-    /// How the result of a social login reaches the redirect address: in the query, in the fragment, or as a one-time
-    /// code.
+    /// callbackMode is how the redirect URL receives the result of a social login: in the query, in the fragment, or as
+    /// a one-time code.
     #[serde(default)]
     pub callback_mode: CallbackMode,
-    /// What a password must be.
+    /// password is the password policy.
     #[serde(default, skip_serializing_if = "PasswordSpec::is_default")]
     pub password: PasswordSpec,
-    /// Mails to users.
+    /// mail configures emails to users.
     #[serde(default, skip_serializing_if = "MailSpec::is_default")]
     pub mail: MailSpec,
-    /// Tokens and sessions.
+    /// tokens configures tokens and sessions.
     #[serde(default, skip_serializing_if = "TokensSpec::is_default")]
     pub tokens: TokensSpec,
-    /// Limits that differ from the defaults; each has one to three windows, and all of them must hold.
+    /// limits overrides default rate limits. A limit has one to three windows, and all of them apply.
     #[serde(default, skip_serializing_if = "LimitsSpec::is_default")]
     pub limits: LimitsSpec,
-    /// The ServiceAccounts that may call the administration API for this App.
+    /// administrators are the ServiceAccounts that can call the administration API for the App.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 50), extend("x-kubernetes-list-type" = "atomic"))]
     pub administrators: Vec<AdministratorSpec>,
-    /// After how many days an account whose address was never verified is deleted, 1–3650. Default: 30.
+    /// unverifiedRetentionDays is the number of days after which an account is deleted if its email address was never
+    /// verified, 1–3650. Defaults to 30.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 3650))]
     pub unverified_retention_days: Option<i32>,
-    /// For how many days audit events are kept, 1–3650. Default: 365.
+    /// auditRetentionDays is the number of days that audit events are kept, 1–3650. Defaults to 365.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 3650))]
     pub audit_retention_days: Option<i32>,
-    /// What becomes of the users when the App is deleted: `Retain` keeps them, `Delete` deletes them.
+    /// deletionPolicy controls what happens to the users when the App is deleted: `Retain` keeps them, `Delete` deletes
+    /// them.
     #[serde(default)]
     pub deletion_policy: DeletionPolicy,
 }
@@ -126,225 +134,236 @@ pub enum DeletionPolicy {
     Delete,
 }
 
-/// What a password must be.
+/// PasswordSpec is the password policy of an App.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PasswordSpec {
-    /// The fewest characters, 8–128. Default: 8.
+    /// minimumLength is the minimum number of characters, 8–128. Defaults to 8.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 8, max = 128))]
     pub minimum_length: Option<i32>,
-    /// The least strength as zxcvbn scores it, 0 (anything) to 4 (very hard to guess). Default: 2.
+    /// minimumStrength is the minimum zxcvbn score, 0 (any password) to 4 (very hard to guess). Defaults to 2.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 4))]
     pub minimum_strength: Option<i32>,
 }
 
-/// Mails to users.
+/// MailSpec configures emails to users.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MailSpec {
-    /// The sender: an address, or `Name <address>`. Default: the install's.
+    /// from is the sender: an address, or `Name <address>`. Defaults to the sender of the install.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<Mailbox>,
-    /// The page of the application to which the link in a confirmation mail leads; `{code}` is filled in, and
-    /// `{email}` where it is named. Without it the mail shows only the code.
+    /// confirmURL is the page of the application that the link in a confirmation email opens. It must contain `{code}`
+    /// and can contain `{email}`; both are replaced. Without it the email shows only the code.
     #[serde(rename = "confirmURL", skip_serializing_if = "Option::is_none")]
     pub confirm_url: Option<LinkTemplate>,
-    /// The page of the application to which the link in a reset mail leads, as `confirmURL`.
+    /// resetURL is the page of the application that the link in a password reset email opens, in the format of
+    /// `confirmURL`.
     #[serde(rename = "resetURL", skip_serializing_if = "Option::is_none")]
     pub reset_url: Option<LinkTemplate>,
-    /// For how many seconds a confirmation code is good, 300–604800. Default: 86400 (a day).
+    /// confirmCodeLifetimeSeconds is the lifetime of a confirmation code in seconds, 300–604800. Defaults to 86400 (one
+    /// day).
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 300, max = 604_800))]
     pub confirm_code_lifetime_seconds: Option<i32>,
-    /// For how many seconds a reset code is good, 300–86400. Default: 1800 (half an hour).
+    /// resetCodeLifetimeSeconds is the lifetime of a reset code in seconds, 300–86400. Defaults to 1800 (30 minutes).
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 300, max = 86_400))]
     pub reset_code_lifetime_seconds: Option<i32>,
-    /// A ConfigMap (256 KiB or less) with templates of the App's own: keys `<mail>.subject`, `<mail>.txt` and
-    /// `<mail>.html` for the mails confirm, reset, account-exists, password-changed, address-changing, address-changed
-    /// and new-sign-in.
+    /// templatesRef refers to a ConfigMap (at most 256 KiB) with email templates of the App. Its keys are
+    /// `<mail>.subject`, `<mail>.txt` and `<mail>.html`, where `<mail>` is confirm, reset, account-exists,
+    /// password-changed, address-changing, address-changed or new-sign-in.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub templates_ref: Option<LocalRef>,
-    /// A Secret with the relay through which this App's mails leave: keys `host`, `port`, `tls` (`starttls`,
-    /// `implicit` or `none`) and, where it wants a login, `username` and `password`. Default: the install's relay.
+    /// smtpSecretRef refers to a Secret with the SMTP relay for emails of the App. Its keys are `host`, `port`, `tls`
+    /// (`starttls`, `implicit` or `none`) and, if the relay requires authentication, `username` and `password`.
+    /// Defaults to the relay of the install.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub smtp_secret_ref: Option<LocalRef>,
 }
 
-/// Tokens and sessions.
+/// TokensSpec configures tokens and sessions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = tokens_rules()))]
 pub struct TokensSpec {
-    /// With what access tokens are signed.
+    /// signingAlgorithm is the algorithm that signs access tokens.
     #[serde(default)]
     pub signing_algorithm: SigningAlgorithm,
-    /// For how many seconds an access token is good, 60–86400. Default: 900.
+    /// accessLifetimeSeconds is the lifetime of an access token in seconds, 60–86400. Defaults to 900.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 60, max = 86_400))]
     pub access_lifetime_seconds: Option<i32>,
-    /// After how many seconds without a refresh a session ends, 300–31536000. Default: 2592000 (30 days).
+    /// refreshIdleSeconds is the number of seconds without a refresh after which a session ends, 300–31536000. Defaults
+    /// to 2592000 (30 days).
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 300, max = 31_536_000))]
     pub refresh_idle_seconds: Option<i32>,
-    /// After how many seconds a session ends in any case, 300–63072000. Default: 7776000 (90 days).
+    /// sessionLifetimeSeconds is the maximum lifetime of a session in seconds, 300–63072000. Defaults to 7776000 (90
+    /// days).
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 300, max = 63_072_000))]
     pub session_lifetime_seconds: Option<i32>,
-    /// For how many seconds a refresh token that was just used gives the same answer again, 0–300. Default: 30.
+    /// refreshGraceSeconds is the grace period in seconds in which a used refresh token returns the same result again,
+    /// 0–300. Defaults to 30.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 300))]
     pub refresh_grace_seconds: Option<i32>,
-    /// `aud` of access tokens. Default: the appID.
+    /// audiences are the values of `aud` in access tokens. Defaults to the appID.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), inner(length(min = 1, max = 256)), extend("x-kubernetes-list-type" = "set"))]
     pub audiences: Vec<String>,
-    /// After how many days a key is replaced, 7–3650. Default: 90.
+    /// keyRotationDays is the number of days after which a key is replaced, 7–3650. Defaults to 90.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 7, max = 3650))]
     pub key_rotation_days: Option<i32>,
 }
 
-/// Limits by name; what is not here has its default.
+/// LimitsSpec overrides default rate limits by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LimitsSpec {
-    /// Failed logins for one account from one client address. Default: 10 in 900 s.
+    /// loginFailuresPerClient limits failed logins to one account from one client address. Defaults to 10 in 900 s.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 3), extend("x-kubernetes-list-type" = "atomic"))]
     pub login_failures_per_client: Option<Vec<WindowSpec>>,
-    /// Failed logins for one account from everywhere; a client address that the account knows is exempt. Default: 100
-    /// in 900 s.
+    /// loginFailuresPerAccount limits failed logins to one account from all client addresses. Client addresses that the
+    /// account recently used are exempt. Defaults to 100 in 900 s.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 3), extend("x-kubernetes-list-type" = "atomic"))]
     pub login_failures_per_account: Option<Vec<WindowSpec>>,
-    /// Failed logins from one client address over all accounts. Default: 200 in 3600 s.
+    /// loginFailuresPerClientOverall limits failed logins to all accounts from one client address. Defaults to 200 in
+    /// 3600 s.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 3), extend("x-kubernetes-list-type" = "atomic"))]
     pub login_failures_per_client_overall: Option<Vec<WindowSpec>>,
-    /// Calls that check or change a password, or sign in or link through a provider, from one client address. Default: 60 in 60 s.
+    /// loginsPerClient limits requests from one client address that check or change a password, or that log in or link
+    /// an identity with a provider. Defaults to 60 in 60 s.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 3), extend("x-kubernetes-list-type" = "atomic"))]
     pub logins_per_client: Option<Vec<WindowSpec>>,
-    /// Registrations from one client address. Default: 100 in 3600 s.
+    /// registrationsPerClient limits registrations from one client address. Defaults to 100 in 3600 s.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 3), extend("x-kubernetes-list-type" = "atomic"))]
     pub registrations_per_client: Option<Vec<WindowSpec>>,
-    /// Mails of one purpose to one address. Default: 1 in 60 s and 8 in 3600 s.
+    /// mailsPerRecipient limits emails of one purpose to one address. Defaults to 1 in 60 s and 8 in 3600 s.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 3), extend("x-kubernetes-list-type" = "atomic"))]
     pub mails_per_recipient: Option<Vec<WindowSpec>>,
-    /// Mails that one client address asks for. Default: 100 in 3600 s.
+    /// mailsPerClient limits emails that one client address causes. Defaults to 100 in 3600 s.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 3), extend("x-kubernetes-list-type" = "atomic"))]
     pub mails_per_client: Option<Vec<WindowSpec>>,
-    /// Wrong codes, and new passwords that are too weak, from one client address. Default: 10 in 60 s.
+    /// codesPerClient limits wrong codes and new passwords that are too weak, from one client address. Defaults to 10
+    /// in 60 s.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 3), extend("x-kubernetes-list-type" = "atomic"))]
     pub codes_per_client: Option<Vec<WindowSpec>>,
-    /// New refresh tokens of one session. Default: 30 in 60 s.
+    /// refreshesPerSession limits new refresh tokens of one session. Defaults to 30 in 60 s.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 3), extend("x-kubernetes-list-type" = "atomic"))]
     pub refreshes_per_session: Option<Vec<WindowSpec>>,
 }
 
-/// At most `count` in any `windowSeconds`.
+/// WindowSpec allows at most `count` events in any `windowSeconds` seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WindowSpec {
-    /// How many, 1–10000000.
+    /// count is the maximum number of events, 1–10000000.
     #[schemars(range(min = 1, max = 10_000_000))]
     pub count: i32,
-    /// In how many seconds, 1–86400.
+    /// windowSeconds is the length of the window in seconds, 1–86400.
     #[schemars(range(min = 1, max = 86_400))]
     pub window_seconds: i32,
 }
 
-/// A caller of the administration API.
+/// AdministratorSpec grants a ServiceAccount access to the administration API.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AdministratorSpec {
-    /// Who it is.
+    /// serviceAccount is the caller.
     pub service_account: ServiceAccountRef,
-    /// What it may do: `UserAdmin` everything, `Reader` look, `Introspector` introspect tokens.
+    /// role is the permission of the caller: `UserAdmin` can do everything, `Reader` can read, `Introspector` can
+    /// introspect tokens.
     pub role: AdministratorRole,
 }
 
-/// A ServiceAccount of any namespace: it is a name to compare with, nothing is read from it.
+/// ServiceAccountRef names a ServiceAccount of any namespace. Callers are compared with it; the ServiceAccount is not
+/// read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ServiceAccountRef {
-    /// Its namespace.
+    /// namespace is the namespace of the ServiceAccount.
     #[schemars(length(min = 1, max = 63), regex(pattern = "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"))]
     pub namespace: String,
-    /// Its name.
+    /// name is the name of the ServiceAccount.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
 }
 
-/// What became of an App.
+/// AppStatus is the observed state of an App.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AppStatus {
-    /// The generation that this status is of; -1 before the first.
+    /// observedGeneration is the generation of the spec that this status reflects; -1 before the first reconcile.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// The App in every path.
+    /// appID identifies the App in every path.
     #[serde(rename = "appID", skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
     pub app_id: Option<String>,
-    /// `iss` of its tokens; what it serves is under this address.
+    /// issuer is `iss` of the tokens and the base URL of the App's JWKS, discovery and social login endpoints.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2048))]
     pub issuer: Option<String>,
-    /// The document that is published, by its SHA-256. After the change of a Secret, wait for this to change.
+    /// revision is the SHA-256 of the published document. After a change of a Secret, wait until it changes.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub revision: Option<String>,
-    /// The social logins, and what to register at each provider.
+    /// providers are the social logins, with the callback URL to register at each provider.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 32),
         extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"])
     )]
     pub providers: Vec<AppProviderStatus>,
-    /// The keys that sign tokens.
+    /// signingKeys are the keys that sign tokens.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"]))]
     pub signing_keys: Vec<KeyStatus>,
-    /// The keys of codes and refresh tokens.
+    /// hmacKeys are the keys for codes and refresh tokens.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"]))]
     pub hmac_keys: Vec<KeyStatus>,
-    /// Accepted, ResolvedRefs, Programmed, Ready.
+    /// conditions are the conditions Accepted, ResolvedRefs, Programmed and Ready.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 8), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
 }
 
-/// A social login of the App.
+/// AppProviderStatus is a social login of an App.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AppProviderStatus {
-    /// Its name in paths.
+    /// name is the name of the provider in paths.
     #[schemars(length(min = 1, max = 63))]
     pub name: String,
-    /// The callback address to register at the provider.
+    /// callbackURL is the callback URL to register at the provider.
     #[serde(rename = "callbackURL")]
     #[schemars(length(max = 2200))]
     pub callback_url: String,
 }
 
-/// A key, without what it holds.
+/// KeyStatus is a key, without its secret.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct KeyStatus {
-    /// `s1`, `s2`, …, `h1`, …
+    /// id is the ID of the key: `s1`, `s2`, … for signing keys, `h1`, `h2`, … for HMAC keys.
     #[schemars(length(min = 1, max = 16))]
     pub id: String,
-    /// Published, Active or Retired.
+    /// state is Published, Active or Retired.
     pub state: KeyState,
-    /// When it is replaced or dropped.
+    /// notAfter is the time at which the key is replaced or dropped.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_after: Option<Time>,
 }
@@ -352,7 +371,7 @@ pub struct KeyStatus {
 // === impl App ===
 
 impl App {
-    /// The appID: the field, else the name.
+    /// The appID: the field if set, otherwise `metadata.name`.
     pub fn app_id(&self) -> Result<AppId, Invalid> {
         match &self.spec.app_id {
             Some(app_id) => Ok(app_id.clone()),
@@ -388,7 +407,7 @@ impl LimitsSpec {
         *self == Self::default()
     }
 
-    /// The App's own windows of a limit.
+    /// The windows of a limit that the App overrides.
     pub fn get(&self, name: LimitName) -> Option<&[WindowSpec]> {
         let windows = match name {
             LimitName::LoginFailuresPerClient => &self.login_failures_per_client,
@@ -405,36 +424,36 @@ impl LimitsSpec {
     }
 }
 
-/// The definition of the resource, as it is installed.
+/// The CustomResourceDefinition, as installed.
 pub fn definition() -> CustomResourceDefinition {
-    let root = Root {
-        description: "An application whose users log in here.",
+    let root = RootSchema {
+        description: "App is an application that uses Latchkey as its login service.",
         rules: root_rules(),
-        first_status: first_status(&ConditionType::APP),
+        initial_status: initial_status(&ConditionType::APP),
     };
-    complete::<AppSpec, AppStatus>(App::crd(), root)
+    with_schema::<AppSpec, AppStatus>(App::crd(), root)
 }
 
 fn root_rules() -> Vec<Rule> {
     let reserved = RESERVED_APP_IDS.map(|name| format!("'{name}'")).join(", ");
     vec![
-        Rule::fixed(
+        Rule::from_static(
             "has(self.spec.appID) || self.metadata.name.matches('^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$')",
             "metadata.name is not an appID (up to 63 lower-case letters, digits and inner hyphens); set spec.appID",
         )
-        .on(".spec.appID"),
+        .at_field(".spec.appID"),
         Rule::new(
             format!("!((has(self.spec.appID) ? self.spec.appID : self.metadata.name) in [{reserved}])"),
-            "this appID is a path that the service keeps for itself; set another spec.appID",
+            "this appID is a path reserved for the service; set another spec.appID",
         )
-        .on(".spec.appID"),
-        // On the root, since a rule on the field could be got round by unsetting it.
-        Rule::fixed(
+        .at_field(".spec.appID"),
+        // On the root, because a rule on the field could be bypassed by removing the field.
+        Rule::from_static(
             "(has(self.spec.appID) ? self.spec.appID : self.metadata.name) == \
              (has(oldSelf.spec.appID) ? oldSelf.spec.appID : oldSelf.metadata.name)",
-            "the appID cannot change, since users and tokens belong to it; make a new App instead",
+            "the appID cannot change, because users and tokens belong to it; create a new App instead",
         )
-        .on(".spec.appID"),
+        .at_field(".spec.appID"),
     ]
 }
 

@@ -1,4 +1,4 @@
-//! Conditions: the closed sets of their types and reasons, how a new set joins the old one, and what Ready follows from.
+//! Conditions: their types and reasons, the computation of Ready, and the merge with the previous conditions.
 
 use std::fmt;
 
@@ -7,29 +7,29 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-/// The longest message, in characters, as in Kubernetes' own conditions.
-pub const MAX_MESSAGE: usize = 32_768;
+/// The maximum length of a message in characters, as in Kubernetes' own conditions.
+pub const MAX_MESSAGE_LENGTH: usize = 32_768;
 
-/// A condition as it stands in a status. Type and reason are text here, so that a status which a newer operator wrote
-/// can still be read; they are written from [`ConditionType`] and [`Reason`] only.
+/// Condition is one condition of a status. Type and reason are strings, so that the status of a newer operator can be
+/// read. They are written from [`ConditionType`] and [`Reason`] only.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {
-    /// What the condition is about.
+    /// type is the type of the condition.
     #[serde(rename = "type")]
     #[schemars(length(min = 1, max = 316))]
     pub type_: String,
-    /// True, False or Unknown.
+    /// status is True, False or Unknown.
     pub status: ConditionStatus,
-    /// The generation of the resource that this was judged on.
+    /// observedGeneration is the generation of the spec on which the condition is based.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// When the status last changed from one value to another.
+    /// lastTransitionTime is the time of the last change of the status from one value to another.
     pub last_transition_time: Time,
-    /// Why, in one word.
+    /// reason is the cause of the status, in one CamelCase word.
     #[schemars(length(min = 1, max = 1024), regex(pattern = "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"))]
     pub reason: String,
-    /// What to do about it.
+    /// message explains the status and what to do.
     #[schemars(length(max = 32768))]
     pub message: String,
 }
@@ -43,22 +43,22 @@ pub enum ConditionStatus {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ConditionType {
-    /// The spec is valid and the appID is this App's.
+    /// The spec is valid. App: it owns the appID.
     Accepted,
-    /// What it refers to exists and can be used.
+    /// All referenced objects exist and can be used.
     ResolvedRefs,
-    /// Every counting server pod has told the published revision (App).
+    /// App: every serving pod has acknowledged the published revision.
     Programmed,
-    /// The servers reached the provider (Provider); never part of Ready.
+    /// Provider: the servers can reach the provider. Not part of Ready.
     Reachable,
     /// Computed from the others.
     Ready,
 }
 
-/// Why a condition is as it is. Part of the API: names are never changed.
+/// The reason of a condition. Part of the API: names never change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
-    /// Not judged yet.
+    /// Not checked yet.
     Pending,
     /// Accepted=True.
     Accepted,
@@ -71,21 +71,21 @@ pub enum Reason {
     /// Ready=True.
     Ready,
 
-    /// A field of the spec is not what it has to be.
+    /// A field of the spec is invalid.
     InvalidSpec,
-    /// Another App holds the appID.
+    /// Another App has the appID.
     AppIDConflict,
-    /// The appID belonged to an App of another namespace, whose users are still there.
+    /// An App of another namespace had the appID, and its users still exist.
     AppIDReserved,
-    /// The rendered document is over the limit.
+    /// The rendered document exceeds the limit.
     TooLarge,
-    /// The namespace is at the platform's bound on Apps or on bytes of documents.
+    /// The namespace has reached its quota of Apps or of document bytes.
     QuotaExceeded,
-    /// The App's keys are gone while users are there.
+    /// The App's keys are lost, but it still has users.
     KeysLost,
     /// The App's keys cannot be read.
     KeysInvalid,
-    /// The operator failed on the object, which is a bug.
+    /// The operator failed to process the object. This is a bug.
     InternalError,
 
     /// A referenced Provider does not exist.
@@ -96,20 +96,20 @@ pub enum Reason {
     SecretNotFound,
     /// A referenced Secret lacks the key.
     SecretKeyNotFound,
-    /// A value in a referenced Secret is not what it has to be.
+    /// A value in a referenced Secret is invalid.
     SecretKeyInvalid,
     /// A referenced ConfigMap does not exist.
     ConfigMapNotFound,
-    /// A mail template is broken, unknown or too large.
+    /// An email template is invalid, unknown or too large.
     TemplatesInvalid,
 
-    /// Some server has not told the published revision yet.
+    /// A serving pod has not acknowledged the published revision yet.
     WaitingForServers,
-    /// No server is there.
+    /// There is no serving pod.
     NoServers,
-    /// A server honours only an older format of the document than the App needs.
+    /// A server supports only an older document format than the App needs.
     ServersTooOld,
-    /// A server refused the document.
+    /// A server rejected the document.
     RefusedByServer,
     /// The users are being deleted.
     Deleting,
@@ -120,13 +120,13 @@ pub enum Reason {
     KeysUnreadable,
     /// The provider does not know the client, or refuses its secret or key.
     ClientRefused,
-    /// The provider's token endpoint cannot be asked.
+    /// The provider's token endpoint cannot be reached.
     TokenEndpointFailed,
 }
 
-/// A condition as a step wants it, before time and generation are known.
+/// A condition that a step computes, without time and generation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct DesiredCondition {
     pub type_: ConditionType,
     pub status: ConditionStatus,
     pub reason: Reason,
@@ -136,9 +136,9 @@ pub struct Wanted {
 // === impl ConditionType ===
 
 impl ConditionType {
-    /// Those of an App, in the order in which they are written.
+    /// The conditions of an App, in the order of the status.
     pub const APP: [Self; 4] = [Self::Accepted, Self::ResolvedRefs, Self::Programmed, Self::Ready];
-    /// Those of a Provider, in the order in which they are written.
+    /// The conditions of a Provider, in the order of the status.
     pub const PROVIDER: [Self; 4] = [Self::Accepted, Self::ResolvedRefs, Self::Reachable, Self::Ready];
 
     pub const fn as_str(self) -> &'static str {
@@ -151,8 +151,8 @@ impl ConditionType {
         }
     }
 
-    /// Whether Ready follows from it. What a provider's own servers do is not the App's doing.
-    pub const fn counts_for_ready(self) -> bool {
+    /// Whether the condition is part of Ready. Reachable is not, because it depends on a third party.
+    pub const fn is_part_of_ready(self) -> bool {
         match self {
             Self::Accepted | Self::ResolvedRefs | Self::Programmed => true,
             Self::Reachable | Self::Ready => false,
@@ -244,30 +244,32 @@ impl fmt::Display for Reason {
     }
 }
 
-// === impl Wanted ===
+// === impl DesiredCondition ===
 
-impl Wanted {
+impl DesiredCondition {
     pub fn new(type_: ConditionType, status: ConditionStatus, reason: Reason, message: impl Into<String>) -> Self {
         Self { type_, status, reason, message: message.into() }
     }
 }
 
-/// Ready as it follows from the others: the first that is False, else the first that is Unknown, else True.
-pub fn ready(others: &[Wanted]) -> Wanted {
-    let counting = || others.iter().filter(|wanted| wanted.type_.counts_for_ready());
-    let worst = counting()
+/// Computes Ready: the first condition that is False, otherwise the first that is Unknown, otherwise True.
+pub fn compute_ready(others: &[DesiredCondition]) -> DesiredCondition {
+    let relevant = || others.iter().filter(|wanted| wanted.type_.is_part_of_ready());
+    let worst = relevant()
         .find(|wanted| wanted.status == ConditionStatus::False)
-        .or_else(|| counting().find(|wanted| wanted.status == ConditionStatus::Unknown));
+        .or_else(|| relevant().find(|wanted| wanted.status == ConditionStatus::Unknown));
     match worst {
-        Some(wanted) => Wanted::new(ConditionType::Ready, wanted.status, wanted.reason, wanted.message.clone()),
-        None => Wanted::new(ConditionType::Ready, ConditionStatus::True, Reason::Ready, ""),
+        Some(wanted) => {
+            DesiredCondition::new(ConditionType::Ready, wanted.status, wanted.reason, wanted.message.clone())
+        }
+        None => DesiredCondition::new(ConditionType::Ready, ConditionStatus::True, Reason::Ready, ""),
     }
 }
 
-/// The new set of conditions, with Ready at its end: the transition time of the old one stays where the status does.
-/// A condition that is not wanted goes.
-pub fn merge(old: &[Condition], wanted: &[Wanted], generation: i64, now: &Time) -> Vec<Condition> {
-    let ready = ready(wanted);
+/// The new conditions, with Ready last. A condition with an unchanged status keeps its transition time. Old conditions
+/// that are not in `wanted` are removed.
+pub fn merge_conditions(old: &[Condition], wanted: &[DesiredCondition], generation: i64, now: &Time) -> Vec<Condition> {
+    let ready = compute_ready(wanted);
     wanted
         .iter()
         .filter(|wanted| wanted.type_ != ConditionType::Ready)
@@ -280,15 +282,15 @@ pub fn merge(old: &[Condition], wanted: &[Wanted], generation: i64, now: &Time) 
                 observed_generation: Some(generation),
                 last_transition_time: before.map_or_else(|| now.clone(), |old| old.last_transition_time.clone()),
                 reason: wanted.reason.as_str().into(),
-                message: wanted.message.chars().take(MAX_MESSAGE).collect(),
+                message: wanted.message.chars().take(MAX_MESSAGE_LENGTH).collect(),
             }
         })
         .collect()
 }
 
-/// Whether two sets say the same, whatever the times: then there is nothing to write.
-pub fn same_but_for_time(one: &[Condition], other: &[Condition]) -> bool {
-    let says = |condition: &Condition| {
+/// Whether two lists of conditions differ at most in their transition times. Then no write is needed.
+pub fn equal_except_times(one: &[Condition], other: &[Condition]) -> bool {
+    let content = |condition: &Condition| {
         (
             condition.type_.clone(),
             condition.status,
@@ -297,12 +299,12 @@ pub fn same_but_for_time(one: &[Condition], other: &[Condition]) -> bool {
             condition.message.clone(),
         )
     };
-    one.len() == other.len() && one.iter().map(says).eq(other.iter().map(says))
+    one.len() == other.len() && one.iter().map(content).eq(other.iter().map(content))
 }
 
-/// The status with which a resource is born: nothing known, of no generation, so that tools which know kstatus never
-/// call a new object healthy.
-pub(crate) fn first_status(types: &[ConditionType]) -> Value {
+/// The status of a new resource: every condition is Unknown, for generation -1, so that tools which follow kstatus
+/// never report a new object as healthy.
+pub(crate) fn initial_status(types: &[ConditionType]) -> Value {
     let conditions: Vec<Value> = types
         .iter()
         .map(|type_| {
@@ -329,20 +331,20 @@ mod tests {
         serde_json::from_value(json!(format!("2026-01-02T03:04:{second:02}Z"))).unwrap()
     }
 
-    fn wanted(type_: ConditionType, status: ConditionStatus, reason: Reason) -> Wanted {
-        Wanted::new(type_, status, reason, format!("because {reason}"))
+    fn desired(type_: ConditionType, status: ConditionStatus, reason: Reason) -> DesiredCondition {
+        DesiredCondition::new(type_, status, reason, format!("because {reason}"))
     }
 
-    fn all_true() -> Vec<Wanted> {
+    fn all_true() -> Vec<DesiredCondition> {
         vec![
-            wanted(ConditionType::Accepted, ConditionStatus::True, Reason::Accepted),
-            wanted(ConditionType::ResolvedRefs, ConditionStatus::True, Reason::Resolved),
-            wanted(ConditionType::Programmed, ConditionStatus::True, Reason::Programmed),
+            desired(ConditionType::Accepted, ConditionStatus::True, Reason::Accepted),
+            desired(ConditionType::ResolvedRefs, ConditionStatus::True, Reason::Resolved),
+            desired(ConditionType::Programmed, ConditionStatus::True, Reason::Programmed),
         ]
     }
 
     #[test]
-    fn reasons_are_one_word_each_and_all_different() {
+    fn reasons_are_unique_camel_case_words() {
         let names: BTreeSet<_> = Reason::ALL.iter().map(|reason| reason.as_str()).collect();
         assert_eq!(names.len(), Reason::ALL.len());
         assert!(
@@ -352,56 +354,56 @@ mod tests {
     }
 
     #[test]
-    fn ready_is_true_only_where_all_others_are() {
-        let ready_of = |wanted: &[Wanted]| (ready(wanted).status, ready(wanted).reason);
+    fn ready_is_true_only_if_all_others_are() {
+        let ready_of = |wanted: &[DesiredCondition]| (compute_ready(wanted).status, compute_ready(wanted).reason);
         assert_eq!(ready_of(&all_true()), (ConditionStatus::True, Reason::Ready));
         let mut some = all_true();
-        some[1] = wanted(ConditionType::ResolvedRefs, ConditionStatus::Unknown, Reason::Pending);
+        some[1] = desired(ConditionType::ResolvedRefs, ConditionStatus::Unknown, Reason::Pending);
         assert_eq!(ready_of(&some), (ConditionStatus::Unknown, Reason::Pending));
-        some[2] = wanted(ConditionType::Programmed, ConditionStatus::False, Reason::WaitingForServers);
+        some[2] = desired(ConditionType::Programmed, ConditionStatus::False, Reason::WaitingForServers);
         assert_eq!(ready_of(&some), (ConditionStatus::False, Reason::WaitingForServers));
-        some[0] = wanted(ConditionType::Accepted, ConditionStatus::False, Reason::InvalidSpec);
+        some[0] = desired(ConditionType::Accepted, ConditionStatus::False, Reason::InvalidSpec);
         assert_eq!(ready_of(&some), (ConditionStatus::False, Reason::InvalidSpec));
     }
 
     #[test]
-    fn reachable_is_no_part_of_ready() {
-        let unreachable = wanted(ConditionType::Reachable, ConditionStatus::False, Reason::DiscoveryFailed);
-        assert_eq!(ready(&[unreachable]).status, ConditionStatus::True);
+    fn reachable_is_not_part_of_ready() {
+        let unreachable = desired(ConditionType::Reachable, ConditionStatus::False, Reason::DiscoveryFailed);
+        assert_eq!(compute_ready(&[unreachable]).status, ConditionStatus::True);
     }
 
     #[test]
     fn the_transition_time_moves_only_with_the_status() {
-        let first = merge(&[], &all_true(), 1, &at(1));
+        let first = merge_conditions(&[], &all_true(), 1, &at(1));
         assert_eq!(
             first.iter().map(|one| one.type_.as_str()).collect::<Vec<_>>(),
             ["Accepted", "ResolvedRefs", "Programmed", "Ready"]
         );
         let mut next = all_true();
-        next[2] = wanted(ConditionType::Programmed, ConditionStatus::False, Reason::WaitingForServers);
-        let second = merge(&first, &next, 2, &at(2));
+        next[2] = desired(ConditionType::Programmed, ConditionStatus::False, Reason::WaitingForServers);
+        let second = merge_conditions(&first, &next, 2, &at(2));
         let times: Vec<_> = second.iter().map(|one| one.last_transition_time.clone()).collect();
         assert_eq!(times, [at(1), at(1), at(2), at(2)]);
         assert!(second.iter().all(|one| one.observed_generation == Some(2)));
-        // Another reason is no transition.
-        next[2] = wanted(ConditionType::Programmed, ConditionStatus::False, Reason::RefusedByServer);
-        assert_eq!(merge(&second, &next, 2, &at(3))[2].last_transition_time, at(2));
+        // A change of the reason is not a transition.
+        next[2] = desired(ConditionType::Programmed, ConditionStatus::False, Reason::RefusedByServer);
+        assert_eq!(merge_conditions(&second, &next, 2, &at(3))[2].last_transition_time, at(2));
     }
 
     #[test]
-    fn a_wanted_ready_is_computed_anew() {
+    fn a_given_ready_is_replaced_by_the_computed_one() {
         let mut with_ready = all_true();
-        with_ready.push(wanted(ConditionType::Ready, ConditionStatus::False, Reason::Pending));
-        let merged = merge(&[], &with_ready, 1, &at(1));
+        with_ready.push(desired(ConditionType::Ready, ConditionStatus::False, Reason::Pending));
+        let merged = merge_conditions(&[], &with_ready, 1, &at(1));
         assert_eq!((merged.len(), merged[3].status), (4, ConditionStatus::True));
     }
 
     #[test]
-    fn equality_is_blind_to_time_and_to_nothing_else() {
-        let one = merge(&[], &all_true(), 1, &at(1));
-        assert!(same_but_for_time(&one, &merge(&[], &all_true(), 1, &at(2))));
-        assert!(!same_but_for_time(&one, &merge(&[], &all_true(), 2, &at(1))));
-        assert!(!same_but_for_time(&one, &one[..3]));
+    fn equality_ignores_times_and_nothing_else() {
+        let one = merge_conditions(&[], &all_true(), 1, &at(1));
+        assert!(equal_except_times(&one, &merge_conditions(&[], &all_true(), 1, &at(2))));
+        assert!(!equal_except_times(&one, &merge_conditions(&[], &all_true(), 2, &at(1))));
+        assert!(!equal_except_times(&one, &one[..3]));
         type Change = fn(&mut Condition);
         let changes: [Change; 4] = [
             |one| one.status = ConditionStatus::Unknown,
@@ -412,15 +414,19 @@ mod tests {
         for change in changes {
             let mut other = one.clone();
             change(&mut other[0]);
-            assert!(!same_but_for_time(&one, &other));
+            assert!(!equal_except_times(&one, &other));
         }
     }
 
     #[test]
     fn messages_fit_the_schema() {
-        let long =
-            Wanted::new(ConditionType::Accepted, ConditionStatus::False, Reason::InvalidSpec, "é".repeat(40_000));
-        assert_eq!(merge(&[], &[long], 1, &at(1))[0].message.chars().count(), MAX_MESSAGE);
+        let long = DesiredCondition::new(
+            ConditionType::Accepted,
+            ConditionStatus::False,
+            Reason::InvalidSpec,
+            "é".repeat(40_000),
+        );
+        assert_eq!(merge_conditions(&[], &[long], 1, &at(1))[0].message.chars().count(), MAX_MESSAGE_LENGTH);
     }
 
     #[test]

@@ -1,12 +1,13 @@
-//! The resources of Latchkey (`latchkey.dev/v1alpha1`), and the document that its operator hands to its servers.
+//! The resources of Latchkey (`latchkey.dev/v1alpha1`), and the rendered document that the operator publishes to the
+//! servers.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 
 pub mod app;
 pub mod conditions;
+pub mod field_reference;
 pub mod names;
 pub mod provider;
-pub mod reference;
 pub mod refs;
 pub mod rendered;
 pub mod schema;
@@ -21,7 +22,7 @@ pub const GROUP: &str = "latchkey.dev";
 /// The version of the resources.
 pub const VERSION: &str = "v1alpha1";
 
-/// Every resource definition, as it is installed.
-pub fn all() -> Vec<CustomResourceDefinition> {
+/// All CustomResourceDefinitions, as installed.
+pub fn definitions() -> Vec<CustomResourceDefinition> {
     vec![app::definition(), provider::definition()]
 }

@@ -1,41 +1,41 @@
-//! The names by which operator, servers and people find what belongs to Latchkey in a cluster.
+//! Names of objects, keys, annotations and ports in a cluster that operator, servers and users share.
 
 use crate::types::AppId;
 
-/// The type of the Secret with a rendered App. Servers find theirs by it: a type cannot be edited away.
+/// The type of the Secret with a rendered App. Servers select Secrets by it, because the type of a Secret is immutable.
 pub const RENDERED_APP_TYPE: &str = "latchkey.dev/rendered-app";
-/// The key under which that Secret holds the document.
+/// The key of the document in that Secret.
 pub const RENDERED_APP_KEY: &str = "app.json";
 /// The type of the Secret with an App's keys.
 pub const APP_KEYS_TYPE: &str = "latchkey.dev/app-keys";
-/// The key under which that Secret holds the keys.
+/// The key of the App's keys in that Secret.
 pub const APP_KEYS_KEY: &str = "keys.json";
 
-/// On a rendered App and on a key Secret: the namespace of the App. On the key Secret the platform team may edit it,
-/// which hands the appID and its users to that namespace.
+/// On a rendered App and on a key Secret: the namespace of the App. The platform team can edit it on the key Secret,
+/// which hands the appID and its users over to that namespace.
 pub const NAMESPACE_ANNOTATION: &str = "latchkey.dev/namespace";
 /// On a rendered App and on a key Secret: the name of the App.
 pub const NAME_ANNOTATION: &str = "latchkey.dev/name";
 /// On an App: a new value rotates its keys once.
 pub const ROTATE_KEYS_ANNOTATION: &str = "latchkey.dev/rotate-keys";
-/// On an App: the id of a key that is dropped at once.
+/// On an App: the ID of a key that is dropped at once.
 pub const REVOKE_KEY_ANNOTATION: &str = "latchkey.dev/revoke-key";
-/// On an App whose keys are lost: a new value starts anew, which logs out every user.
+/// On an App with lost keys: a new value creates new keys, which logs out every user.
 pub const NEW_KEYS_ANNOTATION: &str = "latchkey.dev/new-keys";
-/// On an App with `deletionPolicy: Delete`: its users are deleted before it goes.
+/// On an App with `deletionPolicy: Delete`: its users are deleted before the App is removed.
 pub const DELETE_USERS_FINALIZER: &str = "latchkey.dev/delete-users";
 
-/// Who writes, for server-side apply.
+/// The field manager of the operator, for server-side apply.
 pub const FIELD_MANAGER: &str = "latchkey-operator";
 /// The port of the servers' operations listener in the headless Service.
 pub const OPS_PORT_NAME: &str = "ops";
 
-/// The Secret with the rendered App, in the install's namespace.
+/// The name of the Secret with the rendered App, in the install's namespace.
 pub fn rendered_app_secret(app_id: &AppId) -> String {
     format!("latchkey-app-{app_id}")
 }
 
-/// The Secret with the App's keys, in the install's namespace.
+/// The name of the Secret with the App's keys, in the install's namespace.
 pub fn app_keys_secret(app_id: &AppId) -> String {
     format!("latchkey-keys-{app_id}")
 }

@@ -1,4 +1,4 @@
-//! The Provider: a social login with its client at the provider; spec, status and rules.
+//! The Provider resource: spec, status and validation rules.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{CustomResource, CustomResourceExt};
@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::{
-    conditions::{Condition, ConditionType, first_status},
+    conditions::{Condition, ConditionType, initial_status},
     refs::SecretKeyRef,
-    schema::{Root, complete, strip_one_of},
+    schema::{RootSchema, strip_one_of, with_schema},
     types::{EndpointUrl, IssuerUrl},
 };
 
-/// A client at a social provider: exactly one member, named as the provider.
+/// ProviderSpec is a client at a social provider: exactly one member, named after the provider.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "latchkey.dev",
@@ -24,7 +24,7 @@ use crate::{
     category = "latchkey",
     namespaced,
     schema = "disabled",
-    doc = "A social login with its client at the provider.",
+    doc = "Provider is a social login and its client at the provider.",
     status = "ProviderStatus",
     derive = "PartialEq",
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
@@ -39,57 +39,58 @@ pub struct ProviderSpec {
     pub client: ProviderClient,
 }
 
-/// The members. A struct of its own, so that a cluster-wide kind can have them too.
+/// ProviderClient has one member for each preset. A type of its own, so that a cluster-scoped kind can have the same
+/// members.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ProviderClient {
-    /// Google.
+    /// google is a client at Google.
     Google(OAuthClient),
-    /// Sign in with Apple.
+    /// apple is a client at Apple (Sign in with Apple).
     Apple(AppleClient),
-    /// GitHub.
+    /// github is a client at GitHub.
     #[serde(rename = "github")]
     GitHub(OAuthClient),
-    /// GitLab, hosted or one's own.
+    /// gitlab is a client at GitLab, hosted or self-managed.
     #[serde(rename = "gitlab")]
     GitLab(GitLabClient),
-    /// Microsoft: accounts of work, school and home.
+    /// microsoft is a client at Microsoft, for work, school and personal accounts.
     Microsoft(MicrosoftClient),
-    /// Facebook.
+    /// facebook is a client at Facebook.
     Facebook(OAuthClient),
-    /// Discord.
+    /// discord is a client at Discord.
     Discord(OAuthClient),
-    /// LinkedIn.
+    /// linkedin is a client at LinkedIn.
     #[serde(rename = "linkedin")]
     LinkedIn(OAuthClient),
-    /// X.
+    /// x is a client at X.
     X(OAuthClient),
-    /// Slack.
+    /// slack is a client at Slack.
     Slack(OAuthClient),
-    /// Bitbucket.
+    /// bitbucket is a client at Bitbucket.
     Bitbucket(OAuthClient),
-    /// Twitch.
+    /// twitch is a client at Twitch.
     Twitch(OAuthClient),
-    /// Spotify.
+    /// spotify is a client at Spotify.
     Spotify(OAuthClient),
-    /// Any provider that speaks OpenID Connect and has a discovery document.
+    /// oidc is a client at any OpenID Connect provider with a discovery document.
     Oidc(OidcClient),
-    /// Any provider that speaks OAuth 2.0 and has an endpoint that tells who the user is.
+    /// oauth2 is a client at any OAuth 2.0 provider with an endpoint that returns the user's profile.
     #[serde(rename = "oauth2")]
     OAuth2(OAuth2Client),
 }
 
-/// A client with an id and a secret.
+/// OAuthClient is a client with an ID and a secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct OAuthClient {
-    /// The client's id at the provider.
+    /// clientID is the client ID at the provider.
     #[serde(rename = "clientID")]
     #[schemars(length(min = 1, max = 512), regex(pattern = "^[!-~]+$"))]
     pub client_id: String,
-    /// Where the client's secret is.
+    /// clientSecretRef refers to the client secret.
     pub client_secret_ref: SecretKeyRef,
-    /// Scopes to ask for beside the preset's.
+    /// scopes are requested in addition to the scopes of the preset.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 32),
@@ -97,7 +98,7 @@ pub struct OAuthClient {
         extend("x-kubernetes-list-type" = "set")
     )]
     pub scopes: Vec<String>,
-    /// Other clients of the same owner (mobile apps) whose tokens are accepted at `login`.
+    /// additionalClientIDs are other clients of the same owner (mobile apps) with tokens that `login` accepts.
     #[serde(rename = "additionalClientIDs", default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 16),
@@ -107,25 +108,25 @@ pub struct OAuthClient {
     pub additional_client_ids: Vec<String>,
 }
 
-/// A client at Apple, which shows itself by a key.
+/// AppleClient is a client at Apple, which authenticates with a private key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AppleClient {
-    /// The Services ID.
+    /// clientID is the Services ID.
     #[serde(rename = "clientID")]
     #[schemars(length(min = 1, max = 512), regex(pattern = "^[!-~]+$"))]
     pub client_id: String,
-    /// The team's id: ten letters and digits.
+    /// teamID is the team ID: ten letters and digits.
     #[serde(rename = "teamID")]
     #[schemars(length(min = 10, max = 10), regex(pattern = "^[A-Z0-9]{10}$"))]
     pub team_id: String,
-    /// The key's id: ten letters and digits.
+    /// keyID is the key ID: ten letters and digits.
     #[serde(rename = "keyID")]
     #[schemars(length(min = 10, max = 10), regex(pattern = "^[A-Z0-9]{10}$"))]
     pub key_id: String,
-    /// Where the private key is: the .p8 file as Apple gives it.
+    /// privateKeyRef refers to the private key: the .p8 file from Apple, unchanged.
     pub private_key_ref: SecretKeyRef,
-    /// Scopes to ask for beside the preset's.
+    /// scopes are requested in addition to the scopes of the preset.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 32),
@@ -133,7 +134,7 @@ pub struct AppleClient {
         extend("x-kubernetes-list-type" = "set")
     )]
     pub scopes: Vec<String>,
-    /// Bundle ids of the same team whose tokens are accepted at `login`.
+    /// additionalClientIDs are bundle IDs of the same team with tokens that `login` accepts.
     #[serde(rename = "additionalClientIDs", default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 16),
@@ -143,65 +144,69 @@ pub struct AppleClient {
     pub additional_client_ids: Vec<String>,
 }
 
-/// A client at GitLab.
+/// GitLabClient is a client at GitLab.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GitLabClient {
     #[serde(flatten)]
     pub client: OAuthClient,
-    /// The address of a GitLab of one's own. Default: `https://gitlab.com`.
+    /// baseURL is the URL of a self-managed GitLab. Defaults to `https://gitlab.com`.
     #[serde(rename = "baseURL", skip_serializing_if = "Option::is_none")]
     pub base_url: Option<IssuerUrl>,
 }
 
-/// A client at Microsoft.
+/// MicrosoftClient is a client at Microsoft.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MicrosoftClient {
     #[serde(flatten)]
     pub client: OAuthClient,
-    /// Whose accounts may log in: `common`, `organizations`, `consumers`, or one directory by its id or domain.
-    /// Default: `common`.
+    /// tenant controls which accounts can log in: `common`, `organizations`, `consumers`, or the ID or domain of one
+    /// directory. Defaults to `common`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253), regex(pattern = "^[a-zA-Z0-9]([a-zA-Z0-9.-]*[a-zA-Z0-9])?$"))]
     pub tenant: Option<String>,
 }
 
-/// A client at any OpenID provider.
+/// OidcClient is a client at any OpenID Connect provider.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct OidcClient {
     #[serde(flatten)]
     pub client: OAuthClient,
-    /// The provider's issuer; its discovery document is at `/.well-known/openid-configuration` below it.
+    /// issuer is the issuer of the provider. The discovery document is at this URL followed by
+    /// `/.well-known/openid-configuration`.
     pub issuer: IssuerUrl,
-    /// Under which names the provider tells what is asked of it.
+    /// claims are the names of the provider's claims. A name that begins with `/` is a JSON pointer.
     #[serde(default, skip_serializing_if = "OidcClaims::is_default")]
     pub claims: OidcClaims,
 }
 
-/// A client at any OAuth 2.0 provider.
+/// OAuth2Client is a client at any OAuth 2.0 provider.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct OAuth2Client {
     #[serde(flatten)]
     pub client: OAuthClient,
-    /// Where browsers are sent to log in.
+    /// authorizationURL is the authorization endpoint, to which browsers are redirected to log in.
     #[serde(rename = "authorizationURL")]
     pub authorization_url: EndpointUrl,
-    /// Where a code becomes a token.
+    /// tokenURL is the token endpoint, which exchanges a code for an access token.
     #[serde(rename = "tokenURL")]
     pub token_url: EndpointUrl,
-    /// Where a token tells who the user is.
+    /// userInfoURL is the endpoint that returns the profile of the access token's user.
     #[serde(rename = "userInfoURL")]
     pub user_info_url: EndpointUrl,
-    /// Where a token can be checked (RFC 7662). Without it no token of this provider is accepted at `login`.
+    /// introspectionURL is the endpoint for token introspection (RFC 7662). Without it `login` accepts no token of this
+    /// provider.
     #[serde(rename = "introspectionURL", skip_serializing_if = "Option::is_none")]
     pub introspection_url: Option<EndpointUrl>,
-    /// How the client shows its secret: in the `Authorization` header (`Basic`) or in the body (`Post`).
+    /// clientAuthentication is how the client sends its secret: in the `AuthorizationRequest` header (`Basic`) or in the body
+    /// (`Post`).
     #[serde(default)]
     pub client_authentication: ClientAuthentication,
-    /// Under which names the provider tells what is asked of it.
+    /// claims are the names of members in the provider's profile response. A name that begins with `/` is a JSON
+    /// pointer.
     pub claims: OAuth2Claims,
 }
 
@@ -212,53 +217,54 @@ pub enum ClientAuthentication {
     Post,
 }
 
-/// Names of claims at an OpenID provider.
+/// OidcClaims are the names of claims at an OpenID Connect provider.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct OidcClaims {
-    /// The address. Default: `email`.
+    /// email is the claim with the email address. Defaults to `email`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 256))]
     pub email: Option<String>,
-    /// Whether the address is verified. Default: `email_verified`.
+    /// emailVerified is the claim that is true if the email address is verified. Defaults to `email_verified`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 256))]
     pub email_verified: Option<String>,
-    /// The user's name. Default: `name`.
+    /// name is the claim with the user's name. Defaults to `name`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 256))]
     pub name: Option<String>,
 }
 
-/// Names of members in an OAuth 2.0 provider's answer about the user.
+/// OAuth2Claims are the names of members in the profile response of an OAuth 2.0 provider.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct OAuth2Claims {
-    /// What never changes and is never given to another user.
+    /// subject is the member with the user ID. Its value must never change and must never be given to another user.
     #[schemars(length(min = 1, max = 256))]
     pub subject: String,
-    /// The address.
+    /// email is the member with the email address.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 256))]
     pub email: Option<String>,
-    /// Whether the address is verified. Without it no address of this provider counts as verified.
+    /// emailVerified is the member that is true if the email address is verified. Without it no address of this
+    /// provider counts as verified.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 256))]
     pub email_verified: Option<String>,
-    /// The user's name.
+    /// name is the member with the user's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 256))]
     pub name: Option<String>,
 }
 
-/// What became of a Provider.
+/// ProviderStatus is the observed state of a Provider.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ProviderStatus {
-    /// The generation that this status is of; -1 before the first.
+    /// observedGeneration is the generation of the spec that this status reflects; -1 before the first reconcile.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Accepted, ResolvedRefs, Reachable, Ready.
+    /// conditions are the conditions Accepted, ResolvedRefs, Reachable and Ready.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 8), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
@@ -275,8 +281,8 @@ impl OidcClaims {
 // === impl ProviderClient ===
 
 impl ProviderClient {
-    /// The names of the members, in the order of the enum.
-    pub const MEMBERS: [&str; 15] = [
+    /// The member names, in the order of the enum.
+    pub const MEMBER_NAMES: [&str; 15] = [
         "google",
         "apple",
         "github",
@@ -294,8 +300,8 @@ impl ProviderClient {
         "oauth2",
     ];
 
-    /// The member's name, which is the preset's.
-    pub const fn member(&self) -> &'static str {
+    /// The name of the member, which is also the name of the preset.
+    pub const fn member_name(&self) -> &'static str {
         match self {
             Self::Google(_) => "google",
             Self::Apple(_) => "apple",
@@ -315,7 +321,7 @@ impl ProviderClient {
         }
     }
 
-    /// Where the secret is by which the client shows itself.
+    /// The reference to the client secret or private key.
     pub fn secret_ref(&self) -> &SecretKeyRef {
         match self {
             Self::Google(client)
@@ -336,12 +342,12 @@ impl ProviderClient {
         }
     }
 
-    /// Whether a verified address at this provider may join an account where the App says nothing: only where the
-    /// provider is one that we know (contract, 5).
+    /// The default of the App's `linkByEmail`: whether an identity with a verified address joins the account of that
+    /// address. True only for known providers (specification: Social login, Account linking).
     ///
-    /// Not Slack: nothing in its documentation says that `email_verified` is false for members whose address an
-    /// administrator of their workspace wrote (SCIM, SAML), and anybody can administer a workspace.
-    pub const fn links_by_email(&self) -> bool {
+    /// Not for Slack: an administrator of a workspace can set the address of a member (SCIM, SAML), Slack does not
+    /// document that `email_verified` is then false, and anybody can create a workspace.
+    pub const fn links_by_email_by_default(&self) -> bool {
         match self {
             Self::Google(_)
             | Self::Apple(_)
@@ -360,21 +366,21 @@ impl ProviderClient {
     }
 }
 
-/// The definition of the resource, as it is installed.
+/// The CustomResourceDefinition, as installed.
 pub fn definition() -> CustomResourceDefinition {
-    let root = Root {
-        description: "A social login with its client at the provider.",
+    let root = RootSchema {
+        description: "Provider is a social login and its client at the provider.",
         rules: Vec::new(),
-        first_status: first_status(&ConditionType::PROVIDER),
+        initial_status: initial_status(&ConditionType::PROVIDER),
     };
-    complete::<ProviderSpec, ProviderStatus>(Provider::crd(), root)
+    with_schema::<ProviderSpec, ProviderStatus>(Provider::crd(), root)
 }
 
 fn spec_rules() -> serde_json::Value {
-    let has = ProviderClient::MEMBERS.map(|member| format!("has(self.{member})")).join(", ");
-    // The message is a constant: one that counts the members breaks the cost budget.
+    let has = ProviderClient::MEMBER_NAMES.map(|member| format!("has(self.{member})")).join(", ");
+    // A constant message: a message expression that counts the members exceeds the cost budget.
     json!([{
         "rule": format!("[{has}].exists_one(m, m)"),
-        "message": format!("set exactly one of {}", ProviderClient::MEMBERS.join(", ")),
+        "message": format!("set exactly one of {}", ProviderClient::MEMBER_NAMES.join(", ")),
     }])
 }

@@ -1,42 +1,43 @@
-//! References to other objects: always by name, always in the namespace of the object that refers.
+//! References to other objects: by name, in the namespace of the referring object.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::types::ProviderName;
 
-/// A key of a Secret in the same namespace.
+/// SecretKeyRef refers to a key of a Secret in the same namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SecretKeyRef {
-    /// The Secret's name.
+    /// name is the name of the Secret.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
-    /// The key in it.
+    /// key is the key in the Secret.
     #[schemars(length(min = 1, max = 253), regex(pattern = "^[-._a-zA-Z0-9]+$"))]
     pub key: String,
 }
 
-/// An object in the same namespace, whose kind the field's name says.
+/// LocalRef refers to an object in the same namespace. The name of the field determines its kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct LocalRef {
-    /// The object's name.
+    /// name is the name of the object.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
 }
 
-/// A Provider in the App's namespace, and how the App uses it.
+/// ProviderRef refers to a Provider in the App's namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = provider_ref_rules()))]
 pub struct ProviderRef {
-    /// The Provider's name.
+    /// name is the name of the Provider.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
-    /// What stands for it in paths (`/{APPID}/{PROVIDER}/…`); default: its name.
+    /// alias is the name of the provider in paths (`/{APPID}/{PROVIDER}/…`). Defaults to the name of the Provider.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub alias: Option<ProviderName>,
-    /// Whether a new identity of this provider with a verified address joins the account of that address. Default: yes
-    /// for presets, no for `slack`, `oidc`, `oauth2` and a `gitlab` with a `baseURL`.
+    /// linkByEmail controls whether a new identity of this provider with a verified email address joins the account of
+    /// that address. Defaults to false for `slack`, `oidc`, `oauth2` and `gitlab` with a `baseURL`, and to true for all
+    /// others.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link_by_email: Option<bool>,
 }
@@ -45,11 +46,11 @@ fn provider_ref_rules() -> serde_json::Value {
     serde_json::json!([
         {
             "rule": "has(self.alias) || self.name.matches('^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$')",
-            "message": "the name cannot stand in a path; set alias to up to 63 lower-case letters, digits and inner hyphens",
+            "message": "the name cannot be used in a path; set alias to up to 63 lower-case letters, digits and inner hyphens",
         },
         {
             "rule": "(has(self.alias) ? self.alias : self.name) != 'email'",
-            "message": "email is a path that the service keeps for itself; set another alias",
+            "message": "email is a path reserved for the service; set another alias",
         },
     ])
 }

@@ -1,8 +1,7 @@
-//! The document that the operator writes and the servers read, one for each App, and its revision.
+//! The rendered document of an App, which the operator writes and the servers read, and its revision.
 //!
-//! A reader ignores fields that it does not know; a later format only adds fields. Every field of this format is
-//! written out, with defaults filled in: the server never decides a default. It holds secrets, so nothing here is
-//! printed: `Debug` of a secret shows no value.
+//! A reader ignores unknown fields; a later format only adds fields. The operator writes every field of the format,
+//! with defaults: the server never chooses a default. The document contains secrets; their `Debug` shows no value.
 
 use std::{collections::BTreeMap, fmt, str::FromStr, sync::Arc};
 
@@ -11,13 +10,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::types::{AppId, EmailDomain, IssuerUrl, LinkTemplate, Mailbox, Origin, ProviderName, RedirectUrl};
 
-/// The format that this code writes, and the highest that it reads in full.
+/// The format that this code writes, and the highest that it fully supports.
 pub const FORMAT: u32 = 1;
 
-/// The largest document, in octets: half of what a Secret may hold.
-pub const MAX_DOCUMENT: usize = 512 * 1024;
+/// The maximum size of a document, in bytes: half of the limit of a Secret.
+pub const MAX_DOCUMENT_SIZE: usize = 512 * 1024;
 
-/// A value that is never printed. `Debug` shows `Secret(…)`; serde writes it, since the document must hold it.
+/// A value that is never printed. `Debug` shows `Secret(…)`. serde writes the value, because the document must contain
+/// it.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct SecretString(String);
@@ -27,7 +27,7 @@ impl SecretString {
         Self(value.into())
     }
 
-    /// The value itself; only for handing it to what needs it.
+    /// The value. Only for code that needs the value itself.
     pub fn expose(&self) -> &str {
         &self.0
     }
@@ -39,7 +39,7 @@ impl fmt::Debug for SecretString {
     }
 }
 
-/// An App as servers see it.
+/// The configuration of an App for the servers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RenderedApp {
@@ -47,7 +47,7 @@ pub struct RenderedApp {
     pub format: u32,
     #[serde(rename = "appID")]
     pub app_id: AppId,
-    /// The namespace that holds the appID.
+    /// The owner namespace of the appID.
     pub namespace: String,
     /// The name of the App resource.
     pub name: String,
@@ -65,9 +65,9 @@ pub struct RenderedApp {
     pub redirect_urls: Vec<RedirectUrl>,
     pub allowed_origins: Vec<Origin>,
     pub sign_up: SignUp,
-    /// Empty: every domain.
+    /// Empty allows every domain.
     pub allowed_email_domains: Vec<EmailDomain>,
-    /// Already true where `allowedEmailDomains` is not empty.
+    /// Always true if `allowedEmailDomains` is not empty.
     pub require_verified_email: bool,
     pub enumeration_protection: EnumerationProtection,
     pub allow_users_without_email: bool,
@@ -76,7 +76,7 @@ pub struct RenderedApp {
     pub password: PasswordPolicy,
     pub mail: RenderedMail,
     pub tokens: RenderedTokens,
-    /// By the name of contract 7; every limit is present.
+    /// Every limit is present.
     pub limits: BTreeMap<LimitName, Vec<Window>>,
     pub administrators: Vec<Administrator>,
     pub unverified_retention_days: u32,
@@ -85,8 +85,8 @@ pub struct RenderedApp {
     pub keys: RenderedKeys,
 }
 
-/// What is published of an App that is not served any more: it follows from the appID and its holder alone, so that an
-/// App that is not accepted can be deleted too.
+/// The document of an App that is no longer served. It depends only on the appID and its owner, so that an App that is
+/// not accepted can be deleted too.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeletedApp {
@@ -97,18 +97,19 @@ pub struct DeletedApp {
     pub name: String,
     /// [`AppState::Deleted`] or [`AppState::Released`].
     pub state: AppState,
-    /// Made with the App's first keys: tells an App from one of the same appID whose users were deleted before.
+    /// Created with the App's first keys. Distinguishes the App from an earlier one with the same appID and deleted
+    /// users.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub incarnation: Option<String>,
-    /// How often the appID and its users were handed to another namespace; none is 0. Of two namespaces that say that
-    /// the appID is theirs, the greater number is right.
+    /// How often the appID and its users were handed over to another namespace; `None` is 0. If two namespaces claim
+    /// the appID, the greater number wins.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub handover: Option<u32>,
 }
 
-/// What every document of every format begins with: enough to know how to read the rest.
+/// The fields that every document of every format has: they determine how to read the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Head {
+pub struct DocumentHeader {
     pub format: u32,
     pub state: AppState,
 }
@@ -116,10 +117,10 @@ pub struct Head {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum AppState {
     Serving,
-    /// Its users are to be deleted; nothing of it is served.
+    /// The App is not served, and its users must be deleted.
     Deleted,
-    /// The App is gone and its users were retained. If it has none, its appID becomes free; nothing is served or
-    /// deleted. Servers that do not know this state refuse the document, which frees nothing.
+    /// The App was deleted with its users retained. It is not served, and no users are deleted. If it has no users, its
+    /// appID becomes free. Servers that do not know this state reject the document, which frees nothing.
     Released,
 }
 
@@ -135,8 +136,8 @@ pub enum SignUp {
 pub enum EnumerationProtection {
     #[default]
     Strict,
-    // Documents say `Off`, the former name: servers of an earlier version read no other. `kubectl` reads a bare `Off` as a
-    // boolean, hence the new name. Both are read.
+    // Documents contain `Off`, the former name, because servers of an earlier version read only that. `kubectl` reads
+    // an unquoted `Off` as a boolean, so the name changed. Both names are read.
     #[serde(rename = "Off", alias = "Disabled")]
     Disabled,
 }
@@ -176,7 +177,7 @@ pub struct PasswordPolicy {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RenderedMail {
-    /// The sender; none: the install's.
+    /// The sender. `None` for the sender of the install.
     pub from: Option<Mailbox>,
     #[serde(rename = "confirmURL")]
     pub confirm_url: Option<LinkTemplate>,
@@ -184,25 +185,25 @@ pub struct RenderedMail {
     pub reset_url: Option<LinkTemplate>,
     pub confirm_code_lifetime_seconds: u32,
     pub reset_code_lifetime_seconds: u32,
-    /// The App's own templates by file name, `<mail>.subject`, `<mail>.txt` or `<mail>.html`; what is not here has its
-    /// default in the server. Shared, because many Apps can name one ConfigMap.
+    /// The App's own templates by name: `<mail>.subject`, `<mail>.txt` or `<mail>.html`. For other names the server has
+    /// a default. Shared, because many Apps can use one ConfigMap.
     pub templates: BTreeMap<String, Arc<String>>,
     pub smtp: RenderedSmtp,
 }
 
-/// Through what an App's mail leaves.
+/// The SMTP relay of an App.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", tag = "relay")]
 pub enum RenderedSmtp {
-    /// The install's own relay.
+    /// The relay of the install.
     Install,
-    /// The App's own.
+    /// The App's own relay.
     Own(SmtpRelay),
-    /// The App names a Secret that does not resolve: mail waits, and no attempt is counted.
+    /// The App's Secret does not resolve: mails wait, and no attempt is counted.
     Unresolved,
 }
 
-/// A relay, from a Secret with the keys `host`, `port`, `tls` and, where it wants a login, `username` and `password`.
+/// An SMTP relay, from a Secret with the keys `host`, `port`, `tls` and, for authentication, `username` and `password`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SmtpRelay {
@@ -231,11 +232,11 @@ pub struct RenderedTokens {
     pub refresh_idle_seconds: u32,
     pub session_lifetime_seconds: u32,
     pub refresh_grace_seconds: u32,
-    /// `aud`; never empty: the appID where the App names none.
+    /// `aud`. Never empty: the default is the appID.
     pub audiences: Vec<String>,
 }
 
-/// The limits of contract 7, by name.
+/// The names of the rate limits (specification: Limits, Rate limits).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum LimitName {
@@ -263,7 +264,7 @@ impl LimitName {
         Self::RefreshesPerSession,
     ];
 
-    /// The name in manifests, answers and metrics.
+    /// The name in manifests, responses and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::LoginFailuresPerClient => "loginFailuresPerClient",
@@ -278,7 +279,7 @@ impl LimitName {
         }
     }
 
-    /// The windows where an App says nothing (contract, 7).
+    /// The default windows (specification: Limits, Rate limits).
     pub fn default_windows(self) -> Vec<Window> {
         let window = |count, window_seconds| Window { count, window_seconds };
         match self {
@@ -294,7 +295,7 @@ impl LimitName {
     }
 }
 
-/// At most `count` in any `windowSeconds`.
+/// At most `count` events in any `windowSeconds` seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Window {
@@ -323,17 +324,16 @@ pub enum AdministratorRole {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RenderedProvider {
-    /// `{PROVIDER}` in paths: the alias, else the resource's name.
+    /// `{PROVIDER}` in paths: the alias if set, otherwise the name of the Provider.
     pub name: ProviderName,
-    /// The Provider resource's name.
+    /// The name of the Provider.
     pub resource: String,
     pub link_by_email: bool,
-    /// The Provider's spec with its references replaced by what they lead to: the preset's member, camel case, and
-    /// beside the reference's name without `Ref` the secret.
+    /// The Provider's spec, with references replaced by their values.
     pub settings: ProviderSettings,
 }
 
-/// What a server needs to talk to a provider.
+/// The settings of a provider's client.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ProviderSettings {
@@ -345,7 +345,8 @@ pub struct ProviderSettings {
     pub additional_client_ids: Vec<String>,
     #[serde(default)]
     pub scopes: Vec<String>,
-    /// The client's secret, or Apple's private key; none: it did not resolve, and the provider answers 503.
+    /// The client secret, or the private key for Apple. `None` if it did not resolve; requests for the provider are
+    /// then 503.
     pub secret: Option<SecretString>,
     /// The preset's own fields (`tenant`, `baseURL`, `issuer`, `claims`, …) as in the Provider's spec.
     #[serde(default)]
@@ -359,11 +360,11 @@ pub struct RenderedKeys {
     pub hmac: Vec<HmacKey>,
 }
 
-/// A key that signs tokens.
+/// A signing key for tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SigningKey {
-    /// `s1`, `s2`, …: counts up, never reused. `kid` of tokens is this id.
+    /// `s1`, `s2`, …: increases, never reused. It is the `kid` of tokens.
     pub id: String,
     pub state: KeyState,
     pub algorithm: SigningAlgorithm,
@@ -371,29 +372,29 @@ pub struct SigningKey {
     pub private_key: SecretString,
 }
 
-/// A key from which codes and refresh tokens get theirs (HKDF with a label per use).
+/// The key from which the keys of codes and refresh tokens are derived (HKDF with one label per use).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HmacKey {
-    /// `h1`, `h2`, …: counts up, never reused.
+    /// `h1`, `h2`, …: increases, never reused.
     pub id: String,
     pub state: KeyState,
-    /// 32 octets, base64.
+    /// 32 bytes in base64.
     pub secret: SecretString,
 }
 
-/// Published → Active → Retired → dropped. One key of each sort is Active.
+/// Published → Active → Retired → dropped. One key of each kind is Active.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum KeyState {
-    /// Known to servers, so that what is made under it is understood; makes nothing itself.
+    /// Verifies only. Servers know the key before any of them uses it.
     Published,
-    /// What new tokens and codes are made under.
+    /// Signs new tokens, or makes new codes and refresh tokens.
     Active,
-    /// Still understood, until the last token under it has ended.
+    /// Verifies only, until the last token of the key has expired.
     Retired,
 }
 
-/// SHA-256 of a document's octets, in lower-case hexadecimal.
+/// The SHA-256 of a document's bytes, in lower-case hexadecimal.
 #[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Revision(String);
@@ -422,16 +423,16 @@ impl fmt::Debug for Revision {
 }
 
 impl RenderedApp {
-    /// The octets that are published: the same document always gives the same octets.
+    /// The published bytes. Deterministic.
     pub fn to_bytes(&self) -> Vec<u8> {
-        serde_json::to_vec(self).expect("a rendered App is maps with string keys, numbers and strings")
+        serde_json::to_vec(self).expect("a rendered App has only string keys")
     }
 }
 
 impl DeletedApp {
-    /// The octets that are published: the same document always gives the same octets.
+    /// The published bytes. Deterministic.
     pub fn to_bytes(&self) -> Vec<u8> {
-        serde_json::to_vec(self).expect("a deleted App is strings and a number")
+        serde_json::to_vec(self).expect("a deleted App has only strings and numbers")
     }
 }
 
@@ -451,71 +452,72 @@ impl FromStr for RenderedApp {
     }
 }
 
-/// A line of a server's stream of what it serves (`GET /revisions` on the operations port, NDJSON).
+/// A line of a server's stream of revisions (`GET /revisions` on the operations port, NDJSON).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum RevisionsLine {
+pub enum RevisionsMessage {
     Hello { hello: Hello },
-    Change(Change),
+    Change(RevisionChange),
     Provider { provider: ProviderReport },
     Heartbeat { heartbeat: u64 },
 }
 
-/// The first line: who tells, and all that it serves.
+/// The first line: the server and its complete state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Hello {
     #[serde(rename = "podUID")]
     pub pod_uid: String,
-    /// The highest format that this server honours; see [`FORMAT`].
+    /// The highest format that this server supports; see [`FORMAT`].
     pub format: u32,
     pub revisions: BTreeMap<AppId, Revision>,
-    /// The newest document of an App, where it is refused. What is in `revisions`, if anything is, goes on.
+    /// The newest document of an App, if the server rejected it. The document in `revisions`, if any, remains in use.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
-    pub refused: BTreeMap<AppId, RefusedDocument>,
-    /// How far the deletion of users is, or whether the appID is free, for each App that is [`AppState::Deleted`] or
-    /// [`AppState::Released`] and that this server knows of.
+    pub refused: BTreeMap<AppId, RejectedDocument>,
+    /// The progress of the deletion of users, or whether the appID is free, for each App in the state
+    /// [`AppState::Deleted`] or [`AppState::Released`] that this server knows.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
-    pub deletions: BTreeMap<AppId, Deletion>,
+    pub deletions: BTreeMap<AppId, DeletionProgress>,
 }
 
-/// A document that a server does not take. It is named, so that what was refused before says nothing of what is
-/// published now.
+/// A document that a server rejected. It has its revision, so that an earlier rejection is not confused with the
+/// document that is published now.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct RefusedDocument {
+pub struct RejectedDocument {
     pub revision: Revision,
     pub reason: String,
-    /// Its keys are not those of the users that are there, whose keys were lost.
+    /// Its keys are not the keys of the existing users: those keys were lost.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub keys_lost: bool,
 }
 
-/// How far the deletion of an App's users is.
+/// The progress of the deletion of an App's users.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Deletion {
-    /// Users that are still there. Of a [`AppState::Released`] App: at least 1 if the appID stays reserved.
+pub struct DeletionProgress {
+    /// The number of users that still exist. For a [`AppState::Released`] App: at least 1 if the appID stays reserved.
     pub users_left: u64,
-    /// Users, sessions and mails are gone, and the database says so. Of a [`AppState::Released`] App: the appID is free.
+    /// Users, sessions and mails are deleted, and the database records it. For a [`AppState::Released`] App: the appID
+    /// is free.
     pub done: bool,
 }
 
-/// An App changed, went (`revision` is none), or its new document was refused (`refused` says which and why, `revision`
-/// is the one that goes on).
+/// An App changed, was removed (`revision` is `None`), or its new document was rejected (`refused` has it and the
+/// reason; `revision` is the document that remains in use).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Change {
+pub struct RevisionChange {
     pub app: AppId,
     pub revision: Option<Revision>,
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub refused: Option<RefusedDocument>,
-    /// Of an App that is [`AppState::Deleted`] or [`AppState::Released`]; `revision` is then that of the document that
-    /// says so.
+    pub refused: Option<RejectedDocument>,
+    /// For an App in the state [`AppState::Deleted`] or [`AppState::Released`]. `revision` is then the revision of the
+    /// document with that state.
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub deletion: Option<Deletion>,
+    pub deletion: Option<DeletionProgress>,
 }
 
-/// What a server found of a provider.
+/// The result of a server's check of a provider.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProviderReport {
     pub namespace: String,

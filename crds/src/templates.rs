@@ -1,4 +1,4 @@
-//! The rules for mail templates, by which the operator publishes and the servers render.
+//! Email templates: the checks with which the operator publishes them, and the renderer of the servers.
 
 use std::{
     fmt::Write as _,
@@ -17,22 +17,22 @@ mod bounds;
 mod samples;
 mod sandbox;
 
-/// What `{% extends %}` may name: the frame of the default mails.
+/// The only template that `{% extends %}` can name: the layout of the default mails.
 pub const LAYOUT: &str = "layout.html";
-/// What templates may use. All are there in every mail.
+/// The variables of templates. Every mail has all of them.
 pub const VARIABLES: [&str; 6] = ["app", "name", "code", "url", "registered_at", "expires_at"];
-/// Octets of one rendered part.
-pub const MAX_OUTPUT: usize = 64 * 1024;
+/// Maximum size of one rendered part, in bytes.
+pub const MAX_RENDERED_SIZE: usize = 64 * 1024;
 
-/// Instructions of one rendering; the largest default takes a fiftieth.
+/// Maximum number of instructions of one rendering. The largest default template needs a fiftieth.
 const FUEL: u64 = 50_000;
-/// Blocks within blocks, of the template and of the layout: what has passed its check has no more than [`bounds`] allows.
-const MAX_CALLS: usize = 2 * bounds::MAX_DEPTH;
+/// Maximum depth of blocks in the template and the layout. A checked template stays within the depth of [`bounds`].
+const MAX_RECURSION: usize = 2 * bounds::MAX_DEPTH;
 const LAYOUT_SOURCE: &str = include_str!("templates/layout.html");
 
 /// The mails that have templates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mail {
+pub enum MailTemplate {
     Confirm,
     Reset,
     AccountExists,
@@ -44,15 +44,15 @@ pub enum Mail {
 
 /// A part of a mail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum MailPart {
     Subject,
     Text,
     Html,
 }
 
-/// What a template may show. A value that does not apply is empty.
+/// The values of the variables. A value that does not apply is empty.
 #[derive(Clone, Copy, Debug)]
-pub struct Values<'a> {
+pub struct TemplateValues<'a> {
     pub app: &'a str,
     pub name: &'a str,
     pub code: &'a str,
@@ -65,92 +65,92 @@ pub struct Values<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}{reason}", line.map(|line| format!("line {line}: ")).unwrap_or_default())]
 pub struct TemplateError {
-    /// None where no line is to blame.
+    /// `None` if the error belongs to no line.
     pub line: Option<u32>,
     pub reason: String,
 }
 
-/// Templates that passed their check, ready to be rendered.
+/// Checked templates, ready to be rendered.
 pub struct TemplateSet {
     env: Environment<'static>,
     tokens: usize,
 }
 
-/// Collects output up to a limit.
+/// Collects output up to [`MAX_RENDERED_SIZE`].
 #[derive(Default)]
 struct Output(Vec<u8>);
 
-/// Whether a template of this name, `<mail>.subject`, `<mail>.txt` or `<mail>.html`, can be used: it is held against the
-/// bounds, parsed, held against what templates may do, and rendered with every set of values, filled in or empty, that its
-/// mail can have. Takes a bounded time and memory for any source, and does not panic.
+/// Checks a template with the name `<mail>.subject`, `<mail>.txt` or `<mail>.html`: its bounds, its syntax, the
+/// permitted constructs, and its rendering with every combination of empty and non-empty values that its mail can have.
+/// Takes bounded time and memory for any source, and does not panic.
 pub fn check(name: &str, source: &str) -> Result<(), TemplateError> {
-    count_and_check(name, source).map(drop)
+    check_and_count_tokens(name, source).map(drop)
 }
 
-/// Returns the number of tokens.
-fn count_and_check(name: &str, source: &str) -> Result<usize, TemplateError> {
+/// Like [`check`], but returns the number of tokens.
+fn check_and_count_tokens(name: &str, source: &str) -> Result<usize, TemplateError> {
     let Some((mail, part)) = parse_name(name) else {
-        let mails = Mail::ALL.map(Mail::as_str).join(", ");
+        let mails = MailTemplate::ALL.map(MailTemplate::as_str).join(", ");
         let reason =
             format!("is not a template's name; use <mail>.subject, <mail>.txt or <mail>.html with {mails} as <mail>");
         return Err(TemplateError { line: None, reason });
     };
     let tokens = bounds::check(source, part)?;
-    unpanicked(|| check_bounded(name, source, mail, part))?;
+    catch_panic(|| check_bounded(name, source, mail, part))?;
     Ok(tokens)
 }
 
 /// The steps of [`check`] that need a bounded source.
-fn check_bounded(name: &str, source: &str, mail: Mail, part: Part) -> Result<(), TemplateError> {
+fn check_bounded(name: &str, source: &str, mail: MailTemplate, part: MailPart) -> Result<(), TemplateError> {
     sandbox::check(source, part)?;
     let mut env = environment();
-    // Nothing but sample values is there to be quoted.
-    let told = |error| TemplateError::new(&error, error.detail());
-    env.add_template(name, source).map_err(told)?;
-    for values in mail.samples() {
-        let output = render(&env, name, values).map_err(told)?;
+    // The error detail can quote values: here they are samples.
+    let template_error = |error| TemplateError::new(&error, error.detail());
+    env.add_template(name, source).map_err(template_error)?;
+    for values in mail.sample_values() {
+        let output = render(&env, name, values).map_err(template_error)?;
         match part {
-            Part::Subject if !is_one_line(&output) => {
-                let reason = "must make one line that is not empty".to_owned();
+            MailPart::Subject if !is_one_line(&output) => {
+                let reason = "must render to one line that is not empty".to_owned();
                 return Err(TemplateError { line: Some(1), reason });
             }
-            Part::Subject | Part::Text | Part::Html => {}
+            MailPart::Subject | MailPart::Text | MailPart::Html => {}
         }
     }
     Ok(())
 }
 
 #[cfg(not(panic = "unwind"))]
-compile_error!("a panic must unwind: it is the fault of one template, not of the process");
+compile_error!("panics must unwind: a panic on one template must not end the process");
 
-/// A template on which the engine panics cannot be used. Nothing else is affected.
-fn unpanicked<T>(step: impl FnOnce() -> Result<T, TemplateError>) -> Result<T, TemplateError> {
-    // The engine keeps nothing between two templates but buffers, which it clears.
+/// Turns a panic of the engine into an error of the template.
+fn catch_panic<T>(step: impl FnOnce() -> Result<T, TemplateError>) -> Result<T, TemplateError> {
+    // Unwind-safe: between two templates the engine keeps only buffers, which it clears.
     catch_unwind(AssertUnwindSafe(step)).unwrap_or_else(|_| {
-        let reason = "the template engine failed on it, which is a bug; please report it".to_owned();
+        let reason = "the template engine panicked; this is a bug, please report it".to_owned();
         Err(TemplateError { line: None, reason })
     })
 }
 
-fn refuse<T>(span: Span, reason: &str) -> Result<T, TemplateError> {
+fn error_at<T>(span: Span, reason: &str) -> Result<T, TemplateError> {
     Err(TemplateError { line: Some(span.start_line.into()), reason: reason.to_owned() })
 }
 
-/// White space and control characters, the line and paragraph separators among them, become single spaces.
-pub fn one_line(text: &str) -> String {
-    let breaks = |c: char| c.is_whitespace() || c.is_control();
-    text.split(breaks).filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
+/// Replaces white space and control characters, including line and paragraph separators, with single spaces.
+pub fn to_one_line(text: &str) -> String {
+    let is_break = |c: char| c.is_whitespace() || c.is_control();
+    text.split(is_break).filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
 fn is_one_line(text: &str) -> bool {
-    let breaks = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
-    !text.trim().is_empty() && !text.trim().contains(breaks)
+    let is_break = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
+    !text.trim().is_empty() && !text.trim().contains(is_break)
 }
 
-fn parse_name(name: &str) -> Option<(Mail, Part)> {
+fn parse_name(name: &str) -> Option<(MailTemplate, MailPart)> {
     let (mail, part) = name.split_once('.')?;
-    let mail = Mail::ALL.into_iter().find(|known| known.as_str() == mail)?;
-    let part = Part::ALL.into_iter().find(|known| known.as_str() == part)?;
+    let mail = MailTemplate::ALL.into_iter().find(|known| known.as_str() == mail)?;
+    let part = MailPart::ALL.into_iter().find(|known| known.as_str() == part)?;
     Some((mail, part))
 }
 
@@ -160,13 +160,13 @@ fn environment() -> Environment<'static> {
     env.set_auto_escape_callback(|name| if name.ends_with(".html") { AutoEscape::Html } else { AutoEscape::None });
     env.set_formatter(write_value);
     env.set_fuel(Some(FUEL));
-    env.set_recursion_limit(MAX_CALLS);
+    env.set_recursion_limit(MAX_RECURSION);
     sandbox::add_filters(&mut env);
-    env.add_template(LAYOUT, LAYOUT_SOURCE).expect("the layout is tested");
+    env.add_template(LAYOUT, LAYOUT_SOURCE).expect("the layout is valid");
     env
 }
 
-/// Escapes as MiniJinja does but leaves `/` as it is: filters of spam look askance at links in character references.
+/// Escapes like MiniJinja, except `/`: spam filters suspect links with character references.
 fn write_value(
     out: &mut minijinja::Output<'_>,
     state: &mut State<'_, '_>,
@@ -188,10 +188,10 @@ fn write_value(
     Ok(())
 }
 
-fn render(env: &Environment<'_>, name: &str, values: Values<'_>) -> Result<String, minijinja::Error> {
-    // No variable may break a line: text and subject are read line by line.
-    let value = |text: &str| Value::from(one_line(text));
-    let Values { app, name: user, code, url, registered_at, expires_at } = values;
+fn render(env: &Environment<'_>, name: &str, values: TemplateValues<'_>) -> Result<String, minijinja::Error> {
+    // No value can contain a line break: text and subject depend on lines.
+    let value = |text: &str| Value::from(to_one_line(text));
+    let TemplateValues { app, name: user, code, url, registered_at, expires_at } = values;
     let context = context! {
         app => value(app),
         name => value(user),
@@ -205,9 +205,9 @@ fn render(env: &Environment<'_>, name: &str, values: Values<'_>) -> Result<Strin
     String::from_utf8(output.0).map_err(|_| minijinja::Error::new(ErrorKind::InvalidOperation, "is not UTF-8"))
 }
 
-// === impl Mail ===
+// === impl MailTemplate ===
 
-impl Mail {
+impl MailTemplate {
     pub const ALL: [Self; 7] = [
         Self::Confirm,
         Self::Reset,
@@ -230,12 +230,12 @@ impl Mail {
         }
     }
 
-    /// The name of a part's template.
-    pub fn template(self, part: Part) -> String {
+    /// The name of the template of a part.
+    pub fn template_name(self, part: MailPart) -> String {
         format!("{}.{}", self.as_str(), part.as_str())
     }
 
-    /// Whether it carries a code; in the others `code`, `url` and `expires_at` are empty.
+    /// Whether the mail contains a code. In other mails `code`, `url` and `expires_at` are empty.
     pub const fn has_code(self) -> bool {
         match self {
             Self::Confirm | Self::Reset => true,
@@ -247,9 +247,9 @@ impl Mail {
         }
     }
 
-    /// The name is empty where the address is not verified, the URL where the App names no page.
-    fn samples(self) -> Vec<Values<'static>> {
-        let full = Values {
+    /// All combinations of values. `name` is empty if the address is not verified, `url` if the App sets none.
+    fn sample_values(self) -> Vec<TemplateValues<'static>> {
+        let full = TemplateValues {
             app: "The Shop",
             name: "Ada <Lovelace> & \"Byron\"",
             code: "7K3QX-9M2PT",
@@ -258,21 +258,21 @@ impl Mail {
             expires_at: "2 February 2026, 09:30 UTC",
         };
         if self.has_code() {
-            let with_name = [full, Values { name: "", ..full }];
-            with_name.into_iter().flat_map(|values| [values, Values { url: "", ..values }]).collect()
+            let with_name = [full, TemplateValues { name: "", ..full }];
+            with_name.into_iter().flat_map(|values| [values, TemplateValues { url: "", ..values }]).collect()
         } else {
-            let no_code = Values { code: "", url: "", expires_at: "", ..full };
-            vec![no_code, Values { name: "", ..no_code }]
+            let no_code = TemplateValues { code: "", url: "", expires_at: "", ..full };
+            vec![no_code, TemplateValues { name: "", ..no_code }]
         }
     }
 }
 
-// === impl Part ===
+// === impl MailPart ===
 
-impl Part {
+impl MailPart {
     pub const ALL: [Self; 3] = [Self::Subject, Self::Text, Self::Html];
 
-    /// What follows the mail in the name of a template.
+    /// The suffix in the name of a template.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Subject => "subject",
@@ -287,9 +287,11 @@ impl Part {
 impl TemplateError {
     fn new(error: &minijinja::Error, detail: Option<&str>) -> Self {
         let reason = match (error.kind(), detail) {
-            (ErrorKind::OutOfFuel, _) => "takes too many steps; make it simpler".to_owned(),
-            // Of all writers only ours fails, at its limit.
-            (ErrorKind::WriteFailure, _) => format!("makes more than {} KiB; shorten it", MAX_OUTPUT / 1024),
+            (ErrorKind::OutOfFuel, _) => "needs too many steps; simplify it".to_owned(),
+            // The only writer that can fail is `Output`, at its limit.
+            (ErrorKind::WriteFailure, _) => {
+                format!("renders to more than {} KiB; shorten it", MAX_RENDERED_SIZE / 1024)
+            }
             (kind, Some(detail)) => format!("{kind}: {detail}"),
             (kind, None) => kind.to_string(),
         };
@@ -306,9 +308,9 @@ impl Default for TemplateSet {
 }
 
 impl TemplateSet {
-    /// Takes a template in, where it passes its [`check`] and all of them together are within their bound.
+    /// Adds a template. Fails if it does not pass [`check`] or if all templates together exceed their bound.
     pub fn add(&mut self, name: &str, source: &str) -> Result<(), TemplateError> {
-        let tokens = self.tokens + count_and_check(name, source)?;
+        let tokens = self.tokens + check_and_count_tokens(name, source)?;
         if tokens > bounds::MAX_TOKENS {
             return Err(TemplateError { line: None, reason: bounds::too_many_tokens() });
         }
@@ -319,26 +321,31 @@ impl TemplateSet {
         Ok(())
     }
 
-    pub fn has(&self, mail: Mail, part: Part) -> bool {
-        self.env.get_template(&mail.template(part)).is_ok()
+    pub fn contains(&self, mail: MailTemplate, part: MailPart) -> bool {
+        self.env.get_template(&mail.template_name(part)).is_ok()
     }
 
-    /// The error quotes no value, so that it can be logged.
-    pub fn render(&self, mail: Mail, part: Part, values: Values<'_>) -> Result<String, TemplateError> {
-        let rendered = || render(&self.env, &mail.template(part), values);
-        unpanicked(|| rendered().map_err(|error| TemplateError::new(&error, None)))
+    /// Renders a part of a mail. Errors quote no values, so they can be logged.
+    pub fn render(
+        &self,
+        mail: MailTemplate,
+        part: MailPart,
+        values: TemplateValues<'_>,
+    ) -> Result<String, TemplateError> {
+        let rendered = || render(&self.env, &mail.template_name(part), values);
+        catch_panic(|| rendered().map_err(|error| TemplateError::new(&error, None)))
     }
 }
 
 // === impl Output ===
 
 impl io::Write for Output {
-    fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
-        if self.0.len() + octets.len() > MAX_OUTPUT {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > MAX_RENDERED_SIZE {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
-        self.0.extend_from_slice(octets);
-        Ok(octets.len())
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -351,11 +358,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_samples_are_judged_as_they_say() {
-        for (name, source) in samples::good() {
+    fn valid_templates_pass_and_invalid_ones_are_refused() {
+        for (name, source) in samples::valid_templates() {
             assert_eq!(check(name, &source), Ok(()), "{name}: {source:.80}");
         }
-        for samples::Bad { name, source, line, reason } in samples::bad() {
+        for samples::InvalidTemplate { name, source, line, reason } in samples::invalid_templates() {
             let refused = check(name, &source).expect_err(&source);
             assert_eq!(refused.line, line, "{name}: {source:.80}: {refused}");
             assert!(refused.reason.contains(reason), "{name}: {source:.80}: {refused}");
@@ -364,19 +371,19 @@ mod tests {
 
     #[test]
     fn every_part_of_every_mail_has_every_variable() {
-        for mail in Mail::ALL {
-            for part in Part::ALL {
+        for mail in MailTemplate::ALL {
+            for part in MailPart::ALL {
                 for variable in VARIABLES {
                     let source = format!("Hello {{{{ {variable} | title }}}}");
-                    assert_eq!(check(&mail.template(part), &source), Ok(()), "{mail:?} {part:?} {variable}");
+                    assert_eq!(check(&mail.template_name(part), &source), Ok(()), "{mail:?} {part:?} {variable}");
                 }
             }
         }
     }
 
     #[test]
-    fn a_subject_is_there_whatever_is_empty_in_its_mail() {
-        for mail in Mail::ALL {
+    fn a_subject_is_not_empty_with_any_valid_values() {
+        for mail in MailTemplate::ALL {
             for (variable, always) in [
                 ("app", true),
                 ("registered_at", true),
@@ -386,41 +393,43 @@ mod tests {
                 ("url", false),
             ] {
                 let source = format!("{{{{ {variable} }}}}");
-                let checked = check(&mail.template(Part::Subject), &source);
+                let checked = check(&mail.template_name(MailPart::Subject), &source);
                 assert_eq!(checked.is_ok(), always, "{mail:?} {variable}: {checked:?}");
             }
         }
     }
 
     #[test]
-    fn the_error_of_a_mail_quotes_no_value() {
+    fn render_errors_quote_no_values() {
         let mut set = TemplateSet::default();
         set.add("reset.txt", &"\n{{ name }}".repeat(2_000)).unwrap();
-        assert!(set.has(Mail::Reset, Part::Text) && !set.has(Mail::Reset, Part::Html));
+        assert!(
+            set.contains(MailTemplate::Reset, MailPart::Text) && !set.contains(MailTemplate::Reset, MailPart::Html)
+        );
         let name = "hush".repeat(50);
-        let values = Values { name: &name, ..Mail::Reset.samples()[0] };
-        let error = set.render(Mail::Reset, Part::Text, values).unwrap_err();
-        assert_eq!(error.reason, "makes more than 64 KiB; shorten it");
-        let missing = set.render(Mail::Reset, Part::Html, values).unwrap_err();
+        let values = TemplateValues { name: &name, ..MailTemplate::Reset.sample_values()[0] };
+        let error = set.render(MailTemplate::Reset, MailPart::Text, values).unwrap_err();
+        assert_eq!(error.reason, "renders to more than 64 KiB; shorten it");
+        let missing = set.render(MailTemplate::Reset, MailPart::Html, values).unwrap_err();
         assert_eq!(missing.reason, "template not found");
     }
 
     #[test]
-    fn what_is_refused_is_not_taken_in() {
+    fn a_refused_template_is_not_added() {
         let mut set = TemplateSet::default();
         set.add("confirm.subject", "{{ cod }}").unwrap_err();
-        assert!(!set.has(Mail::Confirm, Part::Subject));
+        assert!(!set.contains(MailTemplate::Confirm, MailPart::Subject));
     }
 
-    /// A quarter of what a thread of Tokio has. A debug build needs 300 to 400 KiB, a release build less.
+    /// A quarter of the stack of a Tokio thread. A debug build needs 300 to 400 KiB, a release build less.
     const STACK: usize = 512 * 1024;
 
     #[test]
-    fn a_bomb_is_refused_by_name_or_rendered_within_its_time_on_a_small_stack() {
+    fn a_bomb_is_refused_or_rendered_in_time_on_a_small_stack() {
         let bombs = bombs::bombs();
         assert!(bombs.len() >= 24);
         let test = move || {
-            for bombs::Bomb { what, key, source, refusal } in bombs {
+            for bombs::Bomb { name: what, template: key, source, refusal } in bombs {
                 let began = std::time::Instant::now();
                 let checked = check(key, &source);
                 let took = began.elapsed();
@@ -432,23 +441,23 @@ mod tests {
                 }
             }
         };
-        // Beyond its stack the process ends.
+        // A stack overflow ends the process.
         std::thread::Builder::new().stack_size(STACK).spawn(test).unwrap().join().unwrap();
     }
 
     #[test]
-    fn all_templates_of_an_app_are_within_one_bound() {
+    fn one_bound_applies_to_all_templates_of_an_app() {
         let mut set = TemplateSet::default();
         let source = "\n{{ app }}".repeat(4_000);
         set.add("confirm.txt", &source).unwrap();
         let refused = set.add("reset.txt", &source).unwrap_err();
         assert_eq!((refused.line, refused.reason), (None, bounds::too_many_tokens()));
-        assert!(!set.has(Mail::Reset, Part::Text));
+        assert!(!set.contains(MailTemplate::Reset, MailPart::Text));
         set.add("reset.txt", "{{ code }}").unwrap();
     }
 
     #[test]
-    fn an_error_is_told_with_its_line() {
+    fn an_error_contains_its_line() {
         assert_eq!(
             check("confirm.txt", "Hello\n{{ nmae }}").unwrap_err().to_string(),
             "line 2: there is no variable nmae; there are app, name, code, url, registered_at, expires_at"

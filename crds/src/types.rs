@@ -1,5 +1,5 @@
-//! Values that are parsed once, at the edge, into types that cannot be wrong: each has `FromStr`, serde and a JSON
-//! schema from one declaration.
+//! String types that are validated when they are parsed. One declaration gives each type `FromStr`, serde and a JSON
+//! schema.
 
 use std::{borrow::Cow, fmt, str::FromStr};
 
@@ -9,13 +9,13 @@ use url::{Host, Url};
 
 use crate::schema::Rule;
 
-/// Why a string is not a value of the type it should be. The text says what the type wants and never quotes the input.
+/// Why a string is not a valid value of a type. The text describes the requirement and never quotes the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Invalid(pub &'static str);
 
-/// Declares a string type with `parse` as its only way in. `pattern` and `rules` tell the API server as much of it as it
-/// can check, so that most mistakes are refused at `kubectl apply`; `parse` is the whole of it.
+/// Declares a string type that only `parse` can create. `pattern` and `rules` are the part of the validation that the
+/// API server can do, so that `kubectl apply` reports most mistakes. `parse` is the full validation.
 macro_rules! string_type {
     ($(#[$doc:meta])* $name:ident, max: $max:expr, $(pattern: $pattern:expr,)? $(rules: $rules:expr,)? parse: $parse:path) => {
         $(#[$doc])*
@@ -23,7 +23,7 @@ macro_rules! string_type {
         pub struct $name(Box<str>);
 
         impl $name {
-            /// The longest value, in octets.
+            /// The maximum length, in bytes.
             pub const MAX_LENGTH: usize = $max;
 
             pub fn as_str(&self) -> &str {
@@ -36,7 +36,7 @@ macro_rules! string_type {
 
             fn from_str(input: &str) -> Result<Self, Invalid> {
                 if input.len() > Self::MAX_LENGTH {
-                    return Err(Invalid(concat!("is longer than ", stringify!($max), " octets")));
+                    return Err(Invalid(concat!("is longer than ", stringify!($max), " bytes")));
                 }
                 $parse(input)?;
                 Ok(Self(input.into()))
@@ -104,30 +104,33 @@ macro_rules! string_type {
     };
 }
 
-/// The shape of an appID and of a provider's name: a DNS label.
+/// The pattern of an appID and of a provider's name: a DNS label.
 pub const LABEL_PATTERN: &str = "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$";
 
-/// First path segments that belong to the service itself, so no App can have them (contract, 2).
+/// First path segments that are reserved for the service, so no App can have them as its appID
+/// (specification: HTTP API, Values).
 pub const RESERVED_APP_IDS: [&str; 9] =
     ["v1", "healthz", "livez", "readyz", "metrics", "openapi", "docs", "assets", "well-known"];
 
-/// No control character, no white space, nothing outside ASCII: what a URL is made of (RFC 3986, 2).
+/// The characters of a URL: no control characters, no white space, ASCII only (RFC 3986, 2).
 const URL_PATTERN: &str = "^[!-~]+$";
 
-/// `http` on this machine, up to where the host ends, as a part of a regular expression.
-const LOOPBACK: &str = r"http://(localhost|127\\.[0-9]{1,3}\\.[0-9]{1,3}\\.[0-9]{1,3}|\\[::1\\])(:[0-9]{1,5})?";
+/// A part of a regular expression: an `http` URL on a loopback host, up to the end of host and port.
+const LOOPBACK_PATTERN: &str = r"http://(localhost|127\\.[0-9]{1,3}\\.[0-9]{1,3}\\.[0-9]{1,3}|\\[::1\\])(:[0-9]{1,5})?";
 
-const NO_FRAGMENT: Rule = Rule::fixed("!self.contains('#')", "has a fragment (#…); take it away");
-const NO_USER_INFO: Rule =
-    Rule::fixed("!self.matches('^[a-zA-Z][a-zA-Z0-9+.-]*://[^/?#]*@')", "has user info before the host; take it away");
+const NO_FRAGMENT_RULE: Rule = Rule::from_static("!self.contains('#')", "has a fragment (#…); remove it");
+const NO_USER_INFO_RULE: Rule = Rule::from_static(
+    "!self.matches('^[a-zA-Z][a-zA-Z0-9+.-]*://[^/?#]*@')",
+    "has user info before the host; remove it",
+);
 
 fn redirect_url_rules() -> [Rule; 3] {
     [
-        NO_FRAGMENT,
-        NO_USER_INFO,
+        NO_FRAGMENT_RULE,
+        NO_USER_INFO_RULE,
         Rule::new(
-            format!(r"self.matches('^(https://[^/?#]|{LOOPBACK}([/?]|$)|[a-z][a-z0-9+-]*\\.[a-z0-9+.-]*:)')"),
-            "use https, or http on a loopback host (localhost, 127.0.0.1, [::1]), or a private-use scheme with a dot in it such as com.example.app:/done",
+            format!(r"self.matches('^(https://[^/?#]|{LOOPBACK_PATTERN}([/?]|$)|[a-z][a-z0-9+-]*\\.[a-z0-9+.-]*:)')"),
+            "use https, or http on a loopback host (localhost, 127.0.0.1, [::1]), or a private-use scheme that contains a dot, such as com.example.app:/done",
         ),
     ]
 }
@@ -135,103 +138,103 @@ fn redirect_url_rules() -> [Rule; 3] {
 fn origin_rules() -> [Rule; 2] {
     [
         Rule::new(
-            format!(r"self.matches('^(https://([a-z0-9_.-]+|\\[[0-9a-f:.]+\\])(:[0-9]{{1,5}})?|{LOOPBACK})$')"),
-            "write an origin as browsers do: https (http only on loopback), a lower-case host, a port where it is not the usual one, nothing after, for example https://shop.example.com",
+            format!(r"self.matches('^(https://([a-z0-9_.-]+|\\[[0-9a-f:.]+\\])(:[0-9]{{1,5}})?|{LOOPBACK_PATTERN})$')"),
+            "write an origin as browsers do: https (http only on loopback), a lower-case host, a port if it is not the default one, nothing after, for example https://shop.example.com",
         ),
-        Rule::fixed(
+        Rule::from_static(
             "!self.matches('^(https:.*:443|http:.*:80)$')",
-            "leave the usual port away: browsers do not send it",
+            "remove the default port: browsers do not send it",
         ),
     ]
 }
 
 fn issuer_rules() -> [Rule; 3] {
     [
-        HTTPS,
-        NO_USER_INFO,
-        Rule::fixed("!self.contains('?') && !self.contains('#')", "has a query or a fragment; take it away"),
+        HTTPS_RULE,
+        NO_USER_INFO_RULE,
+        Rule::from_static("!self.contains('?') && !self.contains('#')", "has a query or a fragment; remove it"),
     ]
 }
 
 fn endpoint_rules() -> [Rule; 3] {
-    [HTTPS, NO_USER_INFO, NO_FRAGMENT]
+    [HTTPS_RULE, NO_USER_INFO_RULE, NO_FRAGMENT_RULE]
 }
 
-const HTTPS: Rule = Rule::policy("self.matches('^https://[^/?#]')", "use https");
+const HTTPS_RULE: Rule = Rule::policy("self.matches('^https://[^/?#]')", "use https");
 
 fn link_template_rules() -> [Rule; 4] {
     [
-        Rule::fixed("self.contains('{code}')", "write {code} where the code is to be filled in"),
-        Rule::fixed(
+        Rule::from_static("self.contains('{code}')", "write {code} at the place of the code"),
+        Rule::from_static(
             r"self.matches('^([^{}]|\\{code\\}|\\{email\\})*$')",
-            "has braces other than {code} and {email}; take them away",
+            "has braces other than {code} and {email}; remove them",
         ),
-        Rule::fixed(
+        Rule::from_static(
             "!self.matches('^[a-zA-Z][a-zA-Z0-9+.-]*://[^/?#]*[{@]')",
             "has a placeholder or user info in its host; put placeholders into the path or the query",
         ),
         Rule::new(
-            format!(r"self.matches('^(https://[^/?#]|{LOOPBACK}([/?#]|$)|[a-z][a-z0-9+-]*\\.[a-z0-9+.-]*:)')"),
-            "use https, or http on a loopback host, or a private-use scheme with a dot in it such as com.example.app:/confirm",
+            format!(r"self.matches('^(https://[^/?#]|{LOOPBACK_PATTERN}([/?#]|$)|[a-z][a-z0-9+-]*\\.[a-z0-9+.-]*:)')"),
+            "use https, or http on a loopback host, or a private-use scheme that contains a dot, such as com.example.app:/confirm",
         ),
     ]
 }
 
 fn mailbox_rules() -> [Rule; 1] {
-    [Rule::fixed(
+    [Rule::from_static(
         r"self.matches('^([^<>@]*<[^<>@ ]+@[^<>@ ]+>|[^<>@ ]+@[^<>@ ]+)$')",
         "write an address, or Name <address>",
     )]
 }
 
 string_type! {
-    /// The tenant in every path: `{APPID}` of the interface.
+    /// The ID of an App: `{APPID}` in paths.
     AppId, max: 63, pattern: LABEL_PATTERN, parse: app_id
 }
 
 string_type! {
-    /// A social login in an App: `{PROVIDER}` of the interface.
+    /// The name of a social login in an App: `{PROVIDER}` in paths.
     ProviderName, max: 63, pattern: LABEL_PATTERN, parse: provider_name
 }
 
 string_type! {
-    /// An address that a browser may be sent to after social login: `https`, `http` for loopback only, or a
-    /// private-use scheme with a dot in it (RFC 8252, 7.1); no user info, no fragment.
+    /// A URL to which a browser can be redirected after a social login: `https`, `http` for loopback only, or a
+    /// private-use scheme that contains a dot (RFC 8252, 7.1); no user info, no fragment.
     RedirectUrl, max: 2048, pattern: URL_PATTERN, rules: redirect_url_rules(), parse: redirect_url
 }
 
 string_type! {
-    /// A web origin (RFC 6454): scheme, host and port as a browser serializes them, nothing after.
+    /// A web origin (RFC 6454): scheme, host and port as a browser serializes them, without a path.
     Origin, max: 300, rules: origin_rules(), parse: origin
 }
 
 string_type! {
-    /// An issuer (RFC 8414, 2): `https` without query or fragment; `http` only where an install says so (development).
+    /// An issuer (RFC 8414, 2): `https` without query or fragment; `http` only if the install allows it (development).
     IssuerUrl, max: 2048, pattern: URL_PATTERN, rules: issuer_rules(), parse: issuer
 }
 
 string_type! {
-    /// An endpoint of a provider: an `https` URL without user info or fragment; `http` only where an install says so
+    /// An endpoint of a provider: an `https` URL without user info or fragment; `http` only if the install allows it
     /// (development).
     EndpointUrl, max: 2048, pattern: URL_PATTERN, rules: endpoint_rules(), parse: endpoint
 }
 
 string_type! {
-    /// Where a mail's link leads: a URL in which `{code}` stands for the code and `{email}` for the address.
+    /// The URL of a link in an email, with the placeholders `{code}` and `{email}`.
     LinkTemplate, max: 2048, pattern: URL_PATTERN, rules: link_template_rules(), parse: link_template
 }
 
 string_type! {
-    /// A host name of two labels or more, lower case, ASCII (international names as A-labels).
+    /// A host name of two labels or more, in lower case and ASCII (international names as A-labels).
     EmailDomain, max: 253, pattern: "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)+$", parse: email_domain
 }
 
 string_type! {
-    /// The sender of mails: an address, or `Name <address>`.
+    /// The sender of emails: an address, or `Name <address>`.
     Mailbox, max: 320, pattern: r"^[^\x00-\x1f\x7f]+$", rules: mailbox_rules(), parse: mailbox
 }
 
-fn label(input: &str) -> bool {
+fn is_label(input: &str) -> bool {
     let bytes = input.as_bytes();
     let inner = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit() || *b == b'-';
     !bytes.is_empty()
@@ -242,26 +245,26 @@ fn label(input: &str) -> bool {
 }
 
 fn app_id(input: &str) -> Result<(), Invalid> {
-    if !label(input) {
+    if !is_label(input) {
         return Err(Invalid("is not an appID: up to 63 lower-case letters, digits and inner hyphens"));
     }
     if RESERVED_APP_IDS.contains(&input) {
-        return Err(Invalid("is a name that the service keeps for itself"));
+        return Err(Invalid("is a name reserved for the service"));
     }
     Ok(())
 }
 
 fn provider_name(input: &str) -> Result<(), Invalid> {
-    if !label(input) {
+    if !is_label(input) {
         return Err(Invalid("is not a provider's name: up to 63 lower-case letters, digits and inner hyphens"));
     }
     if input == "email" {
-        return Err(Invalid("is a name that the service keeps for itself"));
+        return Err(Invalid("is a name reserved for the service"));
     }
     Ok(())
 }
 
-/// Whether a host is this machine's own: `localhost`, 127.0.0.0/8 or ::1 (RFC 8252, 7.3).
+/// Whether a host is a loopback host: `localhost`, 127.0.0.0/8 or ::1 (RFC 8252, 7.3).
 pub fn is_loopback(host: &Host<&str>) -> bool {
     match host {
         Host::Domain(name) => *name == "localhost",
@@ -270,8 +273,8 @@ pub fn is_loopback(host: &Host<&str>) -> bool {
     }
 }
 
-/// Parses what stands there and nothing that the WHATWG parser would make of it: that one forgives missing slashes,
-/// backslashes, white space and upper case, and what it accepts is not what is compared, byte for byte, later.
+/// Parses a URL without the corrections of the WHATWG parser. That parser accepts missing slashes, backslashes, white
+/// space and upper case, but later the text is compared byte for byte.
 fn strict_url(input: &str) -> Result<Url, Invalid> {
     if !input.bytes().all(|b| b.is_ascii_graphic() && b != b'\\') {
         return Err(Invalid("has a character that a URL cannot have; percent-encode it"));
@@ -286,12 +289,12 @@ fn strict_url(input: &str) -> Result<Url, Invalid> {
         }
     }
     if authority(input).contains('@') {
-        return Err(Invalid("has user info before the host; take it away"));
+        return Err(Invalid("has user info before the host; remove it"));
     }
     Ok(url)
 }
 
-/// What stands between `//` and the path (RFC 3986, 3.2), empty where there is no such thing.
+/// The authority: the text between `//` and the path (RFC 3986, 3.2). Empty if there is none.
 fn authority(url: &str) -> &str {
     let rest = url.split_once(':').and_then(|(_, rest)| rest.strip_prefix("//")).unwrap_or_default();
     rest.split(['/', '?', '#']).next().unwrap_or_default()
@@ -300,7 +303,7 @@ fn authority(url: &str) -> &str {
 fn redirect_url(input: &str) -> Result<(), Invalid> {
     let url = strict_url(input)?;
     if url.fragment().is_some() {
-        return Err(Invalid("has a fragment (#…); take it away"));
+        return Err(Invalid("has a fragment (#…); remove it"));
     }
     match url.scheme() {
         "https" => Ok(()),
@@ -315,12 +318,12 @@ fn origin(input: &str) -> Result<(), Invalid> {
     let url = Url::parse(input).map_err(|_| Invalid("is not an origin such as https://shop.example.com"))?;
     if url.origin().ascii_serialization() != input {
         return Err(Invalid(
-            "is not an origin as browsers write it: scheme, lower-case host, port if not the usual one, no path",
+            "is not an origin as browsers write it: scheme, lower-case host, port if not the default one, no path",
         ));
     }
-    // The WHATWG parser lets a host be `*`, which would look as if it stood for every host.
+    // The WHATWG parser accepts `*` as a host, which would look like a wildcard.
     if !input.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-._:/[]".contains(&b)) {
-        return Err(Invalid("has a host with other characters than letters, digits, hyphens and dots"));
+        return Err(Invalid("has a host with characters other than letters, digits, hyphens and dots"));
     }
     match url.scheme() {
         "https" => Ok(()),
@@ -335,7 +338,7 @@ fn issuer(input: &str) -> Result<(), Invalid> {
         return Err(Invalid("is not an https URL"));
     }
     if url.query().is_some() || url.fragment().is_some() {
-        return Err(Invalid("has a query or a fragment; take it away"));
+        return Err(Invalid("has a query or a fragment; remove it"));
     }
     Ok(())
 }
@@ -346,14 +349,14 @@ fn endpoint(input: &str) -> Result<(), Invalid> {
         return Err(Invalid("is not an https URL"));
     }
     if url.fragment().is_some() {
-        return Err(Invalid("has a fragment; take it away"));
+        return Err(Invalid("has a fragment; remove it"));
     }
     Ok(())
 }
 
 fn link_template(input: &str) -> Result<(), Invalid> {
     if !input.contains("{code}") {
-        return Err(Invalid("does not contain {code}, which is where the code is filled in"));
+        return Err(Invalid("does not contain {code}, the placeholder of the code"));
     }
     let filled = input.replace("{code}", "CODE").replace("{email}", "EMAIL");
     if filled.contains(['{', '}']) {
@@ -367,15 +370,13 @@ fn link_template(input: &str) -> Result<(), Invalid> {
         "https" => Ok(()),
         "http" if url.host().is_some_and(|host| is_loopback(&host)) => Ok(()),
         scheme if scheme.contains('.') => Ok(()),
-        _ => {
-            Err(Invalid("is neither https, nor http on loopback, nor of a private-use scheme such as com.example.app"))
-        }
+        _ => Err(Invalid("is neither https, nor http on loopback, nor a private-use scheme such as com.example.app")),
     }
 }
 
 fn email_domain(input: &str) -> Result<(), Invalid> {
     let labels = input.split('.').count();
-    if labels < 2 || !input.split('.').all(label) {
+    if labels < 2 || !input.split('.').all(is_label) {
         return Err(Invalid("is not a host name of two labels or more in lower case"));
     }
     Ok(())
@@ -398,7 +399,7 @@ fn mailbox(input: &str) -> Result<(), Invalid> {
     }
 }
 
-/// The name, empty where there is none, and the address.
+/// The name, which can be empty, and the address.
 fn split_mailbox(mailbox: &str) -> (&str, &str) {
     match mailbox.strip_suffix('>').and_then(|rest| rest.rsplit_once('<')) {
         Some((name, address)) => (name.trim(), address),
@@ -406,7 +407,7 @@ fn split_mailbox(mailbox: &str) -> (&str, &str) {
     }
 }
 
-/// The local part of an address without quotes (RFC 5322, 3.2.3; its length: RFC 5321, 4.5.3.1.1).
+/// Whether this is a local part without quotes (RFC 5322, 3.2.3; length: RFC 5321, 4.5.3.1.1).
 fn is_dot_atom(local: &str) -> bool {
     let is_atom =
         |atom: &str| !atom.is_empty() && atom.bytes().all(|b| b.is_ascii_graphic() && !b"<>()[]\\,;:\"@.".contains(&b));
@@ -416,12 +417,12 @@ fn is_dot_atom(local: &str) -> bool {
 // === impl Mailbox ===
 
 impl Mailbox {
-    /// The address alone.
+    /// The address without the name.
     pub fn address(&self) -> &str {
         split_mailbox(&self.0).1
     }
 
-    /// The name before the address, without quotes around it.
+    /// The name without quotes. `None` if there is none.
     pub fn name(&self) -> Option<&str> {
         let name = split_mailbox(&self.0).0;
         let name = name.strip_prefix('"').and_then(|name| name.strip_suffix('"')).unwrap_or(name);
@@ -434,7 +435,7 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn good<T: FromStr<Err = Invalid> + AsRef<str>>(inputs: &[&str]) {
+    fn assert_valid<T: FromStr<Err = Invalid> + AsRef<str>>(inputs: &[&str]) {
         for input in inputs {
             match input.parse::<T>() {
                 Ok(value) => assert_eq!(value.as_ref(), *input),
@@ -444,10 +445,10 @@ mod tests {
     }
 
     #[track_caller]
-    fn bad<T: FromStr<Err = Invalid> + fmt::Debug>(inputs: &[(&str, &str)]) {
+    fn assert_invalid<T: FromStr<Err = Invalid> + fmt::Debug>(inputs: &[(&str, &str)]) {
         for (input, reason) in inputs {
             let invalid = input.parse::<T>().expect_err(input);
-            assert!(invalid.0.contains(reason), "{input:?} {invalid}, which does not say {reason:?}");
+            assert!(invalid.0.contains(reason), "{input:?} {invalid}, which does not contain {reason:?}");
         }
     }
 
@@ -457,26 +458,29 @@ mod tests {
 
     #[test]
     fn app_ids() {
-        good::<AppId>(&["a", "0", "shop", "a-b", "a--b", "9lives", "v2", "healthz-a", &"a".repeat(63)]);
+        assert_valid::<AppId>(&["a", "0", "shop", "a-b", "a--b", "9lives", "v2", "healthz-a", &"a".repeat(63)]);
         for bad_label in ["", "-", "a-", "-a", "Shop", "a.b", "a_b", "a b", "é", "a\n"] {
-            bad::<AppId>(&[(bad_label, "is not an appID")]);
+            assert_invalid::<AppId>(&[(bad_label, "is not an appID")]);
         }
-        bad::<AppId>(&[(&"a".repeat(64), "longer than 63")]);
+        assert_invalid::<AppId>(&[(&"a".repeat(64), "longer than 63")]);
         for reserved in RESERVED_APP_IDS {
-            bad::<AppId>(&[(reserved, "keeps for itself")]);
+            assert_invalid::<AppId>(&[(reserved, "reserved for the service")]);
         }
     }
 
     #[test]
     fn provider_names() {
-        good::<ProviderName>(&["github", "x", "e-mail", "emails", &"a".repeat(63)]);
-        bad::<ProviderName>(&[("email", "keeps for itself"), ("corp.example", "is not a provider's name")]);
-        bad::<ProviderName>(&[(&"a".repeat(64), "longer than 63"), ("", "is not a provider's name")]);
+        assert_valid::<ProviderName>(&["github", "x", "e-mail", "emails", &"a".repeat(63)]);
+        assert_invalid::<ProviderName>(&[
+            ("email", "reserved for the service"),
+            ("corp.example", "is not a provider's name"),
+        ]);
+        assert_invalid::<ProviderName>(&[(&"a".repeat(64), "longer than 63"), ("", "is not a provider's name")]);
     }
 
     #[test]
     fn redirect_urls() {
-        good::<RedirectUrl>(&[
+        assert_valid::<RedirectUrl>(&[
             "https://shop.example.com",
             "https://shop.example.com/auth/done?a=b&c=%20",
             "https://shop.example.com:8443/a@b",
@@ -488,7 +492,7 @@ mod tests {
             "com.example.shop://done",
             &of_length("https://a.example/", 2048, ""),
         ]);
-        bad::<RedirectUrl>(&[
+        assert_invalid::<RedirectUrl>(&[
             ("", "is not an absolute URL"),
             ("/done", "is not an absolute URL"),
             ("https://a.example/#", "has a fragment"),
@@ -519,7 +523,7 @@ mod tests {
 
     #[test]
     fn origins() {
-        good::<Origin>(&[
+        assert_valid::<Origin>(&[
             "https://shop.example.com",
             "https://shop.example.com:8443",
             "https://xn--d-ega.example",
@@ -528,13 +532,13 @@ mod tests {
             "http://[::1]:3000",
             &of_length("https://", 300, ".example"),
         ]);
-        bad::<Origin>(&[
+        assert_invalid::<Origin>(&[
             ("https://shop.example.com/", "as browsers write it"),
             ("https://shop.example.com:443", "as browsers write it"),
             ("https://Shop.example.com", "as browsers write it"),
             ("https://user@shop.example.com", "as browsers write it"),
-            ("https://*", "other characters"),
-            ("https://*.example.com", "other characters"),
+            ("https://*", "characters other than"),
+            ("https://*.example.com", "characters other than"),
             ("com.example.shop:", "as browsers write it"),
             ("*", "is not an origin"),
             ("null", "is not an origin"),
@@ -547,13 +551,13 @@ mod tests {
 
     #[test]
     fn issuers() {
-        good::<IssuerUrl>(&[
+        assert_valid::<IssuerUrl>(&[
             "https://auth.example.com",
             "https://auth.example.com/shop",
             "http://127.0.0.1:8080",
             &of_length("https://a.example/", 2048, ""),
         ]);
-        bad::<IssuerUrl>(&[
+        assert_invalid::<IssuerUrl>(&[
             ("auth.example.com", "is not an absolute URL"),
             ("ftp://auth.example.com", "is not an https URL"),
             ("com.example:/x", "is not an https URL"),
@@ -568,9 +572,9 @@ mod tests {
 
     #[test]
     fn endpoints() {
-        good::<EndpointUrl>(&["https://id.example.com/token?tenant=a", "http://127.0.0.1:5556/token"]);
-        good::<EndpointUrl>(&[&of_length("https://a.example/", 2048, "")]);
-        bad::<EndpointUrl>(&[
+        assert_valid::<EndpointUrl>(&["https://id.example.com/token?tenant=a", "http://127.0.0.1:5556/token"]);
+        assert_valid::<EndpointUrl>(&[&of_length("https://a.example/", 2048, "")]);
+        assert_invalid::<EndpointUrl>(&[
             ("https://id.example.com/token#a", "has a fragment"),
             ("https://user:pass@id.example.com/token", "has user info"),
             ("id.example.com", "is not an absolute URL"),
@@ -581,14 +585,14 @@ mod tests {
 
     #[test]
     fn link_templates() {
-        good::<LinkTemplate>(&[
+        assert_valid::<LinkTemplate>(&[
             "https://shop.example.com/confirm?code={code}",
             "https://shop.example.com/#/confirm/{code}/{email}",
             "http://localhost:3000/confirm?code={code}",
             "com.example.shop:/confirm?code={code}&from=https://{email}",
             &of_length("https://a.example/", 2048, "{code}"),
         ]);
-        bad::<LinkTemplate>(&[
+        assert_invalid::<LinkTemplate>(&[
             ("https://shop.example.com/confirm", "does not contain {code}"),
             ("https://shop.example.com/{email}", "does not contain {code}"),
             ("https://shop.example.com/{{code}}", "has braces other"),
@@ -607,17 +611,17 @@ mod tests {
     #[test]
     fn email_domains() {
         let longest = format!("{0}.{0}.{0}.{1}", "a".repeat(63), "a".repeat(61));
-        good::<EmailDomain>(&["example.com", "a.b", "xn--d-ega.example", &longest]);
+        assert_valid::<EmailDomain>(&["example.com", "a.b", "xn--d-ega.example", &longest]);
         for input in ["", "example", "example.", ".example", "a..b", "Example.com", "a_b.example", "é.example"] {
-            bad::<EmailDomain>(&[(input, "is not a host name")]);
+            assert_invalid::<EmailDomain>(&[(input, "is not a host name")]);
         }
-        bad::<EmailDomain>(&[(&format!("{}.example", "a".repeat(64)), "is not a host name")]);
-        bad::<EmailDomain>(&[(&format!("{longest}a"), "longer than 253")]);
+        assert_invalid::<EmailDomain>(&[(&format!("{}.example", "a".repeat(64)), "is not a host name")]);
+        assert_invalid::<EmailDomain>(&[(&format!("{longest}a"), "longer than 253")]);
     }
 
     #[test]
     fn mailboxes() {
-        good::<Mailbox>(&[
+        assert_valid::<Mailbox>(&[
             "hello@shop.example.com",
             "The Shop <hello@shop.example.com>",
             "Łódź <first.last+tag@shop.example.com>",
@@ -644,11 +648,11 @@ mod tests {
             "The Shop <hello@shop.example.com> ",
             "The Shop <hello>",
         ] {
-            bad::<Mailbox>(&[(input, "neither an address nor")]);
+            assert_invalid::<Mailbox>(&[(input, "neither an address nor")]);
         }
-        bad::<Mailbox>(&[("a@b.example\r\nBcc: c@d.example", "control character")]);
-        bad::<Mailbox>(&[(&of_length("", 82, "@shop.example.com"), "neither an address nor")]);
-        bad::<Mailbox>(&[(&of_length("", 321, " <hello@shop.example.com>"), "longer than 320")]);
+        assert_invalid::<Mailbox>(&[("a@b.example\r\nBcc: c@d.example", "control character")]);
+        assert_invalid::<Mailbox>(&[(&of_length("", 82, "@shop.example.com"), "neither an address nor")]);
+        assert_invalid::<Mailbox>(&[(&of_length("", 321, " <hello@shop.example.com>"), "longer than 320")]);
     }
 
     #[test]
@@ -672,7 +676,7 @@ mod tests {
     }
 
     #[test]
-    fn serde_parses_too_and_a_fault_does_not_quote_the_value() {
+    fn deserialization_validates_and_errors_do_not_quote_the_value() {
         assert_eq!(serde_json::from_str::<AppId>("\"shop\"").unwrap().as_str(), "shop");
         assert_eq!(serde_json::to_string(&"shop".parse::<AppId>().unwrap()).unwrap(), "\"shop\"");
         let error = serde_json::from_str::<AppId>("\"SECRET\"").unwrap_err().to_string();

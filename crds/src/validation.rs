@@ -1,4 +1,4 @@
-//! Checks an object as an API server does: unknown fields, the structural schema, then the rules.
+//! Validates an object like an API server: unknown fields, structural schema, then CEL rules.
 
 use std::{collections::HashMap, fmt, sync::Arc};
 
@@ -13,28 +13,28 @@ use serde_json::{Map, Value};
 
 use crate::schema::POLICY_REASON;
 
-/// A kind of object that can be checked.
+/// Validates objects of one kind.
 pub struct Validator {
     schema: Value,
-    structure: jsonschema::Validator,
-    /// Every rule, by its expression.
+    schema_validator: jsonschema::Validator,
+    /// The compiled rules, by expression.
     programs: HashMap<String, Program>,
 }
 
-/// What is wrong with an object, and where.
+/// An error in an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Violation {
     /// The field as kubectl writes it: `spec.redirectURLs[1]`.
     pub field: String,
-    /// What to do; never quotes the value.
+    /// What is wrong or what to do. Never quotes the value.
     pub reason: String,
-    /// Whether it is a matter of policy, which development mode passes over.
-    pub policy: bool,
+    /// Whether it violates a policy rule, which development mode ignores.
+    pub is_policy: bool,
 }
 
-/// A definition that cannot be used; that it can is tested for every one of ours.
+/// A definition that cannot be used. Tests show that all definitions of this crate can be.
 #[derive(Debug, thiserror::Error)]
-pub enum BrokenDefinition {
+pub enum InvalidDefinition {
     #[error("the definition has no schema")]
     NoSchema,
     #[error("the schema does not compile")]
@@ -62,56 +62,56 @@ impl fmt::Display for Violation {
 // === impl Validator ===
 
 impl Validator {
-    pub fn new(definition: &CustomResourceDefinition) -> Result<Self, BrokenDefinition> {
+    pub fn new(definition: &CustomResourceDefinition) -> Result<Self, InvalidDefinition> {
         let schema = definition
             .spec
             .versions
             .first()
             .and_then(|version| version.schema.as_ref()?.open_api_v3_schema.as_ref())
             .and_then(|schema| serde_json::to_value(schema).ok())
-            .ok_or(BrokenDefinition::NoSchema)?;
+            .ok_or(InvalidDefinition::NoSchema)?;
         let structure = jsonschema::options()
             .with_pattern_options(PatternOptions::regex())
             .build(&schema)
-            .map_err(|error| BrokenDefinition::Schema(Box::new(error)))?;
+            .map_err(|error| InvalidDefinition::Schema(Box::new(error)))?;
         let mut programs = HashMap::new();
         compile_rules(&schema, &mut programs)?;
-        Ok(Self { schema, structure, programs })
+        Ok(Self { schema, schema_validator: structure, programs })
     }
 
-    /// Everything wrong with an object; `old` is what it was before, for the rules on changes.
-    pub fn check(&self, object: &Value, old: Option<&Value>) -> Vec<Violation> {
-        let object = self.stored(object);
-        let old = old.map(|old| self.stored(old));
+    /// All violations of an object. `old` is the object before an update, for transition rules.
+    pub fn validate(&self, object: &Value, old: Option<&Value>) -> Vec<Violation> {
+        let object = self.normalize(object);
+        let old = old.map(|old| self.normalize(old));
         let mut found = Vec::new();
         for (name, value) in object.as_object().into_iter().flatten() {
-            // The server knows all of metadata.
+            // The API server validates metadata itself.
             if name != "metadata" {
                 match property(&self.schema, name) {
-                    Some(schema) => unknown_fields(schema, value, name, &mut found),
+                    Some(schema) => find_unknown_fields(schema, value, name, &mut found),
                     None => found.push(Violation::new(name, "unknown field".into())),
                 }
             }
         }
-        let mut broken = false;
-        for error in self.structure.iter_errors(&object) {
-            broken = true;
-            let (field, reason) = explain(error.instance_path(), error.kind(), error.instance());
+        let mut is_invalid = false;
+        for error in self.schema_validator.iter_errors(&object) {
+            is_invalid = true;
+            let (field, reason) = describe_error(error.instance_path(), error.kind(), error.instance());
             found.push(Violation::new(&field, reason));
         }
-        repeated_entries(&self.schema, &object, "", &mut found);
-        // As in the API server: rules are asked only of what has the right structure.
-        if !broken {
-            self.rules(&self.schema, &object, old.as_ref(), "", &mut found);
+        find_duplicate_entries(&self.schema, &object, "", &mut found);
+        // As in the API server: rules are evaluated only if the structure is valid.
+        if !is_invalid {
+            self.check_rules(&self.schema, &object, old.as_ref(), "", &mut found);
         }
         found.sort();
         found.dedup();
         found
     }
 
-    fn rules(&self, schema: &Value, value: &Value, old: Option<&Value>, path: &str, found: &mut Vec<Violation>) {
-        for rule in own_rules(schema) {
-            // A rule on a change is asked only where there was something before.
+    fn check_rules(&self, schema: &Value, value: &Value, old: Option<&Value>, path: &str, found: &mut Vec<Violation>) {
+        for rule in rules_of(schema) {
+            // A transition rule is evaluated only if there is an old value.
             if rule.expression.contains("oldSelf") && old.is_none() {
                 continue;
             }
@@ -119,24 +119,24 @@ impl Validator {
             let reason = match holds {
                 Some(true) => continue,
                 Some(false) => rule.message.to_owned(),
-                None => format!("cannot be judged by the rule: {}", rule.message),
+                None => format!("cannot be checked against the rule: {}", rule.message),
             };
             let field = format!("{path}{}", rule.field).trim_start_matches('.').to_owned();
-            found.push(Violation { field, reason, policy: rule.policy && holds.is_some() });
+            found.push(Violation { field, reason, is_policy: rule.is_policy && holds.is_some() });
         }
         match value {
             Value::Object(members) => {
                 for (name, member) in members {
                     if let Some(schema) = property(schema, name) {
-                        self.rules(schema, member, old.and_then(|old| old.get(name)), &join(path, name), found);
+                        self.check_rules(schema, member, old.and_then(|old| old.get(name)), &join(path, name), found);
                     }
                 }
             }
             Value::Array(items) => {
                 if let Some(schema) = schema.get("items") {
                     for (index, item) in items.iter().enumerate() {
-                        // Entries of sets and atomic lists have no past (Kubernetes' "correlatable").
-                        self.rules(schema, item, None, &format!("{path}[{index}]"), found);
+                        // Entries of sets and atomic lists have no old value (Kubernetes: not "correlatable").
+                        self.check_rules(schema, item, None, &format!("{path}[{index}]"), found);
                     }
                 }
             }
@@ -144,7 +144,7 @@ impl Validator {
         }
     }
 
-    /// Whether a rule holds; none where it cannot be told.
+    /// Whether a rule holds. `None` if it cannot be evaluated.
     fn evaluate(&self, expression: &str, value: &Value, old: Option<&Value>) -> Option<bool> {
         let program = self.programs.get(expression)?;
         let mut context = Context::default();
@@ -158,16 +158,16 @@ impl Validator {
         }
     }
 
-    /// The object as it would be stored: without nulls, with defaults.
-    pub fn stored(&self, object: &Value) -> Value {
+    /// The object as the API server stores it: without nulls and status, with defaults.
+    pub fn normalize(&self, object: &Value) -> Value {
         let mut object = object.clone();
         prune_nulls(&mut object);
         if let (Some(object), Some(properties)) = (object.as_object_mut(), properties(&self.schema)) {
-            // The status is the operator's.
+            // Users do not write the status.
             object.remove("status");
             for (name, schema) in properties {
                 if let Some(value) = object.get_mut(name) {
-                    defaults(schema, value);
+                    apply_defaults(schema, value);
                 }
             }
         }
@@ -177,7 +177,7 @@ impl Validator {
 
 impl Violation {
     fn new(field: &str, reason: String) -> Self {
-        Self { field: field.into(), reason, policy: false }
+        Self { field: field.into(), reason, is_policy: false }
     }
 }
 
@@ -204,7 +204,7 @@ fn prune_nulls(value: &mut Value) {
     }
 }
 
-fn defaults(schema: &Value, value: &mut Value) {
+fn apply_defaults(schema: &Value, value: &mut Value) {
     match value {
         Value::Object(members) => {
             for (name, schema) in properties(schema).into_iter().flatten() {
@@ -212,26 +212,26 @@ fn defaults(schema: &Value, value: &mut Value) {
                     members.insert(name.clone(), default.clone());
                 }
                 if let Some(member) = members.get_mut(name) {
-                    defaults(schema, member);
+                    apply_defaults(schema, member);
                 }
             }
         }
         Value::Array(items) => {
             if let Some(schema) = schema.get("items") {
-                items.iter_mut().for_each(|item| defaults(schema, item));
+                items.iter_mut().for_each(|item| apply_defaults(schema, item));
             }
         }
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
     }
 }
 
-fn unknown_fields(schema: &Value, value: &Value, path: &str, found: &mut Vec<Violation>) {
+fn find_unknown_fields(schema: &Value, value: &Value, path: &str, found: &mut Vec<Violation>) {
     match value {
         Value::Object(members) => {
             for (name, member) in members {
                 let path = join(path, name);
                 match property(schema, name) {
-                    Some(schema) => unknown_fields(schema, member, &path, found),
+                    Some(schema) => find_unknown_fields(schema, member, &path, found),
                     None if properties(schema).is_some() => found.push(Violation::new(&path, "unknown field".into())),
                     None => {}
                 }
@@ -240,7 +240,7 @@ fn unknown_fields(schema: &Value, value: &Value, path: &str, found: &mut Vec<Vio
         Value::Array(items) => {
             if let Some(schema) = schema.get("items") {
                 for (index, item) in items.iter().enumerate() {
-                    unknown_fields(schema, item, &format!("{path}[{index}]"), found);
+                    find_unknown_fields(schema, item, &format!("{path}[{index}]"), found);
                 }
             }
         }
@@ -248,12 +248,12 @@ fn unknown_fields(schema: &Value, value: &Value, path: &str, found: &mut Vec<Vio
     }
 }
 
-fn repeated_entries(schema: &Value, value: &Value, path: &str, found: &mut Vec<Violation>) {
+fn find_duplicate_entries(schema: &Value, value: &Value, path: &str, found: &mut Vec<Violation>) {
     match value {
         Value::Object(members) => {
             for (name, member) in members {
                 if let Some(schema) = property(schema, name) {
-                    repeated_entries(schema, member, &join(path, name), found);
+                    find_duplicate_entries(schema, member, &join(path, name), found);
                 }
             }
         }
@@ -262,10 +262,10 @@ fn repeated_entries(schema: &Value, value: &Value, path: &str, found: &mut Vec<V
             for (index, item) in items.iter().enumerate() {
                 let path = format!("{path}[{index}]");
                 if is_set && items[..index].contains(item) {
-                    found.push(Violation::new(&path, "is there twice; take one away".into()));
+                    found.push(Violation::new(&path, "is a duplicate; remove it".into()));
                 }
                 if let Some(schema) = schema.get("items") {
-                    repeated_entries(schema, item, &path, found);
+                    find_duplicate_entries(schema, item, &path, found);
                 }
             }
         }
@@ -273,8 +273,8 @@ fn repeated_entries(schema: &Value, value: &Value, path: &str, found: &mut Vec<V
     }
 }
 
-/// A schema error as a field and what to do.
-fn explain(path: &Location, kind: &ValidationErrorKind, value: &Value) -> (String, String) {
+/// The field and the reason of a schema error.
+fn describe_error(path: &Location, kind: &ValidationErrorKind, value: &Value) -> (String, String) {
     let mut field = String::new();
     for segment in path.iter() {
         field = match segment {
@@ -289,7 +289,7 @@ fn explain(path: &Location, kind: &ValidationErrorKind, value: &Value) -> (Strin
         }
         ValidationErrorKind::Type { kind: jsonschema::error::TypeKind::Single(wanted) } => {
             let hint = match value {
-                Value::Bool(_) => "; YAML reads on, off, yes, no, true and false as booleans unless they have quotes",
+                Value::Bool(_) => "; YAML reads on, off, yes, no, true and false as booleans unless they are quoted",
                 _ => "",
             };
             format!("must be of type {wanted}, not {}{hint}", type_name(value))
@@ -298,8 +298,8 @@ fn explain(path: &Location, kind: &ValidationErrorKind, value: &Value) -> (Strin
             let options = options.as_array().into_iter().flatten().filter_map(Value::as_str).collect::<Vec<_>>();
             format!("must be one of {}", options.join(", "))
         }
-        ValidationErrorKind::Minimum { limit } => format!("must be {} or more", bound(limit)),
-        ValidationErrorKind::Maximum { limit } => format!("must be {} or less", bound(limit)),
+        ValidationErrorKind::Minimum { limit } => format!("must be {} or more", format_bound(limit)),
+        ValidationErrorKind::Maximum { limit } => format!("must be {} or less", format_bound(limit)),
         ValidationErrorKind::MinLength { limit } => match limit {
             1 => "must not be empty".into(),
             _ => format!("must have {limit} characters or more"),
@@ -308,13 +308,13 @@ fn explain(path: &Location, kind: &ValidationErrorKind, value: &Value) -> (Strin
         ValidationErrorKind::MinItems { limit } => format!("must have {limit} entries or more"),
         ValidationErrorKind::MaxItems { limit } => format!("must have {limit} entries or fewer"),
         ValidationErrorKind::Pattern { pattern } => format!("must match {pattern}"),
-        other => format!("breaks the schema's {}", other.keyword()),
+        other => format!("violates {} of the schema", other.keyword()),
     };
     (field, reason)
 }
 
-/// A bound as people write it: the definition keeps every number as a float.
-fn bound(limit: &Value) -> String {
+/// A bound without `.0`: the definition stores every number as a float.
+fn format_bound(limit: &Value) -> String {
     let text = limit.to_string();
     text.strip_suffix(".0").unwrap_or(&text).to_owned()
 }
@@ -331,11 +331,11 @@ fn type_name(value: &Value) -> &'static str {
     }
 }
 
-/// Compiles every rule of a schema, up to the first that does not compile.
-fn compile_rules(schema: &Value, programs: &mut HashMap<String, Program>) -> Result<(), BrokenDefinition> {
-    for rule in own_rules(schema) {
+/// Compiles all rules of a schema. Stops at the first that does not compile.
+fn compile_rules(schema: &Value, programs: &mut HashMap<String, Program>) -> Result<(), InvalidDefinition> {
+    for rule in rules_of(schema) {
         let program = Program::compile(rule.expression)
-            .map_err(|source| BrokenDefinition::Rule { rule: rule.expression.into(), source })?;
+            .map_err(|source| InvalidDefinition::Rule { rule: rule.expression.into(), source })?;
         programs.insert(rule.expression.into(), program);
     }
     for inner in properties(schema).into_iter().flat_map(Map::values).chain(schema.get("items")) {
@@ -347,24 +347,24 @@ fn compile_rules(schema: &Value, programs: &mut HashMap<String, Program>) -> Res
 struct RuleRef<'a> {
     expression: &'a str,
     message: &'a str,
-    /// Below the field that has the rule; empty: that one.
+    /// The path of the invalid field, relative to the field with the rule. Empty for that field itself.
     field: &'a str,
-    policy: bool,
+    is_policy: bool,
 }
 
-fn own_rules(schema: &Value) -> impl Iterator<Item = RuleRef<'_>> {
+fn rules_of(schema: &Value) -> impl Iterator<Item = RuleRef<'_>> {
     let rules = schema.get("x-kubernetes-validations").and_then(Value::as_array);
     rules.into_iter().flatten().filter_map(|rule| {
         Some(RuleRef {
             expression: rule.get("rule")?.as_str()?,
-            message: rule.get("message").and_then(Value::as_str).unwrap_or("breaks a rule"),
+            message: rule.get("message").and_then(Value::as_str).unwrap_or("violates a rule"),
             field: rule.get("fieldPath").and_then(Value::as_str).unwrap_or_default(),
-            policy: rule.get("reason").and_then(Value::as_str) == Some(POLICY_REASON),
+            is_policy: rule.get("reason").and_then(Value::as_str) == Some(POLICY_REASON),
         })
     })
 }
 
-/// Integers become `int` whatever their sign, as in Kubernetes.
+/// All integers become `int`, positive ones too, as in Kubernetes.
 fn to_cel(value: &Value) -> cel::Value {
     match value {
         Value::Null => cel::Value::Null,

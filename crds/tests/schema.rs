@@ -1,4 +1,4 @@
-//! The definitions as they are installed, so that every change of the API is seen in review.
+//! The definitions as installed, so that a review shows every change of the API.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -10,7 +10,7 @@ use latchkey_crds::{
 use serde_json::Value;
 
 fn schemas() -> Vec<(String, Value)> {
-    let definitions = latchkey_crds::all().into_iter();
+    let definitions = latchkey_crds::definitions().into_iter();
     definitions
         .map(|definition| {
             let schema = definition.spec.versions[0].schema.clone().and_then(|schema| schema.open_api_v3_schema);
@@ -19,37 +19,37 @@ fn schemas() -> Vec<(String, Value)> {
         .collect()
 }
 
-/// Calls `see` with each schema below this one and its path.
-fn walk(path: &str, schema: &Value, see: &mut impl FnMut(&str, &Value)) {
+/// Calls `see` with this schema and each schema below it, and their paths.
+fn visit_schemas(path: &str, schema: &Value, see: &mut impl FnMut(&str, &Value)) {
     see(path, schema);
     for (name, property) in schema["properties"].as_object().into_iter().flatten() {
-        walk(&format!("{path}.{name}"), property, see);
+        visit_schemas(&format!("{path}.{name}"), property, see);
     }
     if let Some(items) = schema.get("items") {
-        walk(&format!("{path}[]"), items, see);
+        visit_schemas(&format!("{path}[]"), items, see);
     }
 }
 
 #[test]
-fn the_kept_yaml_is_what_the_code_says() {
+fn the_committed_yaml_matches_the_code() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("yaml");
     let mut names = BTreeSet::new();
-    for definition in latchkey_crds::all() {
+    for definition in latchkey_crds::definitions() {
         let name = format!("{}.yaml", definition.metadata.name.as_deref().unwrap());
-        let kept = fs::read_to_string(folder.join(&name)).unwrap_or_default();
-        assert_eq!(kept, to_yaml(&definition).unwrap(), "{name} is not what the code says: run `make generate`");
+        let committed = fs::read_to_string(folder.join(&name)).unwrap_or_default();
+        assert_eq!(committed, to_yaml(&definition).unwrap(), "{name} differs from the code: run `make generate`");
         names.insert(name);
     }
     let there = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    assert_eq!(there.collect::<BTreeSet<_>>(), names, "files that no definition makes");
+    assert_eq!(there.collect::<BTreeSet<_>>(), names, "the folder has files of no definition");
 }
 
 #[test]
-fn no_value_is_a_boolean_to_yaml_1_1() {
+fn no_enum_value_is_a_yaml_1_1_boolean() {
     let mut former_names = BTreeSet::new();
     for (kind, schema) in schemas() {
-        walk(&kind, &schema, &mut |path, schema| {
-            // Conditions are written by the operator.
+        visit_schemas(&kind, &schema, &mut |path, schema| {
+            // The operator writes conditions, so users do not quote them.
             let values = schema["enum"].as_array().into_iter().flatten().filter(|_| !path.contains(".status."));
             for value in values.filter_map(Value::as_str) {
                 if YAML_BOOLEANS.contains(&value) || ["true", "false"].contains(&value.to_ascii_lowercase().as_str()) {
@@ -58,40 +58,40 @@ fn no_value_is_a_boolean_to_yaml_1_1() {
             }
         });
     }
-    // It has another name by now.
+    // The former name of `Disabled`.
     assert_eq!(former_names, BTreeSet::from(["App.spec.enumerationProtection: Off".to_owned()]));
-    for definition in latchkey_crds::all() {
+    for definition in latchkey_crds::definitions() {
         for yaml in [to_yaml(&definition).unwrap(), to_chart_template(&definition).unwrap()] {
             assert_eq!(yaml.contains("- 'Off'\n"), definition.spec.names.kind == "App");
             for boolean in YAML_BOOLEANS {
-                assert!(!yaml.contains(&format!("- {boolean}\n")), "{boolean} has no quotes");
+                assert!(!yaml.contains(&format!("- {boolean}\n")), "{boolean} is not quoted");
             }
         }
     }
 }
 
 #[test]
-fn the_charts_definitions_are_what_the_code_says() {
+fn the_charts_definitions_match_the_code() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/latchkey/templates");
     let mut names = BTreeSet::new();
-    for definition in latchkey_crds::all() {
+    for definition in latchkey_crds::definitions() {
         let name = format!("crd-{}.yaml", definition.spec.names.plural);
         let kept = fs::read_to_string(folder.join(&name)).unwrap_or_default();
         let made = to_chart_template(&definition).unwrap();
-        assert_eq!(kept, made, "{name} is not what the code says: run `make generate`");
+        assert_eq!(kept, made, "{name} differs from the code: run `make generate`");
         names.insert(name);
     }
     let there = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let there: BTreeSet<_> = there.filter(|name| name.starts_with("crd-")).collect();
-    assert_eq!(there, names, "templates that no definition makes");
+    assert_eq!(there, names, "the folder has templates of no definition");
 }
 
 #[test]
-fn the_kept_reference_is_what_the_code_says() {
+fn the_committed_reference_matches_the_code() {
     let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/resources.md");
     let kept = fs::read_to_string(kept).unwrap_or_default();
-    let made = latchkey_crds::reference::to_markdown(&latchkey_crds::all());
-    assert_eq!(kept, made, "docs/resources.md is not what the code says: run `make generate`");
+    let made = latchkey_crds::field_reference::to_markdown(&latchkey_crds::definitions());
+    assert_eq!(kept, made, "docs/resources.md differs from the code: run `make generate`");
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn every_reason_is_in_the_docs() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/api-conventions.md");
     let page = fs::read_to_string(page).unwrap();
     for reason in Reason::ALL {
-        assert!(page.contains(&format!("| `{reason}` |")), "docs/api-conventions.md does not tell of {reason}");
+        assert!(page.contains(&format!("| `{reason}` |")), "docs/api-conventions.md does not describe {reason}");
     }
 }
 
@@ -107,32 +107,35 @@ fn every_reason_is_in_the_docs() {
 fn every_list_and_string_is_bounded() {
     for (kind, schema) in schemas() {
         for part in ["spec", "status"] {
-            walk(&format!("{kind}.{part}"), &schema["properties"][part], &mut |path, schema| match schema["type"]
-                .as_str()
-            {
-                Some("string") => {
-                    let bounded = ["maxLength", "enum", "format"].iter().any(|bound| schema.get(bound).is_some());
-                    assert!(bounded, "{path} is an unbounded string");
+            visit_schemas(&format!("{kind}.{part}"), &schema["properties"][part], &mut |path, schema| {
+                match schema["type"].as_str() {
+                    Some("string") => {
+                        let bounded = ["maxLength", "enum", "format"].iter().any(|bound| schema.get(bound).is_some());
+                        assert!(bounded, "{path} is an unbounded string");
+                    }
+                    Some("array") => assert!(schema.get("maxItems").is_some(), "{path} is an unbounded list"),
+                    Some("object") => assert!(schema.get("properties").is_some(), "{path} is an open map"),
+                    Some("integer" | "boolean") => {}
+                    other => panic!("{path} is of type {other:?}"),
                 }
-                Some("array") => assert!(schema.get("maxItems").is_some(), "{path} is an unbounded list"),
-                Some("object") => assert!(schema.get("properties").is_some(), "{path} is an open map"),
-                Some("integer" | "boolean") => {}
-                other => panic!("{path} is of type {other:?}"),
             });
         }
     }
 }
 
 #[test]
-fn every_number_of_a_spec_has_bounds_and_tells_them() {
+fn every_number_in_a_spec_documents_its_bounds() {
     for (kind, schema) in schemas() {
-        walk(&format!("{kind}.spec"), &schema["properties"]["spec"], &mut |path, schema| {
+        visit_schemas(&format!("{kind}.spec"), &schema["properties"]["spec"], &mut |path, schema| {
             if schema["type"] == "integer" {
                 assert_eq!(schema["format"], "int32", "{path}");
                 let description = schema["description"].as_str().unwrap();
                 for bound in ["minimum", "maximum"] {
                     let bound = schema[bound].as_f64().unwrap_or_else(|| panic!("{path} has no {bound}"));
-                    assert!(description.contains(&bound.to_string()), "{path}: the description does not tell {bound}");
+                    assert!(
+                        description.contains(&bound.to_string()),
+                        "{path}: the description does not contain {bound}"
+                    );
                 }
             }
         });
@@ -144,7 +147,7 @@ fn every_field_is_described() {
     for (kind, schema) in schemas() {
         for part in ["spec", "status"] {
             for (name, property) in schema["properties"][part]["properties"].as_object().unwrap() {
-                walk(&format!("{kind}.{part}.{name}"), property, &mut |path, schema| {
+                visit_schemas(&format!("{kind}.{part}.{name}"), property, &mut |path, schema| {
                     let described = schema["description"].as_str().is_some_and(|text| !text.is_empty());
                     assert!(described || path.ends_with("[]"), "{path} has no description");
                 });
@@ -156,7 +159,7 @@ fn every_field_is_described() {
 #[test]
 fn only_modes_are_defaults_of_a_spec() {
     for (kind, schema) in schemas() {
-        walk(&format!("{kind}.spec"), &schema["properties"]["spec"], &mut |path, schema| {
+        visit_schemas(&format!("{kind}.spec"), &schema["properties"]["spec"], &mut |path, schema| {
             assert!(schema.get("default").is_none() || schema.get("enum").is_some(), "{path} has a stored default");
         });
     }
@@ -165,7 +168,7 @@ fn only_modes_are_defaults_of_a_spec() {
 #[test]
 fn schemas_are_structural() {
     for (kind, schema) in schemas() {
-        walk(&kind, &schema, &mut |path, schema| {
+        visit_schemas(&kind, &schema, &mut |path, schema| {
             for keyword in ["oneOf", "anyOf", "allOf", "not", "$ref", "nullable", "additionalProperties", "const"] {
                 assert!(schema.get(keyword).is_none(), "{path} has {keyword}");
             }
@@ -175,7 +178,7 @@ fn schemas_are_structural() {
 }
 
 #[test]
-fn a_first_status_says_that_nothing_is_known() {
+fn the_initial_status_is_unknown() {
     for ((kind, schema), third) in schemas().into_iter().zip(["Programmed", "Reachable"]) {
         let status = &schema["properties"]["status"]["default"];
         assert_eq!(status["observedGeneration"], -1, "{kind}");
@@ -191,12 +194,12 @@ fn a_first_status_says_that_nothing_is_known() {
 }
 
 #[test]
-fn the_schema_has_every_member_of_a_provider_and_no_other() {
+fn the_schema_has_exactly_the_members_of_a_provider() {
     let (_, schema) = schemas().pop().unwrap();
     let members = schema["properties"]["spec"]["properties"].as_object().unwrap();
     assert_eq!(
         members.keys().map(String::as_str).collect::<BTreeSet<_>>(),
-        ProviderClient::MEMBERS.into_iter().collect::<BTreeSet<_>>()
+        ProviderClient::MEMBER_NAMES.into_iter().collect::<BTreeSet<_>>()
     );
     for (name, member) in members {
         assert!(member["properties"]["clientID"].is_object(), "{name} has no clientID");
@@ -205,14 +208,14 @@ fn the_schema_has_every_member_of_a_provider_and_no_other() {
 
 #[test]
 fn definitions_are_small_enough_for_a_chart() {
-    for definition in latchkey_crds::all() {
+    for definition in latchkey_crds::definitions() {
         assert!(to_yaml(&definition).unwrap().len() < 256 * 1024);
     }
 }
 
 #[test]
 fn resources_have_their_names_and_columns() {
-    for (definition, short) in latchkey_crds::all().into_iter().zip(["lkapp", "lkprov"]) {
+    for (definition, short) in latchkey_crds::definitions().into_iter().zip(["lkapp", "lkprov"]) {
         assert_eq!(definition.spec.group, "latchkey.dev");
         assert_eq!(definition.spec.scope, "Namespaced");
         assert_eq!(definition.spec.names.categories.as_deref(), Some(&["latchkey".to_owned()][..]));

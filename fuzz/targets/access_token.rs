@@ -1,9 +1,9 @@
-//! Access tokens: what an App issues it verifies until it expires, and nothing else.
+//! Access tokens: an App accepts the tokens that it issues until they expire, and no others.
 
 use latchkey_crds::rendered::SigningAlgorithm;
 use latchkey_server::domain::{
     session::{Amr, Profile, Session, SessionId},
-    token::{issue, verify_access},
+    token::{issue_tokens, verify_access_token},
     user::{Epoch, UserId},
 };
 use time::Duration;
@@ -39,15 +39,15 @@ fn access_token() {
     harness::run("access_token", 500, |input| {
         for text in texts(input, &TOKENS) {
             let most = 64 * 1024 + 64 * text.len() as u64;
-            let read = harness::bounded(1, most, || verify_access(app("shop"), NOW, &text));
-            assert_eq!(read, None, "{text} is taken");
+            let read = harness::assert_bounded(1, most, || verify_access_token(app("shop"), NOW, &text));
+            assert_eq!(read, None, "{text} is accepted");
         }
-        own(&mut Draw::new(input));
+        check_own_token(&mut Draw::new(input));
     });
 }
 
-fn own(draw: &mut Draw<'_>) {
-    // RSA signs slowly.
+fn check_own_token(draw: &mut Draw<'_>) {
+    // Rarely RSA, because it signs slowly.
     let algorithm = match draw.byte() {
         0..8 => SigningAlgorithm::RS256,
         8..128 => SigningAlgorithm::EdDSA,
@@ -63,28 +63,28 @@ fn own(draw: &mut Draw<'_>) {
         auth_time: NOW - Duration::seconds(i64::from(draw.byte())),
     };
     let (at, bit) = (draw.below(2000), 1 << (draw.byte() & 7));
-    let email = draw.flag().then(|| draw.wild(60));
-    let profile = Profile { version: 1, email, email_verified: draw.flag(), name: draw.wild(200) };
-    let tokens = issue(issuer, &env_at(NOW), &profile, &session).unwrap();
+    let email = draw.flag().then(|| draw.any_text(60));
+    let profile = Profile { version: 1, email, email_verified: draw.flag(), name: draw.any_text(200) };
+    let tokens = issue_tokens(issuer, &env_at(NOW), &profile, &session).unwrap();
     let token = tokens.access_token;
 
-    let claims = verify_access(issuer, NOW, &token).expect("an App takes its own token");
+    let claims = verify_access_token(issuer, NOW, &token).expect("an App accepts its own token");
     assert_eq!((claims.sub, claims.sid), (session.user, session.id));
     assert_eq!((claims.iat, claims.exp), (NOW.unix_timestamp(), tokens.expires_at));
     assert_eq!(claims.auth_time, session.auth_time.unix_timestamp());
-    assert!(claims.aud.has(issuer.id().as_str()));
+    assert!(claims.aud.contains(issuer.id().as_str()));
     let end = NOW + Duration::seconds(tokens.expires_in);
-    assert!(verify_access(issuer, end - Duration::SECOND, &token).is_some());
-    assert_eq!(verify_access(issuer, end, &token), None, "it has expired");
-    assert_eq!(verify_access(app("other"), NOW, &token), None, "it is another App's");
+    assert!(verify_access_token(issuer, end - Duration::SECOND, &token).is_some());
+    assert_eq!(verify_access_token(issuer, end, &token), None, "it has expired");
+    assert_eq!(verify_access_token(app("other"), NOW, &token), None, "it is another App's");
 
     let at = at % token.len();
     let mut changed = token.clone().into_bytes();
     changed[at] ^= bit;
     if let Ok(changed) = String::from_utf8(changed) {
-        assert_eq!(verify_access(issuer, NOW, &changed), None, "{changed} is as good as {token}");
+        assert_eq!(verify_access_token(issuer, NOW, &changed), None, "{changed} is accepted instead of {token}");
     }
     for part in token.split('.') {
-        assert_eq!(verify_access(issuer, NOW, &token.replacen(part, "", 1)), None);
+        assert_eq!(verify_access_token(issuer, NOW, &token.replacen(part, "", 1)), None);
     }
 }

@@ -1,4 +1,4 @@
-//! Apps as the operator renders them and a server loads them.
+//! Apps that the operator renders and a server loads.
 
 use std::{collections::BTreeMap, sync::LazyLock};
 
@@ -6,7 +6,7 @@ use latchkey_crds::{
     rendered::{RenderedApp, Revision, SigningAlgorithm},
     types::AppId,
 };
-use latchkey_operator::fuzzing::Renderer;
+use latchkey_operator::fuzzing::FuzzRenderer;
 use latchkey_server::domain::{
     app::App,
     clock::{Clock, Env},
@@ -16,9 +16,9 @@ use time::{OffsetDateTime, macros::datetime};
 
 pub(crate) const NOW: OffsetDateTime = datetime!(2026-02-01 09:30 UTC);
 
-/// One renderer, because RSA keys take long to make.
-pub(crate) static RENDERER: LazyLock<Renderer> =
-    LazyLock::new(|| Renderer::new("https://auth.example.com".parse().unwrap(), false));
+/// Shared by all targets, because generating RSA keys is slow.
+pub(crate) static RENDERER: LazyLock<FuzzRenderer> =
+    LazyLock::new(|| FuzzRenderer::new("https://auth.example.com".parse().unwrap(), false));
 
 /// Apps with keys of every algorithm, by appID.
 static APPS: LazyLock<BTreeMap<String, App>> = LazyLock::new(|| {
@@ -47,7 +47,7 @@ pub(crate) fn signing_with(algorithm: SigningAlgorithm) -> &'static App {
     })
 }
 
-/// The manifest of an App with every default.
+/// The manifest of an App with only default values.
 pub(crate) fn app_manifest(id: &str, algorithm: &str) -> Value {
     json!({
         "apiVersion": "latchkey.dev/v1alpha1",
@@ -57,7 +57,7 @@ pub(crate) fn app_manifest(id: &str, algorithm: &str) -> Value {
     })
 }
 
-/// As a server loads a document.
+/// Loads a document like a server.
 pub(crate) fn load(document: &[u8]) -> App {
     let text = std::str::from_utf8(document).unwrap();
     App::new(text.parse::<RenderedApp>().unwrap(), Revision::of(document)).unwrap()

@@ -1,4 +1,4 @@
-//! The client's address out of `X-Forwarded-For`: against a plain reading from the right.
+//! The client address from `X-Forwarded-For`, compared with a simple implementation that reads from the right.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -57,14 +57,14 @@ fn client_address() {
         let peer = draw.pick(&["10.0.0.1", "192.0.2.9", "::ffff:10.0.0.1", "fd00::2", "2001:db8::9"]);
         let peer: IpAddr = peer.parse().unwrap();
         let fields: Vec<String> = (0..draw.byte() & 3).map(|_| draw.text(&TOKENS)).collect();
-        judge(&settings, peer, &fields);
+        check_input(&settings, peer, &fields);
         for text in texts(input, &TOKENS) {
-            judge(&settings, peer, &[text.into_owned()]);
+            check_input(&settings, peer, &[text.into_owned()]);
         }
     });
 }
 
-/// An entry as proxies write it: an address, or one with a port (RFC 7239, 6 has IPv6 with a port in brackets).
+/// An entry as proxies write it: an address, optionally with a port (RFC 7239, section 6: IPv6 then has brackets).
 fn hop(text: &str) -> Option<IpAddr> {
     let text = text.trim();
     let bracketed = || text.strip_prefix('[')?.strip_suffix(']')?.parse::<std::net::Ipv6Addr>().ok().map(IpAddr::from);
@@ -72,16 +72,16 @@ fn hop(text: &str) -> Option<IpAddr> {
     address.map(|address: IpAddr| address.to_canonical())
 }
 
-fn judge(settings: &Settings, peer: IpAddr, fields: &[String]) {
+fn check_input(settings: &Settings, peer: IpAddr, fields: &[String]) {
     let length: usize = fields.iter().map(String::len).sum();
     let most = 16 * 1024 + 16 * length as u64;
-    let found = harness::bounded(1, most, || settings.client_ip(peer, fields.iter().map(String::as_str)));
+    let found = harness::assert_bounded(1, most, || settings.client_ip(peer, fields.iter().map(String::as_str)));
 
     let is_trusted = |ip: &IpAddr| match ip {
         IpAddr::V4(ip) => ip.octets()[0] == 10,
         IpAddr::V6(ip) => ip.octets()[0] == 0xfd,
     };
-    // Everybody on the way, the peer last; who comes before an entry that cannot be read is not known.
+    // All hops from the peer to the client; an entry that does not parse ends the list.
     let joined = fields.join(",");
     let mut way: Vec<IpAddr> = Vec::new();
     if !fields.is_empty() {

@@ -1,4 +1,4 @@
-//! Codes as people type them: case, hyphens and white space do not matter, and O, I and L are digits.
+//! Codes as users type them: case, hyphens and white space are ignored, and O, I and L are read as digits.
 
 use latchkey_server::domain::{clock::Env, code::Code};
 
@@ -18,11 +18,11 @@ const TOKENS: [&str; 44] = [
 fn code() {
     harness::run("code", 15_000, |input| {
         for text in texts(input, &TOKENS) {
-            judge(&text);
+            check_input(&text);
         }
         let first_ten: String = input.iter().take(10).map(|byte| TOKENS[usize::from(*byte) % 40]).collect();
-        judge(&first_ten);
-        typed(&mut Draw::new(input));
+        check_input(&first_ten);
+        check_typed(&mut Draw::new(input));
     });
 }
 
@@ -38,21 +38,21 @@ fn normal(text: &str) -> Option<String> {
     (code.chars().count() == 10 && code.chars().all(|c| SYMBOLS.contains(c))).then_some(code)
 }
 
-fn judge(text: &str) {
-    let parsed = harness::bounded(1, 16 * 1024 + 4 * text.len() as u64, || Code::parse(text));
+fn check_input(text: &str) {
+    let parsed = harness::assert_bounded(1, 16 * 1024 + 4 * text.len() as u64, || Code::parse(text));
     let normal = normal(text);
     assert_eq!(parsed.is_ok(), normal.is_some(), "{text:?}");
     if let (Ok(code), Some(normal)) = (parsed, normal) {
-        assert_eq!(code.shown(), format!("{}-{}", &normal[..5], &normal[5..]));
-        assert_eq!(Code::parse(&code.shown()), Ok(code));
+        assert_eq!(code.display_form(), format!("{}-{}", &normal[..5], &normal[5..]));
+        assert_eq!(Code::parse(&code.display_form()), Ok(code));
     }
 }
 
-/// A code that is typed in another way is the same one, and is found under the key that it was stored under.
-fn typed(draw: &mut Draw<'_>) {
+/// A code that is typed differently is the same code, and is found under the key under which it was stored.
+fn check_typed(draw: &mut Draw<'_>) {
     let code = Code::generate(&Env::system());
     let mut typed = String::new();
-    for symbol in code.shown().chars() {
+    for symbol in code.display_form().chars() {
         let symbol = match symbol {
             '0' => draw.pick(&['0', 'O', 'o']),
             '1' => draw.pick(&['1', 'I', 'i', 'L', 'l']),

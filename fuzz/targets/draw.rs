@@ -1,14 +1,14 @@
-//! Values drawn from the bytes of an input.
+//! Draws values from the bytes of an input.
 
 use std::borrow::Cow;
 
-/// The rest of an input. At its end everything is zero, so that every input means something.
+/// The rest of an input. After its end all bytes are zero, so that every input is valid.
 pub(crate) struct Draw<'a>(&'a [u8]);
 
 /// The longest text that is drawn.
 const MAX_TEXT: usize = 4096;
 
-/// The input as text, and as a row of tokens: random bytes rarely spell what a parser wants.
+/// The input as text, and as a sequence of tokens: random bytes rarely form valid syntax.
 pub(crate) fn texts<'a>(input: &'a [u8], tokens: &[&str]) -> [Cow<'a, str>; 2] {
     let row: String = input.iter().map(|byte| tokens[usize::from(*byte) % tokens.len()]).collect();
     [String::from_utf8_lossy(input), Cow::Owned(row)]
@@ -54,7 +54,7 @@ impl<'a> Draw<'a> {
         array
     }
 
-    /// Up to 15 tokens, some of them again and again: parsers fail on depth and length.
+    /// Up to 15 tokens, some of them repeated many times, because parsers fail on depth and length.
     pub(crate) fn text(&mut self, tokens: &[&str]) -> String {
         let mut text = String::new();
         for _ in 0..self.byte() & 15 {
@@ -68,8 +68,8 @@ impl<'a> Draw<'a> {
         text
     }
 
-    /// Text of any characters, up to `most` of them.
-    pub(crate) fn wild(&mut self, most: usize) -> String {
+    /// Text of up to `most` arbitrary characters.
+    pub(crate) fn any_text(&mut self, most: usize) -> String {
         let length = self.below(most + 1).min(self.0.len());
         let (taken, rest) = self.0.split_at(length);
         self.0 = rest;

@@ -1,5 +1,5 @@
-//! Social logins under way: states, challenges and codes in their form alone, sealed flows for their holder alone, and
-//! cookies that a browser sends back.
+//! Login flows: only valid states, challenges and codes parse, only the right context opens a sealed flow, and browsers
+//! return the cookies as they were set.
 
 use aws_lc_rs::digest::{SHA256, digest};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
@@ -9,7 +9,7 @@ use http::{
 };
 use latchkey_crds::types::ProviderName;
 use latchkey_server::{
-    domain::flow::{Binding, Challenge, FLOW_SECONDS, Flow, FlowState, LoginCode},
+    domain::flow::{CodeChallenge, FLOW_SECONDS, Flow, FlowBinding, FlowState, LoginCode},
     http::cookies::FlowCookies,
 };
 use time::Duration;
@@ -51,61 +51,61 @@ const TOKENS: [&str; 24] = [
 fn flow() {
     harness::run("flow", 3_000, |input| {
         for text in texts(input, &TOKENS) {
-            forms(&text);
-            cookies(&text);
+            check_forms(&text);
+            check_cookies(&text);
         }
-        challenge(&mut Draw::new(input));
-        sealed(&mut Draw::new(input));
-        browser(&mut Draw::new(input));
+        check_challenge(&mut Draw::new(input));
+        check_sealed(&mut Draw::new(input));
+        check_browser(&mut Draw::new(input));
     });
 }
 
-/// What is read is written as it came, and is 32 bytes in base64url.
-fn forms(text: &str) {
+/// A value parses exactly if it is 32 bytes in base64url, and is written unchanged.
+fn check_forms(text: &str) {
     let is_32_bytes = |text: &str| URL_SAFE_NO_PAD.decode(text).is_ok_and(|bytes| bytes.len() == 32);
     let most = 16 * 1024 + 4 * text.len() as u64;
-    let state = harness::bounded(1, most, || FlowState::parse(text));
+    let state = harness::assert_bounded(1, most, || FlowState::parse(text));
     assert_eq!(state.is_some(), is_32_bytes(text), "{text}");
     if let Some(state) = state {
         assert_eq!(state.as_str(), text);
     }
-    let code = harness::bounded(1, most, || LoginCode::parse(text));
+    let code = harness::assert_bounded(1, most, || LoginCode::parse(text));
     assert_eq!(code.is_some(), text.strip_prefix("lkc_").is_some_and(is_32_bytes), "{text}");
     if let Some(code) = code {
         assert_eq!(code.expose(), text);
     }
-    assert_eq!(Challenge::parse(text).is_ok(), is_32_bytes(text), "{text}");
+    assert_eq!(CodeChallenge::parse(text).is_ok(), is_32_bytes(text), "{text}");
 }
 
-/// RFC 7636, 4.6: a challenge admits the verifier that hashes to it.
-fn challenge(draw: &mut Draw<'_>) {
+/// RFC 7636, section 4.6: a challenge accepts only the verifier that hashes to it.
+fn check_challenge(draw: &mut Draw<'_>) {
     let verifier =
-        if draw.flag() { draw.text(&["a", "Z", "0", "-._~", "é", "+", "abcdefghij"]) } else { draw.wild(140) };
+        if draw.flag() { draw.text(&["a", "Z", "0", "-._~", "é", "+", "abcdefghij"]) } else { draw.any_text(140) };
     let hash = URL_SAFE_NO_PAD.encode(digest(&SHA256, verifier.as_bytes()));
     let is_verifier = (43..=128).contains(&verifier.len())
         && verifier.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_' | '~'));
-    let challenge = Challenge::parse(&hash).unwrap();
-    assert_eq!(challenge.admits(&verifier), is_verifier, "{verifier}");
-    assert!(!challenge.admits(&format!("{verifier}a")));
-    let other = Challenge::parse(&URL_SAFE_NO_PAD.encode(draw.array::<32>())).unwrap();
-    assert!(!other.admits(&verifier));
+    let challenge = CodeChallenge::parse(&hash).unwrap();
+    assert_eq!(challenge.is_satisfied_by(&verifier), is_verifier, "{verifier}");
+    assert!(!challenge.is_satisfied_by(&format!("{verifier}a")));
+    let other = CodeChallenge::parse(&URL_SAFE_NO_PAD.encode(draw.array::<32>())).unwrap();
+    assert!(!other.is_satisfied_by(&verifier));
 }
 
-fn sealed(draw: &mut Draw<'_>) {
+fn check_sealed(draw: &mut Draw<'_>) {
     let (app, env) = (app("shop"), env_at(NOW));
     let state = FlowState::parse(&URL_SAFE_NO_PAD.encode(draw.array::<32>())).unwrap();
     let provider: ProviderName = "github".parse().unwrap();
     let (binding, other_binding) = match draw.flag() {
-        true => (Binding::Browser, Binding::None),
-        false => (Binding::None, Binding::Browser),
+        true => (FlowBinding::Browser, FlowBinding::Unbound),
+        false => (FlowBinding::Unbound, FlowBinding::Browser),
     };
     let flow = Flow {
-        app_state: draw.flag().then(|| draw.wild(512)),
-        code_challenge: draw.flag().then(|| Challenge::parse(&URL_SAFE_NO_PAD.encode(draw.array::<32>())).unwrap()),
-        ..Flow::begin(&env)
+        app_state: draw.flag().then(|| draw.any_text(512)),
+        code_challenge: draw.flag().then(|| CodeChallenge::parse(&URL_SAFE_NO_PAD.encode(draw.array::<32>())).unwrap()),
+        ..Flow::start(&env)
     };
     let sealed = flow.seal(&env, app, &provider, &state, binding);
-    // RFC 6265, 6.1: browsers take 4096 bytes for name and value.
+    // RFC 6265, section 6.1: browsers accept 4096 bytes for name and value.
     assert!(sealed.len() < 3500, "{}", sealed.len());
     let open = |binding, sealed: &str, seconds| {
         Flow::open(app, &provider, &state, binding, sealed, NOW + Duration::seconds(seconds))
@@ -121,22 +121,22 @@ fn sealed(draw: &mut Draw<'_>) {
     let at = draw.below(bytes.len());
     bytes[at] ^= 1 << (draw.byte() & 7);
     assert_eq!(open(binding, &URL_SAFE_NO_PAD.encode(bytes), 0), None);
-    let wild = draw.wild(200);
+    let wild = draw.any_text(200);
     assert_eq!(open(binding, &wild, 0), None);
     assert_eq!(open(binding, &URL_SAFE_NO_PAD.encode(wild), 0), None);
 }
 
-/// Any `Cookie` header: what is read of it can be written back into a header.
-fn cookies(text: &str) {
+/// Whatever the `Cookie` header is, the cookies read from it lead to valid `Set-Cookie` headers.
+fn check_cookies(text: &str) {
     let Ok(value) = HeaderValue::from_str(text) else { return };
     let request = HeaderMap::from_iter([(COOKIE, value)]);
     for cookies in [FlowCookies::Secure, FlowCookies::Plain] {
         let most = 16 * 1024 + 128 * text.len() as u64;
-        let sent = harness::bounded(1, most, || cookies.sent(&request).len());
+        let sent = harness::assert_bounded(1, most, || cookies.from_request(&request).len());
         assert!(sent <= text.split(';').count());
-        let sent = cookies.sent(&request);
+        let sent = cookies.from_request(&request);
         let id = FlowState::generate(&env_at(NOW)).id();
-        for (_, header) in cookies.begin(&sent, &id, NOW, "sealed", 600).into_iter().chain(cookies.end(&sent, &id)) {
+        for (_, header) in cookies.add(&sent, &id, NOW, "sealed", 600).into_iter().chain(cookies.remove(&sent, &id)) {
             let header = header.to_str().unwrap();
             let (name, rest) = header.split_once('=').unwrap();
             let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
@@ -146,8 +146,8 @@ fn cookies(text: &str) {
     }
 }
 
-/// A browser that begins and ends flows: at most four are alive, and each cookie comes back as it was set.
-fn browser(draw: &mut Draw<'_>) {
+/// A browser begins and ends flows: it has at most four, and returns each cookie as it was set.
+fn check_browser(draw: &mut Draw<'_>) {
     let cookies = draw.pick(&[FlowCookies::Secure, FlowCookies::Plain]);
     let mut jar: Vec<(String, String)> = Vec::new();
     for step in 0..draw.byte() & 7 {
@@ -156,12 +156,12 @@ fn browser(draw: &mut Draw<'_>) {
             fields.push("theirs=1".to_owned());
             HeaderMap::from_iter([(COOKIE, HeaderValue::try_from(fields.join("; ")).unwrap())])
         };
-        let sent = cookies.sent(&request);
+        let sent = cookies.from_request(&request);
         assert_eq!(sent.len(), jar.len());
         let id = FlowState::generate(&env_at(NOW)).id();
         let now = NOW + Duration::seconds(i64::from(draw.byte()) + 256 * i64::from(step));
         let sealed = URL_SAFE_NO_PAD.encode(draw.array::<8>());
-        apply(&mut jar, cookies.begin(&sent, &id, now, &sealed, 600));
+        apply(&mut jar, cookies.add(&sent, &id, now, &sealed, 600));
         assert!(jar.len() <= 4, "{jar:?}");
         let newest = jar.last().expect("the new flow");
         assert!(newest.0.ends_with(id.as_str()) && newest.1 == sealed);
@@ -169,7 +169,7 @@ fn browser(draw: &mut Draw<'_>) {
             let fields: Vec<_> = jar.iter().map(|(name, value)| format!("{name}={value}")).collect();
             let request = HeaderMap::from_iter([(COOKIE, HeaderValue::try_from(fields.join("; ")).unwrap())]);
             let before = jar.len();
-            apply(&mut jar, cookies.end(&cookies.sent(&request), &id));
+            apply(&mut jar, cookies.remove(&cookies.from_request(&request), &id));
             assert_eq!(jar.len(), before - 1);
         }
     }

@@ -1,4 +1,4 @@
-//! ID tokens of providers: judged as a short list of rules judges them (OpenID Connect Core 1.0, 3.1.3.7).
+//! ID tokens of providers: the validation agrees with a short list of rules (OpenID Connect Core 1.0, section 3.1.3.7).
 
 use std::sync::LazyLock;
 
@@ -47,9 +47,9 @@ static KEYS: LazyLock<KeySet> =
 fn id_token() {
     harness::run("id_token", 1_000, |input| {
         for text in texts(input, &TOKENS) {
-            refused(&text);
+            assert_rejected(&text);
         }
-        judge(&mut Draw::new(input));
+        check_input(&mut Draw::new(input));
     });
 }
 
@@ -61,22 +61,23 @@ fn expectation(is_login: bool, nonce: Option<&str>) -> Expectation<'_> {
     Expectation { issuer: ISSUER, client: &CLIENT, is_login, nonce }
 }
 
-fn refused(token: &str) {
+fn assert_rejected(token: &str) {
     let most = 64 * 1024 + 64 * token.len() as u64;
-    let verified = harness::bounded(1, most, || KEYS.verify(token, &supported(), expectation(true, None), NOW).is_ok());
-    assert!(!verified, "{token} is taken");
+    let verified =
+        harness::assert_bounded(1, most, || KEYS.verify(token, &supported(), expectation(true, None), NOW).is_ok());
+    assert!(!verified, "{token} is accepted");
 }
 
 /// A value of a claim, or its absence.
 type Claim = Option<Value>;
 
-fn judge(draw: &mut Draw<'_>) {
+fn check_input(draw: &mut Draw<'_>) {
     let now = NOW.unix_timestamp();
     let signer: &Signer = if draw.flag() { &ES256 } else { &EDDSA };
     let (is_login, nonce) = (draw.flag(), draw.flag().then_some("n"));
     let hashed: String = digest(&SHA256, b"n").as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
 
-    // Good values stand twice and thrice, so that most tokens have few faults.
+    // Valid values occur two or three times, so that most tokens have few errors.
     let mut claims = json!({});
     let mut claim = |name: &str, values: &[Value], may_lack: bool| -> Claim {
         let at = draw.below(values.len() + usize::from(may_lack));
@@ -163,17 +164,17 @@ fn judge(draw: &mut Draw<'_>) {
     // The same claims, not signed by the provider.
     for alg in ["none", "HS256", "RS256", "ES384", "PS256", ""] {
         header["alg"] = json!(alg);
-        refused(&format!("{}.", unsigned(&header, &claims)));
+        assert_rejected(&format!("{}.", unsigned(&header, &claims)));
     }
     header["alg"] = json!("HS256");
     let message = unsigned(&header, &claims);
     let secret = EncodingKey::from_secret(signer.jwk.to_string().as_bytes());
     let signature = jsonwebtoken::crypto::sign(message.as_bytes(), &secret, jsonwebtoken::Algorithm::HS256).unwrap();
-    refused(&format!("{message}.{signature}"));
+    assert_rejected(&format!("{message}.{signature}"));
     let mut changed = token.clone().into_bytes();
     let at = draw.below(changed.len());
     changed[at] ^= 1 << (draw.byte() & 7);
     if let Ok(changed) = String::from_utf8(changed) {
-        refused(&changed);
+        assert_rejected(&changed);
     }
 }

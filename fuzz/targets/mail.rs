@@ -1,4 +1,4 @@
-//! Mails as relays get them: read back by another library, a mail has the headers that it should have and no others.
+//! Mails as sent to relays: parsed by another library, a mail has the expected headers and no others.
 
 use std::{
     collections::BTreeMap,
@@ -7,12 +7,12 @@ use std::{
 
 use latchkey_crds::{
     rendered::{RenderedMail, RenderedSmtp, SmtpRelay, SmtpTls},
-    templates::{Values, one_line},
+    templates::{TemplateValues, to_one_line},
     types::Mailbox,
 };
 use latchkey_server::{
     domain::{email::Email, mail::MailKind},
-    mail::fuzzing::{Sender, write},
+    mail::fuzzing::{Sender, render},
 };
 use mailparse::{MailHeaderMap, addrparse_header, parse_mail};
 
@@ -75,10 +75,10 @@ fn mail() {
     harness::run("mail", 500, |input| {
         let mut draw = Draw::new(input);
         let mut text = |most: usize| {
-            let text = if draw.byte() < 32 { draw.wild(300) } else { draw.text(&TOKENS) };
+            let text = if draw.byte() < 32 { draw.any_text(300) } else { draw.text(&TOKENS) };
             text.chars().take(most).collect::<String>()
         };
-        // As long as an App's display name and an account's name can be.
+        // The maximum lengths of the display name of an App and of the name of an account.
         let (app, name, own_template, from_name) = (text(100), text(200), text(1000), text(200));
         let kind = draw.pick(&MailKind::ALL);
         let from = format!("{from_name} <shop@example.com>").parse::<Mailbox>().ok();
@@ -92,11 +92,11 @@ fn mail() {
         };
         let templates = templates.into_iter().map(|(name, text)| (name, Arc::new(text))).collect();
         let own_relay = draw.flag();
-        judge(&app, &name, kind, from, &to, templates, own_relay);
+        check_input(&app, &name, kind, from, &to, templates, own_relay);
     });
 }
 
-fn judge(
+fn check_input(
     app: &str,
     name: &str,
     kind: MailKind,
@@ -117,7 +117,7 @@ fn judge(
     let id = app_id("shop");
     let install = "The Install <noreply@auth.example.net>".parse().unwrap();
     let sender = Sender { app: &id, display_name: app, mail: &mail, relay: &RELAY, from: &install };
-    let values = Values {
+    let values = TemplateValues {
         app,
         name,
         code: "ABCDE-01XYZ",
@@ -125,12 +125,13 @@ fn judge(
         registered_at: "1 February 2026, 09:30 UTC",
         expires_at: "2 February 2026, 10:31 UTC",
     };
-    let Some(written) = harness::bounded(20, 16 * 1024 * 1024, || write(sender, to.as_str(), kind, values)) else {
+    let Some(written) = harness::assert_bounded(20, 16 * 1024 * 1024, || render(sender, to.as_str(), kind, values))
+    else {
         panic!("no mail is written to {to:?}", to = to.as_str());
     };
-    lines(&written.message);
+    check_lines(&written.message);
 
-    let read = parse_mail(&written.message).expect("a mail that can be read");
+    let read = parse_mail(&written.message).expect("the mail parses");
     let mut names: Vec<String> = read.headers.iter().map(|header| header.get_key().to_ascii_lowercase()).collect();
     names.sort();
     let mut expected = vec![
@@ -151,7 +152,7 @@ fn judge(
 
     let subject = read.headers.get_first_value("Subject").unwrap();
     assert_eq!(words(&subject), words(&written.subject), "{}", String::from_utf8_lossy(&written.message));
-    assert_eq!(written.subject, one_line(&written.subject), "a subject is one line");
+    assert_eq!(written.subject, to_one_line(&written.subject), "a subject is one line");
     assert_eq!(mailbox(&read, "To").1, to.as_str());
     let (from_name, from_address) = mailbox(&read, "From");
     let (address, own_name) = match &mail.from {
@@ -160,7 +161,7 @@ fn judge(
         None => ("noreply@auth.example.net", None),
     };
     assert_eq!(from_address, address);
-    let expected = own_name.map(one_line).filter(|name| !name.is_empty()).unwrap_or_else(|| one_line(app));
+    let expected = own_name.map(to_one_line).filter(|name| !name.is_empty()).unwrap_or_else(|| to_one_line(app));
     assert_eq!(words(&from_name), words(&expected), "{}", String::from_utf8_lossy(&written.message));
 
     let [text, html] = &read.subparts[..] else { panic!("a mail has two parts") };
@@ -168,17 +169,17 @@ fn judge(
         assert_eq!(part.ctype.mimetype, mime);
         assert!(part.subparts.is_empty());
         let body = part.get_body().expect("a part that can be decoded");
-        assert_eq!(normal(&body), normal(content));
+        assert_eq!(normalized(&body), normalized(content));
     }
 }
 
-/// A text with its line ends as one kind, and without the byte order mark that a reader of UTF-8 drops.
-fn normal(text: &str) -> String {
+/// A text with uniform line endings, and without the byte order mark that UTF-8 decoders drop.
+fn normalized(text: &str) -> String {
     let text = text.trim_start_matches('\u{feff}').lines().collect::<Vec<_>>().join("\n");
     text.trim_end().to_owned()
 }
 
-/// Folding may change the spaces of a header, but no word of it.
+/// The header without white space, which folding can change.
 fn words(header: &str) -> String {
     header.split_whitespace().collect()
 }
@@ -190,8 +191,8 @@ fn mailbox(mail: &mailparse::ParsedMail<'_>, name: &str) -> (String, String) {
     (single.display_name.clone().unwrap_or_default(), single.addr.clone())
 }
 
-/// RFC 5322, 2.1.1 and 2.3: lines of at most 998 bytes, each ended by CR LF, and neither of the two alone.
-fn lines(message: &[u8]) {
+/// RFC 5322, sections 2.1.1 and 2.3: lines have at most 998 bytes and end with CR LF; neither CR nor LF occurs alone.
+fn check_lines(message: &[u8]) {
     for line in message.split(|byte| *byte == b'\n') {
         let line = line.strip_suffix(b"\r").unwrap_or(line);
         assert!(line.len() <= 998, "a line has {} bytes", line.len());

@@ -1,10 +1,10 @@
-//! Every parser and judge that outsiders reach, each with an oracle. `make test` runs the committed inputs and some random
-//! ones; `make fuzz TARGET=… SECONDS=…` searches by coverage.
+//! Fuzz targets for all parsers and validators of untrusted input, each with an oracle. `make test` runs the committed
+//! inputs and some random ones; `make fuzz TARGET=… SECONDS=…` is guided by coverage.
 //!
-//! A target is one test. Its name is also the folder of its inputs: `__fuzz__/NAME/corpus` has a few dozen that lead into
-//! every branch, `__fuzz__/NAME/crashes` those that were findings.
+//! A target is one test. Its name is also the folder of its inputs: `__fuzz__/NAME/corpus` has a few dozen that reach
+//! all branches, `__fuzz__/NAME/crashes` has former findings.
 
-#![expect(clippy::unwrap_used, reason = "what fails to unwrap is a finding, or a fault of the target")]
+#![expect(clippy::unwrap_used, reason = "an unwrap that fails is a finding, or a bug in the target")]
 
 mod access_token;
 mod address;

@@ -1,4 +1,4 @@
-//! Manifests: what the operator renders, every server reads, and writes again byte for byte.
+//! Manifests: a server accepts every document that the operator renders, and serializes it to the same bytes.
 
 use latchkey_crds::{rendered::RenderedApp, types::AppId};
 use latchkey_server::config::{Apps, Ceilings};
@@ -10,7 +10,7 @@ use crate::{
     harness,
 };
 
-/// Fields of an App's spec with values that are right, wrong, and between.
+/// Fields of an App with valid, invalid and borderline values.
 const FIELDS: [(&str, &[&str]); 40] = [
     ("/metadata/name", &["\"shop\"", "\"v1\"", "\"a.b\"", "\"\""]),
     ("/metadata/namespace", &["\"shop\"", "\"default\"", "7"]),
@@ -153,7 +153,7 @@ const TOKENS: [&str; 40] = [
 fn manifest() {
     harness::run("manifest", 120, |input| {
         for text in texts(input, &TOKENS) {
-            judge("app.yaml", &text);
+            check_input("app.yaml", &text);
         }
         let mut app = app_manifest("shop", "ES256");
         let mut draw = Draw::new(input);
@@ -164,11 +164,11 @@ fn manifest() {
         }
         let items =
             json!({ "apiVersion": "v1", "kind": "List", "items": [app, secret(), config_map(), google(), oidc()] });
-        judge("app.json", &items.to_string());
+        check_input("app.json", &items.to_string());
     });
 }
 
-/// Sets a field where its parents are objects.
+/// Sets a field if its parents are objects.
 fn set(object: &mut Value, pointer: &str, value: Value) {
     let mut at = object;
     let (parents, field) = pointer.rsplit_once('/').unwrap();
@@ -207,24 +207,24 @@ fn oidc() -> Value {
     })
 }
 
-fn judge(file: &str, text: &str) {
-    // Whatever people apply: an edit is live within two seconds, which is more than a hundred hashes.
-    let rendered = harness::bounded(100, 64 * 1024 * 1024, || RENDERER.render(file, text));
+fn check_input(file: &str, text: &str) {
+    // An edit must be live within two seconds, which is more than a hundred hashes.
+    let rendered = harness::assert_bounded(100, 64 * 1024 * 1024, || RENDERER.render(file, text));
     for (id, document) in rendered.documents {
-        read(&id, &document);
+        check_document(&id, &document);
     }
 }
 
-fn read(id: &AppId, document: &[u8]) {
+fn check_document(id: &AppId, document: &[u8]) {
     let text = std::str::from_utf8(document).expect("a document is UTF-8");
     let app: RenderedApp = text.parse().unwrap_or_else(|error| panic!("a server cannot parse {id}: {error}"));
     assert_eq!(app.app_id, *id);
-    assert_eq!(app.to_bytes(), document, "a document is written in one way");
+    assert_eq!(app.to_bytes(), document, "a document has one serialization");
     let apps = Apps::new(Ceilings::default());
     apps.put(id, document);
-    let served = apps.get(id.as_str()).unwrap_or_else(|| panic!("a server refuses {text}"));
+    let served = apps.get(id.as_str()).unwrap_or_else(|| panic!("a server rejects {text}"));
     assert_eq!(served.doc, app);
-    // Every mail template that was published is taken in.
+    // The server accepts every email template that was published.
     let mut set = latchkey_crds::templates::TemplateSet::default();
     for (name, source) in &app.mail.templates {
         assert_eq!(set.add(name, source), Ok(()), "{name}");

@@ -1,4 +1,4 @@
-//! Display names: one line of 1 to 200 characters, which is its own name.
+//! Display names: one line of 1 to 200 characters; a parsed name parses to itself.
 
 use latchkey_server::domain::user::Name;
 
@@ -34,14 +34,14 @@ const TOKENS: [&str; 20] = [
 fn name() {
     harness::run("name", 15_000, |input| {
         for text in texts(input, &TOKENS) {
-            judge(&text);
+            check_input(&text);
         }
-        judge(&Draw::new(input).text(&TOKENS));
+        check_input(&Draw::new(input).text(&TOKENS));
     });
 }
 
-fn judge(text: &str) {
-    let parsed = harness::bounded(1, 16 * 1024 + 4 * text.len() as u64, || Name::parse(text));
+fn check_input(text: &str) {
+    let parsed = harness::assert_bounded(1, 16 * 1024 + 4 * text.len() as u64, || Name::parse(text));
     let trimmed = text.trim();
     let count = trimmed.chars().count();
     let is_name = (1..=200).contains(&count) && !trimmed.chars().any(char::is_control);

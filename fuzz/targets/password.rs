@@ -1,10 +1,10 @@
-//! Passwords: whatever is typed, to judge it costs less than to hash it.
+//! Passwords: checking the strength of any password costs less than hashing it.
 
 use latchkey_crds::rendered::PasswordPolicy;
 use latchkey_server::{
     domain::{
         email::Email,
-        password::{MAX_CHARS, Password, Weak, guesses},
+        password::{MAX_PASSWORD_CHARS, Password, WeakPassword, guess_words},
         user::Name,
     },
     hashing::strength::score,
@@ -16,7 +16,7 @@ use crate::{
 };
 
 const POLICY: PasswordPolicy = PasswordPolicy { minimum_length: 8, minimum_strength: 2 };
-/// Alphabets of the patterns that a judge looks for: l33t, keyboard, dates, repeats, sequences, dictionary words.
+/// Parts of the patterns that zxcvbn looks for: l33t, keyboard, dates, repeats, sequences, dictionary words.
 const TOKENS: [&str; 48] = [
     "4",
     "@",
@@ -77,33 +77,33 @@ fn password() {
         let few: Vec<&str> = (0..4).map(|_| draw.pick(&TOKENS)).collect();
         let few: String = input.iter().map(|byte| few[usize::from(byte % 4)]).collect();
         for typed in [raw.as_ref(), row.as_ref(), &few, &draw.text(&TOKENS)] {
-            // An address of the same characters makes the guesses that cost most.
+            // An address with the same characters leads to the most expensive guesses.
             let local: String = typed.chars().filter(|c| c.is_ascii_alphanumeric() || "$!|{+%".contains(*c)).collect();
             let local = local.get(..local.len().min(64)).unwrap_or_default();
             let email = Email::parse(&format!("{local}@example.com")).ok();
-            judge(typed, email.as_ref(), name.as_ref());
-            judge(local, email.as_ref(), name.as_ref());
+            check_input(typed, email.as_ref(), name.as_ref());
+            check_input(local, email.as_ref(), name.as_ref());
         }
     });
 }
 
-fn judge(typed: &str, email: Option<&Email>, name: Option<&Name>) {
-    let typed: String = typed.chars().take(2 * MAX_CHARS).collect();
+fn check_input(typed: &str, email: Option<&Email>, name: Option<&Name>) {
+    let typed: String = typed.chars().take(2 * MAX_PASSWORD_CHARS).collect();
     let password = Password::new(&typed);
-    assert_eq!(Password::new(password.expose()).expose(), password.expose(), "NFC is a form of its own");
+    assert_eq!(Password::new(password.expose()).expose(), password.expose(), "NFC is idempotent");
     let count = password.expose().chars().count();
     let expected = match count {
-        0..8 => Err(Weak::TooShort { minimum: 8 }),
-        8..=MAX_CHARS => Ok(()),
-        _ => Err(Weak::TooLong),
+        0..8 => Err(WeakPassword::TooShort { minimum: 8 }),
+        8..=MAX_PASSWORD_CHARS => Ok(()),
+        _ => Err(WeakPassword::TooLong),
     };
     assert_eq!(password.check_length(&POLICY), expected);
     if expected.is_err() {
         return;
     }
-    let guesses = guesses(email, name);
-    // A hash takes 19 MiB; the judge runs beside it on the same thread.
-    let found = harness::bounded(1, 16 * 1024 * 1024, || score(password.expose(), &guesses));
+    let guesses = guess_words(email, name);
+    // A hash needs 19 MiB; the check runs on the same thread in addition to it.
+    let found = harness::assert_bounded(1, 16 * 1024 * 1024, || score(password.expose(), &guesses));
     assert!(found <= 4);
     assert_eq!(score(password.expose(), &guesses), found, "a password has one score");
 }

@@ -1,4 +1,5 @@
-//! Key sets, discovery documents and profiles of providers: what is believed stands there, and no secret is a key.
+//! Key sets, discovery documents and profiles of providers: parsed values occur in the document, and a symmetric key is
+//! never accepted.
 
 use std::sync::LazyLock;
 
@@ -6,7 +7,7 @@ use latchkey_crds::rendered::ProviderSettings;
 use latchkey_server::{
     callers,
     domain::{email::Email, user::Name},
-    providers::fuzzing::{Expectation, KeySet, discovery, has_posted_name, profile},
+    providers::fuzzing::{Expectation, KeySet, discovery_urls, has_posted_name, identity_from_profile},
 };
 use serde_json::{Value, json};
 
@@ -83,39 +84,39 @@ static CLIENT: LazyLock<ProviderSettings> = LazyLock::new(|| {
 #[test]
 fn provider_documents() {
     harness::run("provider_documents", 500, |input| {
-        judge(input);
+        check_input(input);
         for text in texts(input, &TOKENS) {
-            judge(text.as_bytes());
-            judge(format!("{{{text}}}").as_bytes());
-            judge(format!("{{\"keys\":[{{{text}}}]}}").as_bytes());
+            check_input(text.as_bytes());
+            check_input(format!("{{{text}}}").as_bytes());
+            check_input(format!("{{\"keys\":[{{{text}}}]}}").as_bytes());
         }
-        key_sets(&mut Draw::new(input));
-        discovery_documents(&mut Draw::new(input));
-        profiles(&mut Draw::new(input));
+        check_key_sets(&mut Draw::new(input));
+        check_discovery_documents(&mut Draw::new(input));
+        check_profiles(&mut Draw::new(input));
     });
 }
 
-fn judge(body: &[u8]) {
+fn check_input(body: &[u8]) {
     let most = 128 * 1024 + 256 * body.len() as u64;
     let document = serde_json::from_slice::<Value>(body).ok();
-    if let Some(addresses) = harness::bounded(1, most, || discovery(body)) {
-        let document = document.as_ref().expect("what is read is JSON");
+    if let Some(addresses) = harness::assert_bounded(1, most, || discovery_urls(body)) {
+        let document = document.as_ref().expect("a document that parses is JSON");
         for (name, address) in ADDRESSES.into_iter().zip(&addresses) {
             assert_eq!(document[name], json!(address), "{name}");
         }
     }
-    harness::bounded(1, most, || KeySet::parse(body));
-    if let Some(vouched) = harness::bounded(1, most, || profile(body, &CLIENT)) {
-        let document = document.as_ref().expect("what is read is JSON");
-        assert_vouched(&vouched, document);
+    harness::assert_bounded(1, most, || KeySet::parse(body));
+    if let Some(vouched) = harness::assert_bounded(1, most, || identity_from_profile(body, &CLIENT)) {
+        let document = document.as_ref().expect("a document that parses is JSON");
+        assert_matches_document(&vouched, document);
     }
     if let Ok(text) = std::str::from_utf8(body) {
-        harness::bounded(1, most, || has_posted_name(text));
+        harness::assert_bounded(1, most, || has_posted_name(text));
     }
-    drop(harness::bounded(1, most, || callers::KeySet::parse(body, None)));
+    drop(harness::assert_bounded(1, most, || callers::KeySet::parse(body, None)));
 }
 
-fn assert_vouched(vouched: &latchkey_server::domain::identity::Vouched, document: &Value) {
+fn assert_matches_document(vouched: &latchkey_server::domain::identity::VerifiedIdentity, document: &Value) {
     let subject = &document["sub"];
     let subject = subject.as_str().map_or_else(|| subject.to_string(), str::to_owned);
     assert_eq!(subject, vouched.subject, "{vouched:?} of {document}");
@@ -123,7 +124,7 @@ fn assert_vouched(vouched: &latchkey_server::domain::identity::Vouched, document
     if let Some(of) = &vouched.email {
         assert_eq!(document["email"], json!(of.email.as_str()));
         let claim = &document["email_verified"];
-        assert_eq!(of.verified, *claim == json!(true) || *claim == json!("true"), "{document}");
+        assert_eq!(of.is_verified, *claim == json!(true) || *claim == json!("true"), "{document}");
     }
     if let Some(name) = &vouched.name {
         let claim = &document["name"];
@@ -131,8 +132,8 @@ fn assert_vouched(vouched: &latchkey_server::domain::identity::Vouched, document
     }
 }
 
-/// A set of good and bad keys verifies by the good ones alone.
-fn key_sets(draw: &mut Draw<'_>) {
+/// A set of good and bad keys verifies only with the good ones.
+fn check_key_sets(draw: &mut Draw<'_>) {
     let with = |signer: &Signer, name: &str, value: Value| {
         let mut jwk = signer.jwk.clone();
         jwk[name] = value;
@@ -162,7 +163,7 @@ fn key_sets(draw: &mut Draw<'_>) {
     }
     let body = json!({ "keys": keys }).to_string();
     let set = KeySet::parse(body.as_bytes()).expect("a key set");
-    // The cluster's key sets take a part of what a provider's may hold.
+    // The key set of the cluster accepts a subset of the keys that the key set of a provider accepts.
     assert!(!set.is_empty() || callers::KeySet::parse(body.as_bytes(), None).is_err(), "{body}");
     let supported = ["ES256", "EdDSA", "HS256"].map(str::to_owned);
     let client: ProviderSettings =
@@ -180,26 +181,26 @@ fn key_sets(draw: &mut Draw<'_>) {
     let secret = jsonwebtoken::EncodingKey::from_secret(secret.try_get_as_bytes().unwrap());
     let header = jsonwebtoken::Header { kid: Some("es".to_owned()), ..Default::default() };
     let forged = jsonwebtoken::encode(&header, &claims, &secret).unwrap();
-    assert!(set.verify(&forged, &supported, expected, NOW).is_err(), "a shared secret is a key: {keys:?}");
+    assert!(set.verify(&forged, &supported, expected, NOW).is_err(), "a symmetric key is accepted: {keys:?}");
 }
 
-fn discovery_documents(draw: &mut Draw<'_>) {
+fn check_discovery_documents(draw: &mut Draw<'_>) {
     let mut document = json!({});
     for name in ADDRESSES.into_iter().chain(["userinfo_endpoint", "introspection_endpoint"]) {
-        document[name] = json!(format!("https://id.example/{}", draw.wild(40)));
+        document[name] = json!(format!("https://id.example/{}", draw.any_text(40)));
     }
     document["id_token_signing_alg_values_supported"] = json!(["RS256", "none"]);
-    document["scopes_supported"] = json!([draw.wild(20)]);
+    document["scopes_supported"] = json!([draw.any_text(20)]);
     let expected: Vec<_> = ADDRESSES.into_iter().map(|name| document[name].clone()).collect();
-    let read = discovery(document.to_string().as_bytes()).expect("a discovery document");
+    let read = discovery_urls(document.to_string().as_bytes()).expect("a discovery document");
     assert_eq!(read[..4].iter().map(|address| json!(address)).collect::<Vec<_>>(), expected);
 
     let dropped = draw.pick(&ADDRESSES);
     document.as_object_mut().unwrap().remove(dropped);
-    assert_eq!(discovery(document.to_string().as_bytes()), None, "without {dropped}");
+    assert_eq!(discovery_urls(document.to_string().as_bytes()), None, "without {dropped}");
 }
 
-fn profiles(draw: &mut Draw<'_>) {
+fn check_profiles(draw: &mut Draw<'_>) {
     let texts = [
         json!("1"),
         json!("ada@example.com"),
@@ -215,16 +216,16 @@ fn profiles(draw: &mut Draw<'_>) {
     ];
     let mut document = json!({});
     for name in ["sub", "email", "email_verified", "name"] {
-        document[name] = if draw.byte() < 64 { json!(draw.wild(260)) } else { draw.pick(&texts) };
+        document[name] = if draw.byte() < 64 { json!(draw.any_text(260)) } else { draw.pick(&texts) };
     }
-    let vouched = profile(document.to_string().as_bytes(), &CLIENT);
+    let vouched = identity_from_profile(document.to_string().as_bytes(), &CLIENT);
     let subject = match &document["sub"] {
         Value::String(text) => (1..=255).contains(&text.len()),
         number => number.is_i64() || number.is_u64(),
     };
     assert_eq!(vouched.is_some(), subject, "{document}");
     if let Some(vouched) = vouched {
-        assert_vouched(&vouched, &document);
+        assert_matches_document(&vouched, &document);
         let is_address = document["email"].as_str().is_some_and(|email| Email::parse(email).is_ok());
         assert_eq!(vouched.email.is_some(), is_address, "{document}");
         let name = &document["name"];

@@ -1,4 +1,4 @@
-//! The keys of a made-up provider.
+//! The keys of a fictional provider.
 
 use std::sync::LazyLock;
 
@@ -10,11 +10,11 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use jsonwebtoken::{Algorithm, EncodingKey, jwk::Jwk};
 use serde_json::{Value, json};
 
-/// A key as it signs and as it is published.
+/// A key pair: the private key, and the published JWK.
 pub(crate) struct Signer {
     key: EncodingKey,
     algorithm: Algorithm,
-    /// The algorithm as tokens name it.
+    /// The algorithm name in tokens.
     pub(crate) alg: &'static str,
     pub(crate) jwk: Value,
 }
@@ -39,7 +39,7 @@ impl Signer {
         Self { key, algorithm, alg, jwk }
     }
 
-    /// A token with any header, good or not.
+    /// Signs a token with any header, valid or not.
     pub(crate) fn sign(&self, header: &Value, claims: &Value) -> String {
         let message = unsigned(header, claims);
         let signature = jsonwebtoken::crypto::sign(message.as_bytes(), &self.key, self.algorithm).unwrap();
@@ -47,7 +47,7 @@ impl Signer {
     }
 }
 
-/// Header and claims of a token.
+/// The encoded header and claims of a token, without a signature.
 pub(crate) fn unsigned(header: &Value, claims: &Value) -> String {
     format!("{}.{}", URL_SAFE_NO_PAD.encode(header.to_string()), URL_SAFE_NO_PAD.encode(claims.to_string()))
 }

@@ -1,9 +1,9 @@
-//! Memory for what a provider answers: a large body of any shape costs a bounded heap.
+//! Memory for responses of providers: parsing a large body of any shape needs a bounded heap.
 
 use std::sync::LazyLock;
 
 use latchkey_crds::rendered::ProviderSettings;
-use latchkey_server::providers::fuzzing::{KeySet, discovery, has_posted_name, profile};
+use latchkey_server::providers::fuzzing::{KeySet, discovery_urls, has_posted_name, identity_from_profile};
 use serde_json::json;
 
 use crate::{
@@ -11,10 +11,10 @@ use crate::{
     harness,
 };
 
-/// The largest body of a provider that is read at all.
-const BODY: usize = 1024 * 1024;
-/// What one body may cost while it is parsed, in bytes: four at once must fit in a pod of 256 MiB beside everything else.
-const HEAP: u64 = 16 * 1024 * 1024;
+/// The largest body that is read from a provider.
+const MAX_BODY: usize = 1024 * 1024;
+/// Bytes of heap for parsing one body: four at once must fit into a pod of 256 MiB in addition to everything else.
+const MAX_HEAP: u64 = 16 * 1024 * 1024;
 const TOKENS: [&str; 20] = [
     "[",
     "]",
@@ -55,18 +55,18 @@ fn provider_memory() {
         for unit in [row.as_ref(), "{\"\":{}}", "[[]]"] {
             if serde_json::from_str::<serde_json::Value>(unit).is_ok() {
                 let start = format!("{{\"{member}\":[");
-                let units = (BODY - start.len() - 2) / (unit.len() + 1);
+                let units = (MAX_BODY - start.len() - 2) / (unit.len() + 1);
                 let body = format!("{start}{}]}}", vec![unit; units].join(","));
-                judge(body.as_bytes());
+                check_input(body.as_bytes());
             }
         }
     });
 }
 
-fn judge(body: &[u8]) {
-    // As many hashes as a callback of a slow client may cost, since a body of 1 MiB is refused elsewhere.
-    harness::bounded(20, HEAP, || discovery(body));
-    harness::bounded(20, HEAP, || KeySet::parse(body));
-    harness::bounded(20, HEAP, || profile(body, &CLIENT));
-    harness::bounded(20, HEAP, || has_posted_name(std::str::from_utf8(body).unwrap()));
+fn check_input(body: &[u8]) {
+    // 20 hashes, as for a callback of a slow client. Elsewhere, bodies of 1 MiB are refused.
+    harness::assert_bounded(20, MAX_HEAP, || discovery_urls(body));
+    harness::assert_bounded(20, MAX_HEAP, || KeySet::parse(body));
+    harness::assert_bounded(20, MAX_HEAP, || identity_from_profile(body, &CLIENT));
+    harness::assert_bounded(20, MAX_HEAP, || has_posted_name(std::str::from_utf8(body).unwrap()));
 }

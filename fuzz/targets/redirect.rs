@@ -1,7 +1,7 @@
-//! Redirect addresses: the allow-list against the rule in its plainest form, and against what a browser makes of it.
+//! Redirect URLs: the allow-list check agrees with a simple implementation of the rule and with a browser's URL parser.
 
 use latchkey_crds::types::RedirectUrl;
-use latchkey_server::domain::redirect::{Place, choose, find};
+use latchkey_server::domain::redirect::{ParameterLocation, choose_target, find_target};
 use url::{Host, Url};
 
 use crate::{
@@ -56,7 +56,7 @@ const TOKENS: [&str; 40] = [
 fn redirect() {
     harness::run("redirect", 8_000, |input| {
         for text in texts(input, &TOKENS) {
-            entry(&text);
+            check_entry(&text);
         }
         let mut draw = Draw::new(input);
         let mut list: Vec<RedirectUrl> = Vec::new();
@@ -73,16 +73,16 @@ fn redirect() {
         }
         for _ in 0..4 {
             let asked = match list.get(draw.below(4)) {
-                // Near an entry, since far from all of them nothing is accepted.
-                Some(entry) => change(draw.byte(), entry.as_str(), draw.pick(&TOKENS), draw.below(80)),
+                // A variation of an entry, because unrelated addresses are never accepted.
+                Some(entry) => vary(draw.byte(), entry.as_str(), draw.pick(&TOKENS), draw.below(80)),
                 None => draw.text(&TOKENS),
             };
-            judge(&list, &asked, &mut draw);
+            check_input(&list, &asked, &mut draw);
         }
     });
 }
 
-fn change(how: u8, entry: &str, token: &str, at: usize) -> String {
+fn vary(how: u8, entry: &str, token: &str, at: usize) -> String {
     let mut asked = entry.to_owned();
     let at = (0..=at.min(asked.len())).rev().find(|at| asked.is_char_boundary(*at)).unwrap_or_default();
     match how & 3 {
@@ -99,9 +99,9 @@ fn change(how: u8, entry: &str, token: &str, at: usize) -> String {
     asked
 }
 
-/// An entry of a list leads where it says: `https`, this machine, or an app of the user's own.
-fn entry(text: &str) {
-    let parsed = harness::bounded(1, 64 * 1024 + 32 * text.len() as u64, || text.parse::<RedirectUrl>());
+/// An entry of the list is `https`, `http` for loopback, or a private-use scheme.
+fn check_entry(text: &str) {
+    let parsed = harness::assert_bounded(1, 64 * 1024 + 32 * text.len() as u64, || text.parse::<RedirectUrl>());
     let Ok(entry) = parsed else { return };
     assert_eq!(entry.as_str(), text);
     let url = Url::parse(text).expect("an entry is a URL");
@@ -120,12 +120,12 @@ fn entry(text: &str) {
     assert!(allowed, "{text} is {url:?}");
 }
 
-/// RFC 8252, 7.3: an `http` entry is as good with any port, or none. All that can be a port in `asked` is tried.
+/// RFC 8252, section 7.3: an `http` entry matches with any port or none. Tries all numbers in `asked` as the port.
 fn matches(entry: &str, asked: &str) -> bool {
     if entry == asked {
         return true;
     }
-    // Entries of `http` are loopback; the list takes no others.
+    // The list accepts `http` only for loopback.
     let Some(rest) = entry.strip_prefix("http://") else { return false };
     let authority = &rest[..rest.find(['/', '?', '#']).unwrap_or(rest.len())];
     let after_host = if authority.starts_with('[') {
@@ -139,37 +139,37 @@ fn matches(entry: &str, asked: &str) -> bool {
         || ports.filter(|port| *port != 0).any(|port| asked == format!("http://{host}:{port}{after}"))
 }
 
-fn judge(list: &[RedirectUrl], asked: &str, draw: &mut Draw<'_>) {
+fn check_input(list: &[RedirectUrl], asked: &str, draw: &mut Draw<'_>) {
     let most = 64 * 1024 + 8 * asked.len() as u64;
-    let chosen = harness::bounded(1, most, || choose(list, Some(asked)));
+    let chosen = harness::assert_bounded(1, most, || choose_target(list, Some(asked)));
     let expected = list.iter().find(|entry| matches(entry.as_str(), asked));
     assert_eq!(chosen.is_ok(), expected.is_some(), "{asked:?} of {list:?}");
     let (Ok(Some(target)), Some(entry)) = (chosen, expected) else { return };
     assert_eq!(target.as_str(), asked);
-    assert_eq!(find(list, target.mark()).as_ref(), Ok(&target), "{asked:?} is not found again");
+    assert_eq!(find_target(list, target.reference()).as_ref(), Ok(&target), "{asked:?} is not found again");
 
-    // As a browser reads both: the same place, its port aside.
+    // A browser parses both to the same URL, except for the port.
     let (at, of) = (Url::parse(asked).unwrap(), Url::parse(entry.as_str()).unwrap());
     assert_eq!((at.scheme(), at.host(), at.path(), at.query()), (of.scheme(), of.host(), of.path(), of.query()));
     assert!(at.username().is_empty() && at.password().is_none() && at.fragment().is_none());
     assert!(at.port() == of.port() || at.scheme() == "http", "{asked:?}");
 
-    let parameters = [("code", draw.wild(20)), ("state", draw.wild(40))];
+    let parameters = [("code", draw.any_text(20)), ("state", draw.any_text(40))];
     let given = || parameters.iter().map(|(name, value)| (*name, value.as_str()));
-    let in_query = Url::parse(&target.with(Place::Query, given())).unwrap();
-    assert_eq!((place(&in_query), in_query.fragment()), (place(&at), None));
+    let in_query = Url::parse(&target.with_parameters(ParameterLocation::Query, given())).unwrap();
+    assert_eq!((without_query(&in_query), in_query.fragment()), (without_query(&at), None));
     let pairs: Vec<_> =
         in_query.query_pairs().into_iter().map(|(name, value)| (name.into_owned(), value.into_owned())).collect();
     let expected: Vec<_> = given().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
     assert!(pairs.ends_with(&expected), "{in_query}");
-    let in_fragment = Url::parse(&target.with(Place::Fragment, given())).unwrap();
-    assert_eq!((place(&in_fragment), in_fragment.query()), (place(&at), at.query()));
+    let in_fragment = Url::parse(&target.with_parameters(ParameterLocation::Fragment, given())).unwrap();
+    assert_eq!((without_query(&in_fragment), in_fragment.query()), (without_query(&at), at.query()));
     let fragment: Vec<_> =
         url::form_urlencoded::parse(in_fragment.fragment().unwrap().as_bytes()).into_owned().collect();
     assert_eq!(fragment, expected, "{in_fragment}");
 }
 
-/// Where a URL leads, its query and fragment aside.
-fn place(url: &Url) -> (&str, Option<Host<&str>>, Option<u16>, &str) {
+/// The URL without its query and fragment.
+fn without_query(url: &Url) -> (&str, Option<Host<&str>>, Option<u16>, &str) {
     (url.scheme(), url.host(), url.port(), url.path())
 }

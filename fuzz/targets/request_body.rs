@@ -1,8 +1,8 @@
-//! JSON bodies of requests: what is accepted is what serde_json reads, and what is refused has a reason.
+//! JSON bodies of requests: accepted bodies have the same value as in serde_json, and rejected bodies break a rule.
 
 use std::fmt;
 
-use latchkey_server::http::request::{MAX_DEPTH, parse};
+use latchkey_server::http::request::{MAX_DEPTH, parse_object};
 use serde::{
     Deserialize, Deserializer,
     de::{MapAccess, SeqAccess, Visitor},
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::{draw::texts, harness};
 
-/// Values that a body may have; what has more may be refused.
+/// Maximum number of values; a body with more can be rejected.
 const MAX_VALUES: usize = 1000;
 const TOKENS: [&str; 32] = [
     "{",
@@ -48,7 +48,7 @@ const TOKENS: [&str; 32] = [
     "}}}}",
 ];
 
-/// A document with every member of every object, in the order in which they stand.
+/// A document with all members of all objects, in their order, duplicates included.
 enum Tree {
     Leaf,
     Array(Vec<Self>),
@@ -58,33 +58,37 @@ enum Tree {
 #[test]
 fn request_body() {
     harness::run("request_body", 8_000, |input| {
-        judge(input);
+        check_input(input);
         for text in texts(input, &TOKENS) {
-            judge(text.as_bytes());
-            // Random tokens are rarely an object.
-            judge(format!("{{\"a\":{text}}}").as_bytes());
+            check_input(text.as_bytes());
+            // Random tokens rarely form an object.
+            check_input(format!("{{\"a\":{text}}}").as_bytes());
         }
     });
 }
 
-fn judge(body: &[u8]) {
+fn check_input(body: &[u8]) {
     let most = 64 * 1024 + 256 * body.len() as u64;
-    let ours = harness::bounded(1, most, || parse(body));
+    let ours = harness::assert_bounded(1, most, || parse_object(body));
     let theirs = serde_json::from_slice::<Value>(body);
     match ours {
         Ok(object) => {
             let tree = serde_json::from_slice::<Tree>(body).expect("an accepted body is JSON");
-            assert!(!tree.repeats() && tree.depth() <= MAX_DEPTH, "accepted what it must refuse");
+            assert!(!tree.has_duplicate_key() && tree.depth() <= MAX_DEPTH, "a body is accepted that must be rejected");
             let value = Value::Object(object);
             assert_eq!(theirs.ok().as_ref(), Some(&value), "serde_json reads another value");
             let printed = value.to_string();
-            assert_eq!(parse(printed.as_bytes()).ok().map(Value::Object), Some(value), "{printed} is read otherwise");
+            assert_eq!(
+                parse_object(printed.as_bytes()).ok().map(Value::Object),
+                Some(value),
+                "{printed} has another value"
+            );
         }
         Err(problem) => {
             assert_eq!(problem.status, 400);
             if let (Ok(Value::Object(_)), Ok(tree)) = (theirs, serde_json::from_slice::<Tree>(body)) {
-                let refusable = tree.repeats() || tree.depth() > MAX_DEPTH || tree.values() > MAX_VALUES;
-                assert!(refusable, "refused an object: {}", problem.description);
+                let refusable = tree.has_duplicate_key() || tree.depth() > MAX_DEPTH || tree.values() > MAX_VALUES;
+                assert!(refusable, "an object is rejected: {}", problem.description);
             }
         }
     }
@@ -101,15 +105,15 @@ impl Tree {
         }
     }
 
-    /// Whether an object has a key twice.
-    fn repeats(&self) -> bool {
+    /// Whether an object has a duplicate key.
+    fn has_duplicate_key(&self) -> bool {
         let here = match self {
             Self::Object(members) => {
                 (0..members.len()).any(|at| members[..at].iter().any(|(key, _)| *key == members[at].0))
             }
             Self::Leaf | Self::Array(_) => false,
         };
-        here || self.children().into_iter().any(Self::repeats)
+        here || self.children().into_iter().any(Self::has_duplicate_key)
     }
 
     fn depth(&self) -> usize {

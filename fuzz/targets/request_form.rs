@@ -1,6 +1,6 @@
-//! Forms: the two readers of `application/x-www-form-urlencoded` agree, and what is written is read back.
+//! Forms: the two parsers of `application/x-www-form-urlencoded` agree, and an encoded form parses to the same values.
 
-use latchkey_server::http::{parameters::Parameters, request::form};
+use latchkey_server::http::{parameters::Parameters, request::parse_form};
 use url::form_urlencoded::Serializer;
 
 use crate::{
@@ -39,45 +39,45 @@ const TOKENS: [&str; 24] = [
 #[test]
 fn request_form() {
     harness::run("request_form", 12_000, |input| {
-        judge(input);
+        check_input(input);
         for text in texts(input, &TOKENS) {
-            judge(text.as_bytes());
+            check_input(text.as_bytes());
         }
-        written_is_read(input);
+        check_round_trip(input);
     });
 }
 
-fn judge(body: &[u8]) {
+fn check_input(body: &[u8]) {
     let most = 16 * 1024 + 128 * body.len() as u64;
-    let read = harness::bounded(1, most, || form(body));
+    let read = harness::assert_bounded(1, most, || parse_form(body));
     let parameters = std::str::from_utf8(body).ok().and_then(|text| Parameters::parse(text).ok());
     match (read, parameters) {
         (Ok(object), Some(parameters)) => {
             for name in NAMES {
                 let value = object.get(name).and_then(|value| value.as_str());
-                // An empty parameter is as good as none in a form.
-                let expected = parameters.once(name).unwrap().filter(|value| !value.is_empty());
+                // In a form, an empty parameter counts as missing.
+                let expected = parameters.get_once(name).unwrap().filter(|value| !value.is_empty());
                 assert_eq!(value, expected, "{name}");
             }
         }
-        (Ok(_), None) => panic!("the form is read, the parameters are not"),
+        (Ok(_), None) => panic!("the form parses, the parameters do not"),
         (Err(_), Some(_)) => {
             let text = std::str::from_utf8(body).unwrap();
             let pairs: Vec<_> = url::form_urlencoded::parse(body).collect();
             let twice = (0..pairs.len()).any(|at| pairs[..at].iter().any(|(name, _)| *name == pairs[at].0));
             let replaced = pairs.iter().any(|(name, value)| name.contains('\u{fffd}') || value.contains('\u{fffd}'));
-            assert!(twice || replaced, "refused the form {text:?}");
+            assert!(twice || replaced, "the form {text:?} is rejected");
         }
         (Err(_), None) => {}
     }
 }
 
-fn written_is_read(input: &[u8]) {
+fn check_round_trip(input: &[u8]) {
     let mut draw = Draw::new(input);
     let mut written = Serializer::new(String::new());
     let mut expected = serde_json::Map::new();
     for name in NAMES {
-        let value = draw.wild(40);
+        let value = draw.any_text(40);
         if value.contains('\u{fffd}') {
             continue;
         }
@@ -87,5 +87,5 @@ fn written_is_read(input: &[u8]) {
         }
     }
     let written = written.finish();
-    assert_eq!(form(written.as_bytes()).ok(), Some(expected), "{written}");
+    assert_eq!(parse_form(written.as_bytes()).ok(), Some(expected), "{written}");
 }

@@ -1,4 +1,4 @@
-//! Paths: a path that has routes is what one of their templates spells, and no other.
+//! Paths: a path has routes exactly if it matches one of their templates.
 
 use http::Method;
 use latchkey_crds::types::ProviderName;
@@ -56,24 +56,24 @@ const TOKENS: [&str; 40] = [
 fn route() {
     harness::run("route", 2_000, |input| {
         for text in texts(input, &TOKENS) {
-            judge(&text);
+            check_input(&text);
         }
         let mut draw = Draw::new(input);
-        judge(&draw.text(&TOKENS));
+        check_input(&draw.text(&TOKENS));
         let template = draw.pick(Route::ALL).template();
         let filled = template
             .replace("{APPID}", draw.pick(&["shop", "v1", "", "Shop", "a/b"]))
             .replace("{PROVIDER}", draw.pick(&["github", "email", "", "A"]))
             .replace("{SESSION}", draw.pick(&["1", "", "a b"]))
             .replace("{SUFFIX}", draw.pick(&["", "a/b", "/"]));
-        judge(&filled);
+        check_input(&filled);
     });
 }
 
-/// Whether a path is this template with something in place of each placeholder.
-fn spells(template: &str, path: &str) -> bool {
+/// Whether a path matches this template.
+fn matches_template(template: &str, path: &str) -> bool {
     let (template, path) = match template.strip_suffix("/{SUFFIX}") {
-        // All that is left of the path belongs to it.
+        // The suffix is the rest of the path.
         Some(front) => {
             let segments = front.split('/').count();
             let Some((end, _)) = path.match_indices('/').nth(segments - 1) else { return false };
@@ -90,19 +90,20 @@ fn spells(template: &str, path: &str) -> bool {
         })
 }
 
-fn judge(path: &str) {
-    let matched = harness::bounded(1, 16 * 1024, || Route::of(path));
-    let spelled: Vec<Route> = Route::ALL.iter().copied().filter(|route| spells(route.template(), path)).collect();
+fn check_input(path: &str) {
+    let matched = harness::assert_bounded(1, 16 * 1024, || Route::find(path));
+    let spelled: Vec<Route> =
+        Route::ALL.iter().copied().filter(|route| matches_template(route.template(), path)).collect();
     assert_eq!(matched.is_some(), !spelled.is_empty(), "{path:?}");
     let Some(matched) = matched else { return };
-    assert!(spelled.contains(&matched.first()), "{path:?}");
+    assert!(spelled.contains(&matched.any_route()), "{path:?}");
     for method in [Method::GET, Method::HEAD, Method::POST, Method::PATCH, Method::DELETE, Method::TRACE] {
-        if let Some(route) = matched.route(&method) {
-            assert!(spelled.contains(&route) && route.verb().admits(&method), "{method} {path:?}");
+        if let Some(route) = matched.route_for(&method) {
+            assert!(spelled.contains(&route) && route.verb().allows(&method), "{method} {path:?}");
         }
     }
-    // `{APPID}` of a path is never a reserved word that leads elsewhere.
-    let template = matched.first().template();
+    // `{APPID}` is the second segment of the path, never a reserved word of another route.
+    let template = matched.any_route().template();
     if template.starts_with("/v1/") {
         assert_eq!(matched.app, path.split('/').nth(2), "{path:?}");
     }

@@ -1,8 +1,8 @@
-//! Mail templates: one that is accepted renders within its bounds for every value, and lets no value break out.
+//! Email templates: an accepted template renders within its limits for all values, and escapes all values.
 
 use std::time::Duration;
 
-use latchkey_crds::templates::{MAX_OUTPUT, Mail, Part, TemplateSet, Values, check};
+use latchkey_crds::templates::{MAX_RENDERED_SIZE, MailPart, MailTemplate, TemplateSet, TemplateValues, check};
 
 use crate::{
     draw::{Draw, texts},
@@ -75,62 +75,69 @@ const TOKENS: [&str; 64] = [
     "{%- ",
     " -%}",
 ];
-/// As much as a template can be: a ConfigMap holds 1 MiB, a rendered document half of it.
-const LONGEST: usize = 256 * 1024;
-/// What a check of one template may cost (contract of the operator: an edit is live within two seconds).
-const CHECK: Duration = Duration::from_secs(2);
-const HEAP: u64 = 32 * 1024 * 1024;
-const MARK: &str = "<xss\"'&>\r\nBcc: victim@example.com\u{2028}";
+/// Bytes of the longest template in this target. A ConfigMap holds 1 MiB, a rendered document half of that.
+const MAX_SOURCE_BYTES: usize = 256 * 1024;
+/// Maximum CPU time to check one template: an edit must be live within two seconds
+/// (specification: Delivery of configuration, Local files).
+const MAX_CHECK_TIME: Duration = Duration::from_secs(2);
+const MAX_HEAP: u64 = 32 * 1024 * 1024;
+const HOSTILE: &str = "<xss\"'&>\r\nBcc: victim@example.com\u{2028}";
 
 #[test]
 fn template() {
     harness::run("template", 300, |input| {
         let mut draw = Draw::new(input);
-        let part = draw.pick(&Part::ALL);
-        let mail = draw.pick(&Mail::ALL);
-        // Some tokens again and again: depth, width and length are what breaks parsers.
+        let part = draw.pick(&MailPart::ALL);
+        let mail = draw.pick(&MailTemplate::ALL);
+        // Repeat some tokens many times, because parsers fail on depth, width and length.
         let mut long = String::new();
         for _ in 0..draw.byte() & 15 {
             let (token, times) = (draw.pick(&TOKENS), draw.byte());
             let times = if times < 192 { 1 } else { 1_usize << (times - 192).min(17) };
-            long.push_str(&token.repeat(times.min((LONGEST - long.len()) / token.len())));
+            long.push_str(&token.repeat(times.min((MAX_SOURCE_BYTES - long.len()) / token.len())));
         }
-        judge(mail, part, &long);
+        check_input(mail, part, &long);
         let wrapped = format!("{{{{ {long} }}}}");
-        judge(mail, part, &wrapped);
+        check_input(mail, part, &wrapped);
         for text in texts(input, &TOKENS) {
-            judge(mail, part, &text);
+            check_input(mail, part, &text);
         }
     });
 }
 
-fn judge(mail: Mail, part: Part, source: &str) {
-    let name = mail.template(part);
-    let hashes = u32::try_from(CHECK.as_micros() / harness::HASH.as_micros().max(1)).unwrap();
-    let checked = harness::bounded(hashes, HEAP, || check(&name, source));
+fn check_input(mail: MailTemplate, part: MailPart, source: &str) {
+    let name = mail.template_name(part);
+    let hashes = u32::try_from(MAX_CHECK_TIME.as_micros() / harness::HASH_TIME.as_micros().max(1)).unwrap();
+    let checked = harness::assert_bounded(hashes, MAX_HEAP, || check(&name, source));
     let mut set = TemplateSet::default();
     let added = set.add(&name, source);
-    assert_eq!(added, checked, "operator and server judge otherwise");
-    assert_eq!(set.has(mail, part), checked.is_ok());
-    let Err(refused) = checked else { return accepted(&set, mail, part, source) };
+    assert_eq!(added, checked, "operator and server disagree");
+    assert_eq!(set.contains(mail, part), checked.is_ok());
+    let Err(refused) = checked else { return check_accepted(&set, mail, part, source) };
     assert!(refused.reason.len() < 1024, "the reason has {} bytes", refused.reason.len());
 }
 
-fn accepted(set: &TemplateSet, mail: Mail, part: Part, source: &str) {
-    let values =
-        Values { app: MARK, name: MARK, code: "ABCDE-01XYZ", url: MARK, registered_at: "now", expires_at: "then" };
-    let rendered = harness::bounded(20, HEAP, || set.render(mail, part, values));
+fn check_accepted(set: &TemplateSet, mail: MailTemplate, part: MailPart, source: &str) {
+    let values = TemplateValues {
+        app: HOSTILE,
+        name: HOSTILE,
+        code: "ABCDE-01XYZ",
+        url: HOSTILE,
+        registered_at: "now",
+        expires_at: "then",
+    };
+    let rendered = harness::assert_bounded(20, MAX_HEAP, || set.render(mail, part, values));
     match rendered {
         Ok(text) => {
-            assert!(text.len() <= MAX_OUTPUT);
-            // No value makes a line, or an element in HTML.
+            assert!(text.len() <= MAX_RENDERED_SIZE);
+            // No value adds a line, or an element in HTML.
             assert!(
                 !text.contains("\nBcc") && !text.contains('\u{2028}')
                     || source.contains("Bcc")
                     || source.contains('\u{2028}')
             );
             let of_source = source.to_ascii_lowercase().contains("<xss");
-            assert!(part != Part::Html || of_source || !text.to_ascii_lowercase().contains("<xss"), "{text}");
+            assert!(part != MailPart::Html || of_source || !text.to_ascii_lowercase().contains("<xss"), "{text}");
         }
         Err(error) => assert!(!error.reason.contains("xss"), "the error quotes a value: {error}"),
     }

@@ -1,4 +1,4 @@
-//! The operator's own listener: whether it lives and is ready, and its metrics.
+//! The operator's own HTTP listener: liveness, readiness and metrics.
 
 use std::{
     collections::BTreeMap,
@@ -21,17 +21,17 @@ use tokio::{net::TcpListener, sync::watch};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use crate::{error::Chain, metrics::Metrics};
+use crate::{error::ErrorChain, metrics::Metrics};
 
-/// A client that opens a connection and says nothing has no use for it.
+/// A client that opens a connection and sends nothing is disconnected.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What readiness follows from; a handle.
+/// The state behind `/readyz`; a cheap handle.
 #[derive(Clone)]
-pub(crate) struct Health(Arc<Inner>);
+pub(crate) struct Health(Arc<HealthState>);
 
-struct Inner {
-    /// The watches that have not told everything yet, and why.
+struct HealthState {
+    /// The watches that have not finished their first list, and why.
     missing: Mutex<BTreeMap<&'static str, String>>,
     leader: Mutex<bool>,
     synced: watch::Sender<bool>,
@@ -42,7 +42,7 @@ struct Inner {
 impl Health {
     pub(crate) fn new(watches: &[&'static str]) -> Self {
         let missing = watches.iter().map(|what| (*what, "not listed yet".to_owned())).collect();
-        Self(Arc::new(Inner {
+        Self(Arc::new(HealthState {
             missing: Mutex::new(missing),
             leader: Mutex::new(false),
             synced: watch::Sender::new(false),
@@ -53,31 +53,32 @@ impl Health {
         self.0.missing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The watch has told everything that was there.
-    pub(crate) fn synced(&self, what: &'static str) {
+    /// Records that a watch has finished its first list.
+    pub(crate) fn set_synced(&self, what: &'static str) {
         let mut missing = self.missing();
         missing.remove(what);
         self.0.synced.send_replace(missing.is_empty());
     }
 
-    /// It failed. Once it has told everything, a failure is no reason to be unready: it is tried again.
-    pub(crate) fn watch_failed(&self, what: &'static str, error: &watcher::Error) {
+    /// Records a failure of a watch. After the first list a failure does not make the operator unready: the watch
+    /// retries.
+    pub(crate) fn record_watch_failure(&self, what: &'static str, error: &watcher::Error) {
         if let Some(reason) = self.missing().get_mut(what) {
-            *reason = why(error);
+            *reason = error_message(error);
         }
     }
 
-    pub(crate) fn leader(&self, leads: bool) {
+    pub(crate) fn set_leader(&self, leads: bool) {
         *self.0.leader.lock().unwrap_or_else(PoisonError::into_inner) = leads;
     }
 
-    /// Waits until every watch has told everything once.
+    /// Waits until every watch has finished its first list.
     pub(crate) async fn wait_synced(&self) {
         // The sender lives as long as this handle.
         let _ = self.0.synced.subscribe().wait_for(|synced| *synced).await;
     }
 
-    fn ready(&self) -> (StatusCode, serde_json::Value) {
+    fn readiness(&self) -> (StatusCode, serde_json::Value) {
         let missing: Vec<_> = self.missing().iter().map(|(what, why)| format!("{what}: {why}")).collect();
         let leader = *self.0.leader.lock().unwrap_or_else(PoisonError::into_inner);
         let status = if missing.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
@@ -85,8 +86,8 @@ impl Health {
     }
 }
 
-/// The API server's own words, which name the permission that is missing.
-pub(crate) fn why(error: &watcher::Error) -> String {
+/// The API server's own message, which names a missing permission.
+pub(crate) fn error_message(error: &watcher::Error) -> String {
     match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status))
         | watcher::Error::WatchStartFailed(kube::Error::Api(status))
@@ -94,7 +95,7 @@ pub(crate) fn why(error: &watcher::Error) -> String {
         watcher::Error::WatchError(status) => status.message.clone(),
         watcher::Error::InitialListFailed(error)
         | watcher::Error::WatchStartFailed(error)
-        | watcher::Error::WatchFailed(error) => Chain(error).to_string(),
+        | watcher::Error::WatchFailed(error) => ErrorChain(error).to_string(),
         watcher::Error::NoResourceVersion => error.to_string(),
     }
 }
@@ -105,7 +106,7 @@ pub(crate) async fn serve(listener: TcpListener, health: Health, metrics: Metric
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
-                warn!(error = %Chain(&error), "a connection was not accepted");
+                warn!(error = %ErrorChain(&error), "failed to accept a connection");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
@@ -113,20 +114,20 @@ pub(crate) async fn serve(listener: TcpListener, health: Health, metrics: Metric
         let (health, metrics, stop) = (health.clone(), metrics.clone(), stop.clone());
         tokio::spawn(async move {
             let answer = service_fn(|request: Request<Incoming>| {
-                let response = answer(request.method(), request.uri().path(), &health, &metrics);
+                let response = respond(request.method(), request.uri().path(), &health, &metrics);
                 async move { Ok::<_, Infallible>(response) }
             });
             let connection = http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEADER_TIMEOUT)
                 .serve_connection(TokioIo::new(stream), answer);
-            // Whoever asked has gone, or was too slow.
+            // An error means that the client has disconnected or was too slow.
             let _ = stop.run_until_cancelled(connection).await;
         });
     }
 }
 
-fn answer(method: &Method, path: &str, health: &Health, metrics: &Metrics) -> Response<Full<Bytes>> {
+fn respond(method: &Method, path: &str, health: &Health, metrics: &Metrics) -> Response<Full<Bytes>> {
     const JSON: &str = "application/json";
     let (status, kind, body) = match path {
         "/livez" | "/readyz" | "/metrics" if method != Method::GET && method != Method::HEAD => {
@@ -134,10 +135,10 @@ fn answer(method: &Method, path: &str, health: &Health, metrics: &Metrics) -> Re
         }
         "/livez" => (StatusCode::OK, JSON, "{}".to_owned()),
         "/readyz" => {
-            let (status, body) = health.ready();
+            let (status, body) = health.readiness();
             (status, JSON, body.to_string())
         }
-        "/metrics" => match metrics.page() {
+        "/metrics" => match metrics.encode() {
             Ok(page) => (StatusCode::OK, "application/openmetrics-text; version=1.0.0; charset=utf-8", page),
             Err(_) => (StatusCode::INTERNAL_SERVER_ERROR, JSON, json!({ "error": "server_error" }).to_string()),
         },
@@ -161,25 +162,26 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn it_is_ready_once_every_watch_has_told_everything() {
+    async fn the_operator_is_ready_once_every_watch_is_synced() {
         let health = Health::new(&["apps", "secrets"]);
-        health.synced("apps");
+        health.set_synced("apps");
         let forbidden =
             Status::failure("secrets is forbidden: User \"x\" cannot list resource", "Forbidden").with_code(403);
-        health.watch_failed("secrets", &watcher::Error::InitialListFailed(kube::Error::Api(Box::new(forbidden))));
-        let (status, body) = health.ready();
+        health
+            .record_watch_failure("secrets", &watcher::Error::InitialListFailed(kube::Error::Api(Box::new(forbidden))));
+        let (status, body) = health.readiness();
         assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
         assert_eq!(body["missing"], json!(["secrets: secrets is forbidden: User \"x\" cannot list resource"]));
-        health.synced("secrets");
+        health.set_synced("secrets");
         health.wait_synced().await;
-        health.watch_failed("secrets", &watcher::Error::NoResourceVersion);
-        assert_eq!(health.ready(), (StatusCode::OK, json!({ "ready": true, "leader": false, "missing": [] })));
+        health.record_watch_failure("secrets", &watcher::Error::NoResourceVersion);
+        assert_eq!(health.readiness(), (StatusCode::OK, json!({ "ready": true, "leader": false, "missing": [] })));
     }
 
     #[test]
-    fn other_methods_and_paths_are_refused() {
+    fn other_methods_and_paths_are_rejected() {
         let (health, metrics) = (Health::new(&[]), Metrics::default());
-        let status = |method, path| answer(&method, path, &health, &metrics).status();
+        let status = |method, path| respond(&method, path, &health, &metrics).status();
         assert_eq!(status(Method::GET, "/livez"), StatusCode::OK);
         assert_eq!(status(Method::GET, "/metrics"), StatusCode::OK);
         assert_eq!(status(Method::POST, "/readyz"), StatusCode::METHOD_NOT_ALLOWED);

@@ -1,4 +1,4 @@
-//! The App's reconcile: watch → resolve → validate → keys → render → publish → status.
+//! Reconciles one App: watch → resolve → validate → keys → render → publish → status.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,33 +18,33 @@ use latchkey_crds::{
 
 use crate::{
     app::{
-        deletion::{Finalizer, Going},
+        deletion::{DeletionState, FinalizerAction},
         keys::{
             KeyDocument,
             lifecycle::KeyPolicy,
-            secret::{self as key_secret, Found, Kept},
+            secret::{self as key_secret, KeyLookup, Stored},
         },
-        owner::{Claim, Decision, Holder, OwnerFacts},
-        publish::{Owner, is_published, publish},
+        ownership::{AppIdOwner, Claim, OwnershipDecision, OwnershipFacts},
+        publish::{DocumentOwner, is_published, publish},
         render::{TooLarge, needed_format, render},
-        status::{Outcome, says_the_same, write},
-        validate::{Refusal, ValidatedApp, validate},
+        status::{Outcome, is_same_but_for_times, write_status},
+        validate::{Rejection, ValidatedApp, validate},
     },
     context::Context,
     error::Error,
-    facts::Problem,
+    facts::FieldError,
     gather,
+    monitor::RolloutState,
     panics::Panicked,
-    probe::Verdict,
-    provider::reconcile::undecodable,
-    quota::{Exceeded, Need, Size},
+    provider::reconcile::undecodable_message,
+    quota::{Amount, DocumentSize, QuotaExceeded},
     watch::Guarded,
 };
 
 pub(crate) mod deletion;
 pub(crate) mod events;
 pub(crate) mod keys;
-pub(crate) mod owner;
+pub(crate) mod ownership;
 pub(crate) mod publish;
 pub(crate) mod render;
 pub(crate) mod resolve;
@@ -53,28 +53,29 @@ pub(crate) mod templates;
 pub(crate) mod validate;
 
 #[cfg(test)]
-pub(crate) mod scripted;
+pub(crate) mod mock_api;
 
-/// Watches are not missed; this is for what nobody thought of.
+/// Watch events trigger every reconcile; the resync is only a safety net.
 const RESYNC: Duration = Duration::from_secs(10 * 60 * 60);
-/// For an older claimant that is not judged yet, or keys that somebody else changed just now.
-const SOON: Duration = Duration::from_millis(500);
-/// For a rotation that waits until the namespace has room. Keys that are due by time wait no longer than that either.
-const ROOM: Duration = Duration::from_secs(10 * 60);
-/// An edit that all servers acknowledge within this costs one write of the status (design, Acknowledgement).
+/// Retry delay while an older claimant is not validated yet, or after somebody else changed the keys.
+const RETRY_SOON: Duration = Duration::from_millis(500);
+/// Retry delay for a rotation that waits for room in its namespace. Key changes that are due by time wait no longer
+/// than this.
+const QUOTA_RETRY: Duration = Duration::from_secs(10 * 60);
+/// An edit that all servers acknowledge within this time costs one status write.
 const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(1);
-/// Steps of the keys in one reconcile: Published, Active, and one for what nobody thought of.
-const KEY_STEPS: usize = 3;
+/// At most this many key transitions in one reconcile: Published, Active, and one spare.
+const MAX_KEY_TRANSITIONS: usize = 3;
 
-/// How the steps of one App go on.
+/// Whether the steps of one App finished.
 enum Progress<T> {
     Done(T),
-    /// It has no turn yet, or it is not known yet whose the appID is.
-    Again(Duration),
+    /// Reconcile again after this time: the App has to wait for its turn, or the owner of the appID is not decided yet.
+    RequeueAfter(Duration),
 }
 
-/// What was published, and what is said of it.
-struct Served {
+/// What was published, and the outcome that the status reports.
+struct Reconciled {
     outcome: Outcome,
     requeue: Duration,
     wrote: bool,
@@ -83,308 +84,319 @@ struct Served {
 pub(crate) async fn reconcile(guarded: Arc<Guarded<App>>, context: Arc<Context>) -> Result<Action, Error> {
     let app = match &guarded.0 {
         Ok(app) => app,
-        Err(invalid) => return undecoded(&guarded, &invalid.error, &context).await,
+        Err(invalid) => return reconcile_undecodable(&guarded, &invalid.error, &context).await,
     };
     let _held_off = match app.app_id() {
-        Ok(id) => Some(context.releases.hold_off(&id).await),
+        Ok(id) => Some(context.releases.lock_shared(&id).await),
         Err(_) => None,
     };
-    match deletion::finalizer(app) {
-        Finalizer::Stay => {}
-        Finalizer::Set => deletion::write_finalizer(&context, &app.metadata, true).await?,
-        Finalizer::Drop => {
+    match deletion::finalizer_action(app) {
+        FinalizerAction::Unchanged => {}
+        FinalizerAction::Add => deletion::write_finalizer(&context, &app.metadata, true).await?,
+        FinalizerAction::Remove => {
             deletion::write_finalizer(&context, &app.metadata, false).await?;
             if app.metadata.deletion_timestamp.is_some() {
-                // It is gone, or other people's finalizers hold it, and the watch tells so.
+                // It is deleted, or other finalizers hold it; the watch reports either.
                 return Ok(Action::await_change());
             }
         }
-        Finalizer::DeleteUsers => return delete_users(app, &context).await,
+        FinalizerAction::DeleteUsers => return delete_users(app, &context).await,
     }
     if app.metadata.deletion_timestamp.is_some() {
-        // What is left of it is other people's finalizers. It is served until it is gone.
-        context.pace.leave(&place(app));
+        // Only finalizers of others are left. The App is served until the API server removes it.
+        context.rate_limiter.cancel(&object_key(app));
     }
-    let old: AppStatus = context.written.latest(&app.metadata, app.status.clone());
-    let progress = steps(app, &old, &context).await;
+    let old: AppStatus = context.written_statuses.latest(&app.metadata, app.status.clone());
+    let progress = run_steps(app, &old, &context).await;
     if let Ok(id) = app.app_id() {
-        context.objects.quotas.settle(&id, &rendered_app_secret(&id));
+        context.objects.quotas.release_reservations(&id, &rendered_app_secret(&id));
     }
     match progress? {
-        Progress::Again(wait) => Ok(Action::requeue(wait)),
-        Progress::Done(served) => conclude(app, &old, served, &context).await,
+        Progress::RequeueAfter(wait) => Ok(Action::requeue(wait)),
+        Progress::Done(served) => write_outcome(app, &old, served, &context).await,
     }
 }
 
-/// Reports in the status that a reconcile panicked. What was published before goes on.
+/// Reports a panicked reconcile in the status. What was published before is still served.
 pub(crate) async fn report_panic(
     guarded: Arc<Guarded<App>>,
     context: Arc<Context>,
     panicked: Panicked,
 ) -> Result<(), Error> {
     let Ok(app) = &guarded.0 else { return Ok(()) };
-    let old: AppStatus = context.written.latest(&app.metadata, app.status.clone());
-    let refusal = Refusal::new(Reason::InternalError, "", panicked.advice());
-    conclude(app, &old, refused(app, refusal, Vec::new(), &context), &context).await.map(drop)
+    let old: AppStatus = context.written_statuses.latest(&app.metadata, app.status.clone());
+    let refusal = Rejection::new(Reason::InternalError, "", panicked.message());
+    write_outcome(app, &old, rejected(app, refusal, Vec::new(), &context), &context).await.map(drop)
 }
 
-/// From the facts to the published document.
-async fn steps(app: &App, old: &AppStatus, context: &Context) -> Result<Progress<Served>, Error> {
+/// Gathers the facts, validates, gets the keys and publishes the document.
+async fn run_steps(app: &App, old: &AppStatus, context: &Context) -> Result<Progress<Reconciled>, Error> {
     let secrets: Api<Secret> = Api::namespaced(context.client.clone(), &context.namespace);
     let (facts, decision) = match app.app_id() {
-        // Whose an appID is that is none does not matter: the App is refused for it.
-        Err(_) => (None, Decision::Ours),
+        // The owner of an invalid appID does not matter: validation rejects the App.
+        Err(_) => (None, OwnershipDecision::Ours),
         Ok(id) => {
             let facts =
-                OwnerFacts::gather(&context.client, &secrets, app, &id, other_claims(app, &id, context)).await?;
+                OwnershipFacts::gather(&context.client, &secrets, app, &id, other_claims(app, &id, context)).await?;
             let decision = facts.decide();
             (Some(facts), decision)
         }
     };
-    let Some(holder) = decision.holder() else { return Ok(Progress::Again(SOON)) };
+    let Some(holder) = decision.assumed_ownership() else { return Ok(Progress::RequeueAfter(RETRY_SOON)) };
     let gathered = gather::for_app(context, app).await?;
     let resolved = resolve::resolve(app.clone(), holder, &gathered);
     let validated = match validate(&resolved, &context.settings) {
         Ok(validated) => validated,
-        Err(refusal) => return Ok(Progress::Done(refused(app, refusal, Vec::new(), context))),
+        Err(refusal) => return Ok(Progress::Done(rejected(app, refusal, Vec::new(), context))),
     };
-    let policy = KeyPolicy::of(&validated, app.annotations());
-    if decision != Decision::Ours
-        && let Some(refusal) = no_room(&validated, &policy, decision, &Claim::of(app), context)?
+    let policy = KeyPolicy::for_app(&validated, app.annotations());
+    if decision != OwnershipDecision::Ours
+        && let Some(refusal) = check_quota(&validated, &policy, decision, &Claim::from_app(app), context)?
     {
-        // An appID is not taken by an App that cannot be served.
-        return Ok(Progress::Done(refused(app, refusal, validated.problems.clone(), context)));
+        // An App that cannot be served must not take an appID.
+        return Ok(Progress::Done(rejected(app, refusal, validated.field_errors.clone(), context)));
     }
     let keys = match facts {
-        Some(facts) => take_keys(facts, decision, &policy, &validated.app_id, &secrets, context).await?,
-        None => return Ok(Progress::Again(SOON)),
+        Some(facts) => acquire_keys(facts, decision, &policy, &validated.app_id, &secrets, context).await?,
+        None => return Ok(Progress::RequeueAfter(RETRY_SOON)),
     };
     match keys {
-        TakenKeys::Kept(kept) => {
-            context.objects.keys.judged(&validated.app_id, kept.version());
-            serve(app, old, &validated, *kept, &policy, &secrets, context).await
+        KeyAcquisition::Stored(kept) => {
+            context.objects.key_versions.record(&validated.app_id, kept.version());
+            render_and_publish(app, old, &validated, *kept, &policy, &secrets, context).await
         }
-        TakenKeys::LookAgain => Ok(Progress::Again(SOON)),
-        TakenKeys::Refused(refusal) => Ok(Progress::Done(refused(app, refusal, validated.problems.clone(), context))),
+        KeyAcquisition::Retry => Ok(Progress::RequeueAfter(RETRY_SOON)),
+        KeyAcquisition::Rejected(refusal) => {
+            Ok(Progress::Done(rejected(app, refusal, validated.field_errors.clone(), context)))
+        }
     }
 }
 
-/// The keys under which an App is served, or why there are none.
-enum TakenKeys {
-    Kept(Box<Kept>),
-    /// Somebody else was faster.
-    LookAgain,
-    Refused(Refusal),
+/// The keys of an App, or why there are none.
+enum KeyAcquisition {
+    Stored(Box<Stored>),
+    /// Another writer was faster: read and decide again.
+    Retry,
+    Rejected(Rejection),
 }
 
-/// Takes the appID where it may be taken: who makes or changes its key Secret has it.
-async fn take_keys(
-    facts: OwnerFacts,
-    decision: Decision,
+/// Takes ownership of the appID if the decision allows it. Whoever creates or changes the key Secret owns the appID.
+async fn acquire_keys(
+    facts: OwnershipFacts,
+    decision: OwnershipDecision,
     policy: &KeyPolicy,
     app_id: &AppId,
     secrets: &Api<Secret>,
     context: &Context,
-) -> Result<TakenKeys, Error> {
-    let us = facts.us.holder.clone();
+) -> Result<KeyAcquisition, Error> {
+    let us = facts.claim.owner.clone();
     let taken = match (decision, facts.keys) {
-        (Decision::Ours, Found::Kept(kept)) => return Ok(TakenKeys::Kept(kept)),
-        (Decision::Inherit | Decision::HandedOver, Found::Kept(kept)) => {
+        (OwnershipDecision::Ours, KeyLookup::Stored(kept)) => return Ok(KeyAcquisition::Stored(kept)),
+        (OwnershipDecision::Inherit | OwnershipDecision::HandedOver, KeyLookup::Stored(kept)) => {
             key_secret::replace(secrets, &kept, &kept.document, &us).await?
         }
-        (Decision::Free, _) => {
-            let first = KeyDocument::first_of(app_id, policy, context.now())?;
+        (OwnershipDecision::Free, _) => {
+            let first = KeyDocument::first_with_policy(app_id, policy, context.now())?;
             key_secret::create(secrets, &first, &us).await?
         }
-        (Decision::Rebuild, _) => match rendered(secrets, app_id).await? {
+        (OwnershipDecision::Rebuild, _) => match read_rendered(secrets, app_id).await? {
             Some(document) => {
-                let rebuilt = KeyDocument::of_document(document, context.now()).rebuilt(policy);
-                match rebuilt.check(app_id) {
+                let rebuilt = KeyDocument::from_rendered(document, context.now()).restored(policy);
+                match rebuilt.validate(app_id) {
                     Ok(()) => key_secret::create(secrets, &rebuilt, &us).await?,
                     Err(invalid) => {
                         let message = format!(
-                            "the key Secret is gone, and the rendered Secret's keys are not usable: {invalid}; \
-                             put the key Secret back from a copy"
+                            "the key Secret is missing, and the keys in the rendered Secret cannot be used: {invalid}; \
+                             restore the key Secret from a backup"
                         );
-                        return Ok(TakenKeys::Refused(Refusal::new(Reason::KeysLost, "", message)));
+                        return Ok(KeyAcquisition::Rejected(Rejection::new(Reason::KeysLost, "", message)));
                     }
                 }
             }
             None => {
-                let message = "the key Secret is gone, and no keys can be read back from the rendered Secret; \
-                               put the key Secret back from a copy, or delete the rendered Secret to start anew";
-                return Ok(TakenKeys::Refused(Refusal::new(Reason::KeysLost, "", message)));
+                let message = "the key Secret is missing, and the rendered Secret holds no readable keys; \
+                               restore the key Secret from a backup, or delete the rendered Secret to start with \
+                               new keys";
+                return Ok(KeyAcquisition::Rejected(Rejection::new(Reason::KeysLost, "", message)));
             }
         },
-        (Decision::Unusable(why), _) => {
+        (OwnershipDecision::KeysUnusable(why), _) => {
             let message = format!(
-                "the key Secret of the App cannot be used: {why}; it is never written over: put it back from a copy"
+                "the key Secret of the App cannot be used: {why}; it is never overwritten: restore it from a backup"
             );
-            return Ok(TakenKeys::Refused(Refusal::new(Reason::KeysInvalid, "", message)));
+            return Ok(KeyAcquisition::Rejected(Rejection::new(Reason::KeysInvalid, "", message)));
         }
         (
-            Decision::Ours
-            | Decision::Inherit
-            | Decision::HandedOver
-            | Decision::Another
-            | Decision::Reserved
-            | Decision::Wait,
+            OwnershipDecision::Ours
+            | OwnershipDecision::Inherit
+            | OwnershipDecision::HandedOver
+            | OwnershipDecision::OwnedByOther
+            | OwnershipDecision::Reserved
+            | OwnershipDecision::Wait,
             _,
         ) => None,
     };
-    let Some(kept) = taken else { return Ok(TakenKeys::LookAgain) };
-    // It counts from now on, not only when the watch reports it.
-    context.objects.quotas.keys(app_id, Some(kept.holder.clone()));
-    Ok(TakenKeys::Kept(Box::new(kept)))
+    let Some(kept) = taken else { return Ok(KeyAcquisition::Retry) };
+    // The quota counts it now, not only when the watch reports it.
+    context.objects.quotas.record_keys(app_id, Some(kept.owner.clone()));
+    Ok(KeyAcquisition::Stored(Box::new(kept)))
 }
 
-/// The document that is there, for its keys.
-async fn rendered(secrets: &Api<Secret>, app_id: &AppId) -> Result<Option<RenderedApp>, Error> {
+/// Reads the rendered document, to recover keys from it.
+async fn read_rendered(secrets: &Api<Secret>, app_id: &AppId) -> Result<Option<RenderedApp>, Error> {
     let secret = secrets.get_opt(&rendered_app_secret(app_id)).await.map_err(Error::api("read the rendered App"))?;
     let document = secret.and_then(|secret| secret.data?.remove(RENDERED_APP_KEY));
     Ok(document.and_then(|document| std::str::from_utf8(&document.0).ok()?.parse().ok()))
 }
 
-/// Renders and publishes, and takes the steps of the keys that are due.
-async fn serve(
+/// Renders and publishes the document, and makes the key transitions that are due.
+async fn render_and_publish(
     app: &App,
     old: &AppStatus,
     validated: &ValidatedApp,
-    mut kept: Kept,
+    mut kept: Stored,
     policy: &KeyPolicy,
     secrets: &Api<Secret>,
     context: &Context,
-) -> Result<Progress<Served>, Error> {
-    let owner = Owner { app_id: &validated.app_id, namespace: &validated.namespace, name: &validated.name };
-    let rotation_waits = policy.rotate.is_some()
-        && policy.rotate != kept.document.rotation
-        && context.objects.quotas.is_full(owner.namespace);
+) -> Result<Progress<Reconciled>, Error> {
+    let owner = DocumentOwner { app_id: &validated.app_id, namespace: &validated.namespace, name: &validated.name };
+    let rotation_waits = policy.rotate_request.is_some()
+        && policy.rotate_request != kept.document.rotation
+        && context.objects.quotas.is_byte_quota_reached(owner.namespace);
     let policy = &match rotation_waits {
-        true => KeyPolicy { rotate: kept.document.rotation.clone(), ..policy.clone() },
+        true => KeyPolicy { rotate_request: kept.document.rotation.clone(), ..policy.clone() },
         false => policy.clone(),
     };
-    let honoured = context.probe.format();
+    let honoured = context.monitor.format();
     let (needed, feature) = needed_format(validated);
     let servers_too_old = (honoured < needed).then(|| {
-        let pods = context.probe.pods_at_format(honoured).join(", ");
-        format!("{feature} needs format {needed}, and these server pods honour only {honoured}: {pods}; upgrade them")
+        let pods = context.monitor.pods_at_format(honoured).join(", ");
+        format!(
+            "{feature} needs format {needed}, but these server pods support only format {honoured}: {pods}; \
+             upgrade them"
+        )
     });
-    // What old servers do not know of it they pass over.
+    // Older servers ignore fields that they do not know.
     let format = honoured.clamp(needed, FORMAT);
     let mut wrote = false;
     let mut steps = 0;
     let (revision, verdict) = loop {
         let rendered = match render(validated, &kept.document, format).within_limit() {
             Ok(rendered) => rendered,
-            Err(TooLarge) => return Ok(Progress::Done(refused(app, too_large(), validated.problems.clone(), context))),
+            Err(TooLarge) => {
+                return Ok(Progress::Done(rejected(app, too_large(), validated.field_errors.clone(), context)));
+            }
         };
         let secret = rendered_app_secret(owner.app_id);
-        let size = Size::of(&rendered.bytes);
+        let size = DocumentSize::of(&rendered.bytes);
         let admitted = context.objects.quotas.admit_document(&secret, owner.namespace, size);
         if let Err((exceeded, need)) = admitted {
-            let refusal = waits_for_room(&Claim::of(app), exceeded, need, context);
-            return Ok(Progress::Done(refused(app, refusal, validated.problems.clone(), context)));
+            let refusal = wait_for_quota(&Claim::from_app(app), exceeded, need, context);
+            return Ok(Progress::Done(rejected(app, refusal, validated.field_errors.clone(), context)));
         }
         let verdict = if is_published(context, owner, &rendered) {
-            context.probe.expect(owner.app_id, &rendered.revision)
+            context.monitor.expect_revision(owner.app_id, &rendered.revision)
         } else {
             if !wrote
-                && !is_fresh(app, old)
-                && let Err(wait) = context.pace.enter(&place(app))
+                && !has_unreported_edit(app, old)
+                && let Err(wait) = context.rate_limiter.try_acquire(&object_key(app))
             {
-                return Ok(Progress::Again(wait));
+                return Ok(Progress::RequeueAfter(wait));
             }
             publish(context, owner, &rendered).await?;
             wrote = true;
-            context.probe.expect(owner.app_id, &rendered.revision);
-            context.probe.wait(owner.app_id, ACKNOWLEDGED_WITHIN).await
+            context.monitor.expect_revision(owner.app_id, &rendered.revision);
+            context.monitor.wait_for_rollout(owner.app_id, ACKNOWLEDGED_WITHIN).await
         };
-        if steps == KEY_STEPS {
+        if steps == MAX_KEY_TRANSITIONS {
             break (rendered.revision, verdict);
         }
-        let acknowledged = matches!(verdict, Verdict::All { .. });
-        let Some(next) = kept.document.step(policy, context.now(), acknowledged)? else {
+        let acknowledged = matches!(verdict, RolloutState::Complete { .. });
+        let Some(next) = kept.document.advance(policy, context.now(), acknowledged)? else {
             break (rendered.revision, verdict);
         };
-        let Some(replaced) = key_secret::replace(secrets, &kept, &next, &kept.holder).await? else {
-            return Ok(Progress::Again(SOON));
+        let Some(replaced) = key_secret::replace(secrets, &kept, &next, &kept.owner).await? else {
+            return Ok(Progress::RequeueAfter(RETRY_SOON));
         };
-        context.objects.keys.judged(owner.app_id, replaced.version());
-        events::keys_changed(context, app, &kept.document.status(policy), &replaced.document.status(policy)).await;
+        context.objects.key_versions.record(owner.app_id, replaced.version());
+        events::record_key_change(context, app, &kept.document.status(policy), &replaced.document.status(policy)).await;
         kept = replaced;
         steps += 1;
     };
     let (signing_keys, hmac_keys) = kept.document.status(policy);
-    let mut problems = validated.problems.clone();
+    let mut problems = validated.field_errors.clone();
     problems.extend(
-        kept.document.problem(policy).map(|message| Problem::new(Reason::InvalidSpec, "metadata.annotations", message)),
+        kept.document
+            .request_problem(policy)
+            .map(|message| FieldError::new(Reason::InvalidSpec, "metadata.annotations", message)),
     );
     if rotation_waits {
-        let message = "the rotation that is asked for waits: the rendered documents of this namespace have as many bytes \
-                       as the platform allows; shorten templates and lists, or delete Apps";
-        problems.push(Problem::new(Reason::QuotaExceeded, "metadata.annotations", message));
+        let message = "the requested rotation waits: the rendered documents of this namespace have reached the byte \
+                       quota of the platform; shorten templates and lists, or delete Apps";
+        problems.push(FieldError::new(Reason::QuotaExceeded, "metadata.annotations", message));
     }
-    let due = kept.document.due(policy, context.now()).map(|due| due - context.now());
+    let due = kept.document.next_due(policy, context.now()).map(|due| due - context.now());
     let outcome = Outcome {
         app_id: Some(validated.app_id.clone()),
         issuer: Some(validated.issuer.to_string()),
         revision: Some(revision),
-        providers: callbacks(validated),
+        providers: callback_statuses(validated),
         signing_keys,
         hmac_keys,
-        problems,
-        verdict: Some(verdict),
+        field_errors: problems,
+        rollout: Some(verdict),
         servers_too_old,
         ..Outcome::default()
     };
-    // A time that is over is looked at again soon: nothing says that it waits for no acknowledgement.
+    // If the due time has passed meanwhile, requeue soon: the transition may need no acknowledgement, so no other event
+    // would trigger it.
     let requeue = match due {
-        // There may be one step more.
-        _ if steps == KEY_STEPS => SOON,
-        _ if rotation_waits => ROOM,
+        // One more transition may be due.
+        _ if steps == MAX_KEY_TRANSITIONS => RETRY_SOON,
+        _ if rotation_waits => QUOTA_RETRY,
         None => RESYNC,
-        Some(due) => due.try_into().unwrap_or(SOON).clamp(SOON, RESYNC),
+        Some(due) => due.try_into().unwrap_or(RETRY_SOON).clamp(RETRY_SOON, RESYNC),
     };
-    Ok(Progress::Done(Served { outcome, requeue, wrote }))
+    Ok(Progress::Done(Reconciled { outcome, requeue, wrote }))
 }
 
-/// Why the App cannot take its appID: its document would be over the limit with its first keys, or its namespace is at
-/// a bound.
-fn no_room(
+/// Why the App cannot take its appID: its document with its first keys would be too large, or its namespace has reached
+/// a quota.
+fn check_quota(
     validated: &ValidatedApp,
     policy: &KeyPolicy,
-    decision: Decision,
+    decision: OwnershipDecision,
     claim: &Claim,
     context: &Context,
-) -> Result<Option<Refusal>, Error> {
-    let keys = KeyDocument::first_of(&validated.app_id, policy, context.now())?;
+) -> Result<Option<Rejection>, Error> {
+    let keys = KeyDocument::first_with_policy(&validated.app_id, policy, context.now())?;
     let Ok(rendered) = render(validated, &keys, FORMAT).within_limit() else { return Ok(Some(too_large())) };
     let secret = rendered_app_secret(&validated.app_id);
-    let size = Size::of(&rendered.bytes);
+    let size = DocumentSize::of(&rendered.bytes);
     let quotas = &context.objects.quotas;
     let admitted = match decision {
-        Decision::Free => {
-            let ahead = context.objects.ahead_of(claim);
-            quotas.admit_app(&validated.app_id, &claim.holder, &secret, size, ahead)
+        OwnershipDecision::Free => {
+            let ahead = context.objects.count_ahead_of(claim);
+            quotas.admit_app(&validated.app_id, &claim.owner, &secret, size, ahead)
         }
-        // It counts already, or the platform team gave it.
+        // The quota counts the appID already, or the platform team assigned it.
         _ => quotas.admit_document(&secret, &validated.namespace, size),
     };
-    Ok(admitted.err().map(|(exceeded, need)| waits_for_room(claim, exceeded, need, context)))
+    Ok(admitted.err().map(|(exceeded, need)| wait_for_quota(claim, exceeded, need, context)))
 }
 
-/// It is reconciled again once there is room.
-fn waits_for_room(claim: &Claim, exceeded: Exceeded, need: Need, context: &Context) -> Refusal {
-    context.objects.quotas.wait(&claim.holder.namespace, &claim.holder.name, claim.created, need);
-    Refusal::new(Reason::QuotaExceeded, "", exceeded.to_string())
+/// Records that the App waits. It is reconciled again once the namespace has room.
+fn wait_for_quota(claim: &Claim, exceeded: QuotaExceeded, need: Amount, context: &Context) -> Rejection {
+    context.objects.quotas.add_waiting(&claim.owner.namespace, &claim.owner.name, claim.created, need);
+    Rejection::new(Reason::QuotaExceeded, "", exceeded.to_string())
 }
 
-fn too_large() -> Refusal {
-    Refusal::new(Reason::TooLarge, "", TooLarge.to_string())
+fn too_large() -> Rejection {
+    Rejection::new(Reason::TooLarge, "", TooLarge.to_string())
 }
 
-/// What is said of an App that is not accepted: the revision that was published before goes on.
-fn refused(app: &App, refusal: Refusal, problems: Vec<Problem>, context: &Context) -> Served {
+/// The outcome of an App that is not accepted. The revision that was published before is still served.
+fn rejected(app: &App, refusal: Rejection, problems: Vec<FieldError>, context: &Context) -> Reconciled {
     let app_id = app.app_id().ok();
     let published = app_id.as_ref().and_then(|id| context.objects.published.get(&rendered_app_secret(id)));
     let ours = published.filter(|published| {
@@ -393,161 +405,168 @@ fn refused(app: &App, refusal: Refusal, problems: Vec<Problem>, context: &Contex
     });
     let revision = ours.and_then(|published| published.revision);
     if let (Some(id), Some(revision)) = (&app_id, &revision) {
-        context.probe.expect(id, revision);
+        context.monitor.expect_revision(id, revision);
     }
-    let outcome = Outcome { app_id, revision, refusal: Some(refusal), problems, ..Outcome::default() };
-    Served { outcome, requeue: RESYNC, wrote: false }
+    let outcome = Outcome { app_id, revision, rejection: Some(refusal), field_errors: problems, ..Outcome::default() };
+    Reconciled { outcome, requeue: RESYNC, wrote: false }
 }
 
-/// Writes the status where it says something else, and tells people of what changed.
-async fn conclude(app: &App, old: &AppStatus, served: Served, context: &Context) -> Result<Action, Error> {
-    if served.outcome.refusal.as_ref().is_none_or(|refusal| refusal.reason != Reason::QuotaExceeded) {
-        wait_no_more(app, context);
+/// Writes the status if it changed in more than time, and records Events for the change.
+async fn write_outcome(app: &App, old: &AppStatus, served: Reconciled, context: &Context) -> Result<Action, Error> {
+    if served.outcome.rejection.as_ref().is_none_or(|refusal| refusal.reason != Reason::QuotaExceeded) {
+        stop_waiting(app, context);
     }
     let generation = app.metadata.generation.unwrap_or(0);
     let mut new = served.outcome.status(old, generation, context.now());
-    if served.outcome.refusal.is_some() && new.revision.is_some() {
-        // What goes on has the keys and callbacks that it had.
+    if served.outcome.rejection.is_some() && new.revision.is_some() {
+        // The revision that is still served keeps its keys and callbacks.
         new.issuer = new.issuer.or_else(|| old.issuer.clone());
         new.providers.clone_from(&old.providers);
         new.signing_keys.clone_from(&old.signing_keys);
         new.hmac_keys.clone_from(&old.hmac_keys);
     }
-    if says_the_same(old, &new) {
-        context.pace.leave(&place(app));
+    if is_same_but_for_times(old, &new) {
+        context.rate_limiter.cancel(&object_key(app));
         return Ok(Action::requeue(served.requeue));
     }
     if !served.wrote
-        && !is_fresh(app, old)
-        && let Err(wait) = context.pace.enter(&place(app))
+        && !has_unreported_edit(app, old)
+        && let Err(wait) = context.rate_limiter.try_acquire(&object_key(app))
     {
         return Ok(Action::requeue(wait));
     }
-    write(context, app, &new).await?;
-    events::changed(context, app, old, &new).await;
+    write_status(context, app, &new).await?;
+    events::record_status_change(context, app, old, &new).await;
     Ok(Action::requeue(served.requeue))
 }
 
-/// It waits for nothing any more, so others can have the room.
-fn wait_no_more<K: Resource>(app: &K, context: &Context) {
+/// Removes the App from those that wait for room, so that others can have it.
+fn stop_waiting<K: Resource>(app: &K, context: &Context) {
     let namespace = app.namespace().unwrap_or_default();
-    context.objects.quotas.wait_no_more(&namespace, &app.name_any());
-    context.wakes.waiting(&context.objects, &namespace);
+    context.objects.quotas.remove_waiting(&namespace, &app.name_any());
+    context.reconcile_queue.enqueue_waiting(&context.objects, &namespace);
 }
 
-/// An App that this operator cannot read: what was published for it goes on.
-async fn undecoded(guarded: &Guarded<App>, error: &str, context: &Context) -> Result<Action, Error> {
+/// Handles an App that does not decode. What was published for it is still served.
+async fn reconcile_undecodable(guarded: &Guarded<App>, error: &str, context: &Context) -> Result<Action, Error> {
     let meta = guarded.meta();
     let namespace = meta.namespace.clone().unwrap_or_default();
     let name = meta.name.clone().unwrap_or_default();
-    wait_no_more(guarded, context);
+    stop_waiting(guarded, context);
     let resource = ApiResource::erase::<App>(&());
     let api: Api<DynamicObject> = Api::namespaced_with(context.client.clone(), &namespace, &resource);
     let Some(there) = api.get_opt(&name).await.map_err(Error::api("read an App"))? else {
         return Ok(Action::await_change());
     };
-    if deletion::is_let_go(&there) {
+    if deletion::is_finalizer_removable(&there) {
         deletion::write_finalizer(context, &there.metadata, false).await?;
         return Ok(Action::await_change());
     }
     let old: AppStatus =
         there.data.get("status").and_then(|status| serde_json::from_value(status.clone()).ok()).unwrap_or_default();
-    let refusal = Refusal::new(Reason::InvalidSpec, "", undecodable(error));
-    let outcome = Outcome { refusal: Some(refusal), ..Outcome::default() };
+    let refusal = Rejection::new(Reason::InvalidSpec, "", undecodable_message(error));
+    let outcome = Outcome { rejection: Some(refusal), ..Outcome::default() };
     let generation = there.metadata.generation.unwrap_or(0);
     let said = outcome.status(&old, generation, context.now());
     let new = AppStatus { conditions: said.conditions, observed_generation: said.observed_generation, ..old.clone() };
-    if !says_the_same(&old, &new) {
-        write(context, guarded, &new).await?;
+    if !is_same_but_for_times(&old, &new) {
+        write_status(context, guarded, &new).await?;
     }
     Ok(Action::requeue(RESYNC))
 }
 
-/// `deletionPolicy: Delete` of an App that is to go: its document says so, the servers delete the users, and then the
-/// document, the keys and the finalizer go.
+/// Handles a deleted App with `deletionPolicy: Delete`: publishes its document with the state `PendingDeletion`, waits until
+/// the servers have deleted the users, then deletes the document, the keys and the finalizer.
 async fn delete_users(app: &App, context: &Context) -> Result<Action, Error> {
-    wait_no_more(app, context);
+    stop_waiting(app, context);
     let secrets: Api<Secret> = Api::namespaced(context.client.clone(), &context.namespace);
-    let us = Holder { namespace: app.namespace().unwrap_or_default(), name: app.name_any() };
+    let us = AppIdOwner { namespace: app.namespace().unwrap_or_default(), name: app.name_any() };
     let Ok(id) = app.app_id() else {
         deletion::write_finalizer(context, &app.metadata, false).await?;
         return Ok(Action::await_change());
     };
-    let going = deletion::begin(&secrets, &id, &us).await?;
-    let (document, kept) = match going {
-        Going::Ours(document, kept) => (document, kept),
-        Going::NotOurs => {
+    let state = deletion::prepare_deletion(&secrets, &id, &us).await?;
+    let (document, kept) = match state {
+        DeletionState::Owned(document, kept) => (document, kept),
+        DeletionState::NotOwned => {
             deletion::write_finalizer(context, &app.metadata, false).await?;
             return Ok(Action::await_change());
         }
-        Going::Changed => return Ok(Action::requeue(SOON)),
-        Going::Stuck(why) => return tell_progress(app, &id, None, deletion::stuck(&why), context).await,
+        DeletionState::KeysChanged => return Ok(Action::requeue(RETRY_SOON)),
+        DeletionState::KeysUnusable(why) => {
+            return report_progress(app, &id, None, deletion::stuck_message(&why), context).await;
+        }
     };
-    let owner = Owner { app_id: &id, namespace: &us.namespace, name: &us.name };
-    let rendered = deletion::render_gone(&document);
+    let owner = DocumentOwner { app_id: &id, namespace: &us.namespace, name: &us.name };
+    let rendered = deletion::render_unserved(&document);
     if !is_published(context, owner, &rendered) {
-        context.releases.not_deleted(&id);
+        context.releases.forget_deletion(&id);
         publish(context, owner, &rendered).await?;
-        context.probe.expect(&id, &rendered.revision);
-        context.probe.wait(&id, ACKNOWLEDGED_WITHIN).await;
+        context.monitor.expect_revision(&id, &rendered.revision);
+        context.monitor.wait_for_rollout(&id, ACKNOWLEDGED_WITHIN).await;
     }
-    let verdict = context.probe.expect(&id, &rendered.revision);
-    let deletion = context.probe.deletion(&id);
-    if matches!(verdict, Verdict::All { .. }) && deletion.is_some_and(|deletion| deletion.done) {
-        // Until then the database refuses what these requests write. Once another App has the appID, it no longer would.
-        if let Some(left) = context.releases.requests_end(&id, &rendered.revision, context.requests_end) {
+    let verdict = context.monitor.expect_revision(&id, &rendered.revision);
+    let deletion = context.monitor.deletion(&id);
+    if matches!(verdict, RolloutState::Complete { .. }) && deletion.is_some_and(|deletion| deletion.done) {
+        // Until these requests have ended, the database must refuse their writes. Once another App owns the appID, it
+        // no longer would.
+        if let Some(left) = context.releases.request_drain_left(&id, &rendered.revision, context.request_drain) {
             return Ok(Action::requeue(left));
         }
         let secret = rendered_app_secret(&id);
-        // The lock goes last: until then nobody else can have the appID.
+        // The key Secret is the lock on the appID, so it is deleted after the document: until then no other App can own
+        // the appID.
         if let Some(published) = context.objects.published.get(&secret) {
-            publish::withdraw(context, &secret, &published).await?;
+            publish::delete_document(context, &secret, &published).await?;
         }
-        context.probe.forget(&id);
+        context.monitor.forget(&id);
         if let Some(kept) = kept
-            && !key_secret::remove(&secrets, &kept).await?
+            && !key_secret::delete(&secrets, &kept).await?
         {
-            return Ok(Action::requeue(SOON));
+            return Ok(Action::requeue(RETRY_SOON));
         }
-        context.releases.not_deleted(&id);
+        context.releases.forget_deletion(&id);
         deletion::write_finalizer(context, &app.metadata, false).await?;
-        events::users_deleted(context, app).await;
+        events::record_users_deleted(context, app).await;
         return Ok(Action::await_change());
     }
-    context.releases.not_deleted(&id);
-    let progress = deletion::progress(&verdict, deletion.map(|deletion| deletion.users_left));
-    tell_progress(app, &id, Some(rendered.revision), progress, context).await
+    context.releases.forget_deletion(&id);
+    let progress = deletion::progress_message(&verdict, deletion.map(|deletion| deletion.users_left));
+    report_progress(app, &id, Some(rendered.revision), progress, context).await
 }
 
-/// Says now and then how far a deletion is, and looks again.
-async fn tell_progress(
+/// Reports the progress of a deletion in the status, but not too often, and requeues.
+async fn report_progress(
     app: &App,
     id: &AppId,
     revision: Option<Revision>,
     progress: String,
     context: &Context,
 ) -> Result<Action, Error> {
-    let old: AppStatus = context.written.latest(&app.metadata, app.status.clone());
-    let outcome = Outcome { app_id: Some(id.clone()), revision, deleting: Some(progress), ..Outcome::default() };
+    let old: AppStatus = context.written_statuses.latest(&app.metadata, app.status.clone());
+    let outcome =
+        Outcome { app_id: Some(id.clone()), revision, deletion_progress: Some(progress), ..Outcome::default() };
     let new = outcome.status(&old, app.metadata.generation.unwrap_or(0), context.now());
-    if !says_the_same(&old, &new) && context.told.again(&app.uid().unwrap_or_default(), deletion::PROGRESS) {
-        write(context, app, &new).await?;
+    if !is_same_but_for_times(&old, &new)
+        && context.progress_throttle.try_report(&app.uid().unwrap_or_default(), deletion::PROGRESS_INTERVAL)
+    {
+        write_status(context, app, &new).await?;
     }
-    Ok(Action::requeue(deletion::PROGRESS))
+    Ok(Action::requeue(deletion::PROGRESS_INTERVAL))
 }
 
-/// The other Apps in the store that ask for the same appID.
+/// The other Apps in the store that claim the same appID.
 fn other_claims(app: &App, id: &AppId, context: &Context) -> Vec<Claim> {
     let others = context.objects.apps_with_id(id);
     others
         .iter()
         .filter_map(|other| other.0.as_ref().ok())
         .filter(|other| other.metadata.uid != app.metadata.uid && other.app_id().as_ref() == Ok(id))
-        .map(Claim::of)
+        .map(Claim::from_app)
         .collect()
 }
 
-fn callbacks(app: &ValidatedApp) -> Vec<AppProviderStatus> {
+fn callback_statuses(app: &ValidatedApp) -> Vec<AppProviderStatus> {
     let callback = |name: &latchkey_crds::types::ProviderName| format!("{}/{name}/callback", app.issuer);
     app.providers
         .iter()
@@ -555,11 +574,11 @@ fn callbacks(app: &ValidatedApp) -> Vec<AppProviderStatus> {
         .collect()
 }
 
-/// Whether its own owner waits for this: an edit that was not judged yet.
-fn is_fresh(app: &App, old: &AppStatus) -> bool {
+/// Whether the App has an edit that no status reports yet, so somebody waits for this reconcile.
+fn has_unreported_edit(app: &App, old: &AppStatus) -> bool {
     app.metadata.generation.is_none() || old.observed_generation != app.metadata.generation
 }
 
-fn place(app: &App) -> String {
+fn object_key(app: &App) -> String {
     format!("App {}/{}", app.namespace().unwrap_or_default(), app.name_any())
 }

@@ -1,4 +1,4 @@
-//! The command line; every flag is an environment variable `LATCHKEY_…` too.
+//! The command line. Every flag also has an environment variable `LATCHKEY_…`.
 
 use std::{net::SocketAddr, path::PathBuf};
 
@@ -6,8 +6,8 @@ use clap::{Parser, Subcommand, ValueEnum};
 use latchkey_crds::types::{Invalid, IssuerUrl};
 
 use crate::{
-    quota::{self, Limits},
-    release::REQUESTS_END_SECONDS,
+    quota::{self, QuotaLimits},
+    release::REQUEST_DRAIN_SECONDS,
 };
 
 #[derive(Debug, Parser)]
@@ -26,10 +26,10 @@ pub(crate) struct Args {
     pub(crate) run: Option<RunArgs>,
 }
 
-/// The cluster is that of KUBECONFIG, or that in which the operator runs.
+/// The cluster is that of KUBECONFIG, or the one in which the operator runs.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct RunArgs {
-    /// The namespace of the install, which holds the rendered Apps and the keys.
+    /// The namespace of the install, with the rendered Apps and the keys.
     #[arg(long, env = "LATCHKEY_NAMESPACE", value_name = "NAME")]
     pub(crate) namespace: String,
     /// The headless Service of the servers' operations port.
@@ -38,12 +38,12 @@ pub(crate) struct RunArgs {
     /// The namespaces whose Apps and Providers are reconciled, comma-separated. Default: all.
     #[arg(long, env = "LATCHKEY_WATCH_NAMESPACES", value_name = "NAMES", value_delimiter = ',')]
     pub(crate) watch_namespaces: Vec<String>,
-    /// How many appIDs a namespace can hold: those of its Apps, and those of deleted Apps that left users.
+    /// How many appIDs a namespace can have: those of its Apps, and those of deleted Apps that left users.
     #[arg(
         long,
         env = "LATCHKEY_MAX_APPS_PER_NAMESPACE",
         value_name = "COUNT",
-        default_value_t = quota::MAX_APPS,
+        default_value_t = quota::DEFAULT_MAX_APPS,
         value_parser = clap::value_parser!(u32).range(1..)
     )]
     pub(crate) max_apps_per_namespace: u32,
@@ -52,29 +52,29 @@ pub(crate) struct RunArgs {
         long,
         env = "LATCHKEY_MAX_RENDERED_BYTES_PER_NAMESPACE",
         value_name = "BYTES",
-        default_value_t = quota::MAX_BYTES,
+        default_value_t = quota::DEFAULT_MAX_BYTES,
         value_parser = clap::value_parser!(u64).range(1..)
     )]
     pub(crate) max_rendered_bytes_per_namespace: u64,
-    /// Tests only: how long after the servers serve a deleted App no more its appID can become free.
-    #[arg(long, hide = true, value_name = "SECONDS", default_value_t = REQUESTS_END_SECONDS)]
+    /// Tests only: seconds between the time when no server serves a deleted App any more and its appID becoming free.
+    #[arg(long, hide = true, value_name = "SECONDS", default_value_t = REQUEST_DRAIN_SECONDS)]
     pub(crate) requests_end_seconds: u64,
-    /// The address under which users reach the servers, for example https://auth.example.com.
+    /// The URL under which users reach the servers, for example https://auth.example.com.
     #[arg(long, env = "LATCHKEY_BASE_URL", value_name = "URL", value_parser = base_url)]
     pub(crate) base_url: IssuerUrl,
-    /// Development: an http base URL; http, loopback addresses and any port for mail and providers.
+    /// Development: allow an http base URL; http, loopback addresses and any port for mail and providers.
     #[arg(long, env = "LATCHKEY_ALLOW_INSECURE")]
     pub(crate) allow_insecure: bool,
-    /// Liveness, readiness, metrics.
+    /// The listen address for liveness, readiness and metrics.
     #[arg(long, env = "LATCHKEY_OPS_ADDR", default_value = "0.0.0.0:9090")]
     pub(crate) ops_addr: SocketAddr,
-    /// The Lease that the one operator which acts holds.
+    /// The Lease for leader election.
     #[arg(long, env = "LATCHKEY_LEASE", value_name = "NAME", default_value = "latchkey-operator")]
     pub(crate) lease: String,
-    /// This operator's name in the Lease; that of its pod.
+    /// This replica's name in the Lease: the name of its pod.
     #[arg(long, env = "LATCHKEY_IDENTITY", value_name = "NAME")]
     pub(crate) identity: String,
-    /// What is logged, in the syntax of tracing's EnvFilter.
+    /// The log filter, in the syntax of tracing's EnvFilter.
     #[arg(long, env = "LATCHKEY_LOG", default_value = "info")]
     pub(crate) log: String,
     #[arg(long, env = "LATCHKEY_LOG_FORMAT", value_enum, default_value_t = LogFormat::Json)]
@@ -95,36 +95,36 @@ pub(crate) enum Command {
 
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct RenderArgs {
-    /// The folder with the manifests (App, Provider, Secret, ConfigMap; .yaml, .yml and .json, subfolders too).
+    /// The folder with the manifests (App, Provider, Secret, ConfigMap; .yaml, .yml and .json, including subfolders).
     #[arg(long, env = "LATCHKEY_FROM", value_name = "DIR")]
     pub(crate) from: PathBuf,
-    /// The folder for the documents, one file for each App.
+    /// The folder for the documents, one file per App.
     #[arg(long, env = "LATCHKEY_TO", value_name = "DIR", required_unless_present = "check")]
     pub(crate) to: Option<PathBuf>,
-    /// The folder with the keys of the Apps. Keep it: who loses it logs out every user.
+    /// The folder with the keys of the Apps. Back it up: losing it logs out every user.
     #[arg(long, env = "LATCHKEY_KEYS", value_name = "DIR", required_unless_present = "check")]
     pub(crate) keys: Option<PathBuf>,
-    /// The address under which users reach the servers, for example https://auth.example.com.
+    /// The URL under which users reach the servers, for example https://auth.example.com.
     #[arg(long, env = "LATCHKEY_BASE_URL", value_name = "URL", value_parser = base_url, required_unless_present = "check")]
     pub(crate) base_url: Option<IssuerUrl>,
-    /// Go on, and render again whenever a manifest changes.
+    /// Keep running, and render again whenever a manifest changes.
     #[arg(long, env = "LATCHKEY_WATCH", conflicts_with = "check")]
     pub(crate) watch: bool,
-    /// Only judge the manifests: nothing is written, and the exit code is 1 if one is refused.
+    /// Only check the manifests: nothing is written, and the exit code is 1 if one is invalid.
     #[arg(long, env = "LATCHKEY_CHECK")]
     pub(crate) check: bool,
-    /// Development: an http base URL; http, loopback addresses and any port for mail and providers.
+    /// Development: allow an http base URL; http, loopback addresses and any port for mail and providers.
     #[arg(long, env = "LATCHKEY_ALLOW_INSECURE")]
     pub(crate) allow_insecure: bool,
 }
 
 impl RunArgs {
-    pub(crate) fn limits(&self) -> Limits {
-        Limits { apps: self.max_apps_per_namespace, bytes: self.max_rendered_bytes_per_namespace }
+    pub(crate) fn limits(&self) -> QuotaLimits {
+        QuotaLimits { apps: self.max_apps_per_namespace, bytes: self.max_rendered_bytes_per_namespace }
     }
 }
 
-/// A base URL ends without a slash, so that an issuer is it, a slash and the appID.
+/// Removes trailing slashes from the base URL: an issuer is the base URL, a slash and the appID.
 fn base_url(input: &str) -> Result<IssuerUrl, Invalid> {
     input.trim_end_matches('/').parse()
 }
@@ -144,10 +144,10 @@ mod tests {
     fn without_a_command_the_cluster_is_reconciled() {
         let line = "latchkey-operator --namespace a --server-service b --base-url https://c.example --identity d";
         let args = Args::try_parse_from(line.split(' ')).unwrap();
-        assert!(args.command.is_none() && args.run.is_some_and(|run| run.limits() == Limits::default()));
+        assert!(args.command.is_none() && args.run.is_some_and(|run| run.limits() == QuotaLimits::default()));
         let bounded = format!("{line} --max-apps-per-namespace 7 --max-rendered-bytes-per-namespace 4096");
         let args = Args::try_parse_from(bounded.split(' ')).unwrap();
-        assert_eq!(args.run.unwrap().limits(), Limits { apps: 7, bytes: 4096 });
+        assert_eq!(args.run.unwrap().limits(), QuotaLimits { apps: 7, bytes: 4096 });
         assert!(Args::try_parse_from(format!("{line} --max-apps-per-namespace 0").split(' ')).is_err());
         assert!(Args::try_parse_from(["latchkey-operator", "--namespace", "a"]).is_err());
         let line = "latchkey-operator render --check --from a";

@@ -1,4 +1,4 @@
-//! Why a reconcile did not come to its end, and when it is tried again.
+//! Why a reconcile failed, and when it is retried.
 
 use std::{
     collections::HashMap,
@@ -8,44 +8,44 @@ use std::{
 };
 
 use crate::{
-    app::keys::{KeyNotMade, secret::KeysError},
+    app::keys::{KeyGenerationError, secret::KeySecretError},
     panics::Panicked,
 };
 
-/// A step that failed. What is wrong with a resource is no error: it is told in its status.
+/// A failed step. A mistake in a resource is no error: the status reports it.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    #[error("could not {doing}")]
+    #[error("could not {action}")]
     Api {
-        doing: &'static str,
+        action: &'static str,
         #[source]
         source: kube::Error,
     },
     #[error(transparent)]
-    KeyNotMade(#[from] KeyNotMade),
+    KeyNotMade(#[from] KeyGenerationError),
     #[error(transparent)]
-    Keys(#[from] KeysError),
-    /// A bug: the object is tried again, and the others go on.
+    Keys(#[from] KeySecretError),
+    /// A bug: the object is retried, and the others continue.
     #[error("the reconcile failed: {0}")]
     Panicked(#[from] Panicked),
 }
 
-/// An error with its causes, for a log line. Of what the API server answers only its message, which names a permission
-/// that is missing; nothing of an answer that does not parse, since it may be a Secret.
-pub(crate) struct Chain<'a>(pub(crate) &'a (dyn std::error::Error + 'static));
+/// An error with its causes, for a log line. Of an API server's response it shows only the message, which names a
+/// missing permission. It shows nothing of a response that does not parse, because that may be a Secret.
+pub(crate) struct ErrorChain<'a>(pub(crate) &'a (dyn std::error::Error + 'static));
 
-/// How an error is met.
+/// How to handle an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// The object was changed meanwhile: look again at once.
+pub(crate) enum ErrorKind {
+    /// The object was changed meanwhile: retry soon.
     Conflict,
-    /// A permission is missing: somebody has to give it.
+    /// A permission is missing and must be granted.
     Forbidden,
-    /// The API server is away or overloaded, or the network is broken.
+    /// The API server is unavailable or overloaded, or the network is broken.
     Unavailable,
-    /// It refused what was sent.
+    /// The API server rejected the request.
     Refused,
-    /// Nothing outside is wrong.
+    /// The fault is in the operator itself.
     Internal,
 }
 
@@ -53,41 +53,41 @@ pub(crate) enum Kind {
 #[derive(Default)]
 pub(crate) struct Failures(Mutex<HashMap<String, u32>>);
 
-const FIRST_RETRY: Duration = Duration::from_millis(200);
-const LAST_RETRY: Duration = Duration::from_secs(60);
+const MIN_RETRY_DELAY: Duration = Duration::from_millis(200);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
 
 // === impl Error ===
 
 impl Error {
     pub(crate) fn api(doing: &'static str) -> impl Fn(kube::Error) -> Self {
-        move |source| Self::Api { doing, source }
+        move |source| Self::Api { action: doing, source }
     }
 
-    pub(crate) fn kind(&self) -> Kind {
+    pub(crate) fn kind(&self) -> ErrorKind {
         match self {
-            Self::Api { source, .. } => kind(source),
-            Self::Keys(error) => kind(error.api()),
-            Self::KeyNotMade(_) | Self::Panicked(_) => Kind::Internal,
+            Self::Api { source, .. } => api_error_kind(source),
+            Self::Keys(error) => api_error_kind(error.api_error()),
+            Self::KeyNotMade(_) | Self::Panicked(_) => ErrorKind::Internal,
         }
     }
 }
 
 /// The kind of an error of the API.
-fn kind(error: &kube::Error) -> Kind {
+fn api_error_kind(error: &kube::Error) -> ErrorKind {
     match error {
         kube::Error::Api(status) => match status.code {
-            409 => Kind::Conflict,
-            401 | 403 => Kind::Forbidden,
-            429 | 500..=599 => Kind::Unavailable,
-            _ => Kind::Refused,
+            409 => ErrorKind::Conflict,
+            401 | 403 => ErrorKind::Forbidden,
+            429 | 500..=599 => ErrorKind::Unavailable,
+            _ => ErrorKind::Refused,
         },
-        _ => Kind::Unavailable,
+        _ => ErrorKind::Unavailable,
     }
 }
 
-// === impl Chain ===
+// === impl ErrorChain ===
 
-impl fmt::Display for Chain<'_> {
+impl fmt::Display for ErrorChain<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut next = Some(self.0);
         let mut first = true;
@@ -98,8 +98,10 @@ impl fmt::Display for Chain<'_> {
             next = error.source();
             match error.downcast_ref::<kube::Error>() {
                 Some(kube::Error::Api(status)) => return f.write_str(&status.message),
-                Some(kube::Error::SerdeError(_)) => return f.write_str("the answer of the API server does not parse"),
-                // Their own text ends with their cause's.
+                Some(kube::Error::SerdeError(_)) => {
+                    return f.write_str("the response of the API server does not parse");
+                }
+                // Their own text already includes their cause.
                 Some(kube::Error::HyperError(cause)) => write!(f, "{cause}")?,
                 Some(kube::Error::Service(cause)) => {
                     write!(f, "{cause}")?;
@@ -112,10 +114,10 @@ impl fmt::Display for Chain<'_> {
     }
 }
 
-// === impl Kind ===
+// === impl ErrorKind ===
 
-impl Kind {
-    /// The label of the metric.
+impl ErrorKind {
+    /// The label value of the metric.
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Conflict => "conflict",
@@ -130,21 +132,21 @@ impl Kind {
 // === impl Failures ===
 
 impl Failures {
-    /// Notes one more, and tells when to try again: soon and then ever later, but where a permission is missing, which
-    /// nobody gives within a second.
-    pub(crate) fn retry_after(&self, object: &str, kind: Kind) -> Duration {
+    /// Counts a failure and returns when to retry: after exponentially growing waits, ten times longer if a permission
+    /// is missing or the request was rejected, which nobody fixes within a second.
+    pub(crate) fn retry_after(&self, object: &str, kind: ErrorKind) -> Duration {
         let mut failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let times = failures.entry(object.to_owned()).or_default();
         *times += 1;
-        let exponential = FIRST_RETRY * 2_u32.saturating_pow((*times - 1).min(16));
+        let exponential = MIN_RETRY_DELAY * 2_u32.saturating_pow((*times - 1).min(16));
         let wait = match kind {
-            Kind::Conflict | Kind::Unavailable | Kind::Internal => exponential.min(LAST_RETRY),
-            Kind::Forbidden | Kind::Refused => (exponential * 10).min(LAST_RETRY),
+            ErrorKind::Conflict | ErrorKind::Unavailable | ErrorKind::Internal => exponential.min(MAX_RETRY_DELAY),
+            ErrorKind::Forbidden | ErrorKind::Refused => (exponential * 10).min(MAX_RETRY_DELAY),
         };
         wait.mul_f64(rand::random_range(0.75..=1.0))
     }
 
-    pub(crate) fn forget(&self, object: &str) {
+    pub(crate) fn reset(&self, object: &str) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(object);
     }
 }
@@ -154,24 +156,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_causes_are_told_and_the_missing_permission_is_named() {
+    fn the_causes_are_shown_and_the_missing_permission_is_named() {
         let message = "apps is forbidden: User \"x\" cannot patch resource \"apps\"";
         let status = kube::core::Status::failure(message, "Forbidden").with_code(403);
         let error = Error::api("write the finalizer of an App")(kube::Error::Api(Box::new(status)));
-        assert_eq!(Chain(&error).to_string(), format!("could not write the finalizer of an App: {message}"));
-        assert_eq!(error.kind(), Kind::Forbidden);
+        assert_eq!(ErrorChain(&error).to_string(), format!("could not write the finalizer of an App: {message}"));
+        assert_eq!(error.kind(), ErrorKind::Forbidden);
         let secret = serde_json::from_str::<u8>("\"hunter2\"").unwrap_err();
         let error = Error::api("read a Secret")(kube::Error::SerdeError(secret));
-        assert!(!Chain(&error).to_string().contains("hunter2"));
+        assert!(!ErrorChain(&error).to_string().contains("hunter2"));
     }
 
     #[test]
-    fn retries_come_ever_later_and_start_anew_after_success() {
+    fn retry_delays_grow_and_restart_after_success() {
         let failures = Failures::default();
-        let waits: Vec<_> = (0..20).map(|_| failures.retry_after("a", Kind::Unavailable)).collect();
-        assert!(waits[0] <= FIRST_RETRY && waits[19] >= LAST_RETRY.mul_f64(0.75) && waits[19] <= LAST_RETRY);
-        failures.forget("a");
-        assert!(failures.retry_after("a", Kind::Unavailable) <= FIRST_RETRY);
-        assert!(failures.retry_after("b", Kind::Forbidden) > FIRST_RETRY);
+        let waits: Vec<_> = (0..20).map(|_| failures.retry_after("a", ErrorKind::Unavailable)).collect();
+        assert!(
+            waits[0] <= MIN_RETRY_DELAY && waits[19] >= MAX_RETRY_DELAY.mul_f64(0.75) && waits[19] <= MAX_RETRY_DELAY
+        );
+        failures.reset("a");
+        assert!(failures.retry_after("a", ErrorKind::Unavailable) <= MIN_RETRY_DELAY);
+        assert!(failures.retry_after("b", ErrorKind::Forbidden) > MIN_RETRY_DELAY);
     }
 }

@@ -1,20 +1,20 @@
-//! What the steps are told of the world, and the trait by which it is asked: nothing here judges.
+//! The facts that the steps work on, and the trait that looks them up. Nothing here decides.
 
 use std::collections::BTreeMap;
 
 use latchkey_crds::{conditions::Reason, provider::Provider, rendered::SecretString, types::IssuerUrl};
 
-/// What holds for a whole install.
+/// Settings of a whole install.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
-    /// Without a slash at its end.
+    /// Without a trailing slash.
     pub(crate) base_url: IssuerUrl,
     /// Development mode: `http`, loopback addresses and any port for mail and providers.
     pub(crate) allow_insecure: bool,
 }
 
 /// Where objects are looked up: in manifests, or in a cluster.
-pub(crate) trait Source {
+pub(crate) trait ObjectSource {
     /// A Provider, by namespace and name.
     fn provider(&self, namespace: &str, name: &str) -> Lookup<Provider>;
     /// The values of a Secret, decoded.
@@ -23,13 +23,13 @@ pub(crate) trait Source {
     fn config_map(&self, namespace: &str, name: &str) -> Lookup<ConfigMapValues>;
 }
 
-/// The answer to a look-up. That an object is not there, or cannot be read, is a fact as any other.
+/// The result of a lookup. A missing or unreadable object is a fact like any other.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Lookup<T> {
     Found(T),
     Missing,
-    /// There, but not what such an object has to be.
-    Refused,
+    /// It exists but is invalid.
+    Invalid,
 }
 
 /// The values of a Secret by key. Never printed.
@@ -47,19 +47,19 @@ pub(crate) struct ConfigMapValues {
     pub(crate) binary: Vec<String>,
 }
 
-/// A key of a Secret that a resource refers to.
+/// A key of a Secret that a resource references.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum SecretKeyFact {
+pub(crate) enum SecretKeyLookup {
     NoSecret,
     NoKey,
     Value(SecretBytes),
 }
 
-/// Something that does not stop an object but is left out of what is served: a reference that does not resolve.
+/// A problem that does not stop an object: a reference that does not resolve and is left out of what is served.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Problem {
+pub(crate) struct FieldError {
     pub(crate) reason: Reason,
-    /// The field that leads to it, as kubectl writes fields.
+    /// The field with the reference, as kubectl writes fields.
     pub(crate) field: String,
     /// What to do; names objects and keys, never values.
     pub(crate) message: String,
@@ -74,27 +74,27 @@ impl std::fmt::Debug for SecretBytes {
 }
 
 impl SecretBytes {
-    /// The value as text, without a line break at its end, which is there by accident (`echo … | base64`).
+    /// The value as text, without a trailing line break, which is there by accident (`echo … | base64`).
     pub(crate) fn text(&self) -> Option<SecretString> {
         let text = std::str::from_utf8(&self.0).ok()?;
         Some(SecretString::new(text.trim_end_matches(['\r', '\n'])))
     }
 }
 
-// === impl SecretKeyFact ===
+// === impl SecretKeyLookup ===
 
-impl SecretKeyFact {
-    pub(crate) fn resolve(source: &impl Source, namespace: &str, name: &str, key: &str) -> Self {
+impl SecretKeyLookup {
+    pub(crate) fn resolve(source: &impl ObjectSource, namespace: &str, name: &str, key: &str) -> Self {
         match source.secret(namespace, name) {
             Lookup::Found(values) => values.get(key).cloned().map_or(Self::NoKey, Self::Value),
-            Lookup::Missing | Lookup::Refused => Self::NoSecret,
+            Lookup::Missing | Lookup::Invalid => Self::NoSecret,
         }
     }
 }
 
-// === impl Problem ===
+// === impl FieldError ===
 
-impl Problem {
+impl FieldError {
     pub(crate) fn new(reason: Reason, field: impl Into<String>, message: impl Into<String>) -> Self {
         Self { reason, field: field.into(), message: message.into() }
     }

@@ -1,4 +1,4 @@
-//! What fuzz targets call: manifests in, rendered documents out, without files.
+//! The entry points of the fuzz targets: manifests in, rendered documents out, without files.
 
 use std::{collections::BTreeSet, sync::Mutex, sync::PoisonError};
 
@@ -12,7 +12,7 @@ use crate::{
     app::{
         keys::KeyDocument,
         render::render,
-        resolve::{Holder, resolve},
+        resolve::{Ownership, resolve},
         validate::validate,
     },
     facts::Settings,
@@ -20,25 +20,25 @@ use crate::{
 };
 
 /// The steps of `latchkey-operator render` over one file.
-pub struct Renderer {
+pub struct FuzzRenderer {
     schemas: Schemas,
     settings: Settings,
-    /// One set for each algorithm: an RSA key takes longer to make than thousands of Apps to render.
+    /// One set per algorithm: generating an RSA key takes longer than rendering thousands of Apps.
     keys: Mutex<Vec<(SigningAlgorithm, KeyDocument)>>,
 }
 
 /// The result of one file.
 #[derive(Debug, Default)]
-pub struct Rendered {
+pub struct FuzzOutput {
     /// The documents that servers would get.
     pub documents: Vec<(AppId, Vec<u8>)>,
-    /// What is refused; each line is for a person.
-    pub refused: Vec<String>,
+    /// What is rejected; each line is for a person.
+    pub rejected: Vec<String>,
 }
 
-// === impl Renderer ===
+// === impl FuzzRenderer ===
 
-impl Renderer {
+impl FuzzRenderer {
     /// # Panics
     ///
     /// If the definitions of the resources are broken.
@@ -50,30 +50,32 @@ impl Renderer {
         }
     }
 
-    /// Renders the Apps of one file. The end of `file` says whether it is YAML or JSON.
-    pub fn render(&self, file: &str, text: &str) -> Rendered {
+    /// Renders the Apps of one file. The extension of `file` decides between YAML and JSON.
+    pub fn render(&self, file: &str, text: &str) -> FuzzOutput {
         let mut manifests = Manifests::default();
         manifests.add_file(file, text, &self.schemas);
-        let mut rendered =
-            Rendered { refused: manifests.refused.iter().map(ToString::to_string).collect(), ..Rendered::default() };
+        let mut rendered = FuzzOutput {
+            rejected: manifests.rejected.iter().map(ToString::to_string).collect(),
+            ..FuzzOutput::default()
+        };
         let mut held = BTreeSet::new();
         for manifest in &manifests.apps {
             let Some(app) = &manifest.app else { continue };
             let holder = match &manifest.app_id {
-                Some(app_id) if !held.insert(app_id.clone()) => Holder::Another,
-                Some(_) | None => Holder::Us,
+                Some(app_id) if !held.insert(app_id.clone()) => Ownership::Taken,
+                Some(_) | None => Ownership::Ours,
             };
             let facts = resolve(app.clone(), holder, &manifests);
             match validate(&facts, &self.settings) {
                 Ok(app) => {
-                    rendered.refused.extend(app.problems.iter().map(|problem| problem.message.clone()));
+                    rendered.rejected.extend(app.field_errors.iter().map(|problem| problem.message.clone()));
                     let keys = self.keys(&app.app_id, app.signing_algorithm());
                     match render(&app, &keys, FORMAT).within_limit() {
                         Ok(document) => rendered.documents.push((app.app_id, document.bytes)),
-                        Err(large) => rendered.refused.push(large.to_string()),
+                        Err(large) => rendered.rejected.push(large.to_string()),
                     }
                 }
-                Err(refusal) => rendered.refused.push(refusal.message),
+                Err(refusal) => rendered.rejected.push(refusal.message),
             }
         }
         rendered

@@ -1,5 +1,5 @@
-//! Looks up in the cluster what an App or a Provider refers to, before the steps that judge it. Values of Secrets are
-//! asked for when they are needed, and kept no longer.
+//! Looks up in the cluster what an App or a Provider references, before the steps that validate it. Secrets are read
+//! when they are needed, and not stored.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,27 +10,27 @@ use latchkey_crds::{app::App, provider::Provider};
 use crate::{
     context::Context,
     error::Error,
-    facts::{ConfigMapValues, Lookup, SecretBytes, SecretValues, Source},
+    facts::{ConfigMapValues, Lookup, ObjectSource, SecretBytes, SecretValues},
 };
 
-/// What was found for one resource; all of it is of one namespace.
+/// What was found for one resource; all of it is in one namespace.
 #[derive(Default)]
-pub(crate) struct Gathered {
+pub(crate) struct GatheredObjects {
     providers: BTreeMap<String, Lookup<Provider>>,
     secrets: BTreeMap<String, Lookup<SecretValues>>,
     config_maps: BTreeMap<String, Lookup<ConfigMapValues>>,
 }
 
-/// What an App refers to, and what the Providers among it refer to.
-pub(crate) async fn for_app(context: &Context, app: &App) -> Result<Gathered, Error> {
+/// Looks up what an App references, and what its Providers reference.
+pub(crate) async fn for_app(context: &Context, app: &App) -> Result<GatheredObjects, Error> {
     let namespace = app.namespace().unwrap_or_default();
-    let mut gathered = Gathered::default();
+    let mut gathered = GatheredObjects::default();
     let mut secrets = BTreeSet::new();
     for reference in &app.spec.provider_refs {
         let stored = context.objects.providers.get(&ObjectRef::new(&reference.name).within(&namespace));
         let found = match stored.as_deref().map(|provider| &provider.0) {
             None => Lookup::Missing,
-            Some(Err(_)) => Lookup::Refused,
+            Some(Err(_)) => Lookup::Invalid,
             Some(Ok(provider)) => {
                 secrets.insert(provider.spec.client.secret_ref().name.clone());
                 Lookup::Found(provider.clone())
@@ -40,25 +40,25 @@ pub(crate) async fn for_app(context: &Context, app: &App) -> Result<Gathered, Er
     }
     secrets.extend(app.spec.mail.smtp_secret_ref.iter().map(|reference| reference.name.clone()));
     for name in secrets {
-        let found = secret(context, &namespace, &name).await?;
+        let found = look_up_secret(context, &namespace, &name).await?;
         gathered.secrets.insert(name, found);
     }
     if let Some(reference) = &app.spec.mail.templates_ref {
-        let found = config_map(context, &namespace, &reference.name).await?;
+        let found = look_up_config_map(context, &namespace, &reference.name).await?;
         gathered.config_maps.insert(reference.name.clone(), found);
     }
     Ok(gathered)
 }
 
-/// The Secret that a Provider refers to.
-pub(crate) async fn for_provider(context: &Context, provider: &Provider) -> Result<Gathered, Error> {
+/// Looks up the Secret that a Provider references.
+pub(crate) async fn for_provider(context: &Context, provider: &Provider) -> Result<GatheredObjects, Error> {
     let namespace = provider.namespace().unwrap_or_default();
     let name = provider.spec.client.secret_ref().name.clone();
-    let found = secret(context, &namespace, &name).await?;
-    Ok(Gathered { secrets: BTreeMap::from([(name, found)]), ..Gathered::default() })
+    let found = look_up_secret(context, &namespace, &name).await?;
+    Ok(GatheredObjects { secrets: BTreeMap::from([(name, found)]), ..GatheredObjects::default() })
 }
 
-async fn secret(context: &Context, namespace: &str, name: &str) -> Result<Lookup<SecretValues>, Error> {
+async fn look_up_secret(context: &Context, namespace: &str, name: &str) -> Result<Lookup<SecretValues>, Error> {
     let api: Api<Secret> = Api::namespaced(context.client.clone(), namespace);
     let found = api.get_opt(name).await.map_err(Error::api("read a Secret"))?;
     Ok(match found {
@@ -70,7 +70,7 @@ async fn secret(context: &Context, namespace: &str, name: &str) -> Result<Lookup
     })
 }
 
-async fn config_map(context: &Context, namespace: &str, name: &str) -> Result<Lookup<ConfigMapValues>, Error> {
+async fn look_up_config_map(context: &Context, namespace: &str, name: &str) -> Result<Lookup<ConfigMapValues>, Error> {
     let api: Api<ConfigMap> = Api::namespaced(context.client.clone(), namespace);
     let found = api.get_opt(name).await.map_err(Error::api("read a ConfigMap"))?;
     Ok(match found {
@@ -82,9 +82,9 @@ async fn config_map(context: &Context, namespace: &str, name: &str) -> Result<Lo
     })
 }
 
-// === impl Gathered ===
+// === impl GatheredObjects ===
 
-impl Source for Gathered {
+impl ObjectSource for GatheredObjects {
     fn provider(&self, _: &str, name: &str) -> Lookup<Provider> {
         self.providers.get(name).cloned().unwrap_or(Lookup::Missing)
     }

@@ -1,7 +1,7 @@
-//! One operator acts: it holds a Lease, renews it, and writes nothing once it may have lost it.
+//! Leader election: one replica holds a Lease, renews it, and writes nothing once it may have lost it.
 //!
-//! The rules are those of client-go's leader election. Clocks of pods are never compared: who watches another's Lease
-//! counts from when it saw the Lease change.
+//! The rules are those of client-go's leader election. Clocks of pods are never compared: a candidate measures time
+//! from when it saw the Lease change.
 
 #[cfg(test)]
 mod tests;
@@ -32,102 +32,103 @@ use tokio::{
 use tower::{BoxError, Layer, Service};
 use tracing::{info, warn};
 
-use crate::error::Chain;
+use crate::error::ErrorChain;
 
-/// How a Lease is held. The times are client-go's defaults.
+/// Parameters of the election. The times are client-go's defaults.
 #[derive(Clone, Debug)]
 pub(crate) struct LeaseOptions {
     pub(crate) namespace: String,
     pub(crate) name: String,
-    /// The name of this process among those that want the Lease.
+    /// The name of this process among the candidates.
     pub(crate) identity: String,
-    /// After so long without a renewal another may take it.
+    /// After this long without a renewal another replica can take the Lease.
     pub(crate) duration: Duration,
-    /// After so long without a renewal its holder acts no more: shorter, so that two never act.
+    /// After this long without a renewal the leader stops writing. Shorter than `duration`, so that two replicas never
+    /// lead at once.
     pub(crate) renew_deadline: Duration,
     pub(crate) retry: Duration,
 }
 
-/// Whether this process may write. Read at every write.
+/// Whether this process can write. Checked at every write.
 #[derive(Clone)]
-pub(crate) struct Fence(Arc<Mutex<Until>>);
+pub(crate) struct Fence(Arc<Mutex<FenceState>>);
 
 #[derive(Clone, Copy)]
-enum Until {
-    /// A write is sure to be the leader's until then, by the monotonic clock, which runs on while a process is paused.
-    At(Instant),
+enum FenceState {
+    /// Writes are safe until then, by the monotonic clock, which continues while a process is paused.
+    HeldUntil(Instant),
     Lost,
 }
 
 /// The Lease, held and renewed in the background.
-pub(crate) struct Held {
+pub(crate) struct HeldLease {
     fence: Fence,
-    lost: watch::Receiver<Option<Lost>>,
+    lost: watch::Receiver<Option<LostReason>>,
     renewing: JoinHandle<()>,
     candidate: Candidate,
 }
 
 /// Why the Lease is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lost {
+pub(crate) enum LostReason {
     /// It could not be renewed in time.
     NotRenewed,
-    /// Somebody else holds it.
+    /// Another replica holds it.
     Taken,
 }
 
-/// Refuses every request that writes while the Lease is not held.
+/// Rejects every write request while the Lease is not held.
 #[derive(Clone)]
 pub(crate) struct FenceLayer {
     fence: Fence,
 }
 
 #[derive(Clone)]
-pub(crate) struct Fenced<S> {
+pub(crate) struct FencedService<S> {
     inner: S,
     fence: Fence,
 }
 
 /// A write that was not sent.
 #[derive(Debug, thiserror::Error)]
-#[error("not sent: this operator does not hold the Lease any more")]
+#[error("not sent: this operator no longer holds the Lease")]
 pub(crate) struct NotLeader;
 
-/// What somebody wants who wants the Lease.
+/// A replica that wants the Lease.
 #[derive(Clone)]
 struct Candidate {
     api: Api<Lease>,
     options: LeaseOptions,
 }
 
-/// Another's Lease as it was seen, and since when.
+/// Another replica's Lease as observed, and since when.
 struct Observed {
     version: Option<String>,
     since: Instant,
 }
 
-/// What a try to take or renew it came to.
-enum Tried {
-    /// Held, as this version.
+/// The outcome of an attempt to take or renew the Lease.
+enum LeaseAttempt {
+    /// Held, at this version.
     Held(Box<Lease>),
-    /// Another holds it.
-    Anothers,
+    /// Another replica holds it.
+    HeldByOther,
 }
 
 /// Waits until this process holds the Lease.
-pub(crate) async fn acquire(client: Client, options: LeaseOptions) -> Held {
+pub(crate) async fn acquire(client: Client, options: LeaseOptions) -> HeldLease {
     let api = Api::namespaced(client, &options.namespace);
     let candidate = Candidate { api, options };
     let mut observed: Option<Observed> = None;
     loop {
         let began = Instant::now();
         match timeout(candidate.options.renew_deadline, candidate.try_acquire(&mut observed)).await {
-            Ok(Ok(Tried::Held(lease))) => return Held::new(candidate, *lease, began),
-            Ok(Ok(Tried::Anothers)) => {}
-            Ok(Err(error)) => warn!(error = %Chain(&error), "the Lease cannot be had yet"),
-            Err(_) => warn!("the Lease cannot be had yet: the API server does not answer"),
+            Ok(Ok(LeaseAttempt::Held(lease))) => return HeldLease::new(candidate, *lease, began),
+            Ok(Ok(LeaseAttempt::HeldByOther)) => {}
+            Ok(Err(error)) => warn!(error = %ErrorChain(&error), "cannot acquire the Lease yet"),
+            Err(_) => warn!("cannot acquire the Lease yet: the API server does not respond"),
         }
-        sleep(candidate.jittered()).await;
+        sleep(candidate.retry_delay()).await;
     }
 }
 
@@ -149,8 +150,9 @@ impl LeaseOptions {
 // === impl Candidate ===
 
 impl Candidate {
-    /// Takes the Lease where it is free, or where its holder was silent for a whole duration while this one looked.
-    async fn try_acquire(&self, observed: &mut Option<Observed>) -> kube::Result<Tried> {
+    /// Takes the Lease if it is free, or if its holder did not renew it for a whole duration while this candidate
+    /// observed it.
+    async fn try_acquire(&self, observed: &mut Option<Observed>) -> kube::Result<LeaseAttempt> {
         let Some(lease) = self.api.get_opt(&self.options.name).await? else { return self.create().await };
         let version = lease.metadata.resource_version.clone();
         let since = match observed {
@@ -163,35 +165,35 @@ impl Candidate {
         };
         let spec = lease.spec.clone().unwrap_or_default();
         let holder = spec.holder_identity.as_deref().unwrap_or_default();
-        // Its own, of the process before this one in the same pod: that one has ended.
+        // Its own Lease, of the previous process in the same pod, which has ended.
         let is_free = holder.is_empty() || holder == self.options.identity;
-        // The holder's own duration counts, where it names one.
+        // The duration that the holder wrote counts, if there is one.
         let theirs = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
         let duration = theirs.map_or(self.options.duration, Duration::from_secs);
         if !is_free && since.elapsed() < duration {
-            return Ok(Tried::Anothers);
+            return Ok(LeaseAttempt::HeldByOther);
         }
-        self.put(&lease).await
+        self.take_or_renew(&lease).await
     }
 
-    async fn create(&self) -> kube::Result<Tried> {
-        match self.api.create(&PostParams::default(), &self.lease(None)).await {
-            Ok(lease) => Ok(Tried::Held(Box::new(lease))),
-            Err(kube::Error::Api(status)) if status.code == 409 => Ok(Tried::Anothers),
+    async fn create(&self) -> kube::Result<LeaseAttempt> {
+        match self.api.create(&PostParams::default(), &self.new_lease(None)).await {
+            Ok(lease) => Ok(LeaseAttempt::Held(Box::new(lease))),
+            Err(kube::Error::Api(status)) if status.code == 409 => Ok(LeaseAttempt::HeldByOther),
             Err(error) => Err(error),
         }
     }
 
-    /// Takes or renews it, unless it has changed since.
-    async fn put(&self, seen: &Lease) -> kube::Result<Tried> {
-        match self.api.replace(&self.options.name, &PostParams::default(), &self.lease(Some(seen))).await {
-            Ok(lease) => Ok(Tried::Held(Box::new(lease))),
-            Err(kube::Error::Api(status)) if status.code == 409 || status.code == 404 => Ok(Tried::Anothers),
+    /// Takes or renews the Lease, unless it has changed since it was read.
+    async fn take_or_renew(&self, seen: &Lease) -> kube::Result<LeaseAttempt> {
+        match self.api.replace(&self.options.name, &PostParams::default(), &self.new_lease(Some(seen))).await {
+            Ok(lease) => Ok(LeaseAttempt::Held(Box::new(lease))),
+            Err(kube::Error::Api(status)) if status.code == 409 || status.code == 404 => Ok(LeaseAttempt::HeldByOther),
             Err(error) => Err(error),
         }
     }
 
-    fn lease(&self, seen: Option<&Lease>) -> Lease {
+    fn new_lease(&self, seen: Option<&Lease>) -> Lease {
         let before = seen.and_then(|lease| lease.spec.clone()).unwrap_or_default();
         let renews = before.holder_identity.as_deref() == Some(self.options.identity.as_str());
         let now = MicroTime(Timestamp::now());
@@ -212,15 +214,16 @@ impl Candidate {
         }
     }
 
-    fn holds(&self, lease: &Lease) -> bool {
+    fn is_holder(&self, lease: &Lease) -> bool {
         let holder = lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_deref());
         holder == Some(self.options.identity.as_str())
     }
 
-    /// Gives it back, if it is still this one's.
-    async fn free(&self) -> kube::Result<()> {
+    /// Releases the Lease if this candidate still holds it.
+    async fn clear_holder(&self) -> kube::Result<()> {
         loop {
-            let Some(mut lease) = self.api.get_opt(&self.options.name).await?.filter(|lease| self.holds(lease)) else {
+            let Some(mut lease) = self.api.get_opt(&self.options.name).await?.filter(|lease| self.is_holder(lease))
+            else {
                 return Ok(());
             };
             let spec = lease.spec.get_or_insert_default();
@@ -229,48 +232,49 @@ impl Candidate {
             spec.renew_time = Some(MicroTime(Timestamp::now()));
             match self.api.replace(&self.options.name, &PostParams::default(), &lease).await {
                 Ok(_) => return Ok(()),
-                // A renewal that was on its way came first.
+                // A renewal that was in flight came first.
                 Err(kube::Error::Api(status)) if status.code == 409 => {}
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// So that those who wait do not ask at one moment.
-    fn jittered(&self) -> Duration {
+    /// Jitter, so that candidates do not all ask at the same moment.
+    fn retry_delay(&self) -> Duration {
         self.options.retry.mul_f64(rand::random_range(1.0..=1.2))
     }
 
-    /// Renews until it is lost.
-    async fn renew(self, mut lease: Lease, fence: Fence, lost: watch::Sender<Option<Lost>>) {
+    /// Renews the Lease until it is lost.
+    async fn renew_until_lost(self, mut lease: Lease, fence: Fence, lost: watch::Sender<Option<LostReason>>) {
         let why = loop {
             sleep(self.options.retry).await;
             let began = Instant::now();
-            let left = match fence.left(began) {
+            let left = match fence.time_left(began) {
                 Some(left) => left,
-                None => break Lost::NotRenewed,
+                None => break LostReason::NotRenewed,
             };
-            // Twice at least: a connection that was dropped in silence does not cost the Lease.
+            // At least two attempts fit: one connection that silently drops packets does not cost the Lease.
             match timeout(left.min(self.options.renew_deadline / 2), self.renew_once(&lease)).await {
-                Ok(Ok(Tried::Held(renewed))) => {
+                Ok(Ok(LeaseAttempt::Held(renewed))) => {
                     lease = *renewed;
                     fence.extend(began + self.options.renew_deadline);
                 }
-                Ok(Ok(Tried::Anothers)) => break Lost::Taken,
-                Ok(Err(error)) => warn!(error = %Chain(&error), "the Lease was not renewed"),
-                Err(_) => warn!("the Lease was not renewed: the API server does not answer"),
+                Ok(Ok(LeaseAttempt::HeldByOther)) => break LostReason::Taken,
+                Ok(Err(error)) => warn!(error = %ErrorChain(&error), "failed to renew the Lease"),
+                Err(_) => warn!("failed to renew the Lease: the API server does not respond"),
             }
         };
-        fence.drop_now();
+        fence.close();
         let _ = lost.send(Some(why));
     }
 
-    async fn renew_once(&self, lease: &Lease) -> kube::Result<Tried> {
-        let tried = self.put(lease).await?;
-        if let Tried::Anothers = tried {
-            // Changed: by this one's own try whose answer was lost, by somebody who only touched it, or by another holder.
+    async fn renew_once(&self, lease: &Lease) -> kube::Result<LeaseAttempt> {
+        let tried = self.take_or_renew(lease).await?;
+        if let LeaseAttempt::HeldByOther = tried {
+            // It changed: by our own request whose response was lost, by somebody who only edited it, or by another
+            // holder.
             return match self.api.get_opt(&self.options.name).await? {
-                Some(there) if self.holds(&there) => self.put(&there).await,
+                Some(there) if self.is_holder(&there) => self.take_or_renew(&there).await,
                 Some(_) => Ok(tried),
                 None => self.create().await,
             };
@@ -281,11 +285,11 @@ impl Candidate {
 
 // === impl Held ===
 
-impl Held {
+impl HeldLease {
     fn new(candidate: Candidate, lease: Lease, began: Instant) -> Self {
-        let fence = Fence(Arc::new(Mutex::new(Until::At(began + candidate.options.renew_deadline))));
+        let fence = Fence(Arc::new(Mutex::new(FenceState::HeldUntil(began + candidate.options.renew_deadline))));
         let (sender, lost) = watch::channel(None);
-        let renewing = tokio::spawn(candidate.clone().renew(lease, fence.clone(), sender));
+        let renewing = tokio::spawn(candidate.clone().renew_until_lost(lease, fence.clone(), sender));
         Self { fence, lost, renewing, candidate }
     }
 
@@ -293,32 +297,32 @@ impl Held {
         self.fence.clone()
     }
 
-    /// Ends when the Lease is lost.
-    pub(crate) async fn lost(&mut self) -> Lost {
+    /// Returns when the Lease is lost.
+    pub(crate) async fn lost(&mut self) -> LostReason {
         match self.lost.wait_for(Option::is_some).await {
-            Ok(lost) => lost.unwrap_or(Lost::NotRenewed),
-            // The renewing ended without a word.
-            Err(_) => Lost::NotRenewed,
+            Ok(lost) => lost.unwrap_or(LostReason::NotRenewed),
+            // The renewal task ended without a reason.
+            Err(_) => LostReason::NotRenewed,
         }
     }
 
-    /// Gives the Lease back, so that another acts at once. Nothing is written after it.
+    /// Releases the Lease, so that another replica can take it at once. Nothing is written afterwards.
     pub(crate) async fn release(self) {
         self.renewing.abort();
-        self.fence.drop_now();
-        match timeout(self.candidate.options.retry, self.candidate.free()).await {
-            Ok(Ok(())) => info!("the Lease is given back"),
+        self.fence.close();
+        match timeout(self.candidate.options.retry, self.candidate.clear_holder()).await {
+            Ok(Ok(())) => info!("released the Lease"),
             Ok(Err(error)) => {
-                warn!(error = %Chain(&error), "the Lease was not given back; it runs out");
+                warn!(error = %ErrorChain(&error), "failed to release the Lease; it will expire");
             }
-            Err(_) => warn!("the Lease was not given back; it runs out"),
+            Err(_) => warn!("failed to release the Lease; it will expire"),
         }
     }
 }
 
 // === impl Lost ===
 
-impl fmt::Display for Lost {
+impl fmt::Display for LostReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::NotRenewed => "it could not be renewed in time",
@@ -330,27 +334,27 @@ impl fmt::Display for Lost {
 // === impl Fence ===
 
 impl Fence {
-    /// Whether a write now is the leader's.
-    pub(crate) fn holds(&self) -> bool {
-        self.left(Instant::now()).is_some()
+    /// Whether a write is safe now.
+    pub(crate) fn is_open(&self) -> bool {
+        self.time_left(Instant::now()).is_some()
     }
 
-    fn left(&self, now: Instant) -> Option<Duration> {
+    fn time_left(&self, now: Instant) -> Option<Duration> {
         match *self.0.lock().unwrap_or_else(PoisonError::into_inner) {
-            Until::At(until) => until.checked_duration_since(now).filter(|left| !left.is_zero()),
-            Until::Lost => None,
+            FenceState::HeldUntil(until) => until.checked_duration_since(now).filter(|left| !left.is_zero()),
+            FenceState::Lost => None,
         }
     }
 
     fn extend(&self, until: Instant) {
         let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Until::At(at) = &mut *held {
+        if let FenceState::HeldUntil(at) = &mut *held {
             *at = until;
         }
     }
 
-    fn drop_now(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Until::Lost;
+    fn close(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = FenceState::Lost;
     }
 }
 
@@ -363,14 +367,14 @@ impl FenceLayer {
 }
 
 impl<S> Layer<S> for FenceLayer {
-    type Service = Fenced<S>;
+    type Service = FencedService<S>;
 
-    fn layer(&self, inner: S) -> Fenced<S> {
-        Fenced { inner, fence: self.fence.clone() }
+    fn layer(&self, inner: S) -> FencedService<S> {
+        FencedService { inner, fence: self.fence.clone() }
     }
 }
 
-impl<S, B> Service<Request<B>> for Fenced<S>
+impl<S, B> Service<Request<B>> for FencedService<S>
 where
     S: Service<Request<B>, Error: Into<BoxError>, Future: Send + 'static>,
     S::Response: 'static,
@@ -384,7 +388,7 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        if request.method() != Method::GET && !self.fence.holds() {
+        if request.method() != Method::GET && !self.fence.is_open() {
             return Box::pin(async { Err(NotLeader.into()) });
         }
         let answer = self.inner.call(request);

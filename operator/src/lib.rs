@@ -16,19 +16,19 @@ pub mod fuzzing;
 mod gather;
 mod leader;
 mod manifests;
-mod memo;
 mod metrics;
+mod monitor;
 mod orphans;
-mod pace;
 mod panics;
-mod probe;
 mod provider;
 mod quota;
+mod rate_limiter;
 mod release;
 mod render;
 mod run;
+mod run_cache;
+mod spans;
 mod telemetry;
-mod traced;
 mod watch;
 
 /// Runs the program with the arguments of this process.
@@ -38,7 +38,7 @@ pub fn run() -> ExitCode {
         (Some(args::Command::Render(args)), _) => render::run(args),
         (None, Some(args)) => run::run(args),
         (None, None) => {
-            let message = "say which cluster's resources to reconcile, or give a command; see --help";
+            let message = "set the flags for reconciling a cluster, or give a command; see --help";
             args::Args::command().error(ErrorKind::MissingRequiredArgument, message).exit()
         }
     }

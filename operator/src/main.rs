@@ -1,4 +1,4 @@
-//! The program of the operator; the library beside it is all of it, so that fuzz targets reach its parts.
+//! The operator's binary. All code is in the library, so that fuzz targets can call it.
 
 use std::process::ExitCode;
 

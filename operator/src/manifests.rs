@@ -1,4 +1,4 @@
-//! Manifests in a folder: read, parsed, judged by the schema, and looked up as the steps want them.
+//! Reads the manifests of a folder, parses them, checks them against the schemas, and looks them up for the steps.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,33 +14,33 @@ use latchkey_crds::{
     provider,
     provider::Provider,
     types::AppId,
-    validation::{BrokenDefinition, Validator},
+    validation::{InvalidDefinition, Validator},
 };
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
 use crate::{
-    facts::{ConfigMapValues, Lookup, SecretBytes, SecretValues, Source},
-    memo::Memo,
+    facts::{ConfigMapValues, Lookup, ObjectSource, SecretBytes, SecretValues},
     panics::catch,
+    run_cache::RunCache,
 };
 
-/// The largest file that is read, in octets: an object of Kubernetes is smaller by far.
+/// The largest file that is read, in bytes. A Kubernetes object is much smaller.
 const MAX_FILE: u64 = 8 * 1024 * 1024;
 
-/// Where a document stands: its file below the folder, and its place in the file, from 1.
+/// The location of a document: its file relative to the folder, and its number in the file, starting at 1.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Place {
+pub(crate) struct DocumentLocation {
     pub(crate) file: String,
-    /// None: the file as a whole.
+    /// `None`: the file as a whole.
     pub(crate) document: Option<usize>,
 }
 
-/// Something that is not used, and why; one line to a person.
+/// Something that is not used, and why, as one line for a person.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Refused {
-    pub(crate) place: Place,
-    /// `App shop/shop`; none where the document is not that far readable.
+pub(crate) struct RejectedManifest {
+    pub(crate) location: DocumentLocation,
+    /// `App shop/shop`; `None` if the document cannot be read that far.
     pub(crate) object: Option<String>,
     pub(crate) field: String,
     pub(crate) reason: String,
@@ -49,46 +49,46 @@ pub(crate) struct Refused {
 /// An App as far as it could be read.
 #[derive(Debug)]
 pub(crate) struct AppManifest {
-    pub(crate) place: Place,
+    pub(crate) location: DocumentLocation,
     pub(crate) object: String,
-    /// None: neither field nor name is an appID.
+    /// `None`: neither the field nor the name is a valid appID.
     pub(crate) app_id: Option<AppId>,
-    /// None: refused.
+    /// `None`: the manifest is invalid.
     pub(crate) app: Option<App>,
 }
 
-/// What a folder holds.
+/// The contents of a folder.
 #[derive(Debug, Default)]
 pub(crate) struct Manifests {
-    /// In the order of file names and places.
+    /// In the order of file names and positions.
     pub(crate) apps: Vec<AppManifest>,
     providers: BTreeMap<(String, String), Option<Provider>>,
     secrets: BTreeMap<(String, String), Option<SecretValues>>,
     config_maps: BTreeMap<(String, String), Option<ConfigMapValues>>,
-    pub(crate) refused: Vec<Refused>,
-    /// Whether something could not be read at all, so that nobody knows which Apps it holds.
+    pub(crate) rejected: Vec<RejectedManifest>,
+    /// Whether something could not be read at all. It may contain Apps that nobody knows of.
     pub(crate) incomplete: bool,
-    parsed: Arc<Parsed>,
+    parsed: Arc<ParseCache>,
 }
 
-/// Judges objects by the definitions of their kinds.
+/// Validates objects against the definitions of their kinds.
 pub(crate) struct Schemas {
     app: Validator,
     provider: Validator,
     allow_insecure: bool,
 }
 
-/// What was parsed by the run before: what did not change since is not parsed again.
+/// What the previous run parsed: unchanged documents are not parsed again.
 #[derive(Debug, Default)]
-pub(crate) struct Parsed {
-    documents: Memo<String, Result<Value, String>>,
-    apps: Memo<Value, Result<App, Faults>>,
-    providers: Memo<Value, Result<Provider, Faults>>,
+pub(crate) struct ParseCache {
+    documents: RunCache<String, Result<Value, String>>,
+    apps: RunCache<Value, Result<App, Violations>>,
+    providers: RunCache<Value, Result<Provider, Violations>>,
 }
 
-// === impl Place ===
+// === impl DocumentLocation ===
 
-impl fmt::Display for Place {
+impl fmt::Display for DocumentLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.document {
             Some(document) => write!(f, "{} (document {document})", self.file),
@@ -99,9 +99,9 @@ impl fmt::Display for Place {
 
 // === impl Refused ===
 
-impl fmt::Display for Refused {
+impl fmt::Display for RejectedManifest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: ", self.place)?;
+        write!(f, "{}: ", self.location)?;
         if let Some(object) = &self.object {
             write!(f, "{object}: ")?;
         }
@@ -115,7 +115,7 @@ impl fmt::Display for Refused {
 // === impl Schemas ===
 
 impl Schemas {
-    pub(crate) fn new(allow_insecure: bool) -> Result<Self, BrokenDefinition> {
+    pub(crate) fn new(allow_insecure: bool) -> Result<Self, InvalidDefinition> {
         Ok(Self {
             app: Validator::new(&app::definition())?,
             provider: Validator::new(&provider::definition())?,
@@ -123,45 +123,45 @@ impl Schemas {
         })
     }
 
-    /// The typed object, or each field that is wrong with what to do.
-    fn parse<T: DeserializeOwned>(&self, validator: &Validator, object: &Value) -> Result<T, Faults> {
-        let violations = validator.check(object, None);
+    /// The typed object, or each wrong field with what to do.
+    fn parse<T: DeserializeOwned>(&self, validator: &Validator, object: &Value) -> Result<T, Violations> {
+        let violations = validator.validate(object, None);
         let violations: Vec<_> = violations
             .into_iter()
-            .filter(|violation| !(violation.policy && self.allow_insecure))
+            .filter(|violation| !(violation.is_policy && self.allow_insecure))
             .map(|violation| (violation.field, violation.reason))
             .collect();
         if !violations.is_empty() {
             return Err(violations);
         }
-        // What the schema cannot say, the types do.
-        serde_path_to_error::deserialize(validator.stored(object)).map_err(|error| {
+        // The types check what the schema cannot express.
+        serde_path_to_error::deserialize(validator.normalize(object)).map_err(|error| {
             let field = error.path().to_string();
             vec![(if field == "." { String::new() } else { field }, error.inner().to_string())]
         })
     }
 }
 
-// === impl Parsed ===
+// === impl ParseCache ===
 
-impl Parsed {
+impl ParseCache {
     /// Begins a run over the manifests.
     pub(crate) fn begin(&self) {
-        self.documents.begin();
-        self.apps.begin();
-        self.providers.begin();
+        self.documents.begin_run();
+        self.apps.begin_run();
+        self.providers.begin_run();
     }
 
     /// How many Apps and Providers this run parsed.
     #[cfg(test)]
-    pub(crate) fn made(&self) -> usize {
-        self.apps.made() + self.providers.made()
+    pub(crate) fn parsed_count(&self) -> usize {
+        self.apps.computed() + self.providers.computed()
     }
 }
 
 // === impl Manifests ===
 
-impl Source for Manifests {
+impl ObjectSource for Manifests {
     fn provider(&self, namespace: &str, name: &str) -> Lookup<Provider> {
         look_up(&self.providers, namespace, name)
     }
@@ -178,20 +178,20 @@ impl Source for Manifests {
 fn look_up<T: Clone>(objects: &BTreeMap<(String, String), Option<T>>, namespace: &str, name: &str) -> Lookup<T> {
     match objects.get(&(namespace.to_owned(), name.to_owned())) {
         Some(Some(object)) => Lookup::Found(object.clone()),
-        Some(None) => Lookup::Refused,
+        Some(None) => Lookup::Invalid,
         None => Lookup::Missing,
     }
 }
 
 impl Manifests {
-    /// Reads every manifest of a folder and its subfolders. An error is the folder's own: what is wrong with a file is
-    /// in `refused`.
-    pub(crate) fn read(folder: &Path, schemas: &Schemas, parsed: &Arc<Parsed>) -> io::Result<Self> {
+    /// Reads every manifest of a folder and its subfolders. Fails only if the folder itself cannot be read: problems of
+    /// a file are collected.
+    pub(crate) fn read(folder: &Path, schemas: &Schemas, parsed: &Arc<ParseCache>) -> io::Result<Self> {
         let mut manifests = Self { parsed: Arc::clone(parsed), ..Self::default() };
-        for (name, path) in files(folder, &mut manifests)? {
+        for (name, path) in manifest_files(folder, &mut manifests)? {
             match read_text(&path) {
                 Ok(text) => manifests.add_file(&name, &text, schemas),
-                Err(reason) => manifests.refuse_unread(Place { file: name, document: None }, reason),
+                Err(reason) => manifests.reject_unreadable(DocumentLocation { file: name, document: None }, reason),
             }
         }
         Ok(manifests)
@@ -199,64 +199,72 @@ impl Manifests {
 
     /// Adds the documents of one file.
     pub(crate) fn add_file(&mut self, file: &str, text: &str, schemas: &Schemas) {
-        for (index, document) in documents(file, text, &self.parsed).into_iter().enumerate() {
-            let place = Place { file: file.to_owned(), document: Some(index + 1) };
+        for (index, document) in parse_documents(file, text, &self.parsed).into_iter().enumerate() {
+            let place = DocumentLocation { file: file.to_owned(), document: Some(index + 1) };
             match document {
                 Ok(Value::Null) => {}
                 Ok(value) => {
-                    if let Err(panicked) = catch(|| self.add(&place, value, schemas)) {
-                        self.refuse_unread(place, panicked.advice());
+                    if let Err(panicked) = catch(|| self.add_object(&place, value, schemas)) {
+                        self.reject_unreadable(place, panicked.message());
                     }
                 }
-                Err(reason) => self.refuse_unread(place, reason),
+                Err(reason) => self.reject_unreadable(place, reason),
             }
         }
     }
 
-    fn refuse_unread(&mut self, place: Place, reason: String) {
+    fn reject_unreadable(&mut self, place: DocumentLocation, reason: String) {
         self.incomplete = true;
-        self.refused.push(Refused { place, object: None, field: String::new(), reason });
+        self.rejected.push(RejectedManifest { location: place, object: None, field: String::new(), reason });
     }
 
-    fn refuse(&mut self, place: &Place, object: &str, field: &str, reason: impl Into<String>) {
-        self.refused.push(Refused {
-            place: place.clone(),
+    fn reject(&mut self, place: &DocumentLocation, object: &str, field: &str, reason: impl Into<String>) {
+        self.rejected.push(RejectedManifest {
+            location: place.clone(),
             object: Some(object.to_owned()),
             field: field.to_owned(),
             reason: reason.into(),
         });
     }
 
-    fn add(&mut self, place: &Place, value: Value, schemas: &Schemas) {
+    fn add_object(&mut self, place: &DocumentLocation, value: Value, schemas: &Schemas) {
         let Value::Object(object) = value else {
-            return self.refuse_unread(place.clone(), "is not an object".into());
+            return self.reject_unreadable(place.clone(), "is not an object".into());
         };
         let api_version = object.get("apiVersion").and_then(Value::as_str).unwrap_or_default();
         let kind = object.get("kind").and_then(Value::as_str).unwrap_or_default().to_owned();
         let group = api_version.split_once('/').map_or("", |(group, _)| group);
         match (api_version, kind.as_str()) {
             ("v1", "List") => match object.get("items") {
-                Some(Value::Array(items)) => items.iter().for_each(|item| self.add(place, item.clone(), schemas)),
-                _ => self.refuse_unread(place.clone(), "is a List without items".into()),
+                Some(Value::Array(items)) => {
+                    items.iter().for_each(|item| self.add_object(place, item.clone(), schemas))
+                }
+                _ => self.reject_unreadable(place.clone(), "is a List without items".into()),
             },
-            ("v1", "Secret" | "ConfigMap") => self.add_named(place, &kind, object, schemas),
+            ("v1", "Secret" | "ConfigMap") => self.add_named_object(place, &kind, object, schemas),
             (version, "App" | "Provider") if version == format!("{GROUP}/{VERSION}") => {
-                self.add_named(place, &kind, object, schemas);
+                self.add_named_object(place, &kind, object, schemas);
             }
             (_, "App" | "Provider") if group == GROUP || api_version.is_empty() => {
-                // It may be an App that was served so far.
+                // It may be an App that is being served.
                 self.incomplete = true;
-                self.refuse(place, &kind, "apiVersion", format!("must be {GROUP}/{VERSION}"));
+                self.reject(place, &kind, "apiVersion", format!("must be {GROUP}/{VERSION}"));
             }
             (_, kind) if group == GROUP => {
-                self.refuse(place, kind, "kind", format!("must be App or Provider in {GROUP}"));
+                self.reject(place, kind, "kind", format!("must be App or Provider in {GROUP}"));
             }
-            // Of another kind, or nothing for Kubernetes: not ours.
+            // Other kinds, or no Kubernetes objects: not ours.
             _ => {}
         }
     }
 
-    fn add_named(&mut self, place: &Place, kind: &str, mut object: Map<String, Value>, schemas: &Schemas) {
+    fn add_named_object(
+        &mut self,
+        place: &DocumentLocation,
+        kind: &str,
+        mut object: Map<String, Value>,
+        schemas: &Schemas,
+    ) {
         let metadata = object.get("metadata").and_then(Value::as_object);
         let text = |field: &str| metadata.and_then(|metadata| metadata.get(field)).and_then(Value::as_str);
         let name = text("name").unwrap_or_default().to_owned();
@@ -264,7 +272,7 @@ impl Manifests {
         let label = format!("{kind} {namespace}/{name}");
         if name.is_empty() {
             self.incomplete |= kind == "App";
-            return self.refuse(place, kind, "metadata.name", "is required");
+            return self.reject(place, kind, "metadata.name", "is required");
         }
         let key = (namespace.clone(), name);
         let twice = match kind {
@@ -274,7 +282,7 @@ impl Manifests {
             _ => self.config_maps.contains_key(&key),
         };
         if twice {
-            return self.refuse(place, &label, "", "is there twice; the first one counts, take this one away");
+            return self.reject(place, &label, "", "is defined twice; the first one counts, remove this one");
         }
         if let Some(Value::Object(metadata)) = object.get_mut("metadata") {
             metadata.insert("namespace".into(), Value::String(namespace));
@@ -282,35 +290,43 @@ impl Manifests {
         let object = Value::Object(object);
         match kind {
             "App" => {
-                let app_id = raw_app_id(&object);
+                let app_id = unchecked_app_id(&object);
                 self.incomplete |= app_id.is_none();
-                let parsed = self.parsed.apps.get(&label, object, |object| schemas.parse(&schemas.app, object));
-                let app = self.judged(place, &label, Result::clone(&parsed));
-                self.apps.push(AppManifest { place: place.clone(), object: label, app_id, app });
+                let parsed =
+                    self.parsed.apps.get_or_compute(&label, object, |object| schemas.parse(&schemas.app, object));
+                let app = self.accept_or_reject(place, &label, Result::clone(&parsed));
+                self.apps.push(AppManifest { location: place.clone(), object: label, app_id, app });
             }
             "Provider" => {
-                let parsed =
-                    self.parsed.providers.get(&label, object, |object| schemas.parse(&schemas.provider, object));
-                let provider = self.judged(place, &label, Result::clone(&parsed));
+                let parsed = self
+                    .parsed
+                    .providers
+                    .get_or_compute(&label, object, |object| schemas.parse(&schemas.provider, object));
+                let provider = self.accept_or_reject(place, &label, Result::clone(&parsed));
                 self.providers.insert(key, provider);
             }
             "Secret" => {
-                let values = self.judged(place, &label, secret_values(&object));
+                let values = self.accept_or_reject(place, &label, secret_values(&object));
                 self.secrets.insert(key, values);
             }
             _ => {
-                let values = self.judged(place, &label, config_map_values(&object));
+                let values = self.accept_or_reject(place, &label, config_map_values(&object));
                 self.config_maps.insert(key, values);
             }
         }
     }
 
-    fn judged<T>(&mut self, place: &Place, label: &str, parsed: Result<T, Faults>) -> Option<T> {
+    fn accept_or_reject<T>(
+        &mut self,
+        place: &DocumentLocation,
+        label: &str,
+        parsed: Result<T, Violations>,
+    ) -> Option<T> {
         match parsed {
             Ok(parsed) => Some(parsed),
             Err(faults) => {
                 for (field, reason) in faults {
-                    self.refuse(place, label, &field, reason);
+                    self.reject(place, label, &field, reason);
                 }
                 None
             }
@@ -318,25 +334,25 @@ impl Manifests {
     }
 }
 
-fn raw_app_id(object: &Value) -> Option<AppId> {
+fn unchecked_app_id(object: &Value) -> Option<AppId> {
     let field = object.pointer("/spec/appID").filter(|field| !field.is_null());
     field.or_else(|| object.pointer("/metadata/name"))?.as_str()?.parse().ok()
 }
 
-/// The files with manifests, by name below the folder.
-fn files(folder: &Path, manifests: &mut Manifests) -> io::Result<BTreeMap<String, PathBuf>> {
+/// The manifest files, by name relative to the folder.
+fn manifest_files(folder: &Path, manifests: &mut Manifests) -> io::Result<BTreeMap<String, PathBuf>> {
     let mut found = BTreeMap::new();
     let mut seen = BTreeSet::new();
     let mut open = vec![(String::new(), folder.to_path_buf())];
     while let Some((prefix, folder)) = open.pop() {
-        // A symbolic link may lead back to a folder above.
+        // A symbolic link can lead back to a folder above.
         if !seen.insert(fs::canonicalize(&folder)?) {
             continue;
         }
         for entry in fs::read_dir(&folder)? {
             let entry = entry?;
             let Some(name) = entry.file_name().to_str().map(str::to_owned) else { continue };
-            // Editors' and version control's own.
+            // Files of editors and version control.
             if name.starts_with('.') {
                 continue;
             }
@@ -348,7 +364,10 @@ fn files(folder: &Path, manifests: &mut Manifests) -> io::Result<BTreeMap<String
                 }
                 Ok(_) => {}
                 Err(error) if is_manifest(&name) => {
-                    manifests.refuse_unread(Place { file: below, document: None }, format!("cannot be read: {error}"));
+                    manifests.reject_unreadable(
+                        DocumentLocation { file: below, document: None },
+                        format!("cannot be read: {error}"),
+                    );
                 }
                 Err(_) => {}
             }
@@ -369,23 +388,24 @@ fn read_text(path: &Path) -> Result<String, String> {
     if fs::metadata(path).map_err(unreadable)?.len() > MAX_FILE {
         return Err(format!("is over {} MiB", MAX_FILE / 1024 / 1024));
     }
-    let octets = fs::read(path).map_err(unreadable)?;
-    String::from_utf8(octets).map_err(|error| format!("is not UTF-8 at octet {}", error.utf8_error().valid_up_to()))
+    let bytes = fs::read(path).map_err(unreadable)?;
+    String::from_utf8(bytes).map_err(|error| format!("is not UTF-8 at byte {}", error.utf8_error().valid_up_to()))
 }
 
-/// The documents of a file, each parsed alone, so that a broken one does not take the others with it. Null: empty.
-fn documents(file: &str, text: &str, parsed: &Parsed) -> Vec<Result<Value, String>> {
+/// The documents of a file, each parsed separately, so that a broken one does not affect the others. Empty ones are
+/// dropped.
+fn parse_documents(file: &str, text: &str, parsed: &ParseCache) -> Vec<Result<Value, String>> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     if Path::new(file).extension().is_some_and(|extension| extension == "json") {
         return vec![serde_json::from_str(text).map_err(|error| format!("is not JSON: {error}"))];
     }
-    split(text)
+    split_documents(text)
         .into_iter()
         .map(|(first_line, document)| {
             let name = format!("{file}:{first_line}");
-            let parsed = parsed.documents.get(&name, document, |document| {
-                let parsed = catch(|| parse_yaml(document)).map_err(|panicked| panicked.advice())?;
-                parsed.map_err(|error| not_yaml(&error, first_line))
+            let parsed = parsed.documents.get_or_compute(&name, document, |document| {
+                let parsed = catch(|| parse_yaml(document)).map_err(|panicked| panicked.message())?;
+                parsed.map_err(|error| yaml_error(&error, first_line))
             });
             Result::clone(&parsed)
         })
@@ -393,17 +413,17 @@ fn documents(file: &str, text: &str, parsed: &Parsed) -> Vec<Result<Value, Strin
         .collect()
 }
 
-/// Splits at the lines `---`, which cannot stand inside a document (YAML 1.2, 9.1.2). Each part comes with the number
+/// Splits at the lines `---`, which cannot occur inside a document (YAML 1.2, 9.1.2). Returns each part with the number
 /// of lines before it.
-fn split(text: &str) -> Vec<(usize, String)> {
+fn split_documents(text: &str) -> Vec<(usize, String)> {
     let mut parts = vec![(0, String::new())];
     for (number, line) in text.lines().enumerate() {
         let marker = line.strip_prefix("---").filter(|rest| rest.is_empty() || rest.starts_with([' ', '\t']));
         match (marker, parts.last_mut()) {
-            // What follows the marker on its line belongs to the document; spaces keep its column.
+            // Text after the marker belongs to the document; spaces keep its column.
             (Some(rest), _) => parts.push((number, format!("   {rest}\n"))),
             (None, Some((_, part))) => {
-                // A directive or the end of a document says nothing to us.
+                // Directives and end markers have no meaning here.
                 if line.trim_end() != "..." && !(line.starts_with('%') && part.trim().is_empty()) {
                     part.push_str(line);
                 }
@@ -421,8 +441,8 @@ fn parse_yaml(document: &str) -> Result<Value, serde_yaml::Error> {
     Value::deserialize(value)
 }
 
-/// The parser's words, with the line in the file.
-fn not_yaml(error: &serde_yaml::Error, lines_before: usize) -> String {
+/// The parser's message, with the line number in the file.
+fn yaml_error(error: &serde_yaml::Error, lines_before: usize) -> String {
     let text = error.to_string();
     let text = text.split(" at line ").next().unwrap_or(&text);
     match error.location() {
@@ -431,34 +451,34 @@ fn not_yaml(error: &serde_yaml::Error, lines_before: usize) -> String {
     }
 }
 
-type Faults = Vec<(String, String)>;
+type Violations = Vec<(String, String)>;
 
-/// The values of a Secret: `data` in base64, and `stringData`, which wins.
-fn secret_values(object: &Value) -> Result<SecretValues, Faults> {
+/// The values of a Secret: `data` in base64, and `stringData`, which takes precedence.
+fn secret_values(object: &Value) -> Result<SecretValues, Violations> {
     let mut values = SecretValues::new();
-    let mut faults = Faults::new();
-    for (key, text) in strings(object, "data", &mut faults) {
-        // kubectl takes base64 with line breaks.
+    let mut faults = Violations::new();
+    for (key, text) in string_entries(object, "data", &mut faults) {
+        // kubectl accepts base64 with line breaks.
         match STANDARD.decode(text.split_ascii_whitespace().collect::<String>()) {
-            Ok(octets) => drop(values.insert(key, SecretBytes(octets))),
+            Ok(bytes) => drop(values.insert(key, SecretBytes(bytes))),
             Err(_) => faults.push((format!("data.{key}"), "must be base64; plain text goes under stringData".into())),
         }
     }
-    for (key, text) in strings(object, "stringData", &mut faults) {
+    for (key, text) in string_entries(object, "stringData", &mut faults) {
         values.insert(key, SecretBytes(text.into_bytes()));
     }
     if faults.is_empty() { Ok(values) } else { Err(faults) }
 }
 
-fn config_map_values(object: &Value) -> Result<ConfigMapValues, Faults> {
-    let mut faults = Faults::new();
-    let text = strings(object, "data", &mut faults).into_iter().collect();
-    let binary = strings(object, "binaryData", &mut faults).into_iter().map(|(key, _)| key).collect();
+fn config_map_values(object: &Value) -> Result<ConfigMapValues, Violations> {
+    let mut faults = Violations::new();
+    let text = string_entries(object, "data", &mut faults).into_iter().collect();
+    let binary = string_entries(object, "binaryData", &mut faults).into_iter().map(|(key, _)| key).collect();
     if faults.is_empty() { Ok(ConfigMapValues { text, binary }) } else { Err(faults) }
 }
 
-/// The strings of a map, by key. The values are never quoted: they may be secret.
-fn strings(object: &Value, field: &str, faults: &mut Faults) -> Vec<(String, String)> {
+/// The strings of a map, by key. Values are never quoted, because they may be secret.
+fn string_entries(object: &Value, field: &str, faults: &mut Violations) -> Vec<(String, String)> {
     let mut found = Vec::new();
     match object.get(field) {
         None | Some(Value::Null) => {}

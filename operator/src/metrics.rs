@@ -1,4 +1,5 @@
-//! What the operator counts: by controller-runtime's names where one fits, so that dashboards made for others read it.
+//! The operator's metrics. They have the names of controller-runtime where one exists, so that existing dashboards
+//! work.
 
 use std::{
     sync::Arc,
@@ -15,11 +16,11 @@ use prometheus_client::{
 };
 use tower::{Layer, Service};
 
-/// A handle to all of them.
+/// A handle to all metrics.
 #[derive(Clone)]
-pub(crate) struct Metrics(Arc<Inner>);
+pub(crate) struct Metrics(Arc<MetricsState>);
 
-struct Inner {
+struct MetricsState {
     registry: Registry,
     reconciles: Family<ReconcileLabels, Counter>,
     reconcile_errors: Family<ControllerLabels, Counter>,
@@ -53,7 +54,7 @@ struct LeaseLabels {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RequestLabels {
-    /// `<error>` where there was no answer, as client-go has it.
+    /// `<error>` without a response, as in client-go.
     code: String,
     method: String,
 }
@@ -64,24 +65,24 @@ struct PodLabels {
     state: &'static str,
 }
 
-/// A reconcile that runs, until it is dropped.
-pub(crate) struct Active(Gauge);
+/// A running reconcile, until it is dropped.
+pub(crate) struct ActiveReconcile(Gauge);
 
 /// Counts the requests of a client.
 #[derive(Clone)]
 pub(crate) struct RequestsLayer(Metrics);
 
 #[derive(Clone)]
-pub(crate) struct Counted<S> {
+pub(crate) struct CountedService<S> {
     inner: S,
     metrics: Metrics,
 }
 
-/// Seconds of a reconcile, from one that finds nothing to do to one that waits for servers.
-const SECONDS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
+/// Histogram buckets in seconds, from a reconcile with nothing to do to one that waits for servers.
+const RECONCILE_BUCKETS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
 
-fn seconds() -> Histogram {
-    Histogram::new(SECONDS)
+fn reconcile_histogram() -> Histogram {
+    Histogram::new(RECONCILE_BUCKETS)
 }
 
 // === impl Metrics ===
@@ -92,7 +93,7 @@ impl Default for Metrics {
         let reconciles = Family::<ReconcileLabels, Counter>::default();
         let reconcile_errors = Family::<ControllerLabels, Counter>::default();
         let reconcile_panics = Family::<ControllerLabels, Counter>::default();
-        let reconcile_seconds: Family<_, _, fn() -> Histogram> = Family::new_with_constructor(seconds);
+        let reconcile_seconds: Family<_, _, fn() -> Histogram> = Family::new_with_constructor(reconcile_histogram);
         let active = Family::<ControllerLabels, Gauge>::default();
         let max_concurrent = Family::default();
         let leader = Family::default();
@@ -108,18 +109,18 @@ impl Default for Metrics {
             "How long a reconcile takes",
             reconcile_seconds.clone(),
         );
-        registry.register("controller_runtime_active_workers", "Reconciles that run", active.clone());
+        registry.register("controller_runtime_active_workers", "Running reconciles", active.clone());
         registry.register(
             "controller_runtime_max_concurrent_reconciles",
-            "Reconciles that may run at once",
+            "Maximum number of concurrent reconciles",
             max_concurrent.clone(),
         );
-        registry.register("leader_election_master_status", "1 where this operator holds the Lease", leader.clone());
+        registry.register("leader_election_master_status", "1 if this operator holds the Lease", leader.clone());
         registry.register("rest_client_requests", "Requests to the API server", requests.clone());
         registry.register("latchkey_operator_publishes", "Rendered Apps written", publishes.clone());
         registry.register("latchkey_operator_status_writes", "Statuses written", status_writes.clone());
-        registry.register("latchkey_operator_server_pods", "Server pods as the probe sees them", server_pods.clone());
-        // Series that are there from the start: their first increase is seen.
+        registry.register("latchkey_operator_server_pods", "Server pods by state", server_pods.clone());
+        // Create these series at the start, so that their first increase is visible.
         for controller in ["app", "provider"] {
             let labels = ControllerLabels { controller };
             drop(reconciles.get_or_create(&ReconcileLabels { controller, result: "success" }));
@@ -128,7 +129,7 @@ impl Default for Metrics {
             drop(reconcile_seconds.get_or_create(&labels));
             drop(active.get_or_create(&labels));
         }
-        Self(Arc::new(Inner {
+        Self(Arc::new(MetricsState {
             registry,
             reconciles,
             reconcile_errors,
@@ -146,37 +147,37 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// The page of `/metrics`, in OpenMetrics.
-    pub(crate) fn page(&self) -> Result<String, std::fmt::Error> {
+    /// The `/metrics` page, in OpenMetrics.
+    pub(crate) fn encode(&self) -> Result<String, std::fmt::Error> {
         let mut page = String::new();
         text::encode(&mut page, &self.0.registry)?;
         Ok(page)
     }
 
-    pub(crate) fn published(&self) {
+    pub(crate) fn record_publish(&self) {
         self.0.publishes.inc();
     }
 
-    pub(crate) fn status_written(&self) {
+    pub(crate) fn record_status_write(&self) {
         self.0.status_writes.inc();
     }
 
-    pub(crate) fn leader(&self, lease: &str, leads: bool) {
+    pub(crate) fn set_leader(&self, lease: &str, leads: bool) {
         self.0.leader.get_or_create(&LeaseLabels { name: lease.to_owned() }).set(leads.into());
     }
 
-    pub(crate) fn max_concurrent(&self, controller: &'static str, most: u16) {
+    pub(crate) fn set_max_concurrent(&self, controller: &'static str, most: u16) {
         self.0.max_concurrent.get_or_create(&ControllerLabels { controller }).set(most.into());
     }
 
-    /// Counts one more until the answer is dropped.
-    pub(crate) fn active(&self, controller: &'static str) -> Active {
+    /// Counts a running reconcile until the result is dropped.
+    pub(crate) fn track_active(&self, controller: &'static str) -> ActiveReconcile {
         let gauge = self.0.active.get_or_create_owned(&ControllerLabels { controller });
         gauge.inc();
-        Active(gauge)
+        ActiveReconcile(gauge)
     }
 
-    pub(crate) fn reconciled(&self, controller: &'static str, result: &'static str, took: Duration) {
+    pub(crate) fn record_reconcile(&self, controller: &'static str, result: &'static str, took: Duration) {
         self.0.reconciles.get_or_create(&ReconcileLabels { controller, result }).inc();
         let labels = ControllerLabels { controller };
         if result != "success" {
@@ -185,18 +186,18 @@ impl Metrics {
         self.0.reconcile_seconds.get_or_create(&labels).observe(took.as_secs_f64());
     }
 
-    pub(crate) fn panicked(&self, controller: &'static str) {
+    pub(crate) fn record_panic(&self, controller: &'static str) {
         self.0.reconcile_panics.get_or_create(&ControllerLabels { controller }).inc();
     }
 
-    pub(crate) fn server_pods(&self, counting: usize, silent: usize) {
+    pub(crate) fn set_server_pods(&self, counting: usize, silent: usize) {
         for (state, number) in [("counting", counting), ("silent", silent)] {
             self.0.server_pods.get_or_create(&PodLabels { state }).set(i64::try_from(number).unwrap_or(i64::MAX));
         }
     }
 }
 
-impl Drop for Active {
+impl Drop for ActiveReconcile {
     fn drop(&mut self) {
         self.0.dec();
     }
@@ -211,14 +212,14 @@ impl RequestsLayer {
 }
 
 impl<S> Layer<S> for RequestsLayer {
-    type Service = Counted<S>;
+    type Service = CountedService<S>;
 
-    fn layer(&self, inner: S) -> Counted<S> {
-        Counted { inner, metrics: self.0.clone() }
+    fn layer(&self, inner: S) -> CountedService<S> {
+        CountedService { inner, metrics: self.0.clone() }
     }
 }
 
-impl<S, B, A> Service<Request<B>> for Counted<S>
+impl<S, B, A> Service<Request<B>> for CountedService<S>
 where
     S: Service<Request<B>, Response = Response<A>, Future: Send + 'static>,
     S::Error: 'static,
@@ -251,13 +252,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_has_the_usual_names() {
+    fn the_metrics_have_controller_runtime_names() {
         let metrics = Metrics::default();
-        metrics.reconciled("app", "forbidden", Duration::from_millis(3));
-        let running = metrics.active("app");
-        metrics.leader("latchkey-operator", true);
-        metrics.server_pods(2, 1);
-        let page = metrics.page().unwrap();
+        metrics.record_reconcile("app", "forbidden", Duration::from_millis(3));
+        let running = metrics.track_active("app");
+        metrics.set_leader("latchkey-operator", true);
+        metrics.set_server_pods(2, 1);
+        let page = metrics.encode().unwrap();
         for line in [
             "controller_runtime_reconcile_total{controller=\"app\",result=\"forbidden\"} 1",
             "controller_runtime_reconcile_errors_total{controller=\"app\"} 1",
@@ -268,6 +269,6 @@ mod tests {
             assert!(page.contains(line), "{line}\n{page}");
         }
         drop(running);
-        assert!(metrics.page().unwrap().contains("controller_runtime_active_workers{controller=\"app\"} 0"));
+        assert!(metrics.encode().unwrap().contains("controller_runtime_active_workers{controller=\"app\"} 0"));
     }
 }

@@ -1,5 +1,5 @@
-//! Takes away rendered Apps whose App is gone. Under `deletionPolicy: Retain` nothing holds an App back, so its document
-//! is found here: it goes when the API server itself says that there is no such App.
+//! Deletes the rendered documents of deleted Apps. `deletionPolicy: Retain` sets no finalizer, so leftover documents
+//! are found here. A document is deleted when the API server says that its App does not exist.
 
 use std::sync::Arc;
 
@@ -13,71 +13,72 @@ use tracing::{info, warn};
 use crate::{
     app::{
         keys::secret as key_secret,
-        owner::{Holder, proves_absence},
-        publish::withdraw,
+        ownership::{AppIdOwner, proves_absence},
+        publish::delete_document,
     },
     context::Context,
-    error::{Chain, Error},
+    error::{Error, ErrorChain},
     panics::catch_async,
-    watch::rendered_id,
+    watch::app_id_of_secret,
 };
 
-/// Judges each Secret that is named, one after the other, until asked to stop.
+/// Checks each queued Secret, one after the other, until asked to stop.
 pub(crate) async fn run(context: Arc<Context>, mut named: mpsc::UnboundedReceiver<String>, stop: &CancellationToken) {
     while let Some(Some(secret)) = stop.run_until_cancelled(named.recv()).await {
-        if let Err(error) = catch_async(judge(&context, &secret)).await.unwrap_or_else(|panicked| Err(panicked.into()))
+        if let Err(error) = catch_async(check(&context, &secret)).await.unwrap_or_else(|panicked| Err(panicked.into()))
         {
             let wait = context.failures.retry_after(&secret, error.kind());
-            warn!(secret, error = %Chain(&error), "a rendered App is not taken away yet");
-            let again = context.wakes.orphans.clone();
+            warn!(secret, error = %ErrorChain(&error), "a rendered App could not be deleted yet");
+            let again = context.reconcile_queue.orphans.clone();
             tokio::spawn(async move {
                 tokio::time::sleep(wait).await;
                 let _ = again.send(secret);
             });
         } else {
-            context.failures.forget(&secret);
+            context.failures.reset(&secret);
         }
     }
 }
 
-async fn judge(context: &Context, secret: &str) -> Result<(), Error> {
+async fn check(context: &Context, secret: &str) -> Result<(), Error> {
     let Some(published) = context.objects.published.get(secret) else { return Ok(()) };
-    let Some(id) = rendered_id(secret) else { return Ok(()) };
-    if context.releases.is_under_way(&id) {
-        // Its document goes when that ends.
+    let Some(id) = app_id_of_secret(secret) else { return Ok(()) };
+    if context.releases.is_asking_servers(&id) {
+        // The release deletes its document itself when it ends.
         return Ok(());
     }
-    let of = Holder { namespace: published.namespace.clone(), name: published.name.clone() };
-    // Of a Secret that names nobody, nobody's App can be gone; a reconcile writes it anew if it is somebody's.
-    if of.name.is_empty() || exists(context, &of, &id).await? {
+    let of = AppIdOwner { namespace: published.namespace.clone(), name: published.name.clone() };
+    // A Secret that names no App cannot have lost its App. If it belongs to one, the reconcile of that App rewrites it.
+    if of.name.is_empty() || app_exists(context, &of, &id).await? {
         return Ok(());
     }
-    if let Some(holder) = holder(context, &id).await?
+    if let Some(holder) = app_id_owner(context, &id).await?
         && holder != of
-        && exists(context, &holder, &id).await?
+        && app_exists(context, &holder, &id).await?
     {
-        // Somebody edited whose it says that it is; the holder's reconcile writes it anew.
+        // Somebody edited the annotations; the reconcile of the App that owns the appID rewrites the Secret.
         return Ok(());
     }
-    // Before it goes: an App that is made anew meanwhile is woken when its document goes, and then expects its own.
-    context.probe.forget(&id);
-    withdraw(context, secret, &published).await?;
-    info!(secret, of.namespace, app = of.name, "the App is gone; its rendered document is taken away");
-    context.wakes.release(id);
+    // Forget first: if the App is created again, the deletion of the document triggers its reconcile, which expects its
+    // own document.
+    context.monitor.forget(&id);
+    delete_document(context, secret, &published).await?;
+    info!(secret, of.namespace, app = of.name, "the App is deleted; deleted its rendered document");
+    context.reconcile_queue.enqueue_release(id);
     Ok(())
 }
 
-/// Who holds the appID by its keys.
-async fn holder(context: &Context, id: &AppId) -> Result<Option<Holder>, Error> {
+/// The owner of the appID that the key Secret names.
+async fn app_id_owner(context: &Context, id: &AppId) -> Result<Option<AppIdOwner>, Error> {
     let secrets: Api<Secret> = Api::namespaced(context.client.clone(), &context.namespace);
-    Ok(key_secret::read(&secrets, id).await?.holder().cloned())
+    Ok(key_secret::read(&secrets, id).await?.owner().cloned())
 }
 
-/// Whether there is such an App: in the store, else by the API server's own word, since a watch can be behind.
-pub(crate) async fn exists(context: &Context, holder: &Holder, id: &AppId) -> Result<bool, Error> {
+/// Whether the App exists: in the store, or according to the API server, because a watch can be behind.
+pub(crate) async fn app_exists(context: &Context, holder: &AppIdOwner, id: &AppId) -> Result<bool, Error> {
     let stored = context.objects.apps.get(&ObjectRef::new(&holder.name).within(&holder.namespace));
-    // An App that does not decode is one.
-    if stored.is_some_and(|app| app.0.as_ref().map_or(true, |app| may_hold(app, id))) {
+    // An App that does not decode exists.
+    if stored.is_some_and(|app| app.0.as_ref().map_or(true, |app| can_own(app, id))) {
         return Ok(true);
     }
     if holder.namespace.is_empty() {
@@ -85,15 +86,16 @@ pub(crate) async fn exists(context: &Context, holder: &Holder, id: &AppId) -> Re
     }
     let api: Api<App> = Api::namespaced(context.client.clone(), &holder.namespace);
     match api.get(&holder.name).await {
-        Ok(app) => Ok(may_hold(&app, id)),
+        Ok(app) => Ok(can_own(&app, id)),
         Err(kube::Error::SerdeError(_)) => Ok(true),
         Err(kube::Error::Api(status)) if proves_absence(&status, &holder.name) => Ok(false),
         Err(error) => Err(Error::api("look for an App")(error)),
     }
 }
 
-/// Whether the App may be the one of this appID; not one that was made anew under the name, with another.
-fn may_hold(app: &App, id: &AppId) -> bool {
+/// Whether the App can be the one with this appID, and not one that was created again under the name with another
+/// appID.
+fn can_own(app: &App, id: &AppId) -> bool {
     app.app_id().map_or(true, |own| own == *id)
 }
 
@@ -105,8 +107,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::app::scripted::{Script, context, not_found};
-    use crate::{quota::Size, watch::PublishedApp};
+    use crate::app::mock_api::{MockApi, context, not_found};
+    use crate::{quota::DocumentSize, watch::PublishedApp};
 
     const APP: &str = "/apis/latchkey.dev/v1alpha1/namespaces/shop/apps/store";
     const SECRET: &str = "/api/v1/namespaces/latchkey/secrets/latchkey-app-shop";
@@ -119,8 +121,8 @@ mod tests {
         })
     }
 
-    /// What becomes of the document of `shop`, which App `shop/store` left.
-    async fn judged(script: &Script, stored: Option<Value>) {
+    /// Checks the document of `shop`, which App `shop/store` left.
+    async fn judged(script: &MockApi, stored: Option<Value>) {
         let (context, mut apps) = context(script.client());
         apps.apply_watcher_event(&Event::Init);
         if let Some(stored) = stored {
@@ -133,19 +135,19 @@ mod tests {
             name: "store".into(),
             resource_version: "7".into(),
             uid: "1".into(),
-            size: Size::default(),
+            size: DocumentSize::default(),
         };
-        context.objects.published.wrote("latchkey-app-shop", published);
-        judge(&context, "latchkey-app-shop").await.unwrap();
+        context.objects.published.record_write("latchkey-app-shop", published);
+        check(&context, "latchkey-app-shop").await.unwrap();
     }
 
     #[tokio::test]
-    async fn a_document_goes_only_when_the_api_server_says_that_there_is_no_such_app() {
-        judged(&Script::default(), Some(app("shop"))).await;
-        let there = Script::default().expect(Method::GET, APP, |_| (StatusCode::OK, app("shop")));
+    async fn a_document_is_deleted_only_when_the_api_server_says_that_its_app_does_not_exist() {
+        judged(&MockApi::default(), Some(app("shop"))).await;
+        let there = MockApi::default().expect(Method::GET, APP, |_| (StatusCode::OK, app("shop")));
         judged(&there, None).await;
-        there.calls();
-        let gone = Script::default()
+        there.finish();
+        let gone = MockApi::default()
             .expect(Method::GET, APP, |_| not_found("store"))
             .expect(Method::GET, KEYS, |_| not_found("latchkey-keys-shop"))
             .expect(Method::DELETE, SECRET, |call| {
@@ -153,16 +155,16 @@ mod tests {
                 not_found("latchkey-app-shop")
             });
         judged(&gone, None).await;
-        gone.calls();
+        gone.finish();
     }
 
     #[tokio::test]
-    async fn a_document_goes_when_its_app_was_made_anew_with_another_app_id() {
-        let script = Script::default()
+    async fn a_document_is_deleted_when_its_app_was_recreated_with_another_app_id() {
+        let script = MockApi::default()
             .expect(Method::GET, APP, |_| (StatusCode::OK, app("other")))
             .expect(Method::GET, KEYS, |_| not_found("latchkey-keys-shop"))
             .expect(Method::DELETE, SECRET, |_| not_found("latchkey-app-shop"));
         judged(&script, Some(app("other"))).await;
-        script.calls();
+        script.finish();
     }
 }

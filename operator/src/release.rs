@@ -1,10 +1,10 @@
-//! Frees the appIDs of Apps that are gone and left no user. Under `deletionPolicy: Retain` an App leaves its key Secret,
-//! which reserves the appID for its namespace. The servers know whether it has users: they are asked by a document with
-//! the state `Released`, and mark the App's row in Postgres as free in the same transaction in which they look. Then the
-//! key Secret goes.
+//! Frees the appIDs of deleted Apps that left no users. Under `deletionPolicy: Retain` an App leaves its key Secret,
+//! which reserves the appID for its namespace. The servers know whether it has users: the operator asks them by
+//! publishing a document with the state `Released`. They mark the App's row in Postgres as free in the transaction that
+//! checks for users. Then the operator deletes the key Secret.
 //!
-//! An App that is made anew meanwhile is not harmed, whatever the order: the keys get a greater `handover` before the
-//! servers are asked, so a server that is behind does not free what was published later.
+//! An App that is created again meanwhile is safe in any order: the keys get a greater `handover` before the servers
+//! are asked, so a server that is behind does not free what was published later.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -29,151 +29,158 @@ use tracing::{info, warn};
 
 use crate::{
     app::{
-        deletion::render_gone,
-        keys::secret::{self as key_secret, Found, Holder, Kept},
-        publish::{Owner, publish, withdraw},
+        deletion::render_unserved,
+        keys::secret::{self as key_secret, AppIdOwner, KeyLookup, Stored},
+        publish::{DocumentOwner, delete_document, publish},
     },
     context::Context,
-    error::{Chain, Error, Kind},
-    orphans::exists,
-    probe::Released,
-    watch::app_id,
+    error::{Error, ErrorChain, ErrorKind},
+    monitor::ReleaseResponse,
+    orphans::app_exists,
+    watch::claimed_app_id,
 };
 
-/// Releases at a time. Each waits for the servers, which look for new documents every two seconds. Those that wait for
-/// requests to end are not counted: they do nothing meanwhile.
-const AT_ONCE: usize = 16;
-/// A request that a server judged by the document of the App has ended so long after the server serves it no more: a body
-/// takes 30 s, a password 3 s in the queue and twice at most, calls of a provider 10 s each and three at most, and some
-/// ten calls of the stores 4 s each at most; that is 106 s. A pod that is ending and counts no more ends within 55 s (its
-/// grace period by the chart's defaults).
-pub(crate) const REQUESTS_END_SECONDS: u64 = 120;
-/// How often a release that waits looks whether its document is still there.
-const LOOK: Duration = Duration::from_secs(1);
-/// How long the servers have to answer.
-const ANSWER: Duration = Duration::from_secs(30);
-/// When the servers are asked again if they did not answer, or are too old to.
-const UNANSWERED: Duration = Duration::from_secs(10 * 60);
-/// When every reserved appID is looked at again. It is rare: users of an App that is not served go only by an edit of the
-/// database.
-const AGAIN: Duration = Duration::from_secs(10 * 60 * 60);
+/// Concurrent releases. Each waits for the servers, which look for new documents every two seconds. Releases that wait
+/// for requests to end are not counted, because they do nothing meanwhile.
+const MAX_CONCURRENT: usize = 16;
+/// How long a request can still run after its server has stopped serving the App's document: a body takes 30 s, a
+/// password 3 s in the queue and twice at most, calls to a provider 10 s each and three at most, and some ten store
+/// calls 4 s each at most; that is 106 s. A pod that is terminating and no longer counts as serving ends within 55 s
+/// (its grace period by the chart's defaults).
+pub(crate) const REQUEST_DRAIN_SECONDS: u64 = 120;
+/// How often a waiting release checks that its document is still published.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// How long the servers have to respond.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
+/// When the servers are asked again if they did not respond or are too old to.
+const UNANSWERED_RETRY: Duration = Duration::from_secs(10 * 60);
+/// When every reserved appID is checked again. This can be rare: users of an App that is not served disappear only if
+/// somebody edits the database.
+const RECHECK_INTERVAL: Duration = Duration::from_secs(10 * 60 * 60);
 
 /// Which appIDs are being released, and which Apps are being reconciled meanwhile.
 #[derive(Default)]
 pub(crate) struct Releases {
-    /// Reconciles share the lock of an appID; the steps of a release have it alone.
+    /// Reconciles share the lock of an appID; the steps of a release hold it exclusively.
     locks: Mutex<HashMap<AppId, Weak<RwLock<()>>>>,
-    under_way: Mutex<HashMap<AppId, State>>,
-    /// Since when the users of Apps are known to be deleted, by the revisions of the documents that say so.
+    under_way: Mutex<HashMap<AppId, ReleaseProgress>>,
+    /// Since when the users of an App are known to be deleted, with the revision of the document that demands it.
     deleted: Mutex<HashMap<AppId, (Revision, Instant)>>,
-    /// Those that are looked at again by themselves, soon or late.
-    scheduled: Mutex<HashSet<(AppId, Again)>>,
+    /// The retries that are scheduled.
+    scheduled: Mutex<HashSet<(AppId, Retry)>>,
 }
 
-/// When an appID is looked at again by itself.
+/// When an appID is checked again without an event.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Again {
+enum Retry {
     Soon,
     Late,
 }
 
-/// How far a release is.
+/// The progress of a release.
 #[derive(Clone, Copy, Default)]
-struct State {
-    /// The servers are asked, so the document of the release may be there.
+struct ReleaseProgress {
+    /// The servers are being asked, so the document of the release may exist.
     asking: bool,
-    /// Somebody named the appID again meanwhile.
-    again: bool,
+    /// The appID was queued again meanwhile.
+    requeued: bool,
 }
 
-/// What came of a look at an appID.
-enum Looked {
+/// The outcome of a check of an appID.
+enum ReleaseOutcome {
     /// It is free, stays reserved, or belongs to an App.
     Done,
-    /// The document of its App is still there.
-    Published,
-    /// The servers did not answer.
+    /// The document of its App is still published.
+    StillPublished,
+    /// The servers did not respond.
     Unanswered,
 }
 
-/// An appID under way, until this is dropped.
-struct UnderWay<'a> {
+/// An appID that is being released, until this is dropped.
+struct ReleaseGuard<'a> {
     releases: &'a Releases,
     id: AppId,
     ended: bool,
 }
 
-/// Looks at each appID that is named, and at all of them now and then, until asked to stop.
+/// Checks each queued appID, and all of them at intervals, until asked to stop.
 pub(crate) async fn run(context: Arc<Context>, mut named: mpsc::UnboundedReceiver<AppId>, stop: &CancellationToken) {
-    let mut again = interval_at(tokio::time::Instant::now() + AGAIN, AGAIN);
+    let mut again = interval_at(tokio::time::Instant::now() + RECHECK_INTERVAL, RECHECK_INTERVAL);
     again.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let all = async {
         loop {
             again.tick().await;
-            context.wakes.retained(&context.objects);
+            context.reconcile_queue.enqueue_all_releases(&context.objects);
         }
     };
-    let slots = Semaphore::new(AT_ONCE);
-    // Without a limit of its own: there is one at most for each appID, and a release that waits for requests to end must
-    // not keep others back.
+    let slots = Semaphore::new(MAX_CONCURRENT);
+    // No limit of its own: there is at most one per appID, and a release that waits for requests to end must not delay
+    // others.
     let each = futures::stream::poll_fn(move |cx| named.poll_recv(cx)).for_each_concurrent(None, |id| {
         let (context, slots) = (&context, &slots);
-        async move { look_at(context, id, slots).await }
+        async move { check_app_id(context, id, slots).await }
     });
     stop.run_until_cancelled(async { tokio::join!(all, each) }).await;
 }
 
-async fn look_at(context: &Arc<Context>, id: AppId, slots: &Semaphore) {
-    let Some(under_way) = context.releases.begin(&id) else { return };
+async fn check_app_id(context: &Arc<Context>, id: AppId, slots: &Semaphore) {
+    let Some(under_way) = context.releases.try_begin(&id) else { return };
     let failure = format!("release {id}");
     let looked = release(context, &id, &under_way, slots).await;
     let state = under_way.end();
     if state.asking {
-        // What was published in place of its document was no orphan until now.
-        context.wakes.orphan(rendered_app_secret(&id));
+        // What was published in place of its document did not count as an orphan until now.
+        context.reconcile_queue.enqueue_orphan(rendered_app_secret(&id));
     }
-    if state.again {
-        context.wakes.release(id.clone());
+    if state.requeued {
+        context.reconcile_queue.enqueue_release(id.clone());
     }
     let (again, wait) = match looked {
-        Ok(Looked::Done) => return context.failures.forget(&failure),
-        Ok(Looked::Published) => (Again::Soon, context.failures.retry_after(&failure, Kind::Unavailable)),
-        Ok(Looked::Unanswered) => (Again::Late, UNANSWERED),
-        // Nothing can be known of a namespace that this operator cannot read.
-        Err(error) if error.kind() == Kind::Forbidden => return,
+        Ok(ReleaseOutcome::Done) => return context.failures.reset(&failure),
+        Ok(ReleaseOutcome::StillPublished) => {
+            (Retry::Soon, context.failures.retry_after(&failure, ErrorKind::Unavailable))
+        }
+        Ok(ReleaseOutcome::Unanswered) => (Retry::Late, UNANSWERED_RETRY),
+        // Nothing can be learned about a namespace that this operator cannot read.
+        Err(error) if error.kind() == ErrorKind::Forbidden => return,
         Err(error) => {
-            warn!(app = %id, error = %Chain(&error), "an appID is not released yet");
-            (Again::Soon, context.failures.retry_after(&failure, error.kind()))
+            warn!(app = %id, error = %ErrorChain(&error), "an appID could not be released yet");
+            (Retry::Soon, context.failures.retry_after(&failure, error.kind()))
         }
     };
-    if !context.releases.schedule(&id, again) {
+    if !context.releases.try_schedule(&id, again) {
         return;
     }
     let context = Arc::clone(context);
     tokio::spawn(async move {
         sleep(wait).await;
-        context.releases.scheduled_no_more(&id, again);
-        context.wakes.release(id);
+        context.releases.unschedule(&id, again);
+        context.reconcile_queue.enqueue_release(id);
     });
 }
 
-/// From the key Secret of an App that is gone to a free appID.
-async fn release(context: &Context, id: &AppId, under_way: &UnderWay<'_>, slots: &Semaphore) -> Result<Looked, Error> {
-    // It is never closed.
-    let Ok(slot) = slots.acquire().await else { return Ok(Looked::Done) };
-    let Some(holder) = context.objects.quotas.holder(id) else { return Ok(Looked::Done) };
+/// Frees the appID of a deleted App, starting from its key Secret.
+async fn release(
+    context: &Context,
+    id: &AppId,
+    under_way: &ReleaseGuard<'_>,
+    slots: &Semaphore,
+) -> Result<ReleaseOutcome, Error> {
+    // The semaphore is never closed.
+    let Ok(slot) = slots.acquire().await else { return Ok(ReleaseOutcome::Done) };
+    let Some(holder) = context.objects.quotas.owner(id) else { return Ok(ReleaseOutcome::Done) };
     if is_claimed(context, id, &holder) {
-        return Ok(Looked::Done);
+        return Ok(ReleaseOutcome::Done);
     }
     let secrets: Api<Secret> = Api::namespaced(context.client.clone(), &context.namespace);
     let secret = rendered_app_secret(id);
-    let alone = context.releases.alone(id).await;
+    let alone = context.releases.lock_exclusive(id).await;
     if context.objects.published.get(&secret).is_some() {
-        return Ok(Looked::Published);
+        return Ok(ReleaseOutcome::StillPublished);
     }
-    let Some(kept) = retained(context, &secrets, id, &holder).await? else { return Ok(Looked::Done) };
-    if context.probe.pods().0 == 0 {
-        return Ok(Looked::Unanswered);
+    let Some(kept) = retained_keys(context, &secrets, id, &holder).await? else { return Ok(ReleaseOutcome::Done) };
+    if context.monitor.pod_counts().0 == 0 {
+        return Ok(ReleaseOutcome::Unanswered);
     }
     let document = DeletedApp {
         format: FORMAT,
@@ -187,55 +194,56 @@ async fn release(context: &Context, id: &AppId, under_way: &UnderWay<'_>, slots:
     let mut fenced = kept.document.clone();
     fenced.handover = fenced.handover.saturating_add(1);
     let Some(kept) = key_secret::replace(&secrets, &kept, &fenced, &holder).await? else {
-        return Ok(Looked::Unanswered);
+        return Ok(ReleaseOutcome::Unanswered);
     };
-    let rendered = render_gone(&document);
-    let owner = Owner { app_id: id, namespace: &holder.namespace, name: &holder.name };
-    under_way.asks();
+    let rendered = render_unserved(&document);
+    let owner = DocumentOwner { app_id: id, namespace: &holder.namespace, name: &holder.name };
+    under_way.set_asking();
     publish(context, owner, &rendered).await?;
-    context.probe.expect(id, &rendered.revision);
+    context.monitor.expect_revision(id, &rendered.revision);
     drop(alone);
 
-    let answer = context.probe.wait_released(id, &rendered.revision, ANSWER).await;
+    let answer = context.monitor.wait_released(id, &rendered.revision, RESPONSE_TIMEOUT).await;
     drop(slot);
-    // Until then the row refuses what these requests write. Once another App claims it, it no longer would.
-    if answer == Released::Freed && !requests_ended(context, id, &holder, &rendered.revision).await {
-        return Ok(Looked::Done);
+    // Until these requests have ended, the row must refuse their writes. Once another App owns the appID, it no longer
+    // would.
+    if answer == ReleaseResponse::Freed && !wait_for_requests(context, id, &holder, &rendered.revision).await {
+        return Ok(ReleaseOutcome::Done);
     }
     let _slot = slots.acquire().await;
 
-    let _alone = context.releases.alone(id).await;
+    let _alone = context.releases.lock_exclusive(id).await;
     let published = context.objects.published.get(&secret);
     let Some(own) = published.filter(|published| published.revision.as_ref() == Some(&rendered.revision)) else {
-        // An App of this appID was published in its place, or somebody took it away.
-        return Ok(Looked::Done);
+        // An App of this appID was published in its place, or somebody deleted it.
+        return Ok(ReleaseOutcome::Done);
     };
     if is_claimed(context, id, &holder) {
-        // Its reconcile publishes in place of this document.
-        return Ok(Looked::Done);
+        // The reconcile of that App replaces this document.
+        return Ok(ReleaseOutcome::Done);
     }
-    context.probe.forget(id);
-    withdraw(context, &secret, &own).await?;
+    context.monitor.forget(id);
+    delete_document(context, &secret, &own).await?;
     match answer {
-        Released::Reserved => return Ok(Looked::Done),
-        Released::Unanswered => return Ok(Looked::Unanswered),
-        Released::Freed => {}
+        ReleaseResponse::Reserved => return Ok(ReleaseOutcome::Done),
+        ReleaseResponse::Unanswered => return Ok(ReleaseOutcome::Unanswered),
+        ReleaseResponse::Freed => {}
     }
-    if retained(context, &secrets, id, &holder).await?.is_none() {
-        return Ok(Looked::Done);
+    if retained_keys(context, &secrets, id, &holder).await?.is_none() {
+        return Ok(ReleaseOutcome::Done);
     }
-    if !key_secret::remove(&secrets, &kept).await? {
-        return Ok(Looked::Unanswered);
+    if !key_secret::delete(&secrets, &kept).await? {
+        return Ok(ReleaseOutcome::Unanswered);
     }
-    info!(app = %id, holder.namespace, "the App is gone and left no user; its appID is free");
-    Ok(Looked::Done)
+    info!(app = %id, holder.namespace, "the App is deleted and left no users; its appID is free");
+    Ok(ReleaseOutcome::Done)
 }
 
-/// Waits until no request runs that was judged by the document of the App. Returns false as soon as an App asks for the
-/// appID, or the document of the release is no longer there.
-async fn requests_ended(context: &Context, id: &AppId, holder: &Holder, revision: &Revision) -> bool {
+/// Waits until every request that began under the App's document has ended. Returns false as soon as an App claims the
+/// appID or the document of the release is no longer published.
+async fn wait_for_requests(context: &Context, id: &AppId, holder: &AppIdOwner, revision: &Revision) -> bool {
     let secret = rendered_app_secret(id);
-    let end = Instant::now() + context.requests_end;
+    let end = Instant::now() + context.request_drain;
     loop {
         let published = context.objects.published.get(&secret);
         if published.and_then(|published| published.revision).as_ref() != Some(revision)
@@ -247,50 +255,50 @@ async fn requests_ended(context: &Context, id: &AppId, holder: &Holder, revision
         if now >= end {
             return true;
         }
-        sleep_until(end.min(now + LOOK)).await;
+        sleep_until(end.min(now + POLL_INTERVAL)).await;
     }
 }
 
-/// The keys, if the API server says that their App is gone and nobody else of its namespace asks for them.
-async fn retained(
+/// The keys, if the API server says that their App is deleted and no other App of its namespace claims them.
+async fn retained_keys(
     context: &Context,
     secrets: &Api<Secret>,
     id: &AppId,
-    holder: &Holder,
-) -> Result<Option<Box<Kept>>, Error> {
+    holder: &AppIdOwner,
+) -> Result<Option<Box<Stored>>, Error> {
     let kept = match key_secret::read(secrets, id).await? {
         // Keys that were handed over wait for an App of their new namespace.
-        Found::Kept(kept) if kept.holder == *holder && !kept.are_handed_over() => kept,
-        Found::Kept(_) | Found::Unusable(..) | Found::Missing => return Ok(None),
+        KeyLookup::Stored(kept) if kept.owner == *holder && !kept.is_handed_over() => kept,
+        KeyLookup::Stored(_) | KeyLookup::Unusable(..) | KeyLookup::Missing => return Ok(None),
     };
-    let is_gone = !is_claimed(context, id, holder) && !exists(context, holder, id).await?;
+    let is_gone = !is_claimed(context, id, holder) && !app_exists(context, holder, id).await?;
     Ok(is_gone.then_some(kept))
 }
 
-/// Whether an App of the namespace asks for the appID, as far as the watch has reported.
-fn is_claimed(context: &Context, id: &AppId, holder: &Holder) -> bool {
+/// Whether an App of the namespace claims the appID, as far as the watch has reported.
+fn is_claimed(context: &Context, id: &AppId, holder: &AppIdOwner) -> bool {
     let stored = context.objects.apps.get(&ObjectRef::new(&holder.name).within(&holder.namespace));
-    // One that does not decode may ask for it.
-    let may_ask = stored.is_some_and(|app| app.0.is_err() || app_id(&app).as_ref() == Some(id));
+    // An App that does not decode may claim it.
+    let may_ask = stored.is_some_and(|app| app.0.is_err() || claimed_app_id(&app).as_ref() == Some(id));
     may_ask || context.objects.apps_with_id(id).iter().any(|app| app.namespace().as_ref() == Some(&holder.namespace))
 }
 
 // === impl Releases ===
 
 impl Releases {
-    /// For a reconcile of an App that asks for the appID: while this is held, no step of a release runs.
-    pub(crate) async fn hold_off(&self, id: &AppId) -> OwnedRwLockReadGuard<()> {
+    /// For the reconcile of an App that claims the appID: while this guard is held, no step of a release runs.
+    pub(crate) async fn lock_shared(&self, id: &AppId) -> OwnedRwLockReadGuard<()> {
         self.lock(id).read_owned().await
     }
 
-    /// Whether the document of a release may be there, which is no orphan.
-    pub(crate) fn is_under_way(&self, id: &AppId) -> bool {
+    /// Whether the document of a release may exist. It is no orphan.
+    pub(crate) fn is_asking_servers(&self, id: &AppId) -> bool {
         self.under_way.lock().unwrap_or_else(PoisonError::into_inner).get(id).is_some_and(|state| state.asking)
     }
 
-    /// How long requests may still run that were judged by an App whose users are deleted, since this was asked first of
-    /// the document. Returns `None` once they have ended.
-    pub(crate) fn requests_end(&self, id: &AppId, revision: &Revision, within: Duration) -> Option<Duration> {
+    /// How long requests can still run that began before the users of their App were deleted, counted from the first
+    /// call for this document. Returns `None` once they have ended.
+    pub(crate) fn request_drain_left(&self, id: &AppId, revision: &Revision, within: Duration) -> Option<Duration> {
         let mut deleted = self.deleted.lock().unwrap_or_else(PoisonError::into_inner);
         let (of, since) = deleted.entry(id.clone()).or_insert_with(|| (revision.clone(), Instant::now()));
         if of != revision {
@@ -300,37 +308,37 @@ impl Releases {
         (!left.is_zero()).then_some(left)
     }
 
-    /// Nothing of the App is known to be deleted, or nothing waits for it any more.
-    pub(crate) fn not_deleted(&self, id: &AppId) {
+    /// Forgets the deletion of an App: its users are not known to be deleted, or nothing waits for it any more.
+    pub(crate) fn forget_deletion(&self, id: &AppId) {
         self.deleted.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
     }
 
-    async fn alone(&self, id: &AppId) -> OwnedRwLockWriteGuard<()> {
+    async fn lock_exclusive(&self, id: &AppId) -> OwnedRwLockWriteGuard<()> {
         self.lock(id).write_owned().await
     }
 
-    fn begin(&self, id: &AppId) -> Option<UnderWay<'_>> {
+    fn try_begin(&self, id: &AppId) -> Option<ReleaseGuard<'_>> {
         let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(state) = under_way.get_mut(id) {
-            state.again = true;
+            state.requeued = true;
             return None;
         }
-        under_way.insert(id.clone(), State::default());
-        Some(UnderWay { releases: self, id: id.clone(), ended: false })
+        under_way.insert(id.clone(), ReleaseProgress::default());
+        Some(ReleaseGuard { releases: self, id: id.clone(), ended: false })
     }
 
-    /// Notes that the appID is looked at again by itself. Returns false if that was noted before: one timer is enough.
-    fn schedule(&self, id: &AppId, again: Again) -> bool {
+    /// Records a scheduled retry. Returns false if there is one already: one timer is enough.
+    fn try_schedule(&self, id: &AppId, again: Retry) -> bool {
         self.scheduled.lock().unwrap_or_else(PoisonError::into_inner).insert((id.clone(), again))
     }
 
-    fn scheduled_no_more(&self, id: &AppId, again: Again) {
+    fn unschedule(&self, id: &AppId, again: Retry) {
         self.scheduled.lock().unwrap_or_else(PoisonError::into_inner).remove(&(id.clone(), again));
     }
 
     fn lock(&self, id: &AppId) -> Arc<RwLock<()>> {
         let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
-        // As many as reconciles and releases run at a time.
+        // There are only as many as concurrent reconciles and releases.
         locks.retain(|_, lock| lock.strong_count() > 0);
         if let Some(lock) = locks.get(id).and_then(Weak::upgrade) {
             return lock;
@@ -341,30 +349,30 @@ impl Releases {
     }
 }
 
-// === impl UnderWay ===
+// === impl ReleaseGuard ===
 
-impl UnderWay<'_> {
-    fn asks(&self) {
+impl ReleaseGuard<'_> {
+    fn set_asking(&self) {
         let mut under_way = self.releases.under_way.lock().unwrap_or_else(PoisonError::into_inner);
         under_way.entry(self.id.clone()).or_default().asking = true;
     }
 
-    /// Ends it, and returns how far it got.
-    fn end(mut self) -> State {
+    /// Ends the release and returns its progress.
+    fn end(mut self) -> ReleaseProgress {
         self.ended = true;
-        self.take()
+        self.remove()
     }
 
-    fn take(&self) -> State {
+    fn remove(&self) -> ReleaseProgress {
         let mut under_way = self.releases.under_way.lock().unwrap_or_else(PoisonError::into_inner);
         under_way.remove(&self.id).unwrap_or_default()
     }
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for ReleaseGuard<'_> {
     fn drop(&mut self) {
         if !self.ended {
-            self.take();
+            self.remove();
         }
     }
 }
@@ -380,9 +388,9 @@ mod tests {
     use super::*;
     use crate::app::{
         keys::KeyDocument,
-        scripted::{Script, context, not_found},
+        mock_api::{MockApi, context, not_found},
     };
-    use crate::{quota::Size, watch::PublishedApp};
+    use crate::{quota::DocumentSize, watch::PublishedApp};
 
     const APP: &str = "/apis/latchkey.dev/v1alpha1/namespaces/shop/apps/store";
     const KEYS: &str = "/api/v1/namespaces/latchkey/secrets/latchkey-keys-shop";
@@ -411,42 +419,42 @@ mod tests {
         })
     }
 
-    /// What comes of a look at the keys that App `shop/store` left, or has. Every call must be of the script.
-    async fn looked(script: &Script, stored: Option<Value>) -> Looked {
+    /// Checks the keys that App `shop/store` left or owns. The script must contain every call.
+    async fn looked(script: &MockApi, stored: Option<Value>) -> ReleaseOutcome {
         let (context, mut apps) = context(script.client());
         apps.apply_watcher_event(&Event::Init);
         if let Some(stored) = stored {
             apps.apply_watcher_event(&Event::InitApply(serde_json::from_value(stored).unwrap()));
         }
         apps.apply_watcher_event(&Event::InitDone);
-        let holder = Holder { namespace: "shop".into(), name: "store".into() };
-        context.objects.quotas.keys(&shop(), Some(holder));
-        let under_way = context.releases.begin(&shop()).unwrap();
+        let holder = AppIdOwner { namespace: "shop".into(), name: "store".into() };
+        context.objects.quotas.record_keys(&shop(), Some(holder));
+        let under_way = context.releases.try_begin(&shop()).unwrap();
         release(&context, &shop(), &under_way, &Semaphore::new(1)).await.unwrap()
     }
 
     #[tokio::test]
-    async fn keys_of_an_app_that_is_there_are_left_alone() {
-        let known = Script::default();
-        assert!(matches!(looked(&known, Some(app("store"))).await, Looked::Done));
-        known.calls();
+    async fn keys_of_an_existing_app_are_left_alone() {
+        let known = MockApi::default();
+        assert!(matches!(looked(&known, Some(app("store"))).await, ReleaseOutcome::Done));
+        known.finish();
         // The watch is behind.
         let there =
-            Script::default()
+            MockApi::default()
                 .expect(Method::GET, KEYS, |_| (StatusCode::OK, keys()))
                 .expect(Method::GET, APP, |_| (StatusCode::OK, app("store")));
-        assert!(matches!(looked(&there, None).await, Looked::Done));
-        there.calls();
+        assert!(matches!(looked(&there, None).await, ReleaseOutcome::Done));
+        there.finish();
     }
 
     #[tokio::test]
-    async fn without_a_server_that_could_answer_nothing_is_written() {
+    async fn without_a_serving_pod_nothing_is_written() {
         let gone =
-            Script::default()
+            MockApi::default()
                 .expect(Method::GET, KEYS, |_| (StatusCode::OK, keys()))
                 .expect(Method::GET, APP, |_| not_found("store"));
-        assert!(matches!(looked(&gone, None).await, Looked::Unanswered));
-        gone.calls();
+        assert!(matches!(looked(&gone, None).await, ReleaseOutcome::Unanswered));
+        gone.finish();
     }
 
     fn published(document: &[u8], version: &str) -> PublishedApp {
@@ -456,26 +464,26 @@ mod tests {
             name: "store".into(),
             resource_version: version.into(),
             uid: "1".into(),
-            size: Size::of(document),
+            size: DocumentSize::of(document),
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_keys_stay_until_every_request_of_the_app_that_is_gone_has_ended() {
-        let (context, _apps) = context(Script::default().client());
+    async fn the_keys_stay_until_every_request_of_the_deleted_app_has_ended() {
+        let (context, _apps) = context(MockApi::default().client());
         let secret = rendered_app_secret(&shop());
-        context.objects.published.wrote(&secret, published(b"released", "1"));
-        let holder = Holder { namespace: "shop".into(), name: "store".into() };
+        context.objects.published.record_write(&secret, published(b"released", "1"));
+        let holder = AppIdOwner { namespace: "shop".into(), name: "store".into() };
         let revision = Revision::of(b"released");
         let waiting = async || {
             let begun = Instant::now();
-            (requests_ended(&context, &shop(), &holder, &revision).await, begun.elapsed())
+            (wait_for_requests(&context, &shop(), &holder, &revision).await, begun.elapsed())
         };
         assert_eq!(waiting().await, (true, Duration::from_secs(120)));
-        // An App that is made anew, and perhaps deleted again, does not wait for this.
+        // An App that is created again, and perhaps deleted again, does not wait for this.
         let anew = async {
             sleep(Duration::from_secs(7)).await;
-            context.objects.published.wrote(&secret, published(b"served", "2"));
+            context.objects.published.record_write(&secret, published(b"served", "2"));
         };
         let ((ended, waited), ()) = tokio::join!(waiting(), anew);
         assert!(!ended && waited <= Duration::from_secs(8), "{waited:?}");
@@ -485,46 +493,46 @@ mod tests {
     async fn a_deletion_waits_for_requests_once_for_each_document() {
         let releases = Releases::default();
         let within = Duration::from_secs(120);
-        let left = |document: &[u8]| releases.requests_end(&shop(), &Revision::of(document), within);
+        let left = |document: &[u8]| releases.request_drain_left(&shop(), &Revision::of(document), within);
         assert_eq!(left(b"1"), Some(within));
         sleep(Duration::from_secs(100)).await;
         assert_eq!(left(b"1"), Some(Duration::from_secs(20)));
         assert_eq!(left(b"2"), Some(within), "the App was served again meanwhile");
         sleep(within).await;
         assert_eq!(left(b"2"), None);
-        releases.not_deleted(&shop());
+        releases.forget_deletion(&shop());
         assert_eq!(left(b"2"), Some(within));
     }
 
     #[tokio::test]
     async fn a_step_of_a_release_and_a_reconcile_of_its_app_id_do_not_overlap() {
         let releases = Releases::default();
-        let (one, other) = (releases.hold_off(&shop()).await, releases.hold_off(&shop()).await);
+        let (one, other) = (releases.lock_shared(&shop()).await, releases.lock_shared(&shop()).await);
         let shop = shop();
-        let step = releases.alone(&shop);
+        let step = releases.lock_exclusive(&shop);
         tokio::pin!(step);
         assert!(futures::poll!(&mut step).is_pending());
         drop(one);
         assert!(futures::poll!(&mut step).is_pending());
         drop(other);
         let step = step.await;
-        let reconcile = releases.hold_off(&shop);
+        let reconcile = releases.lock_shared(&shop);
         tokio::pin!(reconcile);
         assert!(futures::poll!(&mut reconcile).is_pending());
-        let _elsewhere = releases.hold_off(&"other".parse().unwrap()).await;
+        let _elsewhere = releases.lock_shared(&"other".parse().unwrap()).await;
         drop(step);
         reconcile.await;
     }
 
     #[test]
-    fn an_app_id_is_released_once_at_a_time_and_only_asking_makes_its_document_no_orphan() {
+    fn an_app_id_is_released_once_at_a_time_and_its_document_is_no_orphan_meanwhile() {
         let releases = Releases::default();
-        let under_way = releases.begin(&shop()).unwrap();
-        assert!(releases.begin(&shop()).is_none() && !releases.is_under_way(&shop()));
-        under_way.asks();
-        assert!(releases.is_under_way(&shop()));
+        let under_way = releases.try_begin(&shop()).unwrap();
+        assert!(releases.try_begin(&shop()).is_none() && !releases.is_asking_servers(&shop()));
+        under_way.set_asking();
+        assert!(releases.is_asking_servers(&shop()));
         let state = under_way.end();
-        assert!(state.asking && state.again, "it is looked at once more");
-        assert!(!releases.is_under_way(&shop()) && releases.begin(&shop()).is_some());
+        assert!(state.asking && state.requeued, "it is checked once more");
+        assert!(!releases.is_asking_servers(&shop()) && releases.try_begin(&shop()).is_some());
     }
 }

@@ -1,4 +1,4 @@
-//! `latchkey-operator render`: manifests in a folder → rendered documents, by the steps that serve a cluster too.
+//! `latchkey-operator render`: manifests in a folder → rendered documents, by the same steps as in a cluster.
 
 use std::{collections::BTreeSet, io, path::Path, process::ExitCode, sync::Arc};
 
@@ -14,14 +14,14 @@ use crate::{
     app::{
         keys::KeyDocument,
         render::{Rendered, TooLarge, render},
-        resolve::{AppFacts, Holder, resolve},
-        validate::{Refusal, ValidatedApp, validate},
+        resolve::{AppFacts, Ownership, resolve},
+        validate::{Rejection, ValidatedApp, validate},
     },
     args::RenderArgs,
-    facts::{Problem, Settings},
-    manifests::{AppManifest, Manifests, Parsed, Refused, Schemas},
-    memo::Memo,
+    facts::{FieldError, Settings},
+    manifests::{AppManifest, Manifests, ParseCache, RejectedManifest, Schemas},
     panics::{self, catch},
+    run_cache::RunCache,
 };
 
 mod files;
@@ -29,35 +29,35 @@ mod files;
 mod tests;
 mod watch;
 
-/// All that a run over the manifests needs; the runs of `--watch` share it.
+/// Everything that a run over the manifests needs; the runs of `--watch` share it.
 pub(crate) struct Renderer {
     args: RenderArgs,
     settings: Settings,
     schemas: Schemas,
-    parsed: Arc<Parsed>,
-    /// By App: what did not change since the last run is neither validated nor rendered again.
-    validated: Memo<AppFacts, Result<ValidatedApp, Refusal>>,
-    rendered: Memo<(ValidatedApp, KeyDocument), Result<Rendered, TooLarge>>,
-    /// For tests of what a panic does.
+    parsed: Arc<ParseCache>,
+    /// By App: what has not changed since the last run is neither validated nor rendered again.
+    validated: RunCache<AppFacts, Result<ValidatedApp, Rejection>>,
+    rendered: RunCache<(ValidatedApp, KeyDocument), Result<Rendered, TooLarge>>,
+    /// For tests of panics.
     #[cfg(test)]
     before_validate: fn(&AppFacts),
 }
 
-/// What a run led to; each line is for a person.
+/// The outcome of a run; each line is for a person.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Outcome {
-    /// Each App that is served, and each that went.
+pub(crate) struct RenderSummary {
+    /// Each App that is served, and each that was removed.
     pub(crate) apps: Vec<String>,
-    /// What is refused.
-    pub(crate) refused: Vec<String>,
-    /// References that lead nowhere; what they name may be made elsewhere, so nothing is refused for it.
+    /// What is rejected.
+    pub(crate) rejected: Vec<String>,
+    /// References that do not resolve. The objects may be created elsewhere, so nothing is rejected for them.
     pub(crate) unresolved: Vec<String>,
 }
 
-/// Runs the command to its end.
+/// Runs the command.
 pub(crate) fn run(args: RenderArgs) -> ExitCode {
     panics::install_hook(|location, text| {
-        let text = text.unwrap_or("its text is not shown, since it may quote a secret");
+        let text = text.unwrap_or("its text is not shown because it may quote a secret");
         eprintln!("latchkey-operator: a panic at {location}: {text}");
     });
     match start(args) {
@@ -77,20 +77,20 @@ fn start(args: RenderArgs) -> anyhow::Result<ExitCode> {
     }
     let outcome = renderer.run(now())?;
     outcome.print();
-    Ok(if outcome.refused.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if outcome.rejected.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-#[expect(clippy::disallowed_methods, reason = "the one place where the command takes the time")]
+#[expect(clippy::disallowed_methods, reason = "the one place where the command reads the clock")]
 fn now() -> OffsetDateTime {
     OffsetDateTime::now_utc()
 }
 
-// === impl Outcome ===
+// === impl RenderSummary ===
 
-impl Outcome {
-    /// One line for each thing, on standard error: standard output stays free.
+impl RenderSummary {
+    /// Prints to standard error, one line per item.
     pub(crate) fn print(&self) {
-        for line in self.refused.iter().chain(&self.unresolved).chain(&self.apps) {
+        for line in self.rejected.iter().chain(&self.unresolved).chain(&self.apps) {
             eprintln!("{line}");
         }
     }
@@ -98,14 +98,14 @@ impl Outcome {
 
 // === impl Renderer ===
 
-/// Where nothing is served: what `--check` needs of a base URL is only that there is one.
-const NO_BASE_URL: &str = "https://check.invalid";
+/// `--check` needs no real base URL.
+const PLACEHOLDER_BASE_URL: &str = "https://check.invalid";
 
 impl Renderer {
     pub(crate) fn new(args: RenderArgs) -> anyhow::Result<Self> {
         let base_url = match &args.base_url {
             Some(base_url) => base_url.clone(),
-            None => NO_BASE_URL.parse::<IssuerUrl>()?,
+            None => PLACEHOLDER_BASE_URL.parse::<IssuerUrl>()?,
         };
         ensure!(
             args.allow_insecure || base_url.as_str().starts_with("https://"),
@@ -113,7 +113,8 @@ impl Renderer {
         );
         if !args.check {
             for folder in [&args.to, &args.keys].into_iter().flatten() {
-                files::make_folder(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
+                files::create_private_folder(folder)
+                    .with_context(|| format!("cannot create the folder {}", folder.display()))?;
             }
         }
         let schemas = Schemas::new(args.allow_insecure)?;
@@ -123,32 +124,32 @@ impl Renderer {
             settings,
             schemas,
             parsed: Arc::default(),
-            validated: Memo::default(),
-            rendered: Memo::default(),
+            validated: RunCache::default(),
+            rendered: RunCache::default(),
             #[cfg(test)]
             before_validate: |_| {},
         })
     }
 
     /// Renders every App once. An error means that a folder cannot be used; nothing was removed then.
-    pub(crate) fn run(&self, now: OffsetDateTime) -> anyhow::Result<Outcome> {
+    pub(crate) fn run(&self, now: OffsetDateTime) -> anyhow::Result<RenderSummary> {
         self.parsed.begin();
-        self.validated.begin();
-        self.rendered.begin();
+        self.validated.begin_run();
+        self.rendered.begin_run();
         let from = &self.args.from;
         let mut manifests = Manifests::read(from, &self.schemas, &self.parsed)
             .with_context(|| format!("cannot read the folder {}", from.display()))?;
-        let mut refused = std::mem::take(&mut manifests.refused);
-        let mut outcome = Outcome::default();
+        let mut refused = std::mem::take(&mut manifests.rejected);
+        let mut outcome = RenderSummary::default();
         let mut held = BTreeSet::new();
         for manifest in &manifests.apps {
             let holder = match &manifest.app_id {
-                Some(app_id) if !held.insert(app_id.clone()) => Holder::Another,
-                Some(_) | None => Holder::Us,
+                Some(app_id) if !held.insert(app_id.clone()) => Ownership::Taken,
+                Some(_) | None => Ownership::Ours,
             };
-            let app = catch(|| self.app(manifest, holder, &manifests, now, &mut refused, &mut outcome));
+            let app = catch(|| self.render_app(manifest, holder, &manifests, now, &mut refused, &mut outcome));
             app.unwrap_or_else(|panicked| {
-                refused.push(refusal(manifest, "", &panicked.advice()));
+                refused.push(rejected_manifest(manifest, "", &panicked.message()));
                 Ok(())
             })?;
         }
@@ -159,8 +160,8 @@ impl Renderer {
                 outcome.apps.push(format!("{app_id}: removed"));
             }
         }
-        refused.sort_by(|one, other| one.place.cmp(&other.place));
-        outcome.refused = refused.iter().map(Refused::to_string).collect();
+        refused.sort_by(|one, other| one.location.cmp(&other.location));
+        outcome.rejected = refused.iter().map(RejectedManifest::to_string).collect();
         Ok(outcome)
     }
 
@@ -168,29 +169,29 @@ impl Renderer {
         folder.filter(|_| !self.args.check)
     }
 
-    /// The steps of one App, in their order.
-    fn app(
+    /// The steps of one App, in order.
+    fn render_app(
         &self,
         manifest: &AppManifest,
-        holder: Holder,
+        holder: Ownership,
         manifests: &Manifests,
         now: OffsetDateTime,
-        refused: &mut Vec<Refused>,
-        outcome: &mut Outcome,
+        refused: &mut Vec<RejectedManifest>,
+        outcome: &mut RenderSummary,
     ) -> anyhow::Result<()> {
-        // Why it is refused was told when it was read.
+        // The reason was already reported when the manifest was read.
         let Some(app) = &manifest.app else { return Ok(()) };
         let facts = resolve(app.clone(), holder, manifests);
-        let validated = self.validated.get(&manifest.object, facts, |facts| {
+        let validated = self.validated.get_or_compute(&manifest.object, facts, |facts| {
             #[cfg(test)]
             (self.before_validate)(facts);
             validate(facts, &self.settings)
         });
         let steps = Result::clone(&validated).and_then(|validated| {
-            let input = (validated.clone(), self.keys(&validated, now)?);
-            let rendered = self
-                .rendered
-                .get(&manifest.object, input, |(validated, keys)| render(validated, keys, FORMAT).within_limit());
+            let input = (validated.clone(), self.load_keys(&validated, now)?);
+            let rendered = self.rendered.get_or_compute(&manifest.object, input, |(validated, keys)| {
+                render(validated, keys, FORMAT).within_limit()
+            });
             Ok((validated, rendered))
         });
         match steps {
@@ -198,41 +199,41 @@ impl Renderer {
                 let rendered = match &*rendered {
                     Ok(rendered) => rendered,
                     Err(large) => {
-                        refused.push(refusal(manifest, "", &large.to_string()));
+                        refused.push(rejected_manifest(manifest, "", &large.to_string()));
                         return Ok(());
                     }
                 };
-                for problem in &validated.problems {
-                    let line = refusal(manifest, &problem.field, &problem.message);
-                    if is_elsewhere(problem) {
+                for problem in &validated.field_errors {
+                    let line = rejected_manifest(manifest, &problem.field, &problem.message);
+                    if can_be_defined_elsewhere(problem) {
                         outcome.unresolved.push(format!("{line} ({})", problem.reason));
                     } else {
                         refused.push(line);
                     }
                 }
-                outcome.apps.push(self.publish(&validated.app_id, rendered)?);
+                outcome.apps.push(self.write_document(&validated.app_id, rendered)?);
             }
-            Err(Refusal { field, message, .. }) => refused.push(refusal(manifest, &field, &message)),
+            Err(Rejection { field, message, .. }) => refused.push(rejected_manifest(manifest, &field, &message)),
         }
         Ok(())
     }
 
-    /// The App's keys: those that are kept, else, where there never were any, new ones.
-    fn keys(&self, app: &ValidatedApp, now: OffsetDateTime) -> Result<KeyDocument, Refusal> {
+    /// The App's keys: the stored ones, or new ones if there never were any.
+    fn load_keys(&self, app: &ValidatedApp, now: OffsetDateTime) -> Result<KeyDocument, Rejection> {
         let algorithm = app.signing_algorithm();
-        let refuse = |error: KeysError| {
-            let message = format!("its keys {error}; they are never written over: put the file back from a copy");
-            Refusal::new(Reason::KeysInvalid, "", message)
+        let refuse = |error: KeyFileError| {
+            let message = format!("its keys {error}; the file is never overwritten: restore it from a backup");
+            Rejection::new(Reason::KeysInvalid, "", message)
         };
-        let made = |_| Refusal::new(Reason::KeysInvalid, "", "no key could be made");
+        let made = |_| Rejection::new(Reason::KeysInvalid, "", "no key could be generated");
         let Some(folder) = self.args.keys.as_deref() else {
             return KeyDocument::first(&app.app_id, algorithm, now).map_err(made);
         };
         let kept = match files::read_keys(folder, &app.app_id).map_err(refuse)? {
             Some(kept) => kept,
-            None => self.first_keys(folder, &app.app_id, algorithm, now)?,
+            None => self.create_first_keys(folder, &app.app_id, algorithm, now)?,
         };
-        match kept.with_algorithm(algorithm, now).map_err(made)? {
+        match kept.changed_to_algorithm(algorithm, now).map_err(made)? {
             None => Ok(kept),
             Some(changed) => {
                 if !self.args.check {
@@ -243,30 +244,30 @@ impl Renderer {
         }
     }
 
-    /// Keys where there is no key file: those of the document that is served, if there is one, else new ones.
-    fn first_keys(
+    /// Keys if there is no key file: those of the served document, or new ones.
+    fn create_first_keys(
         &self,
         folder: &Path,
         app_id: &AppId,
         algorithm: SigningAlgorithm,
         now: OffsetDateTime,
-    ) -> Result<KeyDocument, Refusal> {
+    ) -> Result<KeyDocument, Rejection> {
         let served = self.args.to.as_deref().and_then(|to| files::read_document(to, app_id));
-        let keys = match served.map(|served| KeyDocument::of_document(served, now)) {
-            Some(keys) if keys.check(app_id).is_ok() => keys,
+        let keys = match served.map(|served| KeyDocument::from_rendered(served, now)) {
+            Some(keys) if keys.validate(app_id).is_ok() => keys,
             Some(_) | None => KeyDocument::first(app_id, algorithm, now)
-                .map_err(|error| Refusal::new(Reason::KeysInvalid, "", error.to_string()))?,
+                .map_err(|error| Rejection::new(Reason::KeysInvalid, "", error.to_string()))?,
         };
         if self.args.check {
             return Ok(keys);
         }
-        files::keep_first_keys(folder, keys).map_err(|error| {
-            Refusal::new(Reason::KeysInvalid, "", format!("its keys {error}; make the keys' folder writable"))
+        files::store_first_keys(folder, keys).map_err(|error| {
+            Rejection::new(Reason::KeysInvalid, "", format!("its keys {error}; make the keys' folder writable"))
         })
     }
 
-    /// Writes the document where it differs, and says so.
-    fn publish(&self, app_id: &AppId, rendered: &Rendered) -> anyhow::Result<String> {
+    /// Writes the document if it changed. Returns the line to print.
+    fn write_document(&self, app_id: &AppId, rendered: &Rendered) -> anyhow::Result<String> {
         let revision = &rendered.revision.as_str()[..12];
         let Some(to) = self.folder_to_write(self.args.to.as_deref()) else {
             return Ok(format!("{app_id}: valid"));
@@ -281,32 +282,32 @@ impl Renderer {
     }
 }
 
-/// Why an App is not rendered as its manifest says.
-fn refusal(manifest: &AppManifest, field: &str, reason: &str) -> Refused {
-    Refused {
-        place: manifest.place.clone(),
+/// Why an App is not rendered as its manifest demands.
+fn rejected_manifest(manifest: &AppManifest, field: &str, reason: &str) -> RejectedManifest {
+    RejectedManifest {
+        location: manifest.location.clone(),
         object: Some(manifest.object.clone()),
         field: field.to_owned(),
         reason: reason.to_owned(),
     }
 }
 
-/// Whether a reference names something that may simply be kept elsewhere, as Secrets are by people who keep Apps in
-/// git; what is there and wrong is refused.
-fn is_elsewhere(problem: &Problem) -> bool {
+/// Whether a reference names something that may be kept elsewhere, as people who keep Apps in git do with Secrets. An
+/// object that exists and is wrong is rejected.
+fn can_be_defined_elsewhere(problem: &FieldError) -> bool {
     matches!(
         problem.reason,
         Reason::ProviderNotFound | Reason::SecretNotFound | Reason::SecretKeyNotFound | Reason::ConfigMapNotFound
     )
 }
 
-/// Why a key file cannot be used. Never tells what is in it.
+/// Why a key file cannot be used. Never reveals its contents.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum KeysError {
+pub(crate) enum KeyFileError {
     #[error("cannot be read or written: {0}")]
     Io(#[source] io::Error),
     #[error("are not a key document")]
-    NotKeys,
-    #[error("are not usable: {0}")]
+    NotKeyDocument,
+    #[error("cannot be used: {0}")]
     Invalid(#[source] crate::app::keys::InvalidKeys),
 }

@@ -1,4 +1,4 @@
-//! Starts watches, probe, Lease and controllers, and joins them.
+//! Starts the watches, the monitor of the servers, leader election and the controllers, and stops them.
 
 use std::{collections::HashSet, convert::Infallible, process::ExitCode, sync::Arc, time::Duration};
 
@@ -12,7 +12,7 @@ use kube::{
         reflector::{ObjectRef, Store},
     },
 };
-use latchkey_trace::Export;
+use latchkey_trace::TraceExporter;
 use time::OffsetDateTime;
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -26,42 +26,42 @@ use crate::{
     admin::{self, Health},
     app::{
         self,
-        status::{Told, Written},
+        status::{ReportThrottle, WrittenStatuses},
     },
     args::RunArgs,
     context::Context,
-    error::{Chain, Error, Failures},
+    error::{Error, ErrorChain, Failures},
     facts::Settings,
     leader::{self, FenceLayer, LeaseOptions},
     metrics::{Metrics, RequestsLayer},
+    monitor::{Monitor, MonitorEvent},
     orphans,
-    pace::Pace,
     panics::{Panicked, catch_async},
-    probe::{Probe, Wake},
     provider,
+    rate_limiter::RateLimiter,
     release::{self, Releases},
+    spans::{self, TraceLayer},
     telemetry,
-    traced::{self, TracedLayer},
-    watch::{self, Objects, Wakes},
+    watch::{self, ClusterState, ReconcileQueue},
 };
 
-/// Reconciles at a time (design, Operator).
-const RECONCILES: u16 = 32;
-/// An API server that does not answer within this is asked again. Longer than a watch's 30 s and its last event.
+/// Concurrent reconciles per controller.
+const MAX_CONCURRENT_RECONCILES: u16 = 32;
+/// Longer than a watch's 30 s and its last event. A request without a response within this time is retried.
 const READ_TIMEOUT: Duration = Duration::from_secs(40);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// What the servers tell is taken in so many at a time.
-const WAKES: usize = 10_000;
-const COUNT_PODS: Duration = Duration::from_secs(5);
-/// What runs when the process is asked to end may take so long.
-const FINISH: Duration = Duration::from_secs(10);
+/// At most this many notifications of the monitor are handled at once.
+const MAX_EVENT_BATCH: usize = 10_000;
+const POD_METRICS_INTERVAL: Duration = Duration::from_secs(5);
+/// How long running work can take after the process was asked to stop.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Runs until asked to end, or until the Lease is lost.
+/// Runs until asked to stop, or until the Lease is lost.
 pub(crate) fn run(args: RunArgs) -> ExitCode {
-    let export = match Export::from_env("latchkey-operator", env!("CARGO_PKG_VERSION")) {
+    let export = match TraceExporter::from_env("latchkey-operator", env!("CARGO_PKG_VERSION")) {
         Ok(export) => export,
         Err(error) => {
-            eprintln!("latchkey-operator: {}", Chain(&error));
+            eprintln!("latchkey-operator: {}", ErrorChain(&error));
             return ExitCode::from(2);
         }
     };
@@ -70,30 +70,30 @@ pub(crate) fn run(args: RunArgs) -> ExitCode {
         return ExitCode::from(2);
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    let ended = runtime.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(operate(args)));
+    let ended = runtime.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(run_operator(args)));
     if let Some(export) = export {
-        export.finish();
+        export.shutdown();
     }
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            error!(error = %Chain(error.as_ref()), "the operator ends");
+            error!(error = %ErrorChain(error.as_ref()), "the operator failed");
             ExitCode::FAILURE
         }
     }
 }
 
-async fn operate(args: RunArgs) -> Result<()> {
+async fn run_operator(args: RunArgs) -> Result<()> {
     rustls::crypto::aws_lc_rs::default_provider()
         .install_default()
-        .map_err(|_| anyhow::anyhow!("a TLS provider is installed already"))?;
+        .map_err(|_| anyhow::anyhow!("a TLS provider is already installed"))?;
     if args.base_url.as_str().starts_with("http://") && !args.allow_insecure {
         bail!("--base-url is http; use https, or --allow-insecure for development");
     }
     let mut config = Config::infer().await.context("no cluster: set KUBECONFIG, or run in a pod")?;
     config.connect_timeout = Some(CONNECT_TIMEOUT);
     config.read_timeout = Some(READ_TIMEOUT);
-    // Below the fence, and with waits of minutes: whoever asks here tries again by itself.
+    // kube's retries would run below the fence, with waits of minutes. Every caller here retries by itself.
     config.default_retry = false;
     let metrics = Metrics::default();
     let health = Health::new(&watch::WATCHES);
@@ -103,17 +103,17 @@ async fn operate(args: RunArgs) -> Result<()> {
         .with_context(|| format!("cannot listen on {} (--ops-addr)", args.ops_addr))?;
     let operations = tokio::spawn(admin::serve(listener, health.clone(), metrics.clone(), stop.clone()));
 
-    // A standby watches too, so that it can act at once.
+    // A standby also watches, so that it can take over at once.
     let reader = ClientBuilder::try_from(config.clone())?.with_layer(&RequestsLayer::new(&metrics)).build();
-    let (wakes, mut queues) = Wakes::new();
+    let (queue, mut queues) = ReconcileQueue::new();
     let (objects, watches) =
-        watch::start(&reader, &args.namespace, &args.watch_namespaces, args.limits(), &health, &wakes);
+        watch::start(&reader, &args.namespace, &args.watch_namespaces, args.limits(), &health, &queue);
     let mut watching = select_all(watches);
-    let (probe_wakes, told) = mpsc::unbounded_channel();
+    let (event_sender, monitor_events) = mpsc::unbounded_channel();
     let (probe, _probing) =
-        Probe::start(reader.clone(), &args.namespace, &args.server_service, probe_wakes, stop.clone());
-    tokio::spawn(pass_on(told, objects.clone(), wakes.clone()));
-    tokio::spawn(count_pods(probe.clone(), metrics.clone()));
+        Monitor::start(reader.clone(), &args.namespace, &args.server_service, event_sender, stop.clone());
+    tokio::spawn(forward_events(monitor_events, objects.clone(), queue.clone()));
+    tokio::spawn(update_pod_metrics(probe.clone(), metrics.clone()));
 
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -125,20 +125,20 @@ async fn operate(args: RunArgs) -> Result<()> {
     };
     tokio::pin!(asked_to_end);
 
-    metrics.leader(&args.lease, false);
+    metrics.set_leader(&args.lease, false);
     let lease = LeaseOptions::new(&args.namespace, &args.lease, &args.identity);
     let mut held = tokio::select! {
         held = leader::acquire(reader, lease) => held,
-        never = queues.drain() => match never {},
+        never = queues.discard_all() => match never {},
         _ = &mut watching => bail!("a watch ended"),
         () = &mut asked_to_end => return Ok(()),
     };
-    health.leader(true);
-    metrics.leader(&args.lease, true);
-    info!(lease = args.lease, identity = args.identity, "this operator acts");
+    health.set_leader(true);
+    metrics.set_leader(&args.lease, true);
+    info!(lease = args.lease, identity = args.identity, "this operator is the leader");
     let writer = ClientBuilder::try_from(config)?
         .with_layer(&RequestsLayer::new(&metrics))
-        .with_layer(&TracedLayer)
+        .with_layer(&TraceLayer)
         .with_layer(&FenceLayer::new(held.fence()))
         .build();
     let context = Context {
@@ -147,13 +147,13 @@ async fn operate(args: RunArgs) -> Result<()> {
         reporter: Context::reporter(&args.identity),
         client: writer,
         objects: objects.clone(),
-        wakes: wakes.clone(),
-        probe: probe.clone(),
-        pace: Pace::new(),
-        written: Written::default(),
-        told: Told::default(),
+        reconcile_queue: queue.clone(),
+        monitor: probe.clone(),
+        rate_limiter: RateLimiter::new(),
+        written_statuses: WrittenStatuses::default(),
+        progress_throttle: ReportThrottle::default(),
         releases: Releases::default(),
-        requests_end: Duration::from_secs(args.requests_end_seconds),
+        request_drain: Duration::from_secs(args.requests_end_seconds),
         failures: Failures::default(),
         metrics: metrics.clone(),
         now,
@@ -161,13 +161,20 @@ async fn operate(args: RunArgs) -> Result<()> {
     .shared();
 
     let controllers = async {
-        synced(&objects, &health).await;
+        wait_synced(&objects, &health).await;
         probe.wait_settled().await;
-        info!("every watch has told all, and every server pod what it serves");
-        wakes.everything(&objects);
-        let apps =
-            control("app", app::reconcile, app::report_panic, &context, objects.apps.clone(), queues.apps, &stop);
-        let providers = control(
+        info!("every watch is synced, and every server pod has reported what it serves");
+        queue.enqueue_everything(&objects);
+        let apps = run_controller(
+            "app",
+            app::reconcile,
+            app::report_panic,
+            &context,
+            objects.apps.clone(),
+            queues.apps,
+            &stop,
+        );
+        let providers = run_controller(
             "provider",
             provider::reconcile::reconcile,
             provider::reconcile::report_panic,
@@ -186,7 +193,7 @@ async fn operate(args: RunArgs) -> Result<()> {
     tokio::pin!(controllers);
     let lost = tokio::select! {
         () = &mut controllers => false,
-        // It would go on blind.
+        // Without a watch it would act on outdated state.
         _ = &mut watching => bail!("a watch ended"),
         lost = held.lost() => {
             error!(reason = %lost, "the Lease is lost");
@@ -195,62 +202,67 @@ async fn operate(args: RunArgs) -> Result<()> {
         () = &mut asked_to_end => false,
     };
     if lost {
-        // Another one acts: nothing more is written, not even what is on its way. A new process waits for its turn.
-        bail!("the Lease is lost; another operator acts");
+        // Another replica leads: nothing more is written, not even by requests in flight. A new process becomes a
+        // candidate.
+        bail!("the Lease is lost; another operator is the leader");
     }
-    info!("ending");
+    info!("stopping");
     stop.cancel();
-    let _ = tokio::time::timeout(FINISH, controllers).await;
+    let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, controllers).await;
     held.release().await;
     let _ = operations.await;
     Ok(())
 }
 
-#[expect(clippy::disallowed_methods, reason = "the one place where the operator takes the time")]
+#[expect(clippy::disallowed_methods, reason = "the one place where the operator reads the clock")]
 fn now() -> OffsetDateTime {
     OffsetDateTime::now_utc()
 }
 
-/// Nothing is judged on a part of what is there.
-async fn synced(objects: &Objects, health: &Health) {
-    // A writer is gone only with the process.
+/// Waits until everything has been listed. Decisions on partial state would be wrong.
+async fn wait_synced(objects: &ClusterState, health: &Health) {
+    // The writers are dropped only when the process ends.
     let _ = objects.apps.wait_until_ready().await;
     let _ = objects.providers.wait_until_ready().await;
     health.wait_synced().await;
 }
 
-/// What the servers tell wakes whom it concerns.
-async fn pass_on(mut told: mpsc::UnboundedReceiver<Wake>, objects: Objects, wakes: Wakes) {
-    let mut some = Vec::new();
-    while told.recv_many(&mut some, WAKES).await > 0 {
+/// Queues the reconciles that the monitor asks for.
+async fn forward_events(
+    mut events: mpsc::UnboundedReceiver<MonitorEvent>,
+    objects: ClusterState,
+    queue: ReconcileQueue,
+) {
+    let mut batch = Vec::new();
+    while events.recv_many(&mut batch, MAX_EVENT_BATCH).await > 0 {
         let (mut apps, mut all) = (HashSet::new(), false);
-        for wake in some.drain(..) {
+        for wake in batch.drain(..) {
             match wake {
-                Wake::Apps(named) => apps.extend(named),
-                Wake::All => all = true,
-                Wake::Provider { namespace, name } => wakes.provider_named(&namespace, &name),
+                MonitorEvent::Apps(named) => apps.extend(named),
+                MonitorEvent::AllApps => all = true,
+                MonitorEvent::Provider { namespace, name } => queue.enqueue_provider_named(&namespace, &name),
             }
         }
         if all {
-            wakes.all(&objects);
+            queue.enqueue_all_apps(&objects);
         } else {
-            apps.iter().for_each(|id| wakes.apps_with_id(&objects, id));
+            apps.iter().for_each(|id| queue.enqueue_apps_with_id(&objects, id));
         }
     }
 }
 
-/// Keeps the metric of the server pods.
-async fn count_pods(probe: Probe, metrics: Metrics) {
-    let mut ticks = tokio::time::interval(COUNT_PODS);
+/// Updates the metric of the server pods.
+async fn update_pod_metrics(probe: Monitor, metrics: Metrics) {
+    let mut ticks = tokio::time::interval(POD_METRICS_INTERVAL);
     loop {
         ticks.tick().await;
-        let (counting, silent) = probe.pods();
-        metrics.server_pods(counting, silent);
+        let (counting, silent) = probe.pod_counts();
+        metrics.set_server_pods(counting, silent);
     }
 }
 
-/// Reconciles what is named, until asked to stop.
-async fn control<K, F, R>(
+/// Reconciles the queued objects until asked to stop.
+async fn run_controller<K, F, R>(
     name: &'static str,
     reconcile: fn(Arc<K>, Arc<Context>) -> F,
     report_panic: fn(Arc<K>, Arc<Context>, Panicked) -> R,
@@ -263,54 +275,54 @@ async fn control<K, F, R>(
     F: Future<Output = Result<Action, Error>> + Send + 'static,
     R: Future<Output = Result<(), Error>> + Send + 'static,
 {
-    context.metrics.max_concurrent(name, RECONCILES);
+    context.metrics.set_max_concurrent(name, MAX_CONCURRENT_RECONCILES);
     let named = stream::poll_fn(move |cx| queue.poll_recv(cx))
         .map(Ok::<_, Infallible>)
         .take_until(stop.clone().cancelled_owned());
     let one = move |object: Arc<K>, context: Arc<Context>| {
-        // A task of its own, so that both cores work.
+        // A task of its own, so that reconciles run on all threads.
         let task = tokio::spawn(async move {
             let began = Instant::now();
-            let active = context.metrics.active(name);
-            let place = place(&*object);
-            let span = traced::reconcile(name, object.meta());
+            let active = context.metrics.track_active(name);
+            let place = object_key(&*object);
+            let span = spans::reconcile_span(name, object.meta());
             let run = catch_async(reconcile(Arc::clone(&object), Arc::clone(&context)));
             let result = run.instrument(span.clone()).await.unwrap_or_else(|panicked| Err(panicked.into()));
-            traced::reconciled(&span, &result);
+            spans::record_outcome(&span, &result);
             drop(active);
             match &result {
                 Ok(_) => {
-                    context.failures.forget(&place);
-                    context.metrics.reconciled(name, "success", began.elapsed());
+                    context.failures.reset(&place);
+                    context.metrics.record_reconcile(name, "success", began.elapsed());
                 }
                 Err(error) => {
                     warn!(
                         object = place,
-                        error = %Chain(error),
-                        "a reconcile failed; it is tried again"
+                        error = %ErrorChain(error),
+                        "a reconcile failed; retrying"
                     );
-                    context.metrics.reconciled(name, error.kind().as_str(), began.elapsed());
+                    context.metrics.record_reconcile(name, error.kind().as_str(), began.elapsed());
                 }
             }
             if let Err(Error::Panicked(panicked)) = &result {
-                context.metrics.panicked(name);
+                context.metrics.record_panic(name);
                 let report = catch_async(report_panic(object, Arc::clone(&context), panicked.clone())).await;
                 if let Err(error) = report.unwrap_or_else(|panicked| Err(panicked.into())) {
-                    warn!(object = place, error = %Chain(&error), "the status does not say yet that a reconcile failed");
+                    warn!(object = place, error = %ErrorChain(&error), "failed to report the panic in the status");
                 }
             }
             result
         });
-        Box::pin(async move { task.await.unwrap_or_else(|_| Err(Panicked::last().into())) })
+        Box::pin(async move { task.await.unwrap_or_else(|_| Err(Panicked::take_last().into())) })
     };
     let after_error = |object: Arc<K>, error: &Error, context: Arc<Context>| {
-        Action::requeue(context.failures.retry_after(&place(&*object), error.kind()))
+        Action::requeue(context.failures.retry_after(&object_key(&*object), error.kind()))
     };
-    let config = controller::Config::default().concurrency(RECONCILES);
+    let config = controller::Config::default().concurrency(MAX_CONCURRENT_RECONCILES);
     controller::applier(one, after_error, Arc::clone(context), store, named, config).for_each(|_| async {}).await;
 }
 
-fn place<K: Resource<DynamicType = ()>>(object: &K) -> String {
+fn object_key<K: Resource<DynamicType = ()>>(object: &K) -> String {
     let meta = object.meta();
     format!(
         "{} {}/{}",
@@ -330,7 +342,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        app::scripted::{Call, Script, context},
+        app::mock_api::{MockApi, ReceivedCall, context},
         watch::Guarded,
     };
 
@@ -343,15 +355,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_panic_is_the_fault_of_its_object_and_the_others_go_on() {
+    async fn a_panic_fails_only_its_object() {
         const STATUS: &str = "/apis/latchkey.dev/v1alpha1/namespaces/shop/apps/bomb/status";
         const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/shop/events";
-        let written = |call: &Call| {
+        let written = |call: &ReceivedCall| {
             let mut answer = call.body.clone();
             answer["metadata"]["resourceVersion"] = json!("8");
             (StatusCode::OK, answer)
         };
-        let script = Script::default()
+        let script = MockApi::default()
             .expect(Method::PATCH, STATUS, written)
             .expect(Method::POST, EVENTS, |call| (StatusCode::OK, call.body.clone()));
         let (context, mut apps) = context(script.client());
@@ -369,12 +381,12 @@ mod tests {
         wake("bomb");
         let stop = CancellationToken::new();
         let store = context.objects.apps.clone();
-        let controller = control("app", reconcile, app::report_panic, &context, store, named, &stop);
-        let says = |line: &str| context.metrics.page().unwrap().contains(&format!("{line}\n"));
+        let controller = run_controller("app", reconcile, app::report_panic, &context, store, named, &stop);
+        let says = |line: &str| context.metrics.encode().unwrap().contains(&format!("{line}\n"));
         let panics =
             |times: u32| says(&format!("controller_runtime_reconcile_panics_total{{controller=\"app\"}} {times}"));
         let scene = async {
-            // It is tried again, and the other App is reconciled after its first panic.
+            // It is retried, and the other App is reconciled after the first panic.
             while panics(0) {
                 tokio::task::yield_now().await;
             }
@@ -389,7 +401,7 @@ mod tests {
             ended = tokio::time::timeout(limit, scene) => ended.expect("both are reconciled"),
         }
         // However often it panics, the status is written once.
-        let calls = script.calls();
+        let calls = script.finish();
         assert_eq!(calls.len(), 2, "the status and its Event: {calls:?}");
         let status = &calls[0].body["status"];
         let said = |type_: &str| {

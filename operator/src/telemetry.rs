@@ -1,6 +1,6 @@
-//! Logs: structured, one JSON object a line on standard error. Beside them spans, where they are exported.
+//! Structured logs, one JSON object per line on standard error, and spans if they are exported.
 
-use latchkey_trace::{Export, TARGET};
+use latchkey_trace::{TARGET, TraceExporter};
 use tracing::{Subscriber, error};
 use tracing_subscriber::{EnvFilter, Layer, fmt, layer::SubscriberExt, registry::LookupSpan, util::SubscriberInitExt};
 
@@ -11,8 +11,9 @@ use crate::{args::LogFormat, panics};
 #[error("--log is not a filter such as info or latchkey_operator=debug,info")]
 pub(crate) struct BadFilter(#[from] tracing_subscriber::filter::ParseError);
 
-pub(crate) fn start(log: &str, format: LogFormat, export: Option<&Export>) -> Result<(), BadFilter> {
-    // kube's client logs an answer that does not parse, whole; it may be a Secret. Its runtime logs what we log.
+pub(crate) fn start(log: &str, format: LogFormat, export: Option<&TraceExporter>) -> Result<(), BadFilter> {
+    // kube's client logs the whole response if it does not parse, and it may be a Secret. Its runtime logs what we log
+    // ourselves.
     let filter = EnvFilter::try_new(format!("{log},kube_client=error,kube_runtime=error,{TARGET}=off"))?;
     let lines = lines(format);
     match export {
@@ -21,7 +22,7 @@ pub(crate) fn start(log: &str, format: LogFormat, export: Option<&Export>) -> Re
             tracing_subscriber::registry().with(lines.with_filter(filter)).with(export.layer()).init();
         }
     }
-    // A line like any other.
+    // A log line like any other.
     panics::install_hook(|location, text| error!(%location, text, "a panic"));
     Ok(())
 }

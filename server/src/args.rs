@@ -14,32 +14,32 @@ use crate::memory;
 #[derive(Debug, Parser)]
 #[command(name = "latchkey-server", version, max_term_width = 100)]
 pub struct Arguments {
-    /// Without a command: serve.
+    /// Without a command, the program serves requests.
     #[command(subcommand)]
     pub command: Option<Command>,
     #[command(flatten)]
-    pub serve: Serve,
+    pub serve: ServeArgs,
     #[command(flatten)]
-    pub database: Database,
+    pub database: DatabaseArgs,
     #[command(flatten)]
-    pub log: Log,
+    pub log: LogArgs,
 }
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Bring the schema of the database up to what this version needs; safe to run twice, and at once.
+    /// Migrate the database schema to the version that this program needs. Safe to repeat and to run concurrently.
     Migrate,
-    /// Look at mails that could not be delivered.
+    /// List or retry emails that could not be delivered.
     Outbox {
         #[command(subcommand)]
-        command: Outbox,
+        command: OutboxCommand,
     },
     /// Print the OpenAPI document.
     Openapi,
-    /// Ask whether addresses in the cluster answer with a success.
+    /// Check that URLs in the cluster respond with a success status.
     Check {
-        /// Seconds for which those that do not are asked again.
-        #[arg(long, default_value = "0", value_parser = seconds)]
+        /// Seconds for which a URL that fails is retried.
+        #[arg(long, default_value = "0", value_parser = parse_seconds)]
         within: Duration,
         /// `http://HOST:PORT/PATH`.
         #[arg(required = true)]
@@ -48,29 +48,30 @@ pub enum Command {
 }
 
 #[derive(Debug, Subcommand)]
-pub enum Outbox {
-    /// List dead letters, one a line.
+pub enum OutboxCommand {
+    /// List dead letters, one per line.
     List,
-    /// Send one again.
+    /// Send a dead letter again.
     Retry {
-        /// As listed.
+        /// The ID that `outbox list` prints.
         id: Uuid,
     },
 }
 
 #[derive(Debug, Args)]
-pub struct Database {
-    /// File with the URL of the Postgres database; re-read when a connection is made. TLS by `sslmode` and `sslrootcert`.
+pub struct DatabaseArgs {
+    /// File with the URL of the Postgres database; read again for each new connection. `sslmode` and `sslrootcert` in
+    /// the URL configure TLS.
     #[arg(long, env = "LATCHKEY_DATABASE_URL_FILE", global = true)]
     pub database_url_file: Option<PathBuf>,
-    /// The URL itself; only by environment, since command lines are seen by all.
+    /// The URL itself; only as an environment variable, because other processes can read the command line.
     #[arg(skip = std::env::var("LATCHKEY_DATABASE_URL").ok())]
     pub database_url: Option<String>,
 }
 
 #[derive(Debug, Args)]
-pub struct Log {
-    /// What is logged, in the syntax of tracing's EnvFilter.
+pub struct LogArgs {
+    /// Log filter, in the syntax of tracing's EnvFilter.
     #[arg(long, env = "LATCHKEY_LOG", default_value = "info", global = true)]
     pub log: String,
     #[arg(long, env = "LATCHKEY_LOG_FORMAT", value_enum, default_value_t = LogFormat::Json, global = true)]
@@ -84,94 +85,95 @@ pub enum LogFormat {
 }
 
 #[derive(Debug, Args)]
-pub struct Serve {
-    /// Directory of rendered Apps, `<appID>.json` each; watched for changes.
+pub struct ServeArgs {
+    /// Directory of rendered Apps, one `<appID>.json` each; watched for changes.
     #[arg(long, env = "LATCHKEY_CONFIG_DIR")]
     pub config_dir: Option<PathBuf>,
-    /// Instead of a directory: the namespace of the install, whose Secrets of type `latchkey.dev/rendered-app` hold the
-    /// rendered Apps. The API server is found by KUBECONFIG or, in a pod, by its ServiceAccount.
+    /// Namespace of the install, instead of a directory: its Secrets of type `latchkey.dev/rendered-app` hold the
+    /// rendered Apps. The API server comes from KUBECONFIG or, in a pod, from its ServiceAccount.
     #[arg(long, env = "LATCHKEY_NAMESPACE")]
     pub namespace: Option<String>,
-    /// With a namespace: directory that keeps the last good documents, so that a restarted container serves without the
-    /// API server. They hold secrets: let it lie in memory.
+    /// With --namespace: directory for the last valid documents, from which a restarted container serves without the
+    /// API server. They hold secrets, so use a memory-backed volume.
     #[arg(long, env = "LATCHKEY_CACHE_DIR")]
     pub cache_dir: Option<PathBuf>,
-    /// The API for users and their apps.
+    /// Address of the public API.
     #[arg(long, env = "LATCHKEY_PUBLIC_ADDR", default_value = "0.0.0.0:8080")]
     pub public_addr: SocketAddr,
-    /// The API for in-cluster callers; never to be routed from outside.
+    /// Address of the administration API for in-cluster callers; never expose it outside the cluster.
     #[arg(long, env = "LATCHKEY_ADMIN_ADDR", default_value = "0.0.0.0:8081")]
     pub admin_addr: SocketAddr,
-    /// Liveness, readiness, metrics, revisions.
+    /// Address of the operations endpoints: liveness, readiness, metrics and revisions.
     #[arg(long, env = "LATCHKEY_OPS_ADDR", default_value = "0.0.0.0:9090")]
     pub ops_addr: SocketAddr,
-    /// Where the public API is reached from outside, without a slash at the end.
+    /// External URL of the public API, without a trailing slash.
     #[arg(long, env = "LATCHKEY_BASE_URL")]
     pub base_url: Option<IssuerUrl>,
-    /// Do not LISTEN for new rows of the outbox: polling alone is enough, and poolers that give out connections by
-    /// transaction lose it. Behind such a pooler also put `statement-cache-capacity=0` into the database's URL.
+    /// Poll the outbox without LISTEN, for connection poolers in transaction mode. Behind such a pooler also set
+    /// `statement-cache-capacity=0` in the database URL.
     #[arg(long, env = "LATCHKEY_WITHOUT_LISTEN")]
     pub without_listen: bool,
     /// File with the URL of Redis: `redis://`, `redis-sentinel://` or `redis-cluster://`, with `rediss` for TLS.
     #[arg(long, env = "LATCHKEY_REDIS_URL_FILE")]
     pub redis_url_file: Option<PathBuf>,
-    /// The URL itself; only by environment.
+    /// The URL itself; only as an environment variable.
     #[arg(skip = std::env::var("LATCHKEY_REDIS_URL").ok())]
     pub redis_url: Option<String>,
-    /// File that describes the install's own mail relay: `host`, `port`, `tls` (starttls, implicit or none), `from` and,
-    /// where it wants a login, `username` and `password`; JSON. Apps without a relay of their own send through it.
+    /// JSON file that describes the install's SMTP relay: `host`, `port`, `tls` (starttls, implicit or none), `from`
+    /// and, for a relay with authentication, `username` and `password`. Apps without their own relay send through it.
     #[arg(long, env = "LATCHKEY_SMTP_FILE")]
     pub smtp_file: Option<PathBuf>,
-    /// Networks of the proxies whose X-Forwarded-For is believed, comma-separated.
+    /// Networks of trusted proxies, comma-separated; X-Forwarded-For is used only from these.
     #[arg(long, env = "LATCHKEY_TRUSTED_PROXIES", value_delimiter = ',')]
     pub trusted_proxies: Vec<IpNet>,
-    /// Believe the sampled flag of a `traceparent` that comes from a listed proxy. Set it only if the proxy sets that
-    /// header itself: one that passes it on lets any client decide what is traced.
+    /// Use the sampled flag of a `traceparent` header from a trusted proxy. Set it only if the proxy sets that header
+    /// itself: if the proxy forwards it, any client decides what is traced.
     #[arg(long, env = "LATCHKEY_TRUST_TRACEPARENT")]
     pub trust_traceparent: bool,
-    /// Connections that one client address (of IPv6: one /64) can have at a time on a listener, unless it is a listed
-    /// proxy. At most an eighth of all.
-    #[arg(long, env = "LATCHKEY_CONNECTIONS_PER_CLIENT", default_value_t = 256, value_parser = connections)]
+    /// Concurrent connections per client address (IPv6: per /64) on a listener; trusted proxies are exempt. At most an
+    /// eighth of all connections.
+    #[arg(long, env = "LATCHKEY_CONNECTIONS_PER_CLIENT", default_value_t = 256, value_parser = parse_connections)]
     pub connections_per_client: usize,
-    /// Memory that this process can use, such as 256Mi: from it follow how many connections it takes and how much requests
-    /// can hold. Default: the limit of its cgroup, or the memory of the machine.
+    /// Memory that this process can use, such as 256Mi. The limits on connections and on the memory of requests follow
+    /// from it. Default: the limit of its cgroup, or the memory of the machine.
     #[arg(long, env = "LATCHKEY_MEMORY_LIMIT", value_parser = memory::parse)]
     pub memory_limit: Option<u64>,
-    /// Private networks that Apps' mail relays and social providers may be in, comma-separated.
+    /// Private networks that SMTP relays and providers of Apps can be in, comma-separated.
     #[arg(long, env = "LATCHKEY_PRIVATE_CIDRS", value_delimiter = ',')]
     pub private_cidrs: Vec<IpNet>,
-    /// File with ceilings for the limits of Apps: a map from a limit's name to windows, JSON.
+    /// JSON file with ceilings for the rate limits of Apps: a map from the name of a limit to windows.
     #[arg(long, env = "LATCHKEY_LIMIT_CEILINGS")]
     pub limit_ceilings: Option<PathBuf>,
-    /// File with the public keys by which callers in the cluster are known: a JWKS, read again when it changes. Without
-    /// it, with a namespace, these are the keys of the cluster's own API server; without either nobody is known.
+    /// JWKS file with the public keys that verify the tokens of in-cluster callers; read again when it changes.
+    /// Default: with --namespace, the keys of the cluster's API server; otherwise no caller is accepted.
     #[arg(long, env = "LATCHKEY_SERVICE_ACCOUNT_KEYS")]
     pub service_account_keys: Option<PathBuf>,
-    /// For development on one machine: mail relays on loopback and on any port, providers on loopback and without TLS.
+    /// For development on one machine: allow SMTP relays on loopback and on any port, and providers on loopback and
+    /// without TLS.
     #[arg(long, env = "LATCHKEY_ALLOW_INSECURE")]
     pub allow_insecure: bool,
-    /// For tests, with --allow-insecure: a host at which providers are asked stands at this address.
-    #[arg(long = "provider-host", hide = true, value_name = "HOST=ADDRESS", value_parser = host_at)]
+    /// For tests, with --allow-insecure: connect to this address for calls to this provider host.
+    #[arg(long = "provider-host", hide = true, value_name = "HOST=ADDRESS", value_parser = parse_host_address)]
     pub provider_hosts: Vec<(String, SocketAddr)>,
-    /// The pod's UID, by which the operator knows it; a random one where there is none.
+    /// UID of the pod, by which the operator identifies it. Default: a random one.
     #[arg(long, env = "LATCHKEY_POD_UID")]
     pub pod_uid: Option<String>,
-    /// Seconds for which new connections are still taken after SIGTERM, while load balancers catch up.
-    #[arg(long, env = "LATCHKEY_DRAIN_SECONDS", default_value = "5", value_parser = seconds)]
+    /// Seconds for which new connections are still accepted after SIGTERM, while load balancers catch up.
+    #[arg(long, env = "LATCHKEY_DRAIN_SECONDS", default_value = "5", value_parser = parse_seconds)]
     pub drain_seconds: Duration,
 }
 
-fn host_at(text: &str) -> Result<(String, SocketAddr), String> {
+fn parse_host_address(text: &str) -> Result<(String, SocketAddr), String> {
     let (host, address) = text.split_once('=').ok_or("is not HOST=ADDRESS")?;
     let address = address.parse().map_err(|_| "has no address such as 127.0.0.1:8443 after the =")?;
     Ok((host.to_owned(), address))
 }
 
-fn connections(text: &str) -> Result<usize, String> {
+fn parse_connections(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "is not a number from 1 up".to_owned())
 }
 
-fn seconds(text: &str) -> Result<Duration, std::num::ParseIntError> {
+fn parse_seconds(text: &str) -> Result<Duration, std::num::ParseIntError> {
     text.parse().map(Duration::from_secs)
 }
 

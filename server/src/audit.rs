@@ -1,5 +1,5 @@
-//! Writes refusals down when their quarter of an hour is over, and keeps events and unverified accounts within their Apps'
-//! times.
+//! Writes aggregated refusals to the audit table when their 15 minutes are over, and applies the retention of audit
+//! events and of unverified accounts.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -17,28 +17,28 @@ use crate::{
     store::Stores,
 };
 
-/// How often each server looks for refusals to write, so that of several one is soon there.
-const LOOK: Duration = Duration::from_secs(30);
-/// How often one of all servers keeps the table.
-const UPKEEP: Duration = Duration::from_secs(60 * 60);
-/// Months that are made ahead.
+/// How often each server checks for refusals to write.
+const WRITE_INTERVAL: Duration = Duration::from_secs(30);
+/// How often one of the servers applies the retention.
+const RETENTION_INTERVAL: Duration = Duration::from_secs(60 * 60);
+/// Monthly partitions that are created in advance.
 const MONTHS_AHEAD: i32 = 3;
-/// Apps of one statement, and events of each of them that it deletes at most.
-const APPS: usize = 100;
-const EVENTS: i64 = 100;
-/// For how long events are deleted before others have their turn.
-const TURN: Duration = Duration::from_secs(60);
+/// Apps per statement, and the maximum of events that a statement deletes per App.
+const APPS_PER_STATEMENT: usize = 100;
+const MAX_EVENTS_PER_APP: i64 = 100;
+/// How long one run deletes events.
+const MAX_DELETE_TIME: Duration = Duration::from_secs(60);
 
-/// From when on an App's events are kept, by how long each is to be kept.
+/// The time before which the events of each App are deleted.
 struct Retention {
-    /// The beginning of the first month of which any App keeps events.
+    /// The start of the first month with events that some App keeps.
     month: OffsetDateTime,
     apps: Vec<String>,
-    before: Vec<OffsetDateTime>,
+    delete_before: Vec<OffsetDateTime>,
 }
 
-/// Runs until it is dropped. `current` says that the whole set of documents was read: for how long an App keeps events and
-/// unverified accounts, its document alone says.
+/// Runs until it is dropped. Waits for `current`, which is set when the complete set of documents was read: only the
+/// document of an App states its retention.
 pub async fn run(
     apps: Arc<Apps>,
     stores: Stores,
@@ -49,55 +49,63 @@ pub async fn run(
     if current.wait_for(|current| *current).await.is_err() {
         return;
     }
-    let mut away = false;
-    let mut may_make = true;
+    let mut is_unavailable = false;
+    let mut can_create_partitions = true;
     loop {
         let done = async {
             let written = stores.write_refusals(|app| apps.get(app.as_str()).is_some()).await?;
-            debug!(written, "refusals of quarters of an hour");
-            if stores.postgres.audit_turn(UPKEEP).await? {
-                // Neither waits for the other to succeed.
-                let swept = retention::sweep(&stores, &apps, env.now(), &metrics).await;
-                may_make = keep(&stores, &apps, env.now(), may_make).await?;
+            debug!(written, "aggregated refusals were written");
+            if stores.postgres.try_start_audit_upkeep(RETENTION_INTERVAL).await? {
+                // An error of one does not stop the other.
+                let swept = retention::delete_unverified(&stores, &apps, env.now(), &metrics).await;
+                can_create_partitions = apply_retention(&stores, &apps, env.now(), can_create_partitions).await?;
                 swept?;
             }
             Ok::<_, StoreError>(())
         };
         match done.await {
-            Ok(()) => away = false,
+            Ok(()) => is_unavailable = false,
             Err(error) => {
-                if !std::mem::replace(&mut away, true) {
-                    warn!(error = &error as &dyn std::error::Error, "audit waits for the stores");
+                if !std::mem::replace(&mut is_unavailable, true) {
+                    warn!(error = &error as &dyn std::error::Error, "audit waits: a store is unavailable");
                 }
             }
         }
-        sleep(LOOK.mul_f64(0.5 + env.unit())).await;
+        sleep(WRITE_INTERVAL.mul_f64(0.5 + env.random_unit())).await;
     }
 }
 
-/// Makes months ahead, and lets go of what is older than its App keeps it. Whether this server may make months.
-pub async fn keep(stores: &Stores, apps: &Apps, now: OffsetDateTime, may_make: bool) -> Result<bool, StoreError> {
-    let made = stores.postgres.make_audit_months(MONTHS_AHEAD).await?;
-    if made.is_none() && may_make {
-        warn!("this server's role may not make partitions of audit_events: run `latchkey-server migrate` once a year");
+/// Creates the next monthly partitions, and deletes events that are older than the retention of their App. Returns
+/// whether the database role of this server can create partitions.
+pub async fn apply_retention(
+    stores: &Stores,
+    apps: &Apps,
+    now: OffsetDateTime,
+    can_create_partitions: bool,
+) -> Result<bool, StoreError> {
+    let made = stores.postgres.create_audit_partitions(MONTHS_AHEAD).await?;
+    if made.is_none() && can_create_partitions {
+        warn!("the database role cannot create partitions of audit_events: run `latchkey-server migrate` once a year");
     }
-    let kept: HashMap<_, _> =
+    let retention_days: HashMap<_, _> =
         apps.all().iter().map(|app| (app.id().to_string(), app.doc.audit_retention_days)).collect();
-    if let Some(retention) = Retention::of(&kept, now) {
-        let dropped = stores.postgres.drop_audit_months(retention.month, &retention.apps).await?;
+    if let Some(retention) = Retention::new(&retention_days, now) {
+        let dropped = stores.postgres.drop_audit_partitions(retention.month, &retention.apps).await?;
         let mut deleted = 0;
         let begun = Instant::now();
-        for (apps, before) in retention.apps.chunks(APPS).zip(retention.before.chunks(APPS)) {
+        for (apps, before) in
+            retention.apps.chunks(APPS_PER_STATEMENT).zip(retention.delete_before.chunks(APPS_PER_STATEMENT))
+        {
             loop {
-                let some = stores.postgres.delete_audit_events(apps, before, EVENTS).await?;
+                let some = stores.postgres.delete_audit_events(apps, before, MAX_EVENTS_PER_APP).await?;
                 deleted += some;
-                if some == 0 || begun.elapsed() > TURN {
+                if some == 0 || begun.elapsed() > MAX_DELETE_TIME {
                     break;
                 }
             }
         }
         if dropped.unwrap_or(0) > 0 || deleted > 0 {
-            info!(months = dropped, deleted, "audit events are past their time");
+            info!(months = dropped, deleted, "audit events past their retention were deleted");
         }
     }
     Ok(made.is_some())
@@ -106,15 +114,15 @@ pub async fn keep(stores: &Stores, apps: &Apps, now: OffsetDateTime, may_make: b
 // === impl Retention ===
 
 impl Retention {
-    /// None where there is no App. What the App with the longest time keeps goes by whole months; what the others keep
-    /// goes on its day.
-    fn of(kept: &HashMap<String, u32>, now: OffsetDateTime) -> Option<Self> {
+    /// `Unbound` if there is no App. For the App with the longest retention, whole months are dropped; for the others,
+    /// events are deleted when their retention is over.
+    fn new(kept: &HashMap<String, u32>, now: OffsetDateTime) -> Option<Self> {
         let ago = |days: u32| now.saturating_sub(time::Duration::days(i64::from(days)));
         let longest = *kept.values().max()?;
         let month = ago(longest).replace_day(1).ok()?.replace_time(Time::MIDNIGHT);
         let before = |days: u32| if days == longest { month } else { ago(days) };
         let (apps, before) = kept.iter().map(|(app, days)| (app.clone(), before(*days))).unzip();
-        Some(Self { month, apps, before })
+        Some(Self { month, apps, delete_before: before })
     }
 }
 
@@ -125,13 +133,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_goes_by_months_and_the_others_by_days() {
+    fn the_longest_retention_ends_by_month_and_the_others_by_day() {
         let kept = HashMap::from([("long".to_owned(), 365), ("short".to_owned(), 30)]);
-        let retention = Retention::of(&kept, datetime!(2026-11-21 15:00 UTC)).unwrap();
+        let retention = Retention::new(&kept, datetime!(2026-11-21 15:00 UTC)).unwrap();
         assert_eq!(retention.month, datetime!(2025-11-01 00:00 UTC));
-        let before: HashMap<_, _> = retention.apps.into_iter().zip(retention.before).collect();
+        let before: HashMap<_, _> = retention.apps.into_iter().zip(retention.delete_before).collect();
         assert_eq!(before["long"], datetime!(2025-11-01 00:00 UTC));
         assert_eq!(before["short"], datetime!(2026-10-22 15:00 UTC));
-        assert!(Retention::of(&HashMap::new(), datetime!(2026-11-21 15:00 UTC)).is_none());
+        assert!(Retention::new(&HashMap::new(), datetime!(2026-11-21 15:00 UTC)).is_none());
     }
 }

@@ -1,4 +1,4 @@
-//! Callers in the cluster: ServiceAccounts, known by the tokens that the cluster signs for them (contract, 6).
+//! Callers in the cluster: ServiceAccounts, authenticated by the tokens that the cluster signs for them.
 
 use std::{fmt, path::PathBuf, time::Instant};
 
@@ -16,65 +16,65 @@ mod keys;
 
 use cluster::ClusterKeys;
 use file::FileKeys;
-pub use file::Unusable;
-pub use keys::{KeySet, NotKeys};
+pub use file::KeyFileError;
+pub use keys::{KeySet, KeySetError};
 
-/// The audience of tokens that are meant for us.
+/// The audience of tokens for Latchkey.
 pub const AUDIENCE: &str = "latchkey";
-/// What clocks may differ by, for tokens that were only just made; as the API server itself has it.
-const NOT_YET_LEEWAY: i64 = 60;
-/// What the cluster calls its ServiceAccounts.
+/// Seconds by which clocks can differ, for the `nbf` of new tokens; the API server uses the same value.
+const NBF_LEEWAY_SECONDS: i64 = 60;
+/// The prefix of a ServiceAccount in the `sub` claim.
 const SUBJECT_PREFIX: &str = "system:serviceaccount:";
 
-/// By which keys callers are known.
+/// The keys that authenticate callers.
 pub enum Callers {
-    /// There are none, so nobody is known.
-    Nobody,
+    /// No keys: every caller is refused.
+    Disabled,
     File(FileKeys),
     Cluster(ClusterKeys),
 }
 
-/// A ServiceAccount that has shown its token.
+/// An authenticated ServiceAccount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceAccount {
     namespace: String,
     name: String,
 }
 
-/// Why a caller is not known.
+/// Why a caller is not authenticated.
 #[derive(Debug, thiserror::Error)]
-pub enum Unknown {
+pub enum CallerError {
     #[error("the caller's token is refused")]
-    Refused(#[from] Refusal),
-    /// It may be a good one: try again shortly.
-    #[error("the keys of the cluster are not known now")]
-    KeysAway,
+    InvalidToken(#[from] TokenError),
+    /// The token can be valid: the caller can retry.
+    #[error("the keys of the cluster are unavailable")]
+    KeysUnavailable,
 }
 
-/// What is wrong with a token; told in the log alone.
+/// What is wrong with a token; only for the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum TokenError {
     #[error("it is not a JWT with a key id")]
     Malformed,
-    #[error("this server knows no keys to check it by")]
+    #[error("this server has no keys to verify it")]
     NoKeys,
     #[error("it is signed by a key that is not one of the cluster's")]
     UnknownKey,
-    #[error("its signature does not hold")]
-    Signature,
-    #[error("its time is over")]
+    #[error("its signature is invalid")]
+    InvalidSignature,
+    #[error("it is expired")]
     Expired,
-    #[error("its time has not begun")]
-    NotYet,
+    #[error("it is not valid yet")]
+    NotYetValid,
     #[error("its audience is not {AUDIENCE}")]
-    Audience,
+    WrongAudience,
     #[error("its issuer is not the cluster")]
-    Issuer,
+    WrongIssuer,
     #[error("it is not of a ServiceAccount")]
-    Subject,
+    InvalidSubject,
 }
 
-/// What a ServiceAccount's token says.
+/// The claims of a ServiceAccount token.
 #[derive(Deserialize)]
 struct Claims {
     iss: Option<String>,
@@ -83,104 +83,105 @@ struct Claims {
     exp: i64,
     nbf: Option<i64>,
     #[serde(rename = "kubernetes.io")]
-    kubernetes: Kubernetes,
+    kubernetes: KubernetesClaims,
 }
 
 #[derive(Deserialize)]
-struct Kubernetes {
+struct KubernetesClaims {
     namespace: String,
-    serviceaccount: Object,
+    serviceaccount: ObjectClaim,
 }
 
 #[derive(Deserialize)]
-struct Object {
+struct ObjectClaim {
     name: String,
 }
 
 // === impl Callers ===
 
 impl Callers {
-    /// By a file: a JWKS, which must be there; read again when it changes.
-    pub fn by_file(path: PathBuf) -> Result<Self, Unusable> {
+    /// Keys from a JWKS file, which must exist; read again when it changes.
+    pub fn from_file(path: PathBuf) -> Result<Self, KeyFileError> {
         FileKeys::open(path, Instant::now()).map(Self::File)
     }
 
-    /// By the keys of the cluster that this API server is of. Needs a running tokio.
-    pub fn by_cluster(api_server: kube::Config) -> Result<Self, kube::Error> {
-        ClusterKeys::of(api_server).map(Self::Cluster)
+    /// Keys from the cluster's API server. Needs a running Tokio runtime.
+    pub fn from_cluster(api_server: kube::Config) -> Result<Self, kube::Error> {
+        ClusterKeys::new(api_server).map(Self::Cluster)
     }
 
-    /// Asks for the keys, so that one who lacks the permission hears of it before somebody calls.
-    pub async fn look(&self) {
+    /// Fetches the keys, so that a missing permission is logged before the first call.
+    pub async fn prefetch_keys(&self) {
         match self {
             Self::Cluster(cluster) => drop(cluster.keys("", Instant::now()).await),
-            Self::Nobody | Self::File(_) => {}
+            Self::Disabled | Self::File(_) => {}
         }
     }
 
-    /// The ServiceAccount whose token it is.
-    pub async fn prove(&self, env: &Env, token: &str) -> Result<ServiceAccount, Unknown> {
-        let header = jsonwebtoken::decode_header(token).map_err(|_| Refusal::Malformed)?;
-        let id = header.kid.as_deref().ok_or(Refusal::Malformed)?;
+    /// The ServiceAccount of a token, if the token is valid.
+    pub async fn authenticate(&self, env: &Env, token: &str) -> Result<ServiceAccount, CallerError> {
+        let header = jsonwebtoken::decode_header(token).map_err(|_| TokenError::Malformed)?;
+        let id = header.kid.as_deref().ok_or(TokenError::Malformed)?;
         let keys = match self {
-            Self::Nobody => return Err(Refusal::NoKeys.into()),
+            Self::Disabled => return Err(TokenError::NoKeys.into()),
             Self::File(file) => file.keys(Instant::now()).await,
-            Self::Cluster(cluster) => cluster.keys(id, Instant::now()).await.ok_or(Unknown::KeysAway)?,
+            Self::Cluster(cluster) => cluster.keys(id, Instant::now()).await.ok_or(CallerError::KeysUnavailable)?,
         };
-        Ok(judge(&keys, id, header.alg, env.now(), token)?)
+        Ok(validate_token(&keys, id, header.alg, env.now(), token)?)
     }
 }
 
-fn judge(
+fn validate_token(
     keys: &KeySet,
     id: &str,
     algorithm: jsonwebtoken::Algorithm,
     now: OffsetDateTime,
     token: &str,
-) -> Result<ServiceAccount, Refusal> {
-    let key = keys.get(id).ok_or(Refusal::UnknownKey)?;
+) -> Result<ServiceAccount, TokenError> {
+    let key = keys.get(id).ok_or(TokenError::UnknownKey)?;
     if algorithm != key.algorithm {
-        return Err(Refusal::Signature);
+        return Err(TokenError::InvalidSignature);
     }
     let mut validation = Validation::new(key.algorithm);
-    // All of these are judged below, by the clock that was handed in, and with a name for each refusal.
+    // These claims are checked below, with the given clock and a separate error for each.
     validation.validate_exp = false;
     validation.validate_aud = false;
     validation.required_spec_claims.clear();
-    let claims =
-        jsonwebtoken::decode::<Claims>(token, &key.decoding, &validation).map_err(|error| match error.into_kind() {
-            jsonwebtoken::errors::ErrorKind::Json(_) => Refusal::Subject,
-            _ => Refusal::Signature,
-        })?;
+    let claims = jsonwebtoken::decode::<Claims>(token, &key.decoding_key, &validation).map_err(|error| match error
+        .into_kind()
+    {
+        jsonwebtoken::errors::ErrorKind::Json(_) => TokenError::InvalidSubject,
+        _ => TokenError::InvalidSignature,
+    })?;
     let claims = claims.claims;
     let now = now.unix_timestamp();
     if now >= claims.exp {
-        return Err(Refusal::Expired);
+        return Err(TokenError::Expired);
     }
-    if claims.nbf.is_some_and(|begins| now < begins.saturating_sub(NOT_YET_LEEWAY)) {
-        return Err(Refusal::NotYet);
+    if claims.nbf.is_some_and(|begins| now < begins.saturating_sub(NBF_LEEWAY_SECONDS)) {
+        return Err(TokenError::NotYetValid);
     }
-    if !claims.aud.has(AUDIENCE) {
-        return Err(Refusal::Audience);
+    if !claims.aud.contains(AUDIENCE) {
+        return Err(TokenError::WrongAudience);
     }
     if keys.issuer().is_some_and(|issuer| claims.iss.as_deref() != Some(issuer)) {
-        return Err(Refusal::Issuer);
+        return Err(TokenError::WrongIssuer);
     }
-    ServiceAccount::of(claims).ok_or(Refusal::Subject)
+    ServiceAccount::from_claims(claims).ok_or(TokenError::InvalidSubject)
 }
 
 // === impl ServiceAccount ===
 
 impl ServiceAccount {
-    /// Where subject and claims of the cluster agree.
-    fn of(claims: Claims) -> Option<Self> {
+    /// `None` if `sub` and the `kubernetes.io` claim differ.
+    fn from_claims(claims: Claims) -> Option<Self> {
         let (namespace, name) = claims.sub.strip_prefix(SUBJECT_PREFIX)?.split_once(':')?;
-        let Kubernetes { namespace: claimed, serviceaccount } = claims.kubernetes;
+        let KubernetesClaims { namespace: claimed, serviceaccount } = claims.kubernetes;
         let agree = !name.is_empty() && namespace == claimed && name == serviceaccount.name;
         agree.then_some(Self { namespace: claimed, name: serviceaccount.name })
     }
 
-    /// Of a test's making.
+    /// For tests.
     #[cfg(test)]
     pub(crate) fn named(namespace: &str, name: &str) -> Self {
         Self { namespace: namespace.to_owned(), name: name.to_owned() }
@@ -226,10 +227,10 @@ mod tests {
         })
     }
 
-    fn judged(keys: &KeySet, token: &str) -> Result<String, Refusal> {
+    fn validated(keys: &KeySet, token: &str) -> Result<String, TokenError> {
         let header = jsonwebtoken::decode_header(token).unwrap();
         let now = OffsetDateTime::from_unix_timestamp(NOW).unwrap();
-        judge(keys, header.kid.as_deref().unwrap(), header.alg, now, token).map(|account| account.to_string())
+        validate_token(keys, header.kid.as_deref().unwrap(), header.alg, now, token).map(|account| account.to_string())
     }
 
     fn set(signers: &[&Signer], issuer: Option<&str>) -> KeySet {
@@ -241,77 +242,77 @@ mod tests {
     fn a_token_of_the_cluster_names_its_service_account() {
         let signer = Signer::new("a");
         let good = signer.sign(&claims());
-        assert_eq!(judged(&set(&[&signer], Some(ISSUER)), &good).as_deref(), Ok("shop/backoffice"));
-        assert_eq!(judged(&set(&[&signer], None), &good).as_deref(), Ok("shop/backoffice"));
-        // One audience as a string, others beside ours, no time to begin, a clock that is a little behind.
+        assert_eq!(validated(&set(&[&signer], Some(ISSUER)), &good).as_deref(), Ok("shop/backoffice"));
+        assert_eq!(validated(&set(&[&signer], None), &good).as_deref(), Ok("shop/backoffice"));
+        // An audience as a string, several audiences, and the edges of `nbf` and `exp`.
         for (claim, value) in [
             ("aud", json!("latchkey")),
             ("aud", json!(["https://kubernetes.default.svc", "latchkey"])),
-            ("nbf", json!(NOW + NOT_YET_LEEWAY)),
+            ("nbf", json!(NOW + NBF_LEEWAY_SECONDS)),
             ("exp", json!(NOW + 1)),
         ] {
             let mut claims = claims();
             claims[claim] = value;
             let token = signer.sign(&claims);
-            assert!(judged(&set(&[&signer], Some(ISSUER)), &token).is_ok(), "{claims}");
+            assert!(validated(&set(&[&signer], Some(ISSUER)), &token).is_ok(), "{claims}");
         }
     }
 
     #[test]
-    fn a_token_with_one_thing_wrong_is_refused() {
+    fn a_token_with_one_invalid_claim_is_refused() {
         let signer = Signer::new("a");
         let keys = set(&[&signer], Some(ISSUER));
         for (pointer, value, refusal) in [
-            ("/aud", json!("https://kubernetes.default.svc"), Refusal::Audience),
-            ("/aud", json!(["latchkeys"]), Refusal::Audience),
-            ("/aud", json!([]), Refusal::Audience),
-            ("/exp", json!(NOW), Refusal::Expired),
-            ("/nbf", json!(NOW + NOT_YET_LEEWAY + 1), Refusal::NotYet),
-            ("/iss", json!("https://another.cluster"), Refusal::Issuer),
-            ("/iss", Value::Null, Refusal::Issuer),
-            ("/sub", json!("system:serviceaccount:other:backoffice"), Refusal::Subject),
-            ("/sub", json!("system:serviceaccount:shop:other"), Refusal::Subject),
-            ("/sub", json!("shop:backoffice"), Refusal::Subject),
-            ("/sub", json!("system:node:one"), Refusal::Subject),
-            ("/kubernetes.io/namespace", json!("other"), Refusal::Subject),
-            ("/kubernetes.io/serviceaccount/name", json!("other"), Refusal::Subject),
-            ("/kubernetes.io", json!({}), Refusal::Subject),
-            ("/exp", Value::Null, Refusal::Subject),
+            ("/aud", json!("https://kubernetes.default.svc"), TokenError::WrongAudience),
+            ("/aud", json!(["latchkeys"]), TokenError::WrongAudience),
+            ("/aud", json!([]), TokenError::WrongAudience),
+            ("/exp", json!(NOW), TokenError::Expired),
+            ("/nbf", json!(NOW + NBF_LEEWAY_SECONDS + 1), TokenError::NotYetValid),
+            ("/iss", json!("https://another.cluster"), TokenError::WrongIssuer),
+            ("/iss", Value::Null, TokenError::WrongIssuer),
+            ("/sub", json!("system:serviceaccount:other:backoffice"), TokenError::InvalidSubject),
+            ("/sub", json!("system:serviceaccount:shop:other"), TokenError::InvalidSubject),
+            ("/sub", json!("shop:backoffice"), TokenError::InvalidSubject),
+            ("/sub", json!("system:node:one"), TokenError::InvalidSubject),
+            ("/kubernetes.io/namespace", json!("other"), TokenError::InvalidSubject),
+            ("/kubernetes.io/serviceaccount/name", json!("other"), TokenError::InvalidSubject),
+            ("/kubernetes.io", json!({}), TokenError::InvalidSubject),
+            ("/exp", Value::Null, TokenError::InvalidSubject),
         ] {
             let mut claims = claims();
             *claims.pointer_mut(pointer).unwrap() = value;
-            assert_eq!(judged(&keys, &signer.sign(&claims)), Err(refusal), "{claims}");
+            assert_eq!(validated(&keys, &signer.sign(&claims)), Err(refusal), "{claims}");
         }
     }
 
     #[test]
-    fn only_the_clusters_own_keys_sign() {
+    fn only_keys_of_the_cluster_are_accepted() {
         let (signer, stranger) = (Signer::new("a"), Signer::new("b"));
         let keys = set(&[&signer], Some(ISSUER));
-        assert_eq!(judged(&keys, &stranger.sign(&claims())), Err(Refusal::UnknownKey));
-        // Under the name of a key that is known.
-        assert_eq!(judged(&keys, &Signer::new("a").sign(&claims())), Err(Refusal::Signature));
-        // The public key as a shared secret.
+        assert_eq!(validated(&keys, &stranger.sign(&claims())), Err(TokenError::UnknownKey));
+        // Another key with a known key id.
+        assert_eq!(validated(&keys, &Signer::new("a").sign(&claims())), Err(TokenError::InvalidSignature));
+        // The public key as the secret of an HMAC.
         let secret = jsonwebtoken::EncodingKey::from_secret(signer.jwk().to_string().as_bytes());
         let header = jsonwebtoken::Header {
             kid: Some("a".to_owned()),
             ..jsonwebtoken::Header::new(jsonwebtoken::Algorithm::HS256)
         };
         let forged = jsonwebtoken::encode(&header, &claims(), &secret).unwrap();
-        assert_eq!(judged(&keys, &forged), Err(Refusal::Signature));
+        assert_eq!(validated(&keys, &forged), Err(TokenError::InvalidSignature));
         let good = signer.sign(&claims());
         let (head, _) = good.rsplit_once('.').unwrap();
-        assert_eq!(judged(&keys, &format!("{head}.")), Err(Refusal::Signature));
+        assert_eq!(validated(&keys, &format!("{head}.")), Err(TokenError::InvalidSignature));
     }
 
     #[tokio::test]
-    async fn without_keys_nobody_is_known() {
+    async fn without_keys_every_caller_is_refused() {
         let token = Signer::new("a").sign(&claims());
-        let outcome = Callers::Nobody.prove(&Env::system(), &token).await;
-        assert!(matches!(outcome, Err(Unknown::Refused(Refusal::NoKeys))));
+        let outcome = Callers::Disabled.authenticate(&Env::system(), &token).await;
+        assert!(matches!(outcome, Err(CallerError::InvalidToken(TokenError::NoKeys))));
         for bad in ["", "a.b.c", "lkr_abc", "e30.e30."] {
-            let outcome = Callers::Nobody.prove(&Env::system(), bad).await;
-            assert!(matches!(outcome, Err(Unknown::Refused(Refusal::Malformed))), "{bad}");
+            let outcome = Callers::Disabled.authenticate(&Env::system(), bad).await;
+            assert!(matches!(outcome, Err(CallerError::InvalidToken(TokenError::Malformed))), "{bad}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `latchkey-server check`: asks addresses inside a cluster whether they answer. The image has no shell and no curl.
+//! `latchkey-server check`: checks that URLs inside a cluster respond. The image has no shell and no curl.
 
 use std::time::Duration;
 
@@ -14,35 +14,37 @@ use tokio::{
 };
 use url::Url;
 
-/// For one try.
-const TRY_LIMIT: Duration = Duration::from_secs(5);
-const TRY_AGAIN: Duration = Duration::from_millis(500);
+/// Timeout of one attempt.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(5);
+const RETRY_DELAY: Duration = Duration::from_millis(500);
 
-/// Asks each until it answers with a success, all together at most so long.
+/// Requests each URL until it responds with a success status, for at most `within` in total.
 pub(crate) async fn check(urls: &[Url], within: Duration) -> Result<()> {
     let end = Instant::now() + within;
     for url in urls {
         loop {
-            let tried = timeout(TRY_LIMIT, ask(url)).await.unwrap_or_else(|_| bail!("no answer within {TRY_LIMIT:?}"));
-            match tried {
+            let result = timeout(ATTEMPT_TIMEOUT, send_request(url))
+                .await
+                .unwrap_or_else(|_| bail!("no answer within {ATTEMPT_TIMEOUT:?}"));
+            match result {
                 Ok(()) => break println!("{url} answers"),
                 Err(error) if Instant::now() >= end => return Err(error.context(format!("{url} does not answer"))),
-                Err(_) => sleep(TRY_AGAIN).await,
+                Err(_) => sleep(RETRY_DELAY).await,
             }
         }
     }
     Ok(())
 }
 
-async fn ask(url: &Url) -> Result<()> {
+async fn send_request(url: &Url) -> Result<()> {
     if url.scheme() != "http" {
-        bail!("only http:// is asked");
+        bail!("only http:// URLs can be checked");
     }
-    let host = url.host_str().context("it names no host")?;
+    let host = url.host_str().context("the URL has no host")?;
     let port = url.port_or_known_default().unwrap_or(80);
     let stream = TcpStream::connect((host.trim_matches(['[', ']']), port)).await?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    // It ends with the sender; what goes wrong with it, the answer says.
+    // It ends with the sender; its errors appear in the result of the request.
     tokio::spawn(connection);
     let authority = HeaderValue::from_str(&url[url::Position::BeforeHost..url::Position::AfterPort])?;
     let target = &url[url::Position::BeforePath..url::Position::AfterQuery];

@@ -1,4 +1,4 @@
-//! The rendered Apps that are being served: loaded, swapped one at a time, and told to whoever listens.
+//! The rendered Apps being served. Each is replaced in one step, and subscribers receive every change.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -9,8 +9,8 @@ use std::{
 use arc_swap::ArcSwap;
 use latchkey_crds::{
     rendered::{
-        AppState, Change, DeletedApp, Deletion, FORMAT, Head, Hello, LimitName, RefusedDocument, RenderedApp, Revision,
-        Window,
+        AppState, DeletedApp, DeletionProgress, DocumentHeader, FORMAT, Hello, LimitName, RejectedDocument,
+        RenderedApp, Revision, RevisionChange, Window,
     },
     types::AppId,
 };
@@ -29,107 +29,109 @@ use cache::Cache;
 use metrics::ConfigMetrics;
 use texts::SharedTexts;
 
-/// How many changes a slow listener may lag behind before it must start from the whole set again.
+/// Changes that a slow subscriber can lag behind before it must start again from the full set.
 const BACKLOG: usize = 1024;
 
-/// A change copies one part and the list of parts: with 10,000 Apps that is forty entries and 256 pointers, not 10,000.
+/// A change copies one part and the list of parts: with 10,000 Apps that is forty entries and 256 pointers.
 const PARTS: usize = 256;
 
-/// Windows that hold beside an App's own, so that no App is looser than the install allows (contract, 7).
+/// Windows that apply in addition to those of an App, so that no App exceeds the limits of the install
+/// (specification: Limits, Rate limits).
 pub type Ceilings = BTreeMap<LimitName, Vec<Window>>;
 
-/// What is served, by appID. Readers never wait.
+/// The Apps being served, by appID. Readers never block.
 pub struct Apps {
     ceilings: Ceilings,
-    serving: ArcSwap<Serving>,
-    /// Held while the set is changed, so that listeners see changes in order.
-    aside: Mutex<Aside>,
-    changes: broadcast::Sender<Change>,
+    serving: ArcSwap<ServedApps>,
+    /// Locked while the set changes, so that subscribers see changes in order.
+    unserved: Mutex<Unserved>,
+    changes: broadcast::Sender<RevisionChange>,
     cache: Option<Cache>,
-    /// The mail templates of all documents.
+    /// The email templates of all documents.
     texts: SharedTexts,
     metrics: ConfigMetrics,
 }
 
-/// The Apps being served, in parts by the hash of their ids.
+/// The Apps being served, in parts by the hash of the appID.
 #[derive(Clone)]
-struct Serving {
+struct ServedApps {
     parts: Vec<Arc<HashMap<AppId, Arc<App>>>>,
     count: usize,
 }
 
-/// What is known beside what is served.
+/// The Apps that have a document but are not served from it.
 #[derive(Default)]
-struct Aside {
-    refused: BTreeMap<AppId, Refusal>,
-    deleted: BTreeMap<AppId, Deleted>,
+struct Unserved {
+    rejected: BTreeMap<AppId, Rejection>,
+    pending_deletions: BTreeMap<AppId, PendingDeletion>,
 }
 
-/// The newest document of an App, which is not served.
-struct Refusal {
-    document: RefusedDocument,
-    /// Where the database refuses it: it may take it later, when the users of an earlier App are deleted.
-    withheld: Option<Arc<App>>,
+/// The newest document of an App, which was rejected.
+struct Rejection {
+    document: RejectedDocument,
+    /// The App, if the document is valid but another App owns the appID or its keys differ. The database can accept it
+    /// later, for example after the users of the earlier App are deleted.
+    suspended: Option<Arc<App>>,
 }
 
-/// An App whose users are to be deleted, or whose appID is to be freed if it has none.
+/// An App in state `Deleted` (its users must be deleted) or `Released` (its appID must be freed if it has no users).
 #[derive(Clone, Debug)]
-pub struct Deleted {
+pub struct PendingDeletion {
     pub doc: Arc<DeletedApp>,
     pub revision: Revision,
-    /// None: nobody has looked yet.
-    pub progress: Option<Deletion>,
+    /// `None` until the database was checked.
+    pub progress: Option<DeletionProgress>,
 }
 
-/// A document that can be used.
-enum Document {
+/// A valid document.
+enum ParsedDocument {
     App(Arc<App>),
-    Deleted(Deleted),
+    Deleted(PendingDeletion),
 }
 
-/// What came of reading a document; of one that is refused its revision is known too.
-type Read = Result<Document, (Refused, Revision)>;
+/// The result of reading a document; a rejected one has a revision, too.
+type ParseResult = Result<ParsedDocument, (RejectError, Revision)>;
 
-/// A whole set of documents, taken in one by one and put in place of what is served in one step. What it does not have
-/// is then no longer served.
-pub struct Whole<'a> {
+/// A full set of documents, collected one by one and put into service in one step. Apps that are not in the set are
+/// then no longer served.
+pub struct FullSync<'a> {
     apps: &'a Apps,
-    documents: Vec<(AppId, Read)>,
-    kept: HashSet<AppId>,
+    documents: Vec<(AppId, ParseResult)>,
+    unchanged: HashSet<AppId>,
 }
 
-/// Why a document is refused; the one before it goes on. No value of the document is quoted.
+/// Why a document is rejected; the previous one stays in service. The texts quote no value of the document.
 #[derive(Debug, thiserror::Error)]
-pub enum Refused {
+pub enum RejectError {
     #[error("the document is not UTF-8")]
-    NotText,
-    /// Position and what was expected; serde's text could quote a value, so it is left out.
+    NotUtf8,
+    /// The position only: the error text of serde could quote a value.
     #[error("the document does not parse at line {line}, column {column}")]
     Malformed { line: usize, column: usize },
     #[error("the document names format {0}; formats start at 1")]
     Format(u32),
     #[error("the document is larger than a rendered App can be")]
     TooLarge,
-    #[error("the document is of another App than its place says")]
+    #[error("the document is of another App than its file or Secret name says")]
     WrongApp,
     #[error("the Secret has no {}", latchkey_crds::names::RENDERED_APP_KEY)]
     NoDocument,
     #[error("the appID belongs to another namespace")]
     OtherNamespace,
-    #[error("the App's users belong to other keys than these, which were lost")]
+    #[error("the App has users under other keys, which were lost")]
     KeysLost,
     #[error("the users of this App were deleted; a new App needs new keys")]
-    Gone,
-    #[error("the database knows another App of this appID, whose users are not this one's to delete")]
+    UsersDeleted,
+    #[error("the users in the database belong to another App with this appID and are not deleted")]
     OtherApp,
     #[error(transparent)]
     Keys(#[from] KeyError),
 }
 
-/// The kind of a refusal, as metrics name it.
+/// The label of a rejection in metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Reason {
-    NotText,
+pub enum RejectReason {
+    NotUtf8,
     Malformed,
     Format,
     TooLarge,
@@ -137,41 +139,41 @@ pub enum Reason {
     NoDocument,
     OtherNamespace,
     KeysLost,
-    Gone,
+    UsersDeleted,
     OtherApp,
     Keys,
 }
 
-// === impl Refused ===
+// === impl RejectError ===
 
-impl Refused {
-    /// As it is told.
-    fn document(&self, revision: Revision) -> RefusedDocument {
-        RefusedDocument { revision, reason: self.to_string(), keys_lost: matches!(self, Self::KeysLost) }
+impl RejectError {
+    /// The rejection as it is reported to the operator.
+    fn to_report(&self, revision: Revision) -> RejectedDocument {
+        RejectedDocument { revision, reason: self.to_string(), keys_lost: matches!(self, Self::KeysLost) }
     }
 
-    const fn reason(&self) -> Reason {
+    const fn reason(&self) -> RejectReason {
         match self {
-            Self::NotText => Reason::NotText,
-            Self::Malformed { .. } => Reason::Malformed,
-            Self::Format(_) => Reason::Format,
-            Self::TooLarge => Reason::TooLarge,
-            Self::WrongApp => Reason::WrongApp,
-            Self::NoDocument => Reason::NoDocument,
-            Self::OtherNamespace => Reason::OtherNamespace,
-            Self::KeysLost => Reason::KeysLost,
-            Self::Gone => Reason::Gone,
-            Self::OtherApp => Reason::OtherApp,
-            Self::Keys(_) => Reason::Keys,
+            Self::NotUtf8 => RejectReason::NotUtf8,
+            Self::Malformed { .. } => RejectReason::Malformed,
+            Self::Format(_) => RejectReason::Format,
+            Self::TooLarge => RejectReason::TooLarge,
+            Self::WrongApp => RejectReason::WrongApp,
+            Self::NoDocument => RejectReason::NoDocument,
+            Self::OtherNamespace => RejectReason::OtherNamespace,
+            Self::KeysLost => RejectReason::KeysLost,
+            Self::UsersDeleted => RejectReason::UsersDeleted,
+            Self::OtherApp => RejectReason::OtherApp,
+            Self::Keys(_) => RejectReason::Keys,
         }
     }
 }
 
-// === impl Reason ===
+// === impl RejectReason ===
 
-impl Reason {
+impl RejectReason {
     pub const ALL: [Self; 11] = [
-        Self::NotText,
+        Self::NotUtf8,
         Self::Malformed,
         Self::Format,
         Self::TooLarge,
@@ -179,14 +181,14 @@ impl Reason {
         Self::NoDocument,
         Self::OtherNamespace,
         Self::KeysLost,
-        Self::Gone,
+        Self::UsersDeleted,
         Self::OtherApp,
         Self::Keys,
     ];
 
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::NotText => "not_text",
+            Self::NotUtf8 => "not_text",
             Self::Malformed => "malformed",
             Self::Format => "format",
             Self::TooLarge => "too_large",
@@ -194,7 +196,7 @@ impl Reason {
             Self::NoDocument => "no_document",
             Self::OtherNamespace => "other_namespace",
             Self::KeysLost => "keys_lost",
-            Self::Gone => "gone",
+            Self::UsersDeleted => "gone",
             Self::OtherApp => "other_app",
             Self::Keys => "keys",
         }
@@ -203,31 +205,31 @@ impl Reason {
 
 // === impl Serving ===
 
-impl Default for Serving {
+impl Default for ServedApps {
     fn default() -> Self {
         Self { parts: vec![Arc::default(); PARTS], count: 0 }
     }
 }
 
-impl Serving {
-    fn part(id: &str) -> usize {
+impl ServedApps {
+    fn part_index(id: &str) -> usize {
         let mut hasher = DefaultHasher::new();
         id.hash(&mut hasher);
-        // The remainder is less than PARTS, which fits.
+        // The remainder is less than PARTS, so it fits.
         usize::try_from(hasher.finish() % PARTS as u64).unwrap_or(0)
     }
 
     fn get(&self, id: &str) -> Option<&Arc<App>> {
-        self.parts[Self::part(id)].get(id)
+        self.parts[Self::part_index(id)].get(id)
     }
 
     fn iter(&self) -> impl Iterator<Item = (&AppId, &Arc<App>)> {
         self.parts.iter().flat_map(|part| part.iter())
     }
 
-    /// Copies the part where others hold it too: once for a whole set of changes.
+    /// Copies the part if readers hold it, so at most once per set of changes.
     fn insert(&mut self, id: &AppId, app: Arc<App>) {
-        if Arc::make_mut(&mut self.parts[Self::part(id.as_str())]).insert(id.clone(), app).is_none() {
+        if Arc::make_mut(&mut self.parts[Self::part_index(id.as_str())]).insert(id.clone(), app).is_none() {
             self.count += 1;
         }
     }
@@ -235,7 +237,7 @@ impl Serving {
     fn remove(&mut self, id: &AppId) -> Option<Arc<App>> {
         self.get(id.as_str())?;
         self.count -= 1;
-        Arc::make_mut(&mut self.parts[Self::part(id.as_str())]).remove(id)
+        Arc::make_mut(&mut self.parts[Self::part_index(id.as_str())]).remove(id)
     }
 }
 
@@ -252,7 +254,7 @@ impl Apps {
         Self {
             ceilings,
             serving: ArcSwap::default(),
-            aside: Mutex::default(),
+            unserved: Mutex::default(),
             changes: broadcast::channel(BACKLOG).0,
             cache: None,
             texts: SharedTexts::default(),
@@ -260,12 +262,12 @@ impl Apps {
         }
     }
 
-    /// Keeps the last good documents there.
-    pub fn kept_in(self, cache: Cache) -> Self {
+    /// Stores the last valid documents in this cache.
+    pub fn with_cache(self, cache: Cache) -> Self {
         Self { cache: Some(cache), ..self }
     }
 
-    pub fn measured_by(self, metrics: ConfigMetrics) -> Self {
+    pub fn with_metrics(self, metrics: ConfigMetrics) -> Self {
         Self { metrics, ..self }
     }
 
@@ -273,7 +275,7 @@ impl Apps {
         &self.metrics
     }
 
-    /// The App under this id, as of now.
+    /// The App with this appID, if it is served.
     pub fn get(&self, id: &str) -> Option<Arc<App>> {
         self.serving.load().get(id).cloned()
     }
@@ -291,127 +293,132 @@ impl Apps {
         self.serving.load().iter().map(|(_, app)| Arc::clone(app)).collect()
     }
 
-    /// The ids of every App with a document, whether it is served or not.
-    pub fn known(&self) -> HashSet<AppId> {
-        let aside = self.aside();
+    /// The appIDs of all Apps with a document, served or not.
+    pub fn known_ids(&self) -> HashSet<AppId> {
+        let unserved = self.lock_unserved();
         let serving = self.serving.load();
         let served = serving.iter().map(|(id, _)| id);
-        served.chain(aside.refused.keys()).chain(aside.deleted.keys()).cloned().collect()
+        served.chain(unserved.rejected.keys()).chain(unserved.pending_deletions.keys()).cloned().collect()
     }
 
-    /// Every App whose users are to be deleted, or whose appID is to be freed.
-    pub fn deleted(&self) -> Vec<Deleted> {
-        self.aside().deleted.values().cloned().collect()
+    /// All Apps in state `Deleted` or `Released`.
+    pub fn pending_deletions(&self) -> Vec<PendingDeletion> {
+        self.lock_unserved().pending_deletions.values().cloned().collect()
     }
 
-    /// Whether this very document still says that the App's users are to be deleted, or its appID to be freed.
-    pub fn is_deleted(&self, id: &AppId, revision: &Revision) -> bool {
-        self.aside().deleted.get(id).is_some_and(|deleted| deleted.revision == *revision)
+    /// Whether the current document of the App has this revision and the state `Deleted` or `Released`.
+    pub fn is_pending_deletion(&self, id: &AppId, revision: &Revision) -> bool {
+        self.lock_unserved().pending_deletions.get(id).is_some_and(|deleted| deleted.revision == *revision)
     }
 
-    /// Every App that the database refused.
-    pub fn withheld(&self) -> Vec<Arc<App>> {
-        self.aside().refused.values().filter_map(|refusal| refusal.withheld.clone()).collect()
+    /// All Apps with a valid document that conflicts with the owner or the keys of the appID.
+    pub fn suspended(&self) -> Vec<Arc<App>> {
+        self.lock_unserved().rejected.values().filter_map(|refusal| refusal.suspended.clone()).collect()
     }
 
-    /// The changes from now on, for who needs no whole set.
-    pub fn changes(&self) -> broadcast::Receiver<Change> {
+    /// The changes from now on, without the full set.
+    pub fn subscribe_changes(&self) -> broadcast::Receiver<RevisionChange> {
         self.changes.subscribe()
     }
 
-    /// The whole set of revisions and, from that very moment on, the changes.
-    pub fn subscribe(&self, pod_uid: String) -> (Hello, broadcast::Receiver<Change>) {
-        let aside = self.aside();
+    /// The full set of revisions, and all changes from that moment on.
+    pub fn subscribe(&self, pod_uid: String) -> (Hello, broadcast::Receiver<RevisionChange>) {
+        let unserved = self.lock_unserved();
         let receiver = self.changes.subscribe();
         let mut revisions: BTreeMap<_, _> =
             self.serving.load().iter().map(|(id, app)| (id.clone(), app.revision.clone())).collect();
-        revisions.extend(aside.deleted.iter().map(|(id, deleted)| (id.clone(), deleted.revision.clone())));
-        let refused = aside.refused.iter().map(|(id, refusal)| (id.clone(), refusal.document.clone())).collect();
-        let deletions =
-            aside.deleted.iter().filter_map(|(id, deleted)| Some((id.clone(), deleted.progress?))).collect();
+        revisions.extend(unserved.pending_deletions.iter().map(|(id, deleted)| (id.clone(), deleted.revision.clone())));
+        let refused = unserved.rejected.iter().map(|(id, refusal)| (id.clone(), refusal.document.clone())).collect();
+        let deletions = unserved
+            .pending_deletions
+            .iter()
+            .filter_map(|(id, deleted)| Some((id.clone(), deleted.progress?)))
+            .collect();
         (Hello { pod_uid, format: FORMAT, revisions, refused, deletions }, receiver)
     }
 
-    /// Puts a document in place of the one before it, or refuses it whole and tells why.
+    /// Puts a document into service in place of the previous one, or rejects it as a whole and reports why.
     pub fn put(&self, id: &AppId, document: &[u8]) {
-        self.metrics.heard();
+        self.metrics.record_event();
         let revision = Revision::of(document);
-        if self.settled(id, &revision) {
+        if self.is_current(id, &revision) {
             return;
         }
-        let read = self.read(id, document, revision);
-        self.change(|aside, serving, told| self.apply(id, read, aside, serving, told));
+        let read = self.parse_and_cache(id, document, revision);
+        self.update(|unserved, serving, changes| self.apply(id, read, unserved, serving, changes));
     }
 
-    /// Refuses what could not even be read as a document of this App.
-    pub fn refuse(&self, id: &AppId, refused: Refused) {
+    /// Rejects a document of this App that could not be read.
+    pub fn reject_unreadable(&self, id: &AppId, refused: RejectError) {
         let revision = Revision::of(refused.to_string().as_bytes());
-        if !self.settled(id, &revision) {
-            self.change(|aside, serving, told| self.apply(id, Err((refused, revision)), aside, serving, told));
+        if !self.is_current(id, &revision) {
+            self.update(|unserved, serving, changes| {
+                self.apply(id, Err((refused, revision)), unserved, serving, changes)
+            });
         }
     }
 
     /// Stops serving an App.
     pub fn remove(&self, id: &AppId) {
-        self.metrics.heard();
-        self.change(|aside, serving, told| self.take_away(id, aside, serving, told));
+        self.metrics.record_event();
+        self.update(|unserved, serving, changes| self.stop_serving(id, unserved, serving, changes));
     }
 
-    /// Begins a whole set of documents.
-    pub fn whole(&self) -> Whole<'_> {
-        Whole { apps: self, documents: Vec::new(), kept: HashSet::new() }
+    /// Starts a full set of documents.
+    pub fn start_full_sync(&self) -> FullSync<'_> {
+        FullSync { apps: self, documents: Vec::new(), unchanged: HashSet::new() }
     }
 
-    /// Starts from what was kept; whether that was a whole set.
-    pub fn restore(&self) -> bool {
+    /// Serves the cached documents. Returns false, and serves nothing, if the cache has no complete set.
+    pub fn restore_from_cache(&self) -> bool {
         let Some(cache) = self.cache.as_ref().filter(|cache| cache.is_complete()) else { return false };
-        self.change(|aside, serving, told| {
+        self.update(|unserved, serving, changes| {
             for (id, document) in cache.documents() {
                 let revision = Revision::of(&document);
-                let read = self.load(&id, &document, revision.clone()).map_err(|error| (error, revision));
-                self.apply(&id, read, aside, serving, told);
+                let read = self.parse(&id, &document, revision.clone()).map_err(|error| (error, revision));
+                self.apply(&id, read, unserved, serving, changes);
             }
         });
-        info!(apps = self.len(), "started from the documents that were kept");
+        info!(apps = self.len(), "serving the cached documents");
         true
     }
 
-    /// The database says whose the appID is, and it is not this App's: it is served no longer.
-    pub fn withhold(&self, id: &AppId, revision: &Revision, refused: Refused) {
-        self.change(|aside, serving, told| {
+    /// Stops serving an App, because the database says that it does not own the appID.
+    pub fn suspend(&self, id: &AppId, revision: &Revision, refused: RejectError) {
+        self.update(|unserved, serving, changes| {
             if serving.get(id.as_str()).is_none_or(|app| app.revision != *revision) {
                 return;
             }
             let withheld = serving.remove(id);
             if let Some(cache) = &self.cache {
-                cache.forget(id);
+                cache.remove(id);
             }
-            self.set_aside(id, refused, revision.clone(), withheld, aside, serving, told);
+            self.reject(id, refused, revision.clone(), withheld, unserved, serving, changes);
         });
     }
 
-    /// The database does not refuse it any more.
-    pub fn admit(&self, id: &AppId, revision: &Revision) {
-        self.change(|aside, serving, told| {
-            let waiting = aside.refused.get(id).filter(|refusal| refusal.document.revision == *revision);
-            if let Some(app) = waiting.and_then(|refusal| refusal.withheld.clone()) {
-                self.serve(id, app, aside, serving, told);
+    /// Serves an App that the database has rejected before and now accepts.
+    pub fn resume(&self, id: &AppId, revision: &Revision) {
+        self.update(|unserved, serving, changes| {
+            let waiting = unserved.rejected.get(id).filter(|refusal| refusal.document.revision == *revision);
+            if let Some(app) = waiting.and_then(|refusal| refusal.suspended.clone()) {
+                self.serve(id, app, unserved, serving, changes);
             }
         });
     }
 
-    /// The database refuses to delete the users, or to free the appID.
-    pub fn refuse_deletion(&self, id: &AppId, revision: &Revision, refused: &Refused) {
-        self.change(|aside, _, told| {
-            let known = aside.refused.get(id).is_some_and(|known| known.document.revision == *revision);
-            if known || aside.deleted.get(id).is_none_or(|deleted| deleted.revision != *revision) {
+    /// Reports that the database rejects the deletion of the users, or freeing the appID.
+    pub fn reject_deletion(&self, id: &AppId, revision: &Revision, refused: &RejectError) {
+        self.update(|unserved, _, changes| {
+            let known = unserved.rejected.get(id).is_some_and(|known| known.document.revision == *revision);
+            if known || unserved.pending_deletions.get(id).is_none_or(|deleted| deleted.revision != *revision) {
                 return;
             }
-            error!(app = %id, reason = %refused, "the users of an App are not deleted, nor its appID freed");
-            self.metrics.refused(refused.reason());
-            let document = refused.document(revision.clone());
-            aside.refused.insert(id.clone(), Refusal { document: document.clone(), withheld: None });
-            told.push(Change {
+            error!(app = %id, reason = %refused, "the users of an App are not deleted and its appID is not freed");
+            self.metrics.count_rejected(refused.reason());
+            let document = refused.to_report(revision.clone());
+            unserved.rejected.insert(id.clone(), Rejection { document: document.clone(), suspended: None });
+            changes.push(RevisionChange {
                 app: id.clone(),
                 revision: Some(revision.clone()),
                 refused: Some(document),
@@ -420,246 +427,278 @@ impl Apps {
         });
     }
 
-    /// How far the deletion of an App's users is, or whether its appID is free.
-    pub fn progress(&self, id: &AppId, revision: &Revision, progress: Deletion) {
-        self.change(|aside, _, told| {
-            let Some(deleted) = aside.deleted.get_mut(id).filter(|deleted| deleted.revision == *revision) else {
+    /// Reports the progress of the deletion of an App's users, or that its appID is free.
+    pub fn report_progress(&self, id: &AppId, revision: &Revision, progress: DeletionProgress) {
+        self.update(|unserved, _, changes| {
+            let Some(deleted) = unserved.pending_deletions.get_mut(id).filter(|deleted| deleted.revision == *revision)
+            else {
                 return;
             };
-            let refused = aside.refused.remove(id).is_some();
+            let refused = unserved.rejected.remove(id).is_some();
             if deleted.progress != Some(progress) || refused {
                 deleted.progress = Some(progress);
-                told.push(deleted.change(id));
+                changes.push(deleted.to_change(id));
             }
         });
     }
 
-    fn aside(&self) -> MutexGuard<'_, Aside> {
-        self.aside.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_unserved(&self) -> MutexGuard<'_, Unserved> {
+        self.unserved.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether nothing is to be done about a document, since this very one was the last.
-    fn settled(&self, id: &AppId, revision: &Revision) -> bool {
-        let aside = self.aside();
-        match aside.refused.get(id) {
+    /// Whether the last document of the App had this revision, so that nothing changes.
+    fn is_current(&self, id: &AppId, revision: &Revision) -> bool {
+        let unserved = self.lock_unserved();
+        match unserved.rejected.get(id) {
             Some(refusal) => refusal.document.revision == *revision,
-            None => match aside.deleted.get(id) {
+            None => match unserved.pending_deletions.get(id) {
                 Some(deleted) => deleted.revision == *revision,
                 None => self.serving.load().get(id.as_str()).is_some_and(|app| app.revision == *revision),
             },
         }
     }
 
-    /// Reads a document, and keeps it where it is good.
-    fn read(&self, id: &AppId, document: &[u8], revision: Revision) -> Read {
-        let read = self.load(id, document, revision.clone()).map_err(|refused| (refused, revision.clone()))?;
+    /// Reads a document, and caches it if it is valid.
+    fn parse_and_cache(&self, id: &AppId, document: &[u8], revision: Revision) -> ParseResult {
+        let read = self.parse(id, document, revision.clone()).map_err(|refused| (refused, revision.clone()))?;
         if let Some(cache) = &self.cache
-            && self.strange(id, &read).is_none()
+            && self.conflict(id, &read).is_none()
         {
-            cache.keep(id, &revision, document);
+            cache.store(id, &revision, document);
         }
         Ok(read)
     }
 
-    fn load(&self, id: &AppId, document: &[u8], revision: Revision) -> Result<Document, Refused> {
-        if document.len() > latchkey_crds::rendered::MAX_DOCUMENT {
-            return Err(Refused::TooLarge);
+    fn parse(&self, id: &AppId, document: &[u8], revision: Revision) -> Result<ParsedDocument, RejectError> {
+        if document.len() > latchkey_crds::rendered::MAX_DOCUMENT_SIZE {
+            return Err(RejectError::TooLarge);
         }
-        let text = std::str::from_utf8(document).map_err(|_| Refused::NotText)?;
-        let malformed = |error: serde_json::Error| Refused::Malformed { line: error.line(), column: error.column() };
-        // First, so that a later format is named as what it is.
-        let head: Head = serde_json::from_str(text).map_err(malformed)?;
+        let text = std::str::from_utf8(document).map_err(|_| RejectError::NotUtf8)?;
+        let malformed =
+            |error: serde_json::Error| RejectError::Malformed { line: error.line(), column: error.column() };
+        // First, so that an invalid format is reported as such, and not as a malformed document.
+        let head: DocumentHeader = serde_json::from_str(text).map_err(malformed)?;
         if head.format == 0 {
-            return Err(Refused::Format(head.format));
+            return Err(RejectError::Format(head.format));
         }
-        let of_this_app = |named: &AppId| if named == id { Ok(()) } else { Err(Refused::WrongApp) };
+        let of_this_app = |named: &AppId| if named == id { Ok(()) } else { Err(RejectError::WrongApp) };
         match head.state {
             AppState::Deleted | AppState::Released => {
                 let doc: DeletedApp = text.parse().map_err(malformed)?;
                 of_this_app(&doc.app_id)?;
-                Ok(Document::Deleted(Deleted { doc: Arc::new(doc), revision, progress: None }))
+                Ok(ParsedDocument::Deleted(PendingDeletion { doc: Arc::new(doc), revision, progress: None }))
             }
             AppState::Serving => {
                 let mut doc: RenderedApp = text.parse().map_err(malformed)?;
                 of_this_app(&doc.app_id)?;
                 for (limit, windows) in &self.ceilings {
-                    lower(doc.limits.entry(*limit).or_insert_with(|| limit.default_windows()), windows);
+                    apply_ceiling(doc.limits.entry(*limit).or_insert_with(|| limit.default_windows()), windows);
                 }
                 for text in doc.mail.templates.values_mut() {
                     *text = self.texts.share(Arc::clone(text));
                 }
-                Ok(Document::App(Arc::new(App::new(doc, revision)?)))
+                Ok(ParsedDocument::App(Arc::new(App::new(doc, revision)?)))
             }
         }
     }
 
-    /// Why a document is not of the App that is served: that is of another namespace or has other keys, and nothing
-    /// says that they changed.
-    fn strange(&self, id: &AppId, document: &Document) -> Option<Refused> {
+    /// Why a document conflicts with the App that is served: the App has another namespace or other keys, and the
+    /// document has no later `handover` that would allow this.
+    fn conflict(&self, id: &AppId, document: &ParsedDocument) -> Option<RejectError> {
         let (namespace, handover, incarnation) = match document {
-            Document::App(app) => (&app.doc.namespace, app.doc.handover, app.doc.incarnation.as_ref()),
-            // The database says whether it is of the users that are there.
-            Document::Deleted(deleted) => (&deleted.doc.namespace, deleted.doc.handover, None),
+            ParsedDocument::App(app) => (&app.doc.namespace, app.doc.handover, app.doc.incarnation.as_ref()),
+            // For these the database checks that the users belong to this App.
+            ParsedDocument::Deleted(deleted) => (&deleted.doc.namespace, deleted.doc.handover, None),
         };
         let served = self.get(id.as_str()).filter(|app| app.doc.handover >= handover)?;
         if served.doc.namespace != *namespace {
-            return Some(Refused::OtherNamespace);
+            return Some(RejectError::OtherNamespace);
         }
         let known = served.doc.incarnation.as_ref();
-        known.zip(incarnation).is_some_and(|(known, other)| known != other).then_some(Refused::KeysLost)
+        known.zip(incarnation).is_some_and(|(known, other)| known != other).then_some(RejectError::KeysLost)
     }
 
-    fn apply(&self, id: &AppId, read: Read, aside: &mut Aside, serving: &mut Serving, told: &mut Vec<Change>) {
-        match read.map(|document| (self.strange(id, &document), document)) {
+    fn apply(
+        &self,
+        id: &AppId,
+        read: ParseResult,
+        unserved: &mut Unserved,
+        serving: &mut ServedApps,
+        changes: &mut Vec<RevisionChange>,
+    ) {
+        match read.map(|document| (self.conflict(id, &document), document)) {
             Ok((Some(refused), document)) => {
                 let (revision, withheld) = match document {
-                    Document::App(app) => (app.revision.clone(), Some(app)),
-                    Document::Deleted(deleted) => (deleted.revision, None),
+                    ParsedDocument::App(app) => (app.revision.clone(), Some(app)),
+                    ParsedDocument::Deleted(deleted) => (deleted.revision, None),
                 };
-                self.set_aside(id, refused, revision, withheld, aside, serving, told);
+                self.reject(id, refused, revision, withheld, unserved, serving, changes);
             }
-            Ok((None, Document::App(app))) => self.serve(id, app, aside, serving, told),
-            Ok((None, Document::Deleted(deleted))) => {
+            Ok((None, ParsedDocument::App(app))) => self.serve(id, app, unserved, serving, changes),
+            Ok((None, ParsedDocument::Deleted(deleted))) => {
                 let state = deleted.doc.state;
-                info!(app = %id, revision = %deleted.revision, ?state, "no longer serving: the document says so");
+                info!(app = %id, revision = %deleted.revision, ?state, "no longer serving: deleted or released");
                 serving.remove(id);
-                aside.refused.remove(id);
-                told.push(deleted.change(id));
-                aside.deleted.insert(id.clone(), deleted);
+                unserved.rejected.remove(id);
+                changes.push(deleted.to_change(id));
+                unserved.pending_deletions.insert(id.clone(), deleted);
             }
-            Err((refused, revision)) => self.set_aside(id, refused, revision, None, aside, serving, told),
+            Err((refused, revision)) => self.reject(id, refused, revision, None, unserved, serving, changes),
         }
     }
 
-    fn serve(&self, id: &AppId, app: Arc<App>, aside: &mut Aside, serving: &mut Serving, told: &mut Vec<Change>) {
+    fn serve(
+        &self,
+        id: &AppId,
+        app: Arc<App>,
+        unserved: &mut Unserved,
+        serving: &mut ServedApps,
+        changes: &mut Vec<RevisionChange>,
+    ) {
         info!(app = %id, revision = %app.revision, "serving");
-        aside.refused.remove(id);
-        aside.deleted.remove(id);
-        told.push(Change { app: id.clone(), revision: Some(app.revision.clone()), refused: None, deletion: None });
+        unserved.rejected.remove(id);
+        unserved.pending_deletions.remove(id);
+        changes.push(RevisionChange {
+            app: id.clone(),
+            revision: Some(app.revision.clone()),
+            refused: None,
+            deletion: None,
+        });
         serving.insert(id, app);
     }
 
     #[expect(clippy::too_many_arguments, reason = "the last three are the set that is being changed")]
-    fn set_aside(
+    fn reject(
         &self,
         id: &AppId,
-        refused: Refused,
+        refused: RejectError,
         revision: Revision,
         withheld: Option<Arc<App>>,
-        aside: &mut Aside,
-        serving: &mut Serving,
-        told: &mut Vec<Change>,
+        unserved: &mut Unserved,
+        serving: &mut ServedApps,
+        changes: &mut Vec<RevisionChange>,
     ) {
-        let deleted = aside.deleted.get(id);
-        let goes_on = serving.get(id.as_str()).map(|app| &app.revision).or(deleted.map(|deleted| &deleted.revision));
+        let deleted = unserved.pending_deletions.get(id);
+        let in_service = serving.get(id.as_str()).map(|app| &app.revision).or(deleted.map(|deleted| &deleted.revision));
         error!(
             app = %id,
-            serving = goes_on.map(Revision::as_str),
+            serving = in_service.map(Revision::as_str),
             error = &refused as &dyn std::error::Error,
-            "a rendered App is refused; what was served before goes on"
+            "a rendered App is rejected; the previous one stays in service"
         );
-        self.metrics.refused(refused.reason());
-        let document = refused.document(revision);
-        told.push(Change {
+        self.metrics.count_rejected(refused.reason());
+        let document = refused.to_report(revision);
+        changes.push(RevisionChange {
             app: id.clone(),
-            revision: goes_on.cloned(),
+            revision: in_service.cloned(),
             refused: Some(document.clone()),
             deletion: deleted.and_then(|deleted| deleted.progress),
         });
-        aside.refused.insert(id.clone(), Refusal { document, withheld });
+        unserved.rejected.insert(id.clone(), Rejection { document, suspended: withheld });
     }
 
-    fn take_away(&self, id: &AppId, aside: &mut Aside, serving: &mut Serving, told: &mut Vec<Change>) {
+    fn stop_serving(
+        &self,
+        id: &AppId,
+        unserved: &mut Unserved,
+        serving: &mut ServedApps,
+        changes: &mut Vec<RevisionChange>,
+    ) {
         let served = serving.remove(id).is_some();
-        let deleted = aside.deleted.remove(id).is_some();
-        let refused = aside.refused.remove(id).is_some();
+        let deleted = unserved.pending_deletions.remove(id).is_some();
+        let refused = unserved.rejected.remove(id).is_some();
         if let Some(cache) = &self.cache {
-            cache.forget(id);
+            cache.remove(id);
         }
         if served || deleted || refused {
             info!(app = %id, "no longer serving");
-            told.push(Change { app: id.clone(), revision: None, refused: None, deletion: None });
+            changes.push(RevisionChange { app: id.clone(), revision: None, refused: None, deletion: None });
         }
     }
 
-    /// Changes the set in one step, and tells what came of it.
-    fn change(&self, edit: impl FnOnce(&mut Aside, &mut Serving, &mut Vec<Change>)) {
-        let mut aside = self.aside();
-        let mut serving = Serving::clone(&self.serving.load());
-        let mut told = Vec::new();
-        edit(&mut aside, &mut serving, &mut told);
-        self.metrics.apps(serving.count);
+    /// Changes the set in one step, and sends the changes to the subscribers.
+    fn update(&self, edit: impl FnOnce(&mut Unserved, &mut ServedApps, &mut Vec<RevisionChange>)) {
+        let mut unserved = self.lock_unserved();
+        let mut serving = ServedApps::clone(&self.serving.load());
+        let mut changes = Vec::new();
+        edit(&mut unserved, &mut serving, &mut changes);
+        self.metrics.set_apps(serving.count);
         self.serving.store(Arc::new(serving));
-        for change in told {
-            // No listener is not an error.
+        for change in changes {
+            // It is no error if there is no subscriber.
             let _ = self.changes.send(change);
         }
     }
 }
 
-// === impl Whole ===
+// === impl FullSync ===
 
-impl Whole<'_> {
-    /// Takes a document in. It is read at once, and only what came of it is held.
+impl FullSync<'_> {
+    /// Adds a document. It is read at once, so that only the result is held in memory.
     pub fn put(&mut self, id: &AppId, document: &[u8]) {
         let revision = Revision::of(document);
-        if self.apps.settled(id, &revision) {
-            self.kept.insert(id.clone());
+        if self.apps.is_current(id, &revision) {
+            self.unchanged.insert(id.clone());
         } else {
-            self.documents.push((id.clone(), self.apps.read(id, document, revision)));
+            self.documents.push((id.clone(), self.apps.parse_and_cache(id, document, revision)));
         }
     }
 
-    /// Takes note of an App whose document cannot be had: what was served goes on.
-    pub fn refuse(&mut self, id: &AppId, refused: Refused) {
+    /// Adds an App with a document that cannot be read: its previous document stays in service.
+    pub fn reject_unreadable(&mut self, id: &AppId, refused: RejectError) {
         let revision = Revision::of(refused.to_string().as_bytes());
-        if self.apps.settled(id, &revision) {
-            self.kept.insert(id.clone());
+        if self.apps.is_current(id, &revision) {
+            self.unchanged.insert(id.clone());
         } else {
             self.documents.push((id.clone(), Err((refused, revision))));
         }
     }
 
-    /// Leaves an App as it is.
-    pub fn keep(&mut self, id: &AppId) {
-        self.kept.insert(id.clone());
+    /// Adds an App without a change.
+    pub fn keep_unchanged(&mut self, id: &AppId) {
+        self.unchanged.insert(id.clone());
     }
 
-    /// Serves this set and nothing else.
+    /// Puts this set into service; all other Apps are removed.
     pub fn commit(self) {
-        let Self { apps, documents, mut kept } = self;
+        let Self { apps, documents, unchanged: mut kept } = self;
         kept.extend(documents.iter().map(|(id, _)| id.clone()));
-        let gone: Vec<_> = apps.known().into_iter().filter(|id| !kept.contains(id)).collect();
-        apps.change(|aside, serving, told| {
+        let gone: Vec<_> = apps.known_ids().into_iter().filter(|id| !kept.contains(id)).collect();
+        apps.update(|unserved, serving, changes| {
             for id in &gone {
-                apps.take_away(id, aside, serving, told);
+                apps.stop_serving(id, unserved, serving, changes);
             }
             for (id, read) in documents {
-                apps.apply(&id, read, aside, serving, told);
+                apps.apply(&id, read, unserved, serving, changes);
             }
         });
         if let Some(cache) = &apps.cache {
-            cache.complete(|id| kept.contains(id));
+            cache.mark_complete(|id| kept.contains(id));
         }
-        apps.metrics.listed();
-        info!(apps = apps.len(), gone = gone.len(), "the whole set of documents was read");
+        apps.metrics.record_list();
+        info!(apps = apps.len(), gone = gone.len(), "the full set of documents was read");
     }
 }
 
 // === impl Deleted ===
 
-impl Deleted {
-    fn change(&self, id: &AppId) -> Change {
-        Change { app: id.clone(), revision: Some(self.revision.clone()), refused: None, deletion: self.progress }
+impl PendingDeletion {
+    fn to_change(&self, id: &AppId) -> RevisionChange {
+        RevisionChange {
+            app: id.clone(),
+            revision: Some(self.revision.clone()),
+            refused: None,
+            deletion: self.progress,
+        }
     }
 }
 
-/// Adds the ceiling's windows to those that must hold; of two of one length the lower count stays.
-fn lower(windows: &mut Vec<Window>, ceiling: &[Window]) {
-    for most in ceiling {
-        match windows.iter_mut().find(|window| window.window_seconds == most.window_seconds) {
-            Some(window) => window.count = window.count.min(most.count),
-            None => windows.push(*most),
+/// Adds the windows of the ceiling to those of the App; of two windows with the same length, the lower count applies.
+fn apply_ceiling(windows: &mut Vec<Window>, ceiling: &[Window]) {
+    for ceiling_window in ceiling {
+        match windows.iter_mut().find(|window| window.window_seconds == ceiling_window.window_seconds) {
+            Some(window) => window.count = window.count.min(ceiling_window.count),
+            None => windows.push(*ceiling_window),
         }
     }
 }
@@ -676,7 +715,7 @@ mod tests {
     }
 
     #[test]
-    fn a_document_that_does_not_parse_is_refused_whole_and_the_old_one_serves() {
+    fn an_invalid_document_is_rejected_and_the_previous_one_stays_in_service() {
         let apps = Apps::default();
         apps.put(&id(), &fixtures::rendered("shop").to_bytes());
         let serving = apps.get("shop").unwrap().revision.clone();
@@ -694,17 +733,17 @@ mod tests {
             &halved,
         ] {
             apps.put(&id(), bad);
-            let told = changes.try_recv().unwrap();
-            assert_eq!(told.revision.as_ref(), Some(&serving));
-            let refused = told.refused.unwrap();
-            assert_eq!(refused.revision, Revision::of(bad), "the document that is refused is named");
+            let change = changes.try_recv().unwrap();
+            assert_eq!(change.revision.as_ref(), Some(&serving));
+            let refused = change.refused.unwrap();
+            assert_eq!(refused.revision, Revision::of(bad), "the revision is that of the rejected document");
             assert!(!refused.reason.contains("PRIVATE"));
             assert_eq!(apps.get("shop").unwrap().revision, serving);
         }
     }
 
     #[test]
-    fn no_app_is_looser_than_the_ceiling() {
+    fn no_app_exceeds_the_ceiling() {
         let window = |count, window_seconds| Window { count, window_seconds };
         let ceilings = Ceilings::from([(LimitName::LoginsPerClient, vec![window(30, 60), window(500, 3600)])]);
         let apps = Apps::new(ceilings);
@@ -717,7 +756,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_700_apps_have_is_held_once_and_freed_with_the_last_of_them() {
+    fn a_text_of_700_apps_is_stored_once_and_freed_with_the_last_of_them() {
         const APPS: usize = 700;
         let apps = Apps::default();
         let text = "x".repeat(250 * 1024);
@@ -728,16 +767,16 @@ mod tests {
         };
         let put = |number: usize| apps.put(&format!("app{number}").parse().unwrap(), &document(number));
         (0..APPS / 2).for_each(put);
-        let mut whole = apps.whole();
+        let mut sync = apps.start_full_sync();
         for number in 0..APPS {
-            whole.put(&format!("app{number}").parse().unwrap(), &document(number));
+            sync.put(&format!("app{number}").parse().unwrap(), &document(number));
         }
-        whole.commit();
+        sync.commit();
         let held = |app: &Arc<App>| Arc::clone(&app.doc.mail.templates["confirm.txt"]);
         let first = held(&apps.get("app0").unwrap());
         assert_eq!(*first, text);
         assert_eq!(apps.len(), APPS);
-        assert!(apps.all().iter().all(|app| Arc::ptr_eq(&held(app), &first)), "a copy for each App");
+        assert!(apps.all().iter().all(|app| Arc::ptr_eq(&held(app), &first)), "each App has its own copy");
         let text = Arc::downgrade(&first);
         drop(first);
         for number in 1..APPS {
@@ -771,7 +810,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deleted_app_is_not_served_and_told_with_the_revision_of_its_document() {
+    fn a_deleted_app_is_not_served_and_its_document_is_acknowledged() {
         let apps = Apps::default();
         apps.put(&id(), &fixtures::rendered("shop").to_bytes());
         let (_, mut changes) = apps.subscribe(String::new());
@@ -779,27 +818,27 @@ mod tests {
         let revision = Revision::of(&bytes);
         apps.put(&id(), &bytes);
         assert!(apps.get("shop").is_none());
-        let told = changes.try_recv().unwrap();
-        assert_eq!((told.revision.as_ref(), told.deletion, told.refused), (Some(&revision), None, None));
+        let change = changes.try_recv().unwrap();
+        assert_eq!((change.revision.as_ref(), change.deletion, change.refused), (Some(&revision), None, None));
 
-        let progress = Deletion { users_left: 3, done: false };
-        apps.progress(&id(), &revision, progress);
-        apps.progress(&id(), &revision, progress);
+        let progress = DeletionProgress { users_left: 3, done: false };
+        apps.report_progress(&id(), &revision, progress);
+        apps.report_progress(&id(), &revision, progress);
         assert_eq!(changes.try_recv().unwrap().deletion, Some(progress));
-        assert!(changes.try_recv().is_err(), "the same progress is no news");
-        apps.progress(&id(), &Revision::of(b"another"), Deletion { users_left: 0, done: true });
-        assert!(changes.try_recv().is_err(), "of a document that is not there any more nothing is told");
+        assert!(changes.try_recv().is_err(), "the same progress is not reported again");
+        apps.report_progress(&id(), &Revision::of(b"another"), DeletionProgress { users_left: 0, done: true });
+        assert!(changes.try_recv().is_err(), "progress of an old document is not reported");
 
         let (hello, _) = apps.subscribe(String::new());
         assert_eq!(hello.revisions.get(&id()), Some(&revision));
         assert_eq!(hello.deletions.get(&id()), Some(&progress));
         apps.put(&id(), &fixtures::rendered("shop").to_bytes());
-        assert!(apps.get("shop").is_some() && apps.deleted().is_empty(), "taken back");
+        assert!(apps.get("shop").is_some() && apps.pending_deletions().is_empty(), "the deletion is undone");
         assert!(changes.try_recv().unwrap().deletion.is_none());
     }
 
     #[test]
-    fn a_refusal_is_told_to_who_comes_later_until_it_is_mended() {
+    fn a_rejection_is_reported_to_new_subscribers_until_it_is_fixed() {
         let apps = Apps::default();
         let good = fixtures::rendered("shop").to_bytes();
         apps.put(&id(), &good);
@@ -808,15 +847,15 @@ mod tests {
         assert_eq!(hello.revisions.get(&id()), Some(&Revision::of(&good)));
         assert!(hello.refused.contains_key(&id()));
         apps.put(&id(), b"{");
-        assert!(changes.try_recv().is_err(), "the same document is refused once");
+        assert!(changes.try_recv().is_err(), "the same document is rejected once");
         apps.put(&id(), &good);
-        let told = changes.try_recv().unwrap();
-        assert_eq!((told.revision, told.refused), (Some(Revision::of(&good)), None));
+        let change = changes.try_recv().unwrap();
+        assert_eq!((change.revision, change.refused), (Some(Revision::of(&good)), None));
         assert!(apps.subscribe(String::new()).0.refused.is_empty());
     }
 
     #[test]
-    fn a_stray_document_of_another_namespace_does_not_replace_the_holders() {
+    fn a_document_of_another_namespace_does_not_replace_that_of_the_owner() {
         let apps = Apps::default();
         apps.put(&id(), &fixtures::rendered("shop").to_bytes());
         let mut stray = fixtures::rendered("shop");
@@ -830,57 +869,57 @@ mod tests {
     }
 
     #[test]
-    fn other_keys_do_not_replace_those_of_the_app_that_is_served() {
+    fn other_keys_do_not_replace_those_of_the_served_app() {
         let apps = Apps::default();
         let mut doc = fixtures::rendered("shop");
         doc.incarnation = Some("i1".to_owned());
         apps.put(&id(), &doc.to_bytes());
         let first = Revision::of(&doc.to_bytes());
         doc.incarnation = Some("i2".to_owned());
-        let mut changes = apps.changes();
+        let mut changes = apps.subscribe_changes();
         apps.put(&id(), &doc.to_bytes());
-        let told = changes.try_recv().unwrap();
-        assert!(told.refused.is_some_and(|refused| refused.keys_lost) && told.revision == Some(first));
+        let change = changes.try_recv().unwrap();
+        assert!(change.refused.is_some_and(|refused| refused.keys_lost) && change.revision == Some(first));
         assert!(apps.subscribe(String::new()).0.refused[&id()].keys_lost);
-        // The database may know better: no user is there.
-        apps.admit(&id(), &Revision::of(&doc.to_bytes()));
+        // The database accepts it, because the App has no users.
+        apps.resume(&id(), &Revision::of(&doc.to_bytes()));
         assert_eq!(changes.try_recv().unwrap().refused, None);
         doc.incarnation = Some("i3".to_owned());
         doc.handover = Some(1);
         apps.put(&id(), &doc.to_bytes());
-        assert_eq!(changes.try_recv().unwrap().revision, Some(Revision::of(&doc.to_bytes())), "they are to be new");
+        assert_eq!(changes.try_recv().unwrap().revision, Some(Revision::of(&doc.to_bytes())), "the handover is later");
     }
 
     #[test]
-    fn what_the_database_refuses_is_served_when_it_does_not_any_more() {
+    fn a_suspended_app_is_served_when_the_database_accepts_it() {
         let apps = Apps::default();
         apps.put(&id(), &fixtures::rendered("shop").to_bytes());
         let revision = apps.get("shop").unwrap().revision.clone();
         let (_, mut changes) = apps.subscribe(String::new());
-        apps.withhold(&id(), &Revision::of(b"another"), Refused::OtherNamespace);
+        apps.suspend(&id(), &Revision::of(b"another"), RejectError::OtherNamespace);
         assert!(changes.try_recv().is_err() && apps.get("shop").is_some());
-        apps.withhold(&id(), &revision, Refused::OtherNamespace);
-        let told = changes.try_recv().unwrap();
-        assert!(told.revision.is_none() && told.refused.is_some() && apps.get("shop").is_none());
-        assert_eq!(apps.withheld().len(), 1);
-        apps.admit(&id(), &revision);
+        apps.suspend(&id(), &revision, RejectError::OtherNamespace);
+        let change = changes.try_recv().unwrap();
+        assert!(change.revision.is_none() && change.refused.is_some() && apps.get("shop").is_none());
+        assert_eq!(apps.suspended().len(), 1);
+        apps.resume(&id(), &revision);
         assert_eq!(changes.try_recv().unwrap().revision, Some(revision));
-        assert!(apps.get("shop").is_some() && apps.withheld().is_empty());
+        assert!(apps.get("shop").is_some() && apps.suspended().is_empty());
     }
 
     #[test]
-    fn a_whole_set_takes_the_place_of_what_was_served() {
+    fn a_full_sync_replaces_the_served_apps() {
         let apps = Apps::default();
         let document = |id: &str| fixtures::rendered(id).to_bytes();
         for id in ["stays", "goes", "kept"] {
             apps.put(&id.parse().unwrap(), &document(id));
         }
-        let mut whole = apps.whole();
-        whole.put(&"stays".parse().unwrap(), &document("stays"));
-        whole.put(&"comes".parse().unwrap(), &document("comes"));
-        whole.keep(&"kept".parse().unwrap());
+        let mut sync = apps.start_full_sync();
+        sync.put(&"stays".parse().unwrap(), &document("stays"));
+        sync.put(&"comes".parse().unwrap(), &document("comes"));
+        sync.keep_unchanged(&"kept".parse().unwrap());
         assert!(apps.get("comes").is_none() && apps.get("goes").is_some(), "nothing changes before the end");
-        whole.commit();
+        sync.commit();
         let mut ids: Vec<_> = apps.all().iter().map(|app| app.id().to_string()).collect();
         ids.sort();
         assert_eq!(ids, ["comes", "kept", "stays"]);
@@ -888,24 +927,24 @@ mod tests {
     }
 
     #[test]
-    fn what_was_kept_is_served_again_and_what_was_taken_away_is_not() {
+    fn cached_documents_are_served_again_and_removed_ones_are_not() {
         let folder = tempfile::tempdir().unwrap();
-        let cached = || Apps::default().kept_in(Cache::open(folder.path().to_owned()).unwrap());
+        let cached = || Apps::default().with_cache(Cache::open(folder.path().to_owned()).unwrap());
         let document = |id: &str| fixtures::rendered(id).to_bytes();
         let apps = cached();
-        assert!(!apps.restore());
+        assert!(!apps.restore_from_cache());
         apps.put(&"early".parse().unwrap(), &document("early"));
-        assert!(!cached().restore(), "a set that is not whole is none");
-        let mut whole = apps.whole();
+        assert!(!cached().restore_from_cache(), "an incomplete set is not used");
+        let mut sync = apps.start_full_sync();
         for id in ["shop", "other", "third"] {
-            whole.put(&id.parse().unwrap(), &document(id));
+            sync.put(&id.parse().unwrap(), &document(id));
         }
-        whole.commit();
+        sync.commit();
         apps.put(&"shop".parse().unwrap(), b"{");
         apps.remove(&"other".parse().unwrap());
         let again = cached();
-        assert!(again.restore());
-        assert!(again.get("shop").is_some(), "the last good one");
+        assert!(again.restore_from_cache());
+        assert!(again.get("shop").is_some(), "the last valid document");
         assert!(again.get("other").is_none() && again.get("early").is_none() && again.len() == 2);
     }
 
@@ -915,7 +954,7 @@ mod tests {
         let served = Arc::new(served);
         let filled = |count: usize| {
             let apps = Apps::default();
-            apps.change(|_, serving, _| {
+            apps.update(|_, serving, _| {
                 for number in 0..count {
                     serving.insert(&format!("app{number}").parse().unwrap(), Arc::clone(&served));
                 }
@@ -923,12 +962,12 @@ mod tests {
             apps
         };
         let (few, many) = (filled(100), filled(10_000));
-        // The least of several rounds, by turns: what else the machine does disturbs some of them only.
+        // The minimum of several interleaved rounds: other load on the machine disturbs only some of them.
         let round = |apps: &Apps| {
             let begun = std::time::Instant::now();
             for number in 0..200 {
                 let id: AppId = format!("app{number}").parse().unwrap();
-                apps.change(|_, serving, _| serving.insert(&id, Arc::clone(&served)));
+                apps.update(|_, serving, _| serving.insert(&id, Arc::clone(&served)));
             }
             begun.elapsed()
         };
@@ -937,13 +976,13 @@ mod tests {
             of_few = of_few.min(round(&few));
             of_many = of_many.min(round(&many));
         }
-        // A hundred times as many Apps; a copy of the whole set costs about as many times.
+        // There are a hundred times as many Apps; a copy of the full set would cost about a hundred times as much.
         assert!(of_many < of_few * 20, "{of_many:?} among 10,000, {of_few:?} among 100");
         assert_eq!(many.len(), 10_000);
     }
 
     #[test]
-    fn listeners_hear_the_whole_set_and_then_each_change() {
+    fn subscribers_get_the_full_set_and_then_each_change() {
         let apps = Apps::default();
         apps.put(&id(), &fixtures::rendered("shop").to_bytes());
         let (hello, mut changes) = apps.subscribe("pod".to_owned());
@@ -973,23 +1012,26 @@ mod tests {
         let mut edited = fixtures::rendered("shop");
         edited.display_name = "Another".to_owned();
         std::fs::write(&path, edited.to_bytes()).unwrap();
-        let told = next(&mut changes, |told| told.refused.is_none());
-        assert_ne!(told.revision, Some(first));
+        let change = next(&mut changes, |change| change.refused.is_none());
+        assert_ne!(change.revision, Some(first));
 
         std::fs::remove_file(&path).unwrap();
-        assert_eq!(next(&mut changes, |told| told.revision.is_none()).refused, None);
+        assert_eq!(next(&mut changes, |change| change.revision.is_none()).refused, None);
         assert!(apps.get("shop").is_none());
     }
 
-    /// Waits for a change that fits; a file may be seen half-written first, which is refused.
-    fn next(changes: &mut broadcast::Receiver<Change>, fits: impl Fn(&Change) -> bool) -> Change {
+    /// Waits for a matching change; a half-written file can be read first, which is rejected.
+    fn next(
+        changes: &mut broadcast::Receiver<RevisionChange>,
+        fits: impl Fn(&RevisionChange) -> bool,
+    ) -> RevisionChange {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
             let fitting = async {
                 loop {
-                    let told = changes.recv().await.unwrap();
-                    if fits(&told) {
-                        return told;
+                    let change = changes.recv().await.unwrap();
+                    if fits(&change) {
+                        return change;
                     }
                 }
             };

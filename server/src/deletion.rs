@@ -1,8 +1,9 @@
-//! Deletes the users of Apps whose document says so, in batches, frees appIDs without users, and reports progress.
+//! Deletes the users of Apps with a document in state `Deleted`, in batches; frees appIDs of Apps in state `Released`
+//! that have no users; and reports progress.
 
 use std::{sync::Arc, time::Duration};
 
-use latchkey_crds::rendered::{AppState, Deletion};
+use latchkey_crds::rendered::{AppState, DeletionProgress};
 use tokio::{
     sync::watch,
     time::{Instant, sleep},
@@ -10,95 +11,95 @@ use tokio::{
 use tracing::{info, warn};
 
 use crate::{
-    config::{Apps, Deleted, Refused},
+    config::{Apps, PendingDeletion, RejectError},
     domain::ports::StoreError,
     store::{
         Stores,
-        postgres::{Claim, Deleting, Releasing},
+        postgres::{DeleteOutcome, OwnershipClaim, ReleaseOutcome},
     },
 };
 
-/// Users of one transaction.
-const BATCH: u32 = 500;
-/// How often is told how far it is, and for how long one App goes on while others wait.
-const TURN: Duration = Duration::from_secs(2);
+/// Users per transaction.
+const USERS_PER_TRANSACTION: u32 = 500;
+/// How often progress is reported, and for how long one App is handled while others wait.
+const REPORT_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Runs until it is dropped. Documents that were kept from an earlier run delete nothing: `current` says that the whole
-/// set was read.
+/// Runs until it is dropped. Waits for `current`, which is set when the complete set of documents was read: cached
+/// documents of an earlier run must delete nothing.
 pub async fn run(apps: Arc<Apps>, stores: Stores, mut current: watch::Receiver<bool>) {
     if current.wait_for(|current| *current).await.is_err() {
         return;
     }
     loop {
         let mut more = false;
-        for deleted in apps.deleted() {
+        for deleted in apps.pending_deletions() {
             if deleted.progress.is_some_and(|progress| progress.done) {
                 continue;
             }
             let ended = match deleted.doc.state {
-                AppState::Released => release(&apps, &stores, &deleted).await,
-                AppState::Deleted | AppState::Serving => turn(&apps, &stores, &deleted).await,
+                AppState::Released => release_app_id(&apps, &stores, &deleted).await,
+                AppState::Deleted | AppState::Serving => delete_users(&apps, &stores, &deleted).await,
             };
             match ended {
-                Ok(Deleting::Some) => more = true,
-                Ok(Deleting::Done | Deleting::Elsewhere) => {}
-                Ok(Deleting::OtherNamespace) => refuse(&apps, &deleted, &Refused::OtherNamespace),
-                Ok(Deleting::OtherApp) => refuse(&apps, &deleted, &Refused::OtherApp),
+                Ok(DeleteOutcome::Partial) => more = true,
+                Ok(DeleteOutcome::Done | DeleteOutcome::Contended) => {}
+                Ok(DeleteOutcome::OtherNamespace) => reject(&apps, &deleted, &RejectError::OtherNamespace),
+                Ok(DeleteOutcome::OtherApp) => reject(&apps, &deleted, &RejectError::OtherApp),
                 Err(error) => {
                     let app = &deleted.doc.app_id;
                     let error = &error as &dyn std::error::Error;
-                    warn!(%app, error, "users cannot be deleted, nor an appID freed, now; tried again");
+                    warn!(%app, error, "users cannot be deleted or an appID cannot be freed now; retrying");
                 }
             }
         }
         if !more {
-            sleep(TURN).await;
+            sleep(REPORT_INTERVAL).await;
         }
     }
 }
 
-fn refuse(apps: &Apps, deleted: &Deleted, refused: &Refused) {
-    apps.refuse_deletion(&deleted.doc.app_id, &deleted.revision, refused);
+fn reject(apps: &Apps, deleted: &PendingDeletion, refused: &RejectError) {
+    apps.reject_deletion(&deleted.doc.app_id, &deleted.revision, refused);
 }
 
-/// Frees the appID if the App has no users, and reports which.
-async fn release(apps: &Apps, stores: &Stores, released: &Deleted) -> Result<Deleting, StoreError> {
-    let claim = Claim::from(&*released.doc);
-    let wanted = || apps.is_deleted(&claim.app, &released.revision);
+/// Frees the appID if the App has no users, and reports the result.
+async fn release_app_id(apps: &Apps, stores: &Stores, released: &PendingDeletion) -> Result<DeleteOutcome, StoreError> {
+    let claim = OwnershipClaim::from(&*released.doc);
+    let wanted = || apps.is_pending_deletion(&claim.app, &released.revision);
     if !wanted() {
-        return Ok(Deleting::Elsewhere);
+        return Ok(DeleteOutcome::Contended);
     }
     let progress = match stores.postgres.release_app(&claim, wanted).await? {
-        Releasing::Freed => Deletion { users_left: 0, done: true },
-        Releasing::Reserved { users } => Deletion { users_left: users, done: false },
-        Releasing::Elsewhere => return Ok(Deleting::Elsewhere),
-        Releasing::OtherNamespace => return Ok(Deleting::OtherNamespace),
-        Releasing::OtherApp => return Ok(Deleting::OtherApp),
+        ReleaseOutcome::Freed => DeletionProgress { users_left: 0, done: true },
+        ReleaseOutcome::Reserved { users } => DeletionProgress { users_left: users, done: false },
+        ReleaseOutcome::Contended => return Ok(DeleteOutcome::Contended),
+        ReleaseOutcome::OtherNamespace => return Ok(DeleteOutcome::OtherNamespace),
+        ReleaseOutcome::OtherApp => return Ok(DeleteOutcome::OtherApp),
     };
-    apps.progress(&claim.app, &released.revision, progress);
+    apps.report_progress(&claim.app, &released.revision, progress);
     if progress.done {
-        info!(app = %claim.app, "the App is gone and had no users; its appID is free");
+        info!(app = %claim.app, "the App was deleted and had no users; its appID is free");
     }
-    Ok(Deleting::Elsewhere)
+    Ok(DeleteOutcome::Contended)
 }
 
-/// Deletes for a while, and tells how far it came.
-async fn turn(apps: &Apps, stores: &Stores, deleted: &Deleted) -> Result<Deleting, StoreError> {
-    let claim = Claim::from(&*deleted.doc);
+/// Deletes users for at most [`REPORT_INTERVAL`], and reports progress.
+async fn delete_users(apps: &Apps, stores: &Stores, deleted: &PendingDeletion) -> Result<DeleteOutcome, StoreError> {
+    let claim = OwnershipClaim::from(&*deleted.doc);
     let begun = Instant::now();
-    let wanted = || apps.is_deleted(&claim.app, &deleted.revision);
+    let wanted = || apps.is_pending_deletion(&claim.app, &deleted.revision);
     loop {
         if !wanted() {
-            return Ok(Deleting::Elsewhere);
+            return Ok(DeleteOutcome::Contended);
         }
-        let deleting = stores.delete_users(&claim, BATCH, wanted).await?;
+        let deleting = stores.delete_users(&claim, USERS_PER_TRANSACTION, wanted).await?;
         match deleting {
-            Deleting::Some if begun.elapsed() < TURN => continue,
-            Deleting::OtherNamespace | Deleting::OtherApp => return Ok(deleting),
-            Deleting::Some | Deleting::Done | Deleting::Elsewhere => {}
+            DeleteOutcome::Partial if begun.elapsed() < REPORT_INTERVAL => continue,
+            DeleteOutcome::OtherNamespace | DeleteOutcome::OtherApp => return Ok(deleting),
+            DeleteOutcome::Partial | DeleteOutcome::Done | DeleteOutcome::Contended => {}
         }
-        let progress = stores.postgres.deletion(&claim).await?;
-        apps.progress(&claim.app, &deleted.revision, progress);
+        let progress = stores.postgres.deletion_progress(&claim).await?;
+        apps.report_progress(&claim.app, &deleted.revision, progress);
         if progress.done {
             info!(app = %claim.app, "the users are deleted");
         }

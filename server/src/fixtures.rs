@@ -1,4 +1,4 @@
-//! Rendered Apps for tests beside the code.
+//! Rendered Apps for unit tests.
 
 use std::collections::BTreeMap;
 
@@ -72,7 +72,7 @@ pub(crate) fn app(doc: RenderedApp) -> App {
     App::new(doc, revision).unwrap()
 }
 
-/// A new key of ES256 or EdDSA.
+/// A new key for the algorithm.
 pub(crate) fn signing_key(id: &str, algorithm: SigningAlgorithm, state: KeyState) -> SigningKey {
     let random = SystemRandom::new();
     let der = match algorithm {

@@ -1,5 +1,5 @@
-//! Password hashing with admission control: a fixed set of threads with memory of their own, behind a bounded, fair queue
-//! with a deadline. A login storm can neither starve other Apps nor kill the process for memory.
+//! Password hashing with admission control: a fixed number of threads, each with its own memory, behind a bounded and
+//! fair queue with a deadline. A flood of logins can neither starve other Apps nor exhaust the memory of the process.
 
 use std::{
     fmt,
@@ -24,72 +24,72 @@ use tokio::{sync::oneshot, time::timeout};
 use tracing::Span;
 
 use self::{
-    engine::Engine,
-    queue::{FairQueue, JobOwner, Push, Turn},
+    engine::Argon2Engine,
+    queue::{FairQueue, JobOwner, PushOutcome, ScheduledJob},
 };
 use crate::domain::{
     app::App,
     client::ClientAddress,
-    password::{Busy, Password, PasswordHash},
-    ports::Hasher,
+    password::{Overloaded, Password, PasswordHash},
+    ports::PasswordHasher,
 };
 
 mod engine;
 mod queue;
 pub mod strength;
 
-/// How the pool is sized.
+/// The size of the pool.
 #[derive(Clone, Copy, Debug)]
 pub struct HashingOptions {
-    /// As many as there are CPUs: hashing is all CPU and memory bandwidth.
+    /// One per CPU: hashing needs nothing but CPU and memory bandwidth.
     pub threads: NonZeroUsize,
-    /// Places in the queue for each thread. A hash takes about 15 ms, so 64 are a second of waiting.
-    pub places_per_thread: usize,
-    /// Jobs that would not end by then are refused, and their callers get 503 by then.
+    /// Queue slots per thread. A hash takes about 15 ms, so 64 slots are one second of waiting.
+    pub slots_per_thread: usize,
+    /// A job that would not end by then is refused, and its caller gets 503 by then.
     pub deadline: Duration,
 }
 
 impl Default for HashingOptions {
     fn default() -> Self {
         Self {
-            // Heeds the CPU quota of the cgroup.
+            // Respects the CPU quota of the cgroup.
             threads: thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
-            places_per_thread: 64,
+            slots_per_thread: 64,
             deadline: Duration::from_secs(2),
         }
     }
 }
 
-/// What sending a response takes on a full machine.
+/// How long it takes to send a response on a busy machine.
 const SENDING: Duration = Duration::from_millis(50);
-/// How long a job can run: far longer than any does.
+/// The longest time for a running job. It is far longer than a job needs.
 const RUN_LIMIT: Duration = Duration::from_secs(1);
 
-/// A handle to the hashing threads, which end when the last handle goes.
+/// A handle to the hashing threads, which end when the last handle is dropped.
 #[derive(Clone)]
-pub struct Hashing {
-    pool: Arc<Pool>,
+pub struct HashingPool {
+    pool: Arc<PoolShutdown>,
 }
 
-struct Pool {
+struct PoolShutdown {
     shared: Arc<Shared>,
 }
 
 struct Shared {
     options: HashingOptions,
     state: Mutex<QueueState>,
-    /// Told when a job comes or the pool closes.
+    /// Notified when a job arrives or the pool closes.
     changed: Condvar,
     metrics: HashingMetrics,
-    /// A hash that no password has: what an unknown address is checked against, by the very steps of a known one.
-    nobody: PasswordHash,
+    /// A dummy hash. An unknown address is checked against it with the same steps as a known one; the result is false.
+    dummy_hash: PasswordHash,
 }
 
 struct QueueState {
     jobs: FairQueue<String, AppId, ClientAddress, Job>,
     closed: bool,
-    /// What a job takes, averaged over the last ones.
-    pace: Duration,
+    /// A moving average of the time that a job takes.
+    average_duration: Duration,
 }
 
 type Owner = JobOwner<String, AppId, ClientAddress>;
@@ -100,7 +100,7 @@ struct Job {
     /// Set by whoever is first: the thread that starts the job, or its caller at the deadline.
     claimed: Arc<AtomicBool>,
     span: Span,
-    reply: oneshot::Sender<Done>,
+    reply: oneshot::Sender<JobResult>,
 }
 
 enum Work {
@@ -114,21 +114,21 @@ enum Work {
 }
 
 /// How a job ended.
-struct Outcome {
-    reply: oneshot::Sender<Done>,
-    done: Done,
-    /// Whether it ran; what did not says nothing about how long jobs take.
-    is_run: bool,
+struct FinishedJob {
+    reply: oneshot::Sender<JobResult>,
+    done: JobResult,
+    /// Whether the job ran. Only jobs that ran change the average time.
+    has_run: bool,
 }
 
-enum Done {
+enum JobResult {
     Hash(PasswordHash),
-    Answer(bool),
-    /// Dropped from the queue, or failed.
-    Busy(Busy),
+    Checked(bool),
+    /// Displaced from the queue, too late, or panicked.
+    Overloaded(Overloaded),
 }
 
-/// Metrics of the pool: is there room, how long is the wait, who was sent away.
+/// Metrics of the pool: queue length, waiting times and refusals.
 #[derive(Clone)]
 pub struct HashingMetrics {
     waiting: Gauge,
@@ -148,7 +148,7 @@ struct RefusedLabels {
 // === impl Work ===
 
 impl Work {
-    /// Its span's name.
+    /// The name of its span.
     const fn name(&self) -> &'static str {
         match self {
             Self::Hash(..) => "hash password",
@@ -164,42 +164,42 @@ impl Work {
 
 // === impl Hashing ===
 
-impl Hashing {
+impl HashingPool {
     /// Starts the threads; metrics are registered under `hashing_`.
     pub fn start(options: HashingOptions, registry: &mut Registry) -> Self {
         let mut salt = [0; 16];
-        SystemRandom::new().fill(&mut salt).expect("the system's random number generator answers");
-        let nobody = Engine::default().hash(&Password::new(""), &salt);
-        // The first score reads the dictionaries, which no request should wait for.
+        SystemRandom::new().fill(&mut salt).expect("the system's random number generator works");
+        let nobody = Argon2Engine::default().hash(&Password::new(""), &salt);
+        // The first score loads the dictionaries; no request should wait for that.
         strength::score("password", &[]);
-        let capacity = options.places_per_thread.saturating_mul(options.threads.get());
+        let capacity = options.slots_per_thread.saturating_mul(options.threads.get());
         let shared = Arc::new(Shared {
             options,
             state: Mutex::new(QueueState {
                 jobs: FairQueue::new(capacity),
                 closed: false,
-                pace: Duration::from_millis(15),
+                average_duration: Duration::from_millis(15),
             }),
             changed: Condvar::new(),
             metrics: HashingMetrics::register(registry.sub_registry_with_prefix("hashing")),
-            nobody,
+            dummy_hash: nobody,
         });
         for number in 0..options.threads.get() {
             let shared = Arc::clone(&shared);
             thread::Builder::new()
                 .name(format!("hashing-{number}"))
                 .stack_size(512 * 1024)
-                .spawn(move || shared.work())
-                .expect("the system has room for one thread for each CPU");
+                .spawn(move || shared.run_worker())
+                .expect("the system can start one thread per CPU");
         }
-        Self { pool: Arc::new(Pool { shared }) }
+        Self { pool: Arc::new(PoolShutdown { shared }) }
     }
 
-    async fn run(&self, owner: &Owner, work: Work) -> Result<Done, Busy> {
+    async fn submit_and_wait(&self, owner: &Owner, work: Work) -> Result<JobResult, Overloaded> {
         let shared = &self.pool.shared;
         let (reply, mut answer) = oneshot::channel();
         let claimed = Arc::new(AtomicBool::new(false));
-        let span = latchkey_trace::child!(
+        let span = latchkey_trace::child_span!(
             "internal",
             "hashing",
             otel.name = work.name(),
@@ -210,27 +210,27 @@ impl Hashing {
         let mut done = timeout(shared.start_limit(), &mut answer).await;
         if done.is_err() {
             if !claimed.swap(true, Ordering::AcqRel) {
-                shared.refuse("deadline");
-                return Err(shared.busy());
+                shared.count_refusal("deadline");
+                return Err(shared.overloaded());
             }
             // It has started.
             done = timeout(RUN_LIMIT, answer).await;
         }
         match done {
-            Ok(Ok(Done::Busy(busy))) => Err(busy),
+            Ok(Ok(JobResult::Overloaded(busy))) => Err(busy),
             Ok(Ok(done)) => Ok(done),
-            Ok(Err(_)) | Err(_) => Err(shared.busy()),
+            Ok(Err(_)) | Err(_) => Err(shared.overloaded()),
         }
     }
 }
 
-impl fmt::Debug for Hashing {
+impl fmt::Debug for HashingPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Hashing").field("options", &self.pool.shared.options).finish_non_exhaustive()
     }
 }
 
-impl Drop for Pool {
+impl Drop for PoolShutdown {
     fn drop(&mut self) {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner).closed = true;
         self.shared.changed.notify_all();
@@ -240,87 +240,88 @@ impl Drop for Pool {
 // === impl Shared ===
 
 impl Shared {
-    fn submit(&self, owner: &Owner, job: Job) -> Result<(), Busy> {
+    fn submit(&self, owner: &Owner, job: Job) -> Result<(), Overloaded> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let pace = state.pace;
+        let pace = state.average_duration;
         let pushed = state.jobs.push(owner, pace, job);
         self.metrics.waiting.set(i64::try_from(state.jobs.len()).unwrap_or(i64::MAX));
-        let busy = self.retry_after(&state);
+        let busy = self.overloaded_for_state(&state);
         drop(state);
         match pushed {
-            Push::Queued => self.changed.notify_one(),
-            Push::Displaced(job) => {
-                self.refuse("displaced");
-                // Whoever waited may have gone.
-                let _ = job.reply.send(Done::Busy(busy));
+            PushOutcome::Queued => self.changed.notify_one(),
+            PushOutcome::Displaced(job) => {
+                self.count_refusal("displaced");
+                // The receiver may have been dropped.
+                let _ = job.reply.send(JobResult::Overloaded(busy));
             }
-            Push::Refused(_) => {
-                self.refuse("full");
+            PushOutcome::Refused(_) => {
+                self.count_refusal("full");
                 return Err(busy);
             }
         }
         Ok(())
     }
 
-    /// Refuses what would find no place, before anything else is done for it.
-    fn admit(&self, owner: &Owner) -> Result<(), Busy> {
+    /// Refuses a job that would find no slot, before any other work is done for it.
+    fn check_capacity(&self, owner: &Owner) -> Result<(), Overloaded> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.jobs.has_place(owner) {
+        if state.jobs.has_slot(owner) {
             return Ok(());
         }
-        let busy = self.retry_after(&state);
+        let busy = self.overloaded_for_state(&state);
         drop(state);
-        self.refuse("full");
+        self.count_refusal("full");
         Err(busy)
     }
 
-    fn refuse(&self, reason: &'static str) {
+    fn count_refusal(&self, reason: &'static str) {
         self.metrics.refused.get_or_create(&RefusedLabels { reason }).inc();
     }
 
-    /// When what is waiting now should be done, in whole seconds.
-    fn retry_after(&self, state: &QueueState) -> Busy {
+    /// An estimate of when the jobs in the queue are done, in whole seconds.
+    fn overloaded_for_state(&self, state: &QueueState) -> Overloaded {
         let jobs = u32::try_from(state.jobs.len()).unwrap_or(u32::MAX);
         let threads = u32::try_from(self.options.threads.get()).unwrap_or(u32::MAX);
-        let seconds = (f64::from(jobs) * state.pace.as_secs_f64() / f64::from(threads)).ceil().clamp(1.0, 30.0);
-        Busy { retry_after: Duration::from_secs_f64(seconds) }
+        let seconds =
+            (f64::from(jobs) * state.average_duration.as_secs_f64() / f64::from(threads)).ceil().clamp(1.0, 30.0);
+        Overloaded { retry_after: Duration::from_secs_f64(seconds) }
     }
 
     /// How long a job can wait for its start, if it or its refusal is to be sent by the deadline.
     fn start_limit(&self) -> Duration {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        self.options.deadline.saturating_sub(state.pace + SENDING)
+        self.options.deadline.saturating_sub(state.average_duration + SENDING)
     }
 
-    fn busy(&self) -> Busy {
-        self.retry_after(&self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    fn overloaded(&self) -> Overloaded {
+        self.overloaded_for_state(&self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// A thread's life.
-    fn work(&self) {
-        // Behind what answers requests: on a full machine, everything else stays quick. It is only a wish.
+    /// The main loop of a thread.
+    fn run_worker(&self) {
+        // Lower priority than the threads that answer requests, which stay fast on a busy machine. Best effort.
         let _ = rustix::process::setpriority_process(None, 5);
-        let mut engine = Engine::default();
-        while let Some(Turn { job, charge }) = self.next() {
+        let mut engine = Argon2Engine::default();
+        while let Some(ScheduledJob { job, charge }) = self.next_job() {
             let started = Instant::now();
-            let outcome = self.run_job(&mut engine, job);
+            let outcome = self.run_queued_job(&mut engine, job);
             let took = started.elapsed();
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-            // Before the reply, so that the next job of the line finds it charged.
-            state.jobs.settle(&charge, took);
-            if outcome.is_run {
-                state.pace = state.pace.mul_f64(0.95) + took.mul_f64(0.05);
+            // Before the reply, so that the client's next job is already charged.
+            state.jobs.correct_charge(&charge, took);
+            if outcome.has_run {
+                state.average_duration = state.average_duration.mul_f64(0.95) + took.mul_f64(0.05);
             }
             drop(state);
-            // Whoever waited may have gone.
+            // The receiver may have been dropped.
             let _ = outcome.reply.send(outcome.done);
         }
     }
 
-    /// Runs a job, unless nobody waits for it or it waited too long.
-    fn run_job(&self, engine: &mut Engine, job: Job) -> Outcome {
+    /// Runs a job, unless its receiver was dropped or it waited too long.
+    fn run_queued_job(&self, engine: &mut Argon2Engine, job: Job) -> FinishedJob {
         let Job { work, queued, claimed, span, reply } = job;
-        let unfit = |reply| Outcome { reply, done: Done::Busy(self.busy()), is_run: false };
+        let unfit = |reply| FinishedJob { reply, done: JobResult::Overloaded(self.overloaded()), has_run: false };
         if reply.is_closed() || claimed.swap(true, Ordering::AcqRel) {
             return unfit(reply);
         }
@@ -328,8 +329,8 @@ impl Shared {
         self.metrics.wait_seconds.observe(waited.as_secs_f64());
         span.record("latchkey.hashing.wait_ms", u64::try_from(waited.as_millis()).unwrap_or(u64::MAX));
         if waited > self.options.deadline {
-            self.refuse("deadline");
-            latchkey_trace::fail(&span, "deadline");
+            self.count_refusal("deadline");
+            latchkey_trace::record_error(&span, "deadline");
             return unfit(reply);
         }
         let started = Instant::now();
@@ -338,20 +339,20 @@ impl Shared {
         self.metrics.running.dec();
         self.metrics.run_seconds.observe(started.elapsed().as_secs_f64());
         let done = done.unwrap_or_else(|_| {
-            // The panic hook has logged where; the payload could hold a password.
+            // The panic hook has logged the location; the payload could contain a password.
             self.metrics.panics.inc();
-            latchkey_trace::fail(&span, "panic");
-            *engine = Engine::default();
-            Done::Busy(self.busy())
+            latchkey_trace::record_error(&span, "panic");
+            *engine = Argon2Engine::default();
+            JobResult::Overloaded(self.overloaded())
         });
-        // The span ends here, before the reply and so before what it is a part of.
-        Outcome { reply, done, is_run: true }
+        // The span ends here: before the reply, and so before its parent span.
+        FinishedJob { reply, done, has_run: true }
     }
 
-    fn next(&self) -> Option<Turn<String, AppId, ClientAddress, Job>> {
+    fn next_job(&self) -> Option<ScheduledJob<String, AppId, ClientAddress, Job>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            let pace = state.pace;
+            let pace = state.average_duration;
             if let Some(turn) = state.jobs.pop(pace) {
                 self.metrics.waiting.set(i64::try_from(state.jobs.len()).unwrap_or(i64::MAX));
                 return Some(turn);
@@ -363,43 +364,43 @@ impl Shared {
         }
     }
 
-    fn perform(&self, engine: &mut Engine, work: Work) -> Done {
+    fn perform(&self, engine: &mut Argon2Engine, work: Work) -> JobResult {
         match work {
             Work::Hash(password) => {
                 let mut salt = [0; 16];
-                SystemRandom::new().fill(&mut salt).expect("the system's random number generator answers");
-                Done::Hash(engine.hash(&password, &salt))
+                SystemRandom::new().fill(&mut salt).expect("the system's random number generator works");
+                JobResult::Hash(engine.hash(&password, &salt))
             }
             Work::Verify(password, hash) => {
                 let known = hash.is_some();
-                let right = engine.verify(&password, hash.as_ref().unwrap_or(&self.nobody));
-                Done::Answer(right && known)
+                let right = engine.verify(&password, hash.as_ref().unwrap_or(&self.dummy_hash));
+                JobResult::Checked(right && known)
             }
             Work::Strength(password, guesses, minimum) => {
-                Done::Answer(strength::score(password.expose(), &guesses) >= minimum)
+                JobResult::Checked(strength::score(password.expose(), &guesses) >= minimum)
             }
             #[cfg(test)]
             Work::Panic => panic!("a job panics"),
             #[cfg(test)]
             Work::Wait(ended) => {
                 ended.blocking_recv().expect("the test ends it");
-                Done::Answer(true)
+                JobResult::Checked(true)
             }
         }
     }
 }
 
-// === impl Hasher ===
+// === impl PasswordHasher ===
 
-impl Hasher for Hashing {
-    fn admit(&self, app: &App, client: ClientAddress) -> Result<(), Busy> {
-        self.pool.shared.admit(&owner(app, client))
+impl PasswordHasher for HashingPool {
+    fn check_capacity(&self, app: &App, client: ClientAddress) -> Result<(), Overloaded> {
+        self.pool.shared.check_capacity(&owner(app, client))
     }
 
-    async fn hash(&self, app: &App, client: ClientAddress, password: &Password) -> Result<PasswordHash, Busy> {
-        match self.run(&owner(app, client), Work::Hash(password.clone())).await? {
-            Done::Hash(hash) => Ok(hash),
-            Done::Answer(_) | Done::Busy(_) => Err(self.pool.shared.busy()),
+    async fn hash(&self, app: &App, client: ClientAddress, password: &Password) -> Result<PasswordHash, Overloaded> {
+        match self.submit_and_wait(&owner(app, client), Work::Hash(password.clone())).await? {
+            JobResult::Hash(hash) => Ok(hash),
+            JobResult::Checked(_) | JobResult::Overloaded(_) => Err(self.pool.shared.overloaded()),
         }
     }
 
@@ -409,31 +410,31 @@ impl Hasher for Hashing {
         client: ClientAddress,
         password: &Password,
         hash: Option<&PasswordHash>,
-    ) -> Result<bool, Busy> {
-        self.answer(&owner(app, client), Work::Verify(password.clone(), hash.cloned())).await
+    ) -> Result<bool, Overloaded> {
+        self.run_check(&owner(app, client), Work::Verify(password.clone(), hash.cloned())).await
     }
 
     fn is_outdated(&self, hash: &PasswordHash) -> bool {
         engine::is_outdated(hash)
     }
 
-    async fn strong_enough(
+    async fn is_strong_enough(
         &self,
         app: &App,
         client: ClientAddress,
         password: &Password,
         guesses: Vec<String>,
-    ) -> Result<bool, Busy> {
+    ) -> Result<bool, Overloaded> {
         let minimum = app.doc.password.minimum_strength;
-        self.answer(&owner(app, client), Work::Strength(password.clone(), guesses, minimum)).await
+        self.run_check(&owner(app, client), Work::Strength(password.clone(), guesses, minimum)).await
     }
 }
 
-impl Hashing {
-    async fn answer(&self, owner: &Owner, work: Work) -> Result<bool, Busy> {
-        match self.run(owner, work).await? {
-            Done::Answer(answer) => Ok(answer),
-            Done::Hash(_) | Done::Busy(_) => Err(self.pool.shared.busy()),
+impl HashingPool {
+    async fn run_check(&self, owner: &Owner, work: Work) -> Result<bool, Overloaded> {
+        match self.submit_and_wait(owner, work).await? {
+            JobResult::Checked(answer) => Ok(answer),
+            JobResult::Hash(_) | JobResult::Overloaded(_) => Err(self.pool.shared.overloaded()),
         }
     }
 }
@@ -462,7 +463,7 @@ impl HashingMetrics {
         registry.register("running", "Jobs that run on a hashing thread", metrics.running.clone());
         registry.register(
             "refused",
-            "Jobs answered 503: the queue was full, a place went to a shorter line, or the deadline passed",
+            "Jobs answered 503: the queue was full, a shorter queue displaced the job, or the deadline passed",
             metrics.refused.clone(),
         );
         registry.register("panics", "Jobs that panicked; a bug", metrics.panics.clone());
@@ -476,14 +477,14 @@ impl HashingMetrics {
 mod tests {
     use super::*;
 
-    fn hashing(threads: usize, places: usize, deadline: Duration) -> Hashing {
+    fn hashing(threads: usize, places: usize, deadline: Duration) -> HashingPool {
         let options =
-            HashingOptions { threads: NonZeroUsize::new(threads).unwrap(), places_per_thread: places, deadline };
-        Hashing::start(options, &mut Registry::default())
+            HashingOptions { threads: NonZeroUsize::new(threads).unwrap(), slots_per_thread: places, deadline };
+        HashingPool::start(options, &mut Registry::default())
     }
 
     fn client(number: u8) -> ClientAddress {
-        ClientAddress::of([127, 0, 0, number].into())
+        ClientAddress::from_ip([127, 0, 0, number].into())
     }
 
     fn owner(app: &str, client: ClientAddress) -> Owner {
@@ -491,52 +492,60 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_a_hash_the_answer_is_no_even_for_the_right_guess() {
+    async fn without_a_hash_verification_always_fails() {
         let hashing = hashing(1, 8, Duration::from_secs(10));
-        // The password that `nobody` was made from.
-        let answer = hashing.answer(&owner("a", client(1)), Work::Verify(Password::new(""), None)).await;
+        // The password of the dummy hash.
+        let answer = hashing.run_check(&owner("a", client(1)), Work::Verify(Password::new(""), None)).await;
         assert_eq!(answer, Ok(false));
     }
 
     #[tokio::test]
-    async fn what_does_not_fit_is_refused_at_once_and_what_fits_is_done() {
+    async fn jobs_beyond_the_capacity_are_refused_at_once_and_the_others_run() {
         let hashing = hashing(1, 4, Duration::from_secs(60));
-        let jobs = (0..64).map(|number| {
-            let hashing = hashing.clone();
-            async move { hashing.run(&owner("a", client(number)), Work::Hash(Password::new("x"))).await.is_ok() }
-        });
+        let jobs =
+            (0..64).map(|number| {
+                let hashing = hashing.clone();
+                async move {
+                    hashing.submit_and_wait(&owner("a", client(number)), Work::Hash(Password::new("x"))).await.is_ok()
+                }
+            });
         let done = futures::future::join_all(jobs).await.into_iter().filter(|ok| *ok).count();
-        assert!((4..=8).contains(&done), "{done} of 64 were done with four places and one thread");
-        assert!(hashing.run(&owner("a", client(1)), Work::Hash(Password::new("x"))).await.is_ok(), "room again");
+        assert!((4..=8).contains(&done), "{done} of 64 were done with four slots and one thread");
+        assert!(
+            hashing.submit_and_wait(&owner("a", client(1)), Work::Hash(Password::new("x"))).await.is_ok(),
+            "slots again"
+        );
     }
 
     #[tokio::test]
-    async fn another_app_is_served_in_the_middle_of_a_storm() {
+    async fn another_app_is_served_during_a_flood() {
         let hashing = hashing(1, 32, Duration::from_secs(60));
         let storm = (0..200).map(|number| {
             let hashing = hashing.clone();
             tokio::spawn(async move {
-                hashing.run(&owner("storm", client(number)), Work::Hash(Password::new("x"))).await.is_ok()
+                hashing.submit_and_wait(&owner("storm", client(number)), Work::Hash(Password::new("x"))).await.is_ok()
             })
         });
         let storm: Vec<_> = storm.collect();
         tokio::task::yield_now().await;
         for number in 0..5 {
-            assert!(hashing.run(&owner("quiet", client(number)), Work::Hash(Password::new("x"))).await.is_ok());
+            assert!(
+                hashing.submit_and_wait(&owner("quiet", client(number)), Work::Hash(Password::new("x"))).await.is_ok()
+            );
         }
         let waiting = storm.iter().filter(|job| !job.is_finished()).count();
         assert!(waiting > 0, "the quiet App did not wait for the storm to end");
     }
 
     #[tokio::test]
-    async fn a_passed_deadline_is_busy_with_a_time_to_retry() {
+    async fn a_job_past_its_deadline_is_refused_with_a_retry_time() {
         let hashing = hashing(1, 64, Duration::ZERO);
         let jobs = (0..8).map(|number| {
             let hashing = hashing.clone();
-            async move { hashing.run(&owner("a", client(number)), Work::Hash(Password::new("x"))).await }
+            async move { hashing.submit_and_wait(&owner("a", client(number)), Work::Hash(Password::new("x"))).await }
         });
         for outcome in futures::future::join_all(jobs).await {
-            assert!(matches!(outcome, Err(Busy { retry_after }) if retry_after >= Duration::from_secs(1)));
+            assert!(matches!(outcome, Err(Overloaded { retry_after }) if retry_after >= Duration::from_secs(1)));
         }
     }
 
@@ -544,18 +553,20 @@ mod tests {
     async fn a_job_that_does_not_start_is_refused_by_the_deadline() {
         const DEADLINE: Duration = Duration::from_millis(500);
         let mut registry = Registry::default();
-        let options = HashingOptions { threads: NonZeroUsize::MIN, places_per_thread: 64, deadline: DEADLINE };
-        let hashing = Hashing::start(options, &mut registry);
+        let options = HashingOptions { threads: NonZeroUsize::MIN, slots_per_thread: 64, deadline: DEADLINE };
+        let hashing = HashingPool::start(options, &mut registry);
         let (end, ended) = oneshot::channel();
         let occupied = {
             let hashing = hashing.clone();
-            tokio::spawn(async move { hashing.run(&owner("a", client(1)), Work::Wait(ended)).await.is_ok() })
+            tokio::spawn(
+                async move { hashing.submit_and_wait(&owner("a", client(1)), Work::Wait(ended)).await.is_ok() },
+            )
         };
         while hashing.pool.shared.metrics.running.get() == 0 {
             tokio::task::yield_now().await;
         }
         let queued = Instant::now();
-        assert!(hashing.run(&owner("a", client(2)), Work::Hash(Password::new("x"))).await.is_err());
+        assert!(hashing.submit_and_wait(&owner("a", client(2)), Work::Hash(Password::new("x"))).await.is_err());
         assert!(queued.elapsed() < DEADLINE + RUN_LIMIT, "{:?}", queued.elapsed());
         end.send(()).unwrap();
         assert!(occupied.await.unwrap(), "a job that has started is not refused");
@@ -565,18 +576,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_job_that_panics_is_an_error_and_the_thread_goes_on() {
+    async fn a_job_that_panics_is_an_error_and_the_thread_continues() {
         let mut registry = Registry::default();
         let options =
-            HashingOptions { threads: NonZeroUsize::MIN, places_per_thread: 8, deadline: Duration::from_secs(60) };
-        let hashing = Hashing::start(options, &mut registry);
+            HashingOptions { threads: NonZeroUsize::MIN, slots_per_thread: 8, deadline: Duration::from_secs(60) };
+        let hashing = HashingPool::start(options, &mut registry);
         let owner = owner("a", client(1));
-        let right = hashing.run(&owner, Work::Hash(Password::new("x"))).await;
-        let Ok(Done::Hash(hash)) = right else { panic!("a hash") };
+        let right = hashing.submit_and_wait(&owner, Work::Hash(Password::new("x"))).await;
+        let Ok(JobResult::Hash(hash)) = right else { panic!("a hash") };
         for _ in 0..3 {
-            assert!(hashing.run(&owner, Work::Panic).await.is_err());
-            let answer = hashing.answer(&owner, Work::Verify(Password::new("x"), Some(hash.clone()))).await;
-            assert_eq!(answer, Ok(true), "with memory as good as new");
+            assert!(hashing.submit_and_wait(&owner, Work::Panic).await.is_err());
+            let answer = hashing.run_check(&owner, Work::Verify(Password::new("x"), Some(hash.clone()))).await;
+            assert_eq!(answer, Ok(true), "with intact memory");
         }
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();

@@ -1,82 +1,82 @@
-//! JSON from outside, read into a tree within bounds on its depth and on the number of its values.
+//! Parses untrusted JSON into a tree, with limits on its depth and on the number of its values.
 //!
-//! A tree costs far more memory than its text: `{"":{}}` repeated costs some 100 times as much. So a bound on bytes
-//! alone bounds nothing.
+//! A tree needs far more memory than its text: about 100 times as much for repeated `{"":{}}`. So a limit on bytes
+//! alone does not limit memory.
 
 use std::{cell::Cell, fmt};
 
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-/// What a document may be made of.
+/// Limits of a document.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// How deep arrays and objects may nest; the outermost one is 1.
+    /// Maximum nesting of arrays and objects; the outermost one has depth 1.
     pub depth: usize,
-    /// How many values there may be, arrays and objects included. One value costs less than 1 KiB, its text aside.
+    /// Maximum number of values, including arrays and objects. A value needs less than 1 KiB in addition to its text.
     pub values: usize,
 }
 
-/// Why a document is refused. Never quotes it.
+/// Why a document is rejected. The texts never quote it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum JsonError {
     #[error("is not UTF-8")]
     NotUtf8,
     #[error("is not JSON, at line {line}, column {column}")]
     Syntax { line: usize, column: usize },
-    #[error("has a key twice, at line {line}")]
+    #[error("has a duplicate key, at line {line}")]
     DuplicateKey { line: usize },
-    #[error("nests too deep")]
+    #[error("is nested too deeply")]
     TooDeep,
     #[error("has too many values")]
     TooManyValues,
 }
 
-/// What serde's errors do not carry.
+/// The limit that was exceeded; an error of serde cannot carry it.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Bound {
+enum Violation {
     Depth,
     Values,
-    UniqueKeys,
+    DuplicateKey,
 }
 
-/// Reads a value at a depth.
+/// Reads a value at a given depth.
 #[derive(Clone, Copy)]
 struct Reader<'a> {
     depth_left: usize,
     values_left: &'a Cell<usize>,
-    broken: &'a Cell<Option<Bound>>,
+    violation: &'a Cell<Option<Violation>>,
 }
 
-/// Reads one document in UTF-8, without duplicate keys at any depth.
-pub fn parse(bytes: &[u8], bounds: Bounds) -> Result<Value, Refusal> {
-    let text = std::str::from_utf8(bytes).map_err(|_| Refusal::NotUtf8)?;
-    let (values_left, broken) = (Cell::new(bounds.values), Cell::new(None));
+/// Parses one document. It must be UTF-8 and must not have duplicate keys at any depth.
+pub fn parse(bytes: &[u8], bounds: Bounds) -> Result<Value, JsonError> {
+    let text = std::str::from_utf8(bytes).map_err(|_| JsonError::NotUtf8)?;
+    let (values_left, violation) = (Cell::new(bounds.values), Cell::new(None));
     let mut deserializer = serde_json::Deserializer::from_str(text);
-    Reader { depth_left: bounds.depth, values_left: &values_left, broken: &broken }
+    Reader { depth_left: bounds.depth, values_left: &values_left, violation: &violation }
         .deserialize(&mut deserializer)
         .and_then(|value| deserializer.end().map(|()| value))
-        .map_err(|error| match broken.get() {
-            Some(Bound::Depth) => Refusal::TooDeep,
-            Some(Bound::Values) => Refusal::TooManyValues,
-            Some(Bound::UniqueKeys) => Refusal::DuplicateKey { line: error.line() },
-            None => Refusal::Syntax { line: error.line(), column: error.column() },
+        .map_err(|error| match violation.get() {
+            Some(Violation::Depth) => JsonError::TooDeep,
+            Some(Violation::Values) => JsonError::TooManyValues,
+            Some(Violation::DuplicateKey) => JsonError::DuplicateKey { line: error.line() },
+            None => JsonError::Syntax { line: error.line(), column: error.column() },
         })
 }
 
 // === impl Reader ===
 
 impl Reader<'_> {
-    fn refuse<E: serde::de::Error>(self, bound: Bound) -> E {
-        self.broken.set(Some(bound));
+    fn fail<E: serde::de::Error>(self, bound: Violation) -> E {
+        self.violation.set(Some(bound));
         E::custom("out of bounds")
     }
 
-    /// One level further in.
-    fn enter<E: serde::de::Error>(self) -> Result<Self, E> {
+    /// A reader for the next level.
+    fn descend<E: serde::de::Error>(self) -> Result<Self, E> {
         match self.depth_left.checked_sub(1) {
             Some(depth_left) => Ok(Self { depth_left, ..self }),
-            None => Err(self.refuse(Bound::Depth)),
+            None => Err(self.fail(Violation::Depth)),
         }
     }
 }
@@ -87,7 +87,7 @@ impl<'de> DeserializeSeed<'de> for Reader<'_> {
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
         match self.values_left.get().checked_sub(1) {
             Some(left) => self.values_left.set(left),
-            None => return Err(self.refuse(Bound::Values)),
+            None => return Err(self.fail(Violation::Values)),
         }
         deserializer.deserialize_any(self)
     }
@@ -129,7 +129,7 @@ impl<'de> Visitor<'de> for Reader<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
-        let inner = self.enter()?;
+        let inner = self.descend()?;
         let mut array = Vec::new();
         while let Some(item) = items.next_element_seed(inner)? {
             array.push(item);
@@ -138,11 +138,11 @@ impl<'de> Visitor<'de> for Reader<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
-        let inner = self.enter()?;
+        let inner = self.descend()?;
         let mut object = Map::new();
         while let Some(key) = entries.next_key::<String>()? {
             if object.contains_key(&key) {
-                return Err(self.refuse(Bound::UniqueKeys));
+                return Err(self.fail(Violation::DuplicateKey));
             }
             let value = entries.next_value_seed(inner)?;
             object.insert(key, value);
@@ -159,12 +159,12 @@ mod tests {
 
     const SMALL: Bounds = Bounds { depth: 3, values: 5 };
 
-    fn small(text: &str) -> Result<Value, Refusal> {
+    fn small(text: &str) -> Result<Value, JsonError> {
         parse(text.as_bytes(), SMALL)
     }
 
     #[test]
-    fn a_document_within_its_bounds_is_read_whole() {
+    fn a_document_within_its_limits_is_parsed() {
         let text = r#" {"a": [1, -2.5, null], "b": true} "#;
         assert_eq!(
             parse(text.as_bytes(), Bounds { depth: 2, values: 6 }),
@@ -175,29 +175,29 @@ mod tests {
     }
 
     #[test]
-    fn every_value_counts_whatever_it_is() {
+    fn every_value_counts_towards_the_limit() {
         for text in ["[1,2,3,4,5]", "[[],[],[],[],[]]", "[{},{},{},{},{}]", r#"{"a":{},"b":{"c":0},"d":"","e":null}"#] {
-            assert_eq!(small(text), Err(Refusal::TooManyValues), "{text}");
+            assert_eq!(small(text), Err(JsonError::TooManyValues), "{text}");
         }
     }
 
     #[test]
-    fn a_document_that_is_too_deep_is_refused_before_the_stack_ends() {
+    fn a_document_that_is_too_deep_is_rejected_before_the_stack_overflows() {
         for text in ["[[[[]]]]", r#"{"a":{"a":{"a":{}}}}"#, r#"[{"a":[{}]}]"#] {
-            assert_eq!(small(text), Err(Refusal::TooDeep), "{text}");
+            assert_eq!(small(text), Err(JsonError::TooDeep), "{text}");
         }
         let deep = Bounds { depth: 16, values: usize::MAX };
         for open in ["[", "{\"a\":"] {
-            assert_eq!(parse(open.repeat(100_000).as_bytes(), deep), Err(Refusal::TooDeep));
+            assert_eq!(parse(open.repeat(100_000).as_bytes(), deep), Err(JsonError::TooDeep));
         }
     }
 
     #[test]
-    fn what_is_not_one_document_is_refused() {
-        assert_eq!(parse(b"\"\xff\"", SMALL), Err(Refusal::NotUtf8));
-        assert_eq!(small("{\"a\":1,\n\"a\":2}"), Err(Refusal::DuplicateKey { line: 2 }));
+    fn input_that_is_not_one_document_is_rejected() {
+        assert_eq!(parse(b"\"\xff\"", SMALL), Err(JsonError::NotUtf8));
+        assert_eq!(small("{\"a\":1,\n\"a\":2}"), Err(JsonError::DuplicateKey { line: 2 }));
         for text in ["", "{", "[1,]", "1 2", "NaN", "1e999999", "\"\\ud800\"", "nul"] {
-            assert!(matches!(small(text), Err(Refusal::Syntax { .. })), "{text}");
+            assert!(matches!(small(text), Err(JsonError::Syntax { .. })), "{text}");
         }
     }
 }

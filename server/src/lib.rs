@@ -1,5 +1,5 @@
-//! The login API of Latchkey: stateless servers that read rendered Apps, keep codes and sessions in Redis and users in
-//! Postgres.
+//! The login API of Latchkey: a stateless server that reads rendered Apps and stores codes and sessions in Redis and
+//! users in Postgres.
 
 pub mod args;
 pub mod audit;
@@ -15,10 +15,10 @@ pub mod json;
 pub mod mail;
 pub mod memory;
 pub mod outbound;
+pub mod ownership;
 pub mod providers;
 pub mod retention;
 pub mod settings;
 pub mod state;
 pub mod store;
 pub mod telemetry;
-pub mod witness;

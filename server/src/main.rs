@@ -1,19 +1,19 @@
-//! `latchkey-server`: the login API, and the commands around it.
+//! `latchkey-server`: the login API and its commands.
 
 use std::process::ExitCode;
 
 use clap::Parser;
 use latchkey_server::{args::Arguments, telemetry};
-use latchkey_trace::Export;
+use latchkey_trace::TraceExporter;
 
 mod check;
 mod run;
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    // Only who serves has spans.
+    // Only the server exports spans, not the commands.
     let export = match arguments.command {
-        None => Export::from_env("latchkey-server", env!("CARGO_PKG_VERSION")),
+        None => TraceExporter::from_env("latchkey-server", env!("CARGO_PKG_VERSION")),
         Some(_) => Ok(None),
     };
     let export = match export {
@@ -29,13 +29,13 @@ fn main() -> ExitCode {
     }
     let ended = run::run(arguments);
     if let Some(export) = export {
-        export.finish();
+        export.shutdown();
     }
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // The chain says what was tried; it holds no secret, since no error does.
-            tracing::error!(error = format!("{error:#}"), "latchkey-server ends");
+            // The chain of errors names what failed. No error text holds a secret.
+            tracing::error!(error = format!("{error:#}"), "latchkey-server ends with an error");
             eprintln!("latchkey-server: {error:#}");
             ExitCode::FAILURE
         }

@@ -2,11 +2,10 @@
 
 use std::{fs, path::Path};
 
-/// Used if neither the cgroup nor the machine says anything.
-const UNKNOWN: u64 = 256 * 1024 * 1024;
+/// Used if neither the cgroup nor the machine states a size.
+const DEFAULT_LIMIT: u64 = 256 * 1024 * 1024;
 
-/// The smallest memory limit of the process's cgroup and of those above it, and at most the memory of the machine.
-/// In bytes.
+/// The smallest memory limit of the process's cgroup and its ancestors, at most the memory of the machine. In bytes.
 pub fn limit() -> u64 {
     limit_at(Path::new("/"))
 }
@@ -25,7 +24,8 @@ fn limit_at(root: &Path) -> u64 {
         } else {
             return None;
         };
-        // In a container the path can be that of the host, of which only the end is mounted: the root is read too.
+        // In a container the path can be that of the host, while only the container's own cgroup is mounted, at the
+        // root. So all ancestors are read, the root included.
         let above = Path::new(path.trim_start_matches('/')).ancestors();
         // `max`, which means no limit, does not parse as a number.
         above.filter_map(|folder| read(Path::new(base).join(folder).join(file).to_str()?)?.trim().parse().ok()).min()
@@ -34,14 +34,14 @@ fn limit_at(root: &Path) -> u64 {
         let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
         total.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
     });
-    limits.chain(machine).min().unwrap_or(UNKNOWN)
+    limits.chain(machine).min().unwrap_or(DEFAULT_LIMIT)
 }
 
-/// Reads a number of bytes as Kubernetes writes it: `268435456`, `256Mi`, `1Gi`.
+/// Parses a number of bytes in the notation of Kubernetes: `268435456`, `256Mi`, `1Gi`.
 ///
 /// # Errors
 ///
-/// What the text should be.
+/// The expected format, if the text does not have it.
 pub fn parse(text: &str) -> Result<u64, String> {
     let units = [("Ki", 1 << 10), ("Mi", 1 << 20), ("Gi", 1 << 30)];
     let unit = units.into_iter().find_map(|(unit, bytes)| Some((text.strip_suffix(unit)?, bytes)));
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_sees_its_own_limit_at_the_root() {
+    fn a_container_reads_its_limit_at_the_root() {
         assert_eq!(
             machine(&[("proc/self/cgroup", "0::/\n"), MEMINFO, ("sys/fs/cgroup/memory.max", "268435456\n")]),
             256 << 20

@@ -1,4 +1,4 @@
-//! Deletes accounts whose address was not verified within their App's time.
+//! Deletes accounts with an address that was not verified within the retention of their App.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -12,18 +12,18 @@ use crate::{
     domain::{app::App, ports::StoreError},
     store::{
         Stores,
-        postgres::{Claim, Position, Unverified},
+        postgres::{OwnershipClaim, UnverifiedExpiry, UnverifiedPosition},
     },
 };
 
-/// Accounts of one transaction. Their rows are locked meanwhile, for some ten milliseconds.
-const BATCH: u32 = 100;
-/// Apps that are looked at in one statement.
-const APPS: usize = 500;
-/// For how long accounts are looked at before others have their turn; the rest is done an hour later.
-const TURN: Duration = Duration::from_secs(60);
+/// Accounts per transaction, which locks their rows for about ten milliseconds.
+const ACCOUNTS_PER_TRANSACTION: u32 = 100;
+/// Apps per statement.
+const APPS_PER_STATEMENT: usize = 500;
+/// How long one run deletes accounts; the rest is deleted an hour later.
+const MAX_DELETE_TIME: Duration = Duration::from_secs(60);
 
-/// What is measured of it; clones count together.
+/// Handles to the metrics; clones share the counters.
 #[derive(Clone, Debug, Default)]
 pub struct RetentionMetrics {
     deleted: Counter,
@@ -34,23 +34,23 @@ pub struct RetentionMetrics {
 impl RetentionMetrics {
     pub fn register(registry: &mut Registry) -> Self {
         let this = Self::default();
-        let help = "Accounts that were deleted because their address was not verified in time";
+        let help = "Accounts deleted because their address was not verified in time";
         registry.register("unverified_accounts_deleted", help, this.deleted.clone());
         this
     }
 }
 
-/// Deletes the accounts that are past their time, and returns how many that were. Apps take turns, a batch each.
-pub async fn sweep(
+/// Deletes the accounts past their retention, and returns their number. Apps take turns, one batch each.
+pub async fn delete_unverified(
     stores: &Stores,
     apps: &Apps,
     now: OffsetDateTime,
     metrics: &RetentionMetrics,
 ) -> Result<u64, StoreError> {
     let begun = Instant::now();
-    let mut waiting: VecDeque<(Unverified, Option<Position>)> = VecDeque::new();
-    for apps in apps.all().chunks(APPS) {
-        let rules: Vec<Unverified> = apps.iter().map(|app| rule(app, now)).collect();
+    let mut waiting: VecDeque<(UnverifiedExpiry, Option<UnverifiedPosition>)> = VecDeque::new();
+    for apps in apps.all().chunks(APPS_PER_STATEMENT) {
+        let rules: Vec<UnverifiedExpiry> = apps.iter().map(|app| retention_rule(app, now)).collect();
         let ids: Vec<String> = rules.iter().map(|rule| rule.claim.app.to_string()).collect();
         let before: Vec<OffsetDateTime> = rules.iter().map(|rule| rule.created_before).collect();
         let concerned = stores.postgres.apps_with_unverified(&ids, &before).await?;
@@ -59,7 +59,7 @@ pub async fn sweep(
     }
     let mut deleted = 0;
     while let Some((rule, after)) = waiting.pop_front() {
-        match stores.delete_unverified(&rule, after, BATCH).await {
+        match stores.delete_unverified(&rule, after, ACCOUNTS_PER_TRANSACTION).await {
             Ok(batch) => {
                 deleted += batch.deleted;
                 metrics.deleted.inc_by(batch.deleted);
@@ -67,13 +67,13 @@ pub async fn sweep(
                     waiting.push_back((rule, batch.next));
                 }
             }
-            // The others still have their turn. This one has its next an hour later.
+            // Continue with the other Apps. This App is retried an hour later.
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
-                warn!(app = %rule.claim.app, error, "accounts that were not verified in time are left for now");
+                warn!(app = %rule.claim.app, error, "unverified accounts cannot be deleted now; retrying in an hour");
             }
         }
-        if begun.elapsed() > TURN {
+        if begun.elapsed() > MAX_DELETE_TIME {
             break;
         }
     }
@@ -83,15 +83,15 @@ pub async fn sweep(
     Ok(deleted)
 }
 
-fn rule(app: &Arc<App>, now: OffsetDateTime) -> Unverified {
+fn retention_rule(app: &Arc<App>, now: OffsetDateTime) -> UnverifiedExpiry {
     let days = time::Duration::days(i64::from(app.doc.unverified_retention_days));
     let code = app.doc.mail.confirm_code_lifetime_seconds.max(app.doc.mail.reset_code_lifetime_seconds);
-    // A mail is sent for as long as its code would live, and the code begins to live when it is sent.
+    // A mail is retried for up to the lifetime of its code, and the lifetime of the code starts when the mail is sent.
     let code = time::Duration::seconds(2 * i64::from(code));
-    Unverified {
-        claim: Claim::from(&app.doc),
+    UnverifiedExpiry {
+        claim: OwnershipClaim::from(&app.doc),
         created_before: now.saturating_sub(days),
-        asked_before: now.saturating_sub(code),
+        code_sent_before: now.saturating_sub(code),
         now,
     }
 }

@@ -1,4 +1,4 @@
-//! Wires stores, hashing, mail and the three listeners, and runs until told to stop. Nothing else knows all of them.
+//! Connects stores, hashing, mail and the three listeners, and runs until a signal. No other module knows all of them.
 
 use std::{
     fs,
@@ -13,27 +13,27 @@ use latchkey_crds::{
     types::{IssuerUrl, Mailbox},
 };
 use latchkey_server::{
-    args::{Arguments, Command, Database, Outbox, Serve},
+    args::{Arguments, Command, DatabaseArgs, OutboxCommand, ServeArgs},
     audit,
     callers::Callers,
     config::{Apps, Ceilings, cache::Cache, directory, kubernetes, metrics::ConfigMetrics},
     deletion,
-    domain::{clock::Env, gate::Gate},
-    hashing::{Hashing, HashingOptions},
+    domain::{clock::Env, token_cache::TokenCache},
+    hashing::{HashingOptions, HashingPool},
     http::{self, Budgets, Drain, HttpMetrics, Readiness},
     mail::{InstallRelay, MailMetrics, MailSettings, Worker},
     memory,
-    outbound::{Reach, proxy::Proxy},
-    providers::{ProviderOptions, Reports, SocialProviders},
+    outbound::{OutboundPolicy, proxy::OutboundProxy},
+    ownership::OwnershipChecker,
+    providers::{ProviderOptions, ProviderReports, SocialProviders},
     retention::RetentionMetrics,
     settings::Settings,
     state::State,
     store::{
         Stores, UrlSource,
-        postgres::{self, Postgres},
-        redis::{self, Redis},
+        postgres::{self, PostgresStore},
+        redis::{self, RedisStore},
     },
-    witness::Witness,
 };
 use prometheus_client::registry::Registry;
 use tokio::{
@@ -46,7 +46,7 @@ use tracing::{info, warn};
 
 use crate::check;
 
-/// The install's own relay, as its file has it.
+/// The content of the file with the install's SMTP relay.
 #[derive(serde::Deserialize)]
 struct SmtpFile {
     #[serde(flatten)]
@@ -54,16 +54,16 @@ struct SmtpFile {
     from: Mailbox,
 }
 
-/// How long what runs may still take, after the drain's delay.
-const FINISH: Duration = Duration::from_secs(35);
-/// Connections that the kernel completes before they are accepted; it takes `net.core.somaxconn` (4096) if that is less.
-/// Beyond it the kernel drops connection requests, and a client repeats its own after a second.
+/// How long running requests can still take after the delay of the drain.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(35);
+/// How many connections the kernel queues before they are accepted; `net.core.somaxconn` (4096) is the maximum.
+/// If the queue is full, the kernel drops connection requests, and a client repeats its request after a second.
 const BACKLOG: u32 = 4096;
-/// How often an old schema is looked at again.
-const SCHEMA_AGAIN: Duration = Duration::from_secs(1);
+/// How often the schema is checked again while it is too old.
+const SCHEMA_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(arguments: Arguments) -> Result<()> {
-    // Several dependencies would each choose one.
+    // Otherwise several dependencies would each choose one.
     rustls::crypto::aws_lc_rs::default_provider()
         .install_default()
         .map_err(|_| anyhow::anyhow!("a TLS provider is installed already"))?;
@@ -84,20 +84,20 @@ pub(crate) fn run(arguments: Arguments) -> Result<()> {
     }
 }
 
-async fn migrate(database: &Database) -> Result<()> {
-    postgres::migrate::migrate(&database_url(database)?).await.context("the schema was not brought up to date")
+async fn migrate(database: &DatabaseArgs) -> Result<()> {
+    postgres::migrate::migrate(&database_url(database)?).await.context("the schema was not migrated")
 }
 
-async fn outbox(database: &Database, command: Outbox) -> Result<()> {
+async fn outbox(database: &DatabaseArgs, command: OutboxCommand) -> Result<()> {
     let postgres =
-        Postgres::connect(postgres::Options { listen: false, ..postgres::Options::new(database_url(database)?) })?;
+        PostgresStore::connect(postgres::Options { listen: false, ..postgres::Options::new(database_url(database)?) })?;
     match command {
-        Outbox::List => {
-            for letter in postgres.dead_letters().await? {
-                println!("{letter}");
+        OutboxCommand::List => {
+            for dead_letter in postgres.dead_letters().await? {
+                println!("{dead_letter}");
             }
         }
-        Outbox::Retry { id } => {
+        OutboxCommand::Retry { id } => {
             if !postgres.retry_dead_letter(id).await? {
                 bail!("there is no dead letter {id}; see `latchkey-server outbox list`");
             }
@@ -107,19 +107,19 @@ async fn outbox(database: &Database, command: Outbox) -> Result<()> {
     Ok(())
 }
 
-async fn serve(serve: Serve, database: &Database) -> Result<()> {
+async fn serve(serve: ServeArgs, database: &DatabaseArgs) -> Result<()> {
     if !serve.provider_hosts.is_empty() && !serve.allow_insecure {
-        bail!("--provider-host is for tests; it goes with --allow-insecure");
+        bail!("--provider-host is for tests; it requires --allow-insecure");
     }
-    let place = Place::of(&serve).await?;
+    let place = DocumentSource::from_args(&serve).await?;
     let callers = callers(serve.service_account_keys.as_deref(), &place)?;
     let settings = settings(&serve)?;
     let mut registry = Registry::with_prefix("latchkey");
 
     let config_metrics = ConfigMetrics::register(&mut registry);
-    let mut apps = Apps::new(ceilings(serve.limit_ceilings.as_deref())?).measured_by(config_metrics);
+    let mut apps = Apps::new(ceilings(serve.limit_ceilings.as_deref())?).with_metrics(config_metrics);
     if let Some(folder) = &serve.cache_dir {
-        apps = apps.kept_in(Cache::open(folder.clone())?);
+        apps = apps.with_cache(Cache::open(folder.clone())?);
     }
     let apps = Arc::new(apps);
     let readiness = Arc::new(Readiness::default());
@@ -130,19 +130,20 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     let _watching = watch_documents(place, &apps, &readiness, current).await?;
 
     let listen = !serve.without_listen;
-    let postgres = Postgres::connect(postgres::Options { listen, ..postgres::Options::new(database_url(database)?) })?;
-    postgres.register(registry.sub_registry_with_prefix("postgres"));
-    let redis = Redis::connect(redis::Options::new(redis_url(&serve)?))?;
-    redis.register(registry.sub_registry_with_prefix("redis"));
+    let postgres =
+        PostgresStore::connect(postgres::Options { listen, ..postgres::Options::new(database_url(database)?) })?;
+    postgres.register_metrics(registry.sub_registry_with_prefix("postgres"));
+    let redis = RedisStore::connect(redis::Options::new(redis_url(&serve)?))?;
+    redis.register_metrics(registry.sub_registry_with_prefix("redis"));
     let audit_registry = registry.sub_registry_with_prefix("audit");
     postgres.audit_metrics().register(audit_registry);
-    redis.register_audit(audit_registry);
+    redis.register_audit_metrics(audit_registry);
     let retention_metrics = RetentionMetrics::register(&mut registry);
-    let hashing = Hashing::start(HashingOptions::default(), &mut registry);
-    let reach = Reach { private_cidrs: serve.private_cidrs.clone(), allow_insecure: serve.allow_insecure };
+    let hashing = HashingPool::start(HashingOptions::default(), &mut registry);
+    let reach = OutboundPolicy { private_cidrs: serve.private_cidrs.clone(), allow_insecure: serve.allow_insecure };
     let hosts = serve.provider_hosts.iter().cloned().collect();
-    let proxy = Proxy::from_env()?;
-    let options = ProviderOptions { reach: reach.clone(), proxy, hosts, ..ProviderOptions::default() };
+    let proxy = OutboundProxy::from_env()?;
+    let options = ProviderOptions { reach: reach.clone(), proxy, test_hosts: hosts, ..ProviderOptions::default() };
     let providers = SocialProviders::new(options, Env::system());
     providers.register(registry.sub_registry_with_prefix("provider"));
     let stores = Stores { postgres: postgres.clone(), redis, hashing, providers };
@@ -155,17 +156,17 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     let budgets = Budgets::new(memory, serve.connections_per_client);
     HttpMetrics::register_budgets(&mut registry, &budgets);
 
-    let gate = Gate::default();
-    let state = Arc::new(State { apps, stores, env: Env::system(), settings, callers, gate });
+    let gate = TokenCache::default();
+    let state = Arc::new(State { apps, stores, env: Env::system(), settings, callers, token_cache: gate });
     let registry = Arc::new(registry);
     let (public, admin, ops) = (
         bind("--public-addr", serve.public_addr)?,
         bind("--admin-addr", serve.admin_addr)?,
         bind("--ops-addr", serve.ops_addr)?,
     );
-    let reports = Arc::new(Reports::default());
-    let drain = Drain::new(serve.drain_seconds, FINISH);
-    // Operations are to be asked about the draining until it is over.
+    let reports = Arc::new(ProviderReports::default());
+    let drain = Drain::new(serve.drain_seconds, FINISH_TIMEOUT);
+    // The operations listener stays up until the drain is over.
     let ops_drain = Drain::new(Duration::ZERO, Duration::from_secs(1));
     let ops_service = http::ops_service(
         Arc::clone(&state),
@@ -186,27 +187,27 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     let stop = CancellationToken::new();
     let mails = tokio::spawn(worker.run(stop.clone()));
     tokio::spawn(watch_schema(postgres.clone(), Arc::clone(&readiness)));
-    tokio::spawn(look_for_callers(Arc::clone(&state)));
-    let witness = Witness::new(Arc::clone(&state.apps), postgres.clone()).run(claiming);
-    let witness = tokio::spawn(witness).abort_handle();
+    tokio::spawn(prefetch_caller_keys(Arc::clone(&state)));
+    let ownership = OwnershipChecker::new(Arc::clone(&state.apps), postgres.clone()).run(claiming);
+    let ownership = tokio::spawn(ownership).abort_handle();
     let deletion = deletion::run(Arc::clone(&state.apps), state.stores.clone(), deleting);
     let deletion = tokio::spawn(deletion).abort_handle();
     let audit = audit::run(Arc::clone(&state.apps), state.stores.clone(), Env::system(), retention_metrics, auditing);
     let audit = tokio::spawn(audit).abort_handle();
     let checks = state.stores.providers.clone().run_checks(Arc::clone(&state.apps), reports);
     let checks = tokio::spawn(checks).abort_handle();
-    info!(memory_mib = memory >> 20, "connections and requests are bounded by the memory");
+    info!(memory_mib = memory >> 20, "the limits of connections and requests follow from this memory");
     info!(public = %serve.public_addr, admin = %serve.admin_addr, ops = %serve.ops_addr, "listening");
 
-    asked_to_stop().await?;
+    shutdown_signal().await?;
     info!("draining");
-    readiness.drain();
+    readiness.set_draining();
     drain.begin();
     stop.cancel();
-    // A transaction that is cut off is done again, by another server or the next one.
+    // Another server repeats a transaction that is interrupted here.
     deletion.abort();
     audit.abort();
-    witness.abort();
+    ownership.abort();
     checks.abort();
     requests.wait().await;
     mails.await?;
@@ -217,82 +218,82 @@ async fn serve(serve: Serve, database: &Database) -> Result<()> {
     Ok(())
 }
 
-/// Where the rendered Apps are.
-enum Place {
+/// The source of the rendered Apps.
+enum DocumentSource {
     Directory(PathBuf),
     Namespace { namespace: String, api_server: Box<kube::Config> },
 }
 
-/// Ends the watching when dropped.
-enum Watching {
-    Directory { _watching: directory::Watching },
-    Kubernetes { _watching: kubernetes::Watching },
+/// Ends the watch when dropped.
+enum DocumentWatch {
+    Directory { _watching: directory::WatchGuard },
+    Kubernetes { _watching: kubernetes::WatchGuard },
 }
 
-impl Place {
-    async fn of(serve: &Serve) -> Result<Self> {
+impl DocumentSource {
+    async fn from_args(serve: &ServeArgs) -> Result<Self> {
         match (serve.config_dir.clone(), serve.namespace.clone()) {
             (Some(_), None) if serve.cache_dir.is_some() => {
-                bail!("--cache-dir goes with --namespace; a directory needs no second one")
+                bail!("--cache-dir requires --namespace; --config-dir needs no cache")
             }
             (Some(directory), None) => Ok(Self::Directory(directory)),
             (None, Some(namespace)) => {
                 let api_server = kube::Config::infer()
                     .await
-                    .context("say where the API server is: by KUBECONFIG, or run in a pod with a ServiceAccount")?;
+                    .context("no API server is configured: set KUBECONFIG, or run in a pod with a ServiceAccount")?;
                 Ok(Self::Namespace { namespace, api_server: Box::new(api_server) })
             }
-            (None, None) => bail!("say where the rendered Apps are: --config-dir DIR, or --namespace NAMESPACE"),
-            (Some(_), Some(_)) => bail!("the rendered Apps come from one place: --config-dir or --namespace, not both"),
+            (None, None) => bail!("set the source of the rendered Apps: --config-dir DIR or --namespace NAMESPACE"),
+            (Some(_), Some(_)) => bail!("the rendered Apps have one source: --config-dir or --namespace, not both"),
         }
     }
 }
 
-/// A directory is read before this returns; the API server may be away.
+/// A directory is read before this returns. With a namespace this returns at once: the API server can be unavailable.
 async fn watch_documents(
-    place: Place,
+    place: DocumentSource,
     apps: &Arc<Apps>,
     readiness: &Arc<Readiness>,
     current: watch::Sender<bool>,
-) -> Result<Watching> {
+) -> Result<DocumentWatch> {
     match place {
-        Place::Directory(directory) => {
+        DocumentSource::Directory(directory) => {
             let watching = directory::watch(directory, Arc::clone(apps))?;
-            readiness.configuration_loaded();
+            readiness.set_configuration_loaded();
             current.send_replace(true);
-            Ok(Watching::Directory { _watching: watching })
+            Ok(DocumentWatch::Directory { _watching: watching })
         }
-        Place::Namespace { namespace, api_server } => {
-            if apps.restore() {
-                readiness.configuration_loaded();
+        DocumentSource::Namespace { namespace, api_server } => {
+            if apps.restore_from_cache() {
+                readiness.set_configuration_loaded();
             }
             let readiness = Arc::clone(readiness);
-            let told = move |told| match told {
+            let on_result = move |result| match result {
                 Ok(()) => {
-                    readiness.configuration_loaded();
+                    readiness.set_configuration_loaded();
                     current.send_replace(true);
                 }
-                Err(reason) => readiness.configuration_refused(reason),
+                Err(reason) => readiness.set_configuration_error(reason),
             };
-            let watching = kubernetes::watch(*api_server, &namespace, Arc::clone(apps), told)?;
-            Ok(Watching::Kubernetes { _watching: watching })
+            let watching = kubernetes::watch(*api_server, &namespace, Arc::clone(apps), on_result)?;
+            Ok(DocumentWatch::Kubernetes { _watching: watching })
         }
     }
 }
 
-/// A file goes before the cluster's own keys.
-fn callers(file: Option<&Path>, place: &Place) -> Result<Callers> {
+/// A file takes precedence over the keys of the cluster.
+fn callers(file: Option<&Path>, place: &DocumentSource) -> Result<Callers> {
     match (file, place) {
-        (Some(file), _) => Callers::by_file(file.to_owned()).context("--service-account-keys"),
-        (None, Place::Namespace { api_server, .. }) => {
-            Callers::by_cluster((**api_server).clone()).context("the client of the API server cannot be made")
+        (Some(file), _) => Callers::from_file(file.to_owned()).context("--service-account-keys"),
+        (None, DocumentSource::Namespace { api_server, .. }) => {
+            Callers::from_cluster((**api_server).clone()).context("the client of the API server cannot be made")
         }
-        (None, Place::Directory(_)) => Ok(Callers::Nobody),
+        (None, DocumentSource::Directory(_)) => Ok(Callers::Disabled),
     }
 }
 
-async fn look_for_callers(state: Arc<State>) {
-    state.callers.look().await;
+async fn prefetch_caller_keys(state: Arc<State>) {
+    state.callers.prefetch_keys().await;
 }
 
 fn bind(flag: &str, address: std::net::SocketAddr) -> Result<TcpListener> {
@@ -307,7 +308,7 @@ fn listen(address: std::net::SocketAddr) -> std::io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-async fn asked_to_stop() -> Result<()> {
+async fn shutdown_signal() -> Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     tokio::select! {
@@ -317,14 +318,15 @@ async fn asked_to_stop() -> Result<()> {
     Ok(())
 }
 
-/// Ready needs a schema that is new enough, seen once; Postgres being away later makes nobody unready.
-async fn watch_schema(postgres: Postgres, readiness: Arc<Readiness>) {
+/// The server becomes ready after it has seen a new enough schema once. A later outage of Postgres does not make it
+/// unready.
+async fn watch_schema(postgres: PostgresStore, readiness: Arc<Readiness>) {
     let required = postgres::migrate::REQUIRED_SCHEMA;
-    let mut told = false;
+    let mut warned = false;
     loop {
         match postgres.schema_version().await {
             Ok(Some(version)) if version >= required => {
-                readiness.schema_seen();
+                readiness.set_schema_ready();
                 info!(version, "the schema is new enough");
                 return;
             }
@@ -335,33 +337,32 @@ async fn watch_schema(postgres: Postgres, readiness: Arc<Readiness>) {
                     }
                     None => "it is empty; run `latchkey-server migrate`".to_owned(),
                 };
-                if !told {
+                if !warned {
                     warn!("not ready: the schema of the database is too old: {reason}");
-                    told = true;
+                    warned = true;
                 }
-                readiness.schema_refused(reason);
+                readiness.set_schema_error(reason);
             }
             Err(error) => {
-                warn!(error = &error as &dyn std::error::Error, "the schema of the database cannot be looked at");
+                warn!(error = &error as &dyn std::error::Error, "the version of the database schema cannot be read");
             }
         }
-        tokio::time::sleep(SCHEMA_AGAIN).await;
+        tokio::time::sleep(SCHEMA_POLL_INTERVAL).await;
     }
 }
 
-fn settings(serve: &Serve) -> Result<Settings> {
-    let base_url: IssuerUrl =
-        serve.base_url.clone().context("say where the API is reached from outside: --base-url URL")?;
+fn settings(serve: &ServeArgs) -> Result<Settings> {
+    let base_url: IssuerUrl = serve.base_url.clone().context("set the external URL of the API: --base-url URL")?;
     if base_url.as_str().starts_with("http://") && !serve.allow_insecure {
         bail!("--base-url is http; use https, or --allow-insecure for development");
     }
-    let pod_uid = serve.pod_uid.clone().unwrap_or_else(|| Env::system().uuid().to_string());
+    let pod_uid = serve.pod_uid.clone().unwrap_or_else(|| Env::system().new_uuid().to_string());
     let trusted_proxies = serve.trusted_proxies.clone();
     Ok(Settings { base_url, trusted_proxies, trusts_traceparent: serve.trust_traceparent, pod_uid })
 }
 
-fn database_url(database: &Database) -> Result<UrlSource> {
-    url(
+fn database_url(database: &DatabaseArgs) -> Result<UrlSource> {
+    url_source(
         "--database-url-file",
         "LATCHKEY_DATABASE_URL",
         database.database_url_file.as_deref(),
@@ -369,22 +370,22 @@ fn database_url(database: &Database) -> Result<UrlSource> {
     )
 }
 
-fn redis_url(serve: &Serve) -> Result<UrlSource> {
-    url("--redis-url-file", "LATCHKEY_REDIS_URL", serve.redis_url_file.as_deref(), serve.redis_url.as_deref())
+fn redis_url(serve: &ServeArgs) -> Result<UrlSource> {
+    url_source("--redis-url-file", "LATCHKEY_REDIS_URL", serve.redis_url_file.as_deref(), serve.redis_url.as_deref())
 }
 
-fn url(flag: &str, variable: &str, file: Option<&Path>, value: Option<&str>) -> Result<UrlSource> {
+fn url_source(flag: &str, variable: &str, file: Option<&Path>, value: Option<&str>) -> Result<UrlSource> {
     match (file, value) {
         (Some(file), _) => Ok(UrlSource::File(file.to_owned())),
-        (None, Some(value)) => Ok(UrlSource::given(value)),
-        (None, None) => bail!("say how the store is reached: {flag} FILE, or the variable {variable}"),
+        (None, Some(value)) => Ok(UrlSource::from_value(value)),
+        (None, None) => bail!("set the URL of the store: {flag} FILE or the variable {variable}"),
     }
 }
 
 fn install_relay(file: Option<&Path>) -> Result<Option<InstallRelay>> {
     let Some(file) = file else { return Ok(None) };
     let text = fs::read_to_string(file).with_context(|| format!("cannot read {} (--smtp-file)", file.display()))?;
-    // Serde's text could quote the password.
+    // The error text of serde could quote the password.
     let relay: SmtpFile = serde_json::from_str(&text).map_err(|error| {
         anyhow::anyhow!(
             "{} (--smtp-file) is not an object with host, port, tls and from: line {}, column {}",

@@ -1,4 +1,4 @@
-//! What the install sets for all Apps.
+//! Settings of the install for all Apps.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -7,46 +7,46 @@ use latchkey_crds::types::IssuerUrl;
 
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where the public listener is reached from outside; no slash at the end.
+    /// External URL of the public listener, without a trailing slash.
     pub base_url: IssuerUrl,
-    /// Proxies whose `X-Forwarded-For` is believed.
+    /// Networks of proxies with a trusted `X-Forwarded-For`.
     pub trusted_proxies: Vec<IpNet>,
-    /// Whether the sampled flag of a `traceparent` that comes from one of them is believed.
+    /// Whether the sampled flag of a `traceparent` from a trusted proxy is used.
     pub trusts_traceparent: bool,
-    /// This process, as its stream of revisions names it: the pod's UID, else a random one.
+    /// Identifies this process in its stream of revisions: the UID of the pod, or a random one.
     pub pod_uid: String,
 }
 
 // === impl Settings ===
 
 impl Settings {
-    /// Whether that peer is a listed proxy.
-    pub fn is_proxy(&self, peer: IpAddr) -> bool {
+    /// Whether this peer is a trusted proxy.
+    pub fn is_trusted_proxy(&self, peer: IpAddr) -> bool {
         let peer = peer.to_canonical();
         self.trusted_proxies.iter().any(|net| net.contains(&peer))
     }
 
-    /// Whether that peer decides which traces are sampled.
+    /// Whether this peer decides which traces are sampled.
     pub fn trusts_sampling(&self, peer: IpAddr) -> bool {
-        self.trusts_traceparent && self.is_proxy(peer)
+        self.trusts_traceparent && self.is_trusted_proxy(peer)
     }
 
-    /// The client's IP address: the peer's or, where the peer is a listed proxy, the right-most address of the
-    /// `X-Forwarded-For` fields (in order, as received) that is not a listed proxy. What cannot be read ends the walk:
-    /// the last proxy believed is then the client.
+    /// The IP address of the client: the peer or, if the peer is a trusted proxy, the right-most address in the
+    /// `X-Forwarded-For` fields (in the order received) that is not a trusted proxy. An entry that does not parse ends
+    /// the search: then the client is the last trusted proxy.
     pub fn client_ip<'a>(&self, peer: IpAddr, forwarded_for: impl DoubleEndedIterator<Item = &'a str>) -> IpAddr {
         let mut client = peer.to_canonical();
         let mut hops = forwarded_for.rev().flat_map(|field| field.split(',').rev());
-        while self.is_proxy(client) {
-            let Some(hop) = hops.next().and_then(|hop| address_of(hop.trim())) else { break };
+        while self.is_trusted_proxy(client) {
+            let Some(hop) = hops.next().and_then(|hop| parse_hop(hop.trim())) else { break };
             client = hop.to_canonical();
         }
         client
     }
 }
 
-/// The address of an entry of `X-Forwarded-For`: some proxies add the port, or put an IPv6 address in brackets.
-fn address_of(hop: &str) -> Option<IpAddr> {
+/// The address in an entry of `X-Forwarded-For`: some proxies add the port, or put an IPv6 address in brackets.
+fn parse_hop(hop: &str) -> Option<IpAddr> {
     let bracketed = || hop.strip_prefix('[')?.strip_suffix(']')?.parse::<Ipv6Addr>().ok();
     hop.parse()
         .ok()
@@ -69,14 +69,14 @@ mod tests {
     }
 
     #[test]
-    fn only_a_listed_proxy_is_believed() {
+    fn only_a_trusted_proxy_can_set_the_client_address() {
         assert_eq!(client("192.0.2.9", &["198.51.100.1"]), "192.0.2.9");
         assert_eq!(client("10.0.0.1", &["198.51.100.1"]), "198.51.100.1");
         assert_eq!(client("10.0.0.1", &[]), "10.0.0.1");
     }
 
     #[test]
-    fn the_header_is_read_from_the_right_past_listed_proxies() {
+    fn the_header_is_read_from_the_right_past_trusted_proxies() {
         assert_eq!(client("10.0.0.1", &["6.6.6.6, 198.51.100.1, 10.0.0.2"]), "198.51.100.1");
         assert_eq!(client("10.0.0.1", &["6.6.6.6", "198.51.100.1", "10.0.0.2"]), "198.51.100.1");
         assert_eq!(client("10.0.0.1", &["198.51.100.1, nonsense"]), "10.0.0.1");

@@ -1,21 +1,21 @@
-//! What every request may use: built once in `main`, handed down.
+//! The state that all requests share.
 
 use std::sync::Arc;
 
 use crate::{
     callers::Callers,
     config::Apps,
-    domain::{clock::Env, gate::Gate},
+    domain::{clock::Env, token_cache::TokenCache},
     settings::Settings,
     store::Stores,
 };
 
-/// Generic over the stores, so that the door can be tested without any.
+/// Generic over the stores, so that the request pipeline can be tested without stores.
 pub struct State<S = Stores> {
     pub apps: Arc<Apps>,
     pub stores: S,
     pub env: Env,
     pub settings: Settings,
     pub callers: Callers,
-    pub gate: Gate,
+    pub token_cache: TokenCache,
 }

@@ -1,35 +1,34 @@
-//! Logs: structured, one JSON object a line on standard error. What must not be logged has types that do not print.
-//! Beside them spans, where they are exported.
+//! Logs, one JSON object per line on standard error, and export of spans. Secrets have types that cannot be printed.
 
 use std::panic::PanicHookInfo;
 
-use latchkey_trace::{Export, TARGET};
+use latchkey_trace::{TARGET, TraceExporter};
 use tracing::Subscriber;
 use tracing_subscriber::{EnvFilter, Layer, fmt, layer::SubscriberExt, registry::LookupSpan, util::SubscriberInitExt};
 
-use crate::args::{Log, LogFormat};
+use crate::args::{LogArgs, LogFormat};
 
-/// The filter does not parse.
+/// The log filter does not parse.
 #[derive(Debug, thiserror::Error)]
 #[error("--log is not a filter such as info or latchkey_server=debug,info")]
-pub struct BadFilter(#[from] tracing_subscriber::filter::ParseError);
+pub struct InvalidFilter(#[from] tracing_subscriber::filter::ParseError);
 
-pub fn install(log: &Log, export: Option<&Export>) -> Result<(), BadFilter> {
-    // The client of the API server logs an answer that does not parse, whole; it holds rendered Apps.
+pub fn install(log: &LogArgs, export: Option<&TraceExporter>) -> Result<(), InvalidFilter> {
+    // kube_client logs the whole body of a response that does not parse; it can hold rendered Apps.
     let filter = EnvFilter::try_new(format!("{},kube_client=error,{TARGET}=off", log.log))?;
-    let lines = lines(log.log_format);
+    let lines = log_layer(log.log_format);
     match export {
-        // Here a span that would be exported is known to be of no use, and costs nothing.
+        // The filter applies to spans too: without an exporter they cost nothing.
         None => tracing_subscriber::registry().with(lines).with(filter).init(),
         Some(export) => {
             tracing_subscriber::registry().with(lines.with_filter(filter)).with(export.layer()).init();
         }
     }
-    std::panic::set_hook(Box::new(tell_panic));
+    std::panic::set_hook(Box::new(log_panic));
     Ok(())
 }
 
-fn lines<S: Subscriber + for<'a> LookupSpan<'a>>(format: LogFormat) -> Box<dyn Layer<S> + Send + Sync> {
+fn log_layer<S: Subscriber + for<'a> LookupSpan<'a>>(format: LogFormat) -> Box<dyn Layer<S> + Send + Sync> {
     let lines = fmt::layer().with_writer(std::io::stderr);
     match format {
         LogFormat::Json => lines.json().flatten_event(true).with_current_span(true).with_span_list(false).boxed(),
@@ -37,9 +36,9 @@ fn lines<S: Subscriber + for<'a> LookupSpan<'a>>(format: LogFormat) -> Box<dyn L
     }
 }
 
-/// A panic is a line like any other. A text that was put together at run time could hold what must not be logged, so
-/// only one that stands in the code is told.
-fn tell_panic(panic: &PanicHookInfo<'_>) {
+/// Logs a panic as an event. Only a message that is a literal in the code is logged: one that was formatted at run time
+/// could hold a secret.
+fn log_panic(panic: &PanicHookInfo<'_>) {
     let text = panic.payload().downcast_ref::<&'static str>();
     tracing::error!(location = panic.location().map(tracing::field::display), text, "a panic");
 }

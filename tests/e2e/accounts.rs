@@ -1,22 +1,22 @@
-//! Registering, logging in and asking for the code again (contract 3): who gets what answer, and what mail.
+//! Register, login and verify: the response and the mail of each case (specification: Accounts, Register).
 
 use argon2::{Algorithm, Argon2, Params, Version};
 use base64::{Engine, prelude::BASE64_STANDARD_NO_PAD as STANDARD_NO_PAD};
 use http::StatusCode;
-use latchkey_tests::{builders::App, client::Answer, eventually};
+use latchkey_tests::{builders::App, client::ApiResponse, eventually};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::support::{MAIL_LIMIT, NAME, NEW_PASSWORD, PASSWORD, Shop, WRONG_PASSWORD, app, shape};
+use crate::support::{MAIL_LIMIT, NAME, NEW_PASSWORD, PASSWORD, TestApp, WRONG_PASSWORD, app, shape};
 
 const EMAIL: &str = "Ada@Example.com";
 
 // === register ===
 
 #[tokio::test]
-async fn register_answers_alike_whether_the_address_is_new_or_known_or_verified() {
-    let shop = Shop::open().await;
-    shop.confirmed(EMAIL).await;
+async fn register_responds_the_same_to_new_known_and_verified_addresses() {
+    let shop = TestApp::start().await;
+    shop.register_and_confirm(EMAIL).await;
     shop.register("grace@example.com").await;
 
     let register = async |email: &str, password: &str| {
@@ -44,9 +44,9 @@ async fn register_answers_alike_whether_the_address_is_new_or_known_or_verified(
 }
 
 #[tokio::test]
-async fn register_answers_a_local_id_that_is_never_the_same_twice() {
-    let shop = Shop::open().await;
-    shop.confirmed(EMAIL).await;
+async fn register_never_returns_the_same_local_id_twice() {
+    let shop = TestApp::start().await;
+    shop.register_and_confirm(EMAIL).await;
     let mut ids = Vec::new();
     for email in [EMAIL, EMAIL, "grace@example.com", "grace@example.com", "grace@example.com"] {
         let answer = shop.register(email).await;
@@ -54,7 +54,7 @@ async fn register_answers_a_local_id_that_is_never_the_same_twice() {
         assert_eq!(id.get_version_num(), 7);
         let (made, _) = id.get_timestamp().unwrap().to_unix();
         let now = u64::try_from(answer.integer("expires_at") - answer.integer("expires_in")).unwrap();
-        assert!(made.abs_diff(now) <= 5, "a fresh id tells no other time than now");
+        assert!(made.abs_diff(now) <= 5, "the time in a new id is now");
         ids.push(id);
     }
     let of_the_account = shop.client().login(shop.id(), EMAIL, PASSWORD).await.body["user"]["id"].clone();
@@ -66,19 +66,19 @@ async fn register_answers_a_local_id_that_is_never_the_same_twice() {
 }
 
 #[tokio::test]
-async fn registering_a_verified_address_changes_nothing_and_tells_its_owner() {
-    let shop = Shop::open().await;
-    shop.confirmed(EMAIL).await;
-    let before = shop.user(EMAIL).await;
+async fn registering_a_verified_address_changes_nothing_and_notifies_its_owner() {
+    let shop = TestApp::start().await;
+    shop.register_and_confirm(EMAIL).await;
+    let before = shop.epoch_and_verified(EMAIL).await;
     let again = shop.client().register(shop.id(), "Mallory", "ada@example.com", NEW_PASSWORD).await;
     again.expect(StatusCode::OK);
 
-    let told = shop.mail(EMAIL, 2).await;
-    assert_eq!(told.code, None, "that mail brings no code");
-    assert!(!told.text.contains("Mallory") && !told.html.contains("Mallory"), "nor what the caller wrote");
-    assert_ne!(told.subject, shop.mail(EMAIL, 1).await.subject);
-    assert_eq!(told.to, [EMAIL], "it goes to the stored address");
-    assert_eq!(shop.user(EMAIL).await, before);
+    let notice = shop.mail(EMAIL, 2).await;
+    assert_eq!(notice.code, None, "that mail has no code");
+    assert!(!notice.text.contains("Mallory") && !notice.html.contains("Mallory"), "nor text of the client");
+    assert_ne!(notice.subject, shop.mail(EMAIL, 1).await.subject);
+    assert_eq!(notice.to, [EMAIL], "it goes to the stored address");
+    assert_eq!(shop.epoch_and_verified(EMAIL).await, before);
     let login = shop.client().login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
     assert_eq!(login.body["user"]["name"], NAME);
     let other = shop.client().login(shop.id(), EMAIL, NEW_PASSWORD).await;
@@ -87,7 +87,7 @@ async fn registering_a_verified_address_changes_nothing_and_tells_its_owner() {
 
 #[tokio::test]
 async fn registering_an_unverified_address_again_sends_a_new_code_and_changes_nothing_else() {
-    let shop = Shop::open().await;
+    let shop = TestApp::start().await;
     shop.register(EMAIL).await;
     let again = shop.client().register(shop.id(), "Another Name", EMAIL, PASSWORD).await;
     again.expect(StatusCode::OK);
@@ -95,14 +95,14 @@ async fn registering_an_unverified_address_again_sends_a_new_code_and_changes_no
     assert_ne!(first, second);
     let confirmed = shop.client().confirm(shop.id(), &second).await.expect(StatusCode::OK);
     assert_eq!(confirmed.string("name"), NAME);
-    assert_eq!(confirmed.body.get("password_required"), None, "the password was that of the account");
+    assert_eq!(confirmed.body.get("password_required"), None, "it was the account's password");
     shop.client().login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
-async fn a_mail_to_an_unverified_address_carries_nothing_that_a_caller_wrote() {
+async fn a_mail_to_an_unverified_address_contains_no_text_of_the_client() {
     let app = app().template("confirm.txt", "Dear {{ name }}, {{ code }}").template("confirm.subject", "Hi {{ name }}");
-    let shop = Shop::with(app).await;
+    let shop = TestApp::start_with(app).await;
     let caller = shop.client();
     caller.register(shop.id(), "Visit evil.example", EMAIL, PASSWORD).await.expect(StatusCode::OK);
     shop.client().forgot_password(shop.id(), EMAIL).await.expect(StatusCode::OK);
@@ -116,7 +116,7 @@ async fn a_mail_to_an_unverified_address_carries_nothing_that_a_caller_wrote() {
 
 #[tokio::test]
 async fn with_enumeration_protection_off_a_verified_address_is_taken() {
-    let shop = Shop::with(app().set("/enumerationProtection", "Off")).await;
+    let shop = TestApp::start_with(app().set("/enumerationProtection", "Off")).await;
     shop.register(EMAIL).await;
     let unverified = shop.client().register(shop.id(), NAME, EMAIL, PASSWORD).await;
     unverified.expect(StatusCode::OK);
@@ -124,20 +124,20 @@ async fn with_enumeration_protection_off_a_verified_address_is_taken() {
     shop.client().confirm(shop.id(), &code).await.expect(StatusCode::OK);
     let verified = shop.client().register(shop.id(), NAME, "ada@example.com", NEW_PASSWORD).await;
     verified.expect_error(StatusCode::CONFLICT, "email_taken");
-    assert_eq!(shop.mails_in_the_end(EMAIL).await, 2);
+    assert_eq!(shop.settled_mail_count(EMAIL).await, 2);
 }
 
 #[tokio::test]
-async fn a_closed_app_takes_no_registrations() {
-    let shop = Shop::with(app().set("/signUp", "Closed")).await;
+async fn a_closed_app_accepts_no_registrations() {
+    let shop = TestApp::start_with(app().set("/signUp", "Closed")).await;
     let answer = shop.client().register(shop.id(), NAME, EMAIL, PASSWORD).await;
     answer.expect_error(StatusCode::FORBIDDEN, "registration_disabled");
-    assert_eq!(shop.mails_in_the_end(EMAIL).await, 0);
+    assert_eq!(shop.settled_mail_count(EMAIL).await, 0);
 }
 
 #[tokio::test]
-async fn allowed_email_domains_hold_for_register_and_imply_a_verified_address() {
-    let shop = Shop::with(app().set("/allowedEmailDomains", json!(["example.com"]))).await;
+async fn allowed_email_domains_apply_to_register_and_require_a_verified_address() {
+    let shop = TestApp::start_with(app().set("/allowedEmailDomains", json!(["example.com"]))).await;
     let elsewhere = shop.client().register(shop.id(), NAME, "ada@example.org", PASSWORD).await;
     let elsewhere = elsewhere.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
     assert_eq!(elsewhere.body["fields"][0]["field"], "email");
@@ -150,12 +150,12 @@ async fn allowed_email_domains_hold_for_register_and_imply_a_verified_address() 
     let code = shop.code(EMAIL, 1).await;
     shop.client().confirm(shop.id(), &code).await.expect(StatusCode::OK);
     shop.client().login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    assert_eq!(shop.mails_in_the_end("ada@example.org").await, 0);
+    assert_eq!(shop.settled_mail_count("ada@example.org").await, 0);
 }
 
 #[tokio::test]
-async fn a_name_is_trimmed_and_an_address_kept_as_given() {
-    let shop = Shop::open().await;
+async fn a_name_is_trimmed_and_an_address_is_stored_as_given() {
+    let shop = TestApp::start().await;
     let answer = shop.client().register(shop.id(), "  Ada \u{1f680} Lovelace\t", EMAIL, PASSWORD).await;
     let answer = answer.expect(StatusCode::OK);
     assert_eq!((answer.string("name"), answer.string("email")), ("Ada \u{1f680} Lovelace", EMAIL));
@@ -168,7 +168,7 @@ async fn a_name_is_trimmed_and_an_address_kept_as_given() {
 }
 
 #[tokio::test]
-async fn accounts_of_two_apps_with_one_address_are_two() {
+async fn one_address_in_two_apps_is_two_accounts() {
     let (one, other) = (app(), app());
     let stack = latchkey_tests::stack::Stack::builder().app(&one).app(&other).start().await;
     let client = stack.client();
@@ -188,8 +188,8 @@ async fn accounts_of_two_apps_with_one_address_are_two() {
 // === login ===
 
 #[tokio::test]
-async fn login_answers_a_token_and_the_user_and_beside_them_the_session() {
-    let shop = Shop::open().await;
+async fn login_returns_a_token_the_user_and_the_session() {
+    let shop = TestApp::start().await;
     shop.register(EMAIL).await;
     let login = shop.client().login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
     let names: Vec<&str> = login.body.as_object().unwrap().keys().map(String::as_str).collect();
@@ -202,24 +202,24 @@ async fn login_answers_a_token_and_the_user_and_beside_them_the_session() {
 }
 
 #[tokio::test]
-async fn unknown_address_and_wrong_password_are_one_answer() {
-    let shop = Shop::open().await;
-    shop.confirmed(EMAIL).await;
+async fn unknown_address_and_wrong_password_get_the_same_response() {
+    let shop = TestApp::start().await;
+    shop.register_and_confirm(EMAIL).await;
     let login = async |email: &str, password: &str| {
         let answer = shop.client().login(shop.id(), email, password).await;
         shape(&answer.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials"))
     };
     let wrong = login(EMAIL, WRONG_PASSWORD).await;
     assert_eq!(login("nobody@example.com", WRONG_PASSWORD).await, wrong);
-    assert_eq!(login(EMAIL, "x").await, wrong, "a password that could not be one");
+    assert_eq!(login(EMAIL, "x").await, wrong, "an impossible password");
     assert_eq!(login(EMAIL, &"x".repeat(5000)).await, wrong);
     shop.sql("UPDATE users SET password_hash = NULL").await;
     assert_eq!(login(EMAIL, PASSWORD).await, wrong, "an account without a password");
 }
 
 #[tokio::test]
-async fn a_password_is_one_in_all_its_unicode_forms_and_is_never_trimmed() {
-    let shop = Shop::open().await;
+async fn a_password_matches_in_all_unicode_forms_and_is_never_trimmed() {
+    let shop = TestApp::start().await;
     let (composed, decomposed) =
         (" Cr\u{e8}me-br\u{fb}l\u{e9}e \u{0}34 ", " Cre\u{300}me-bru\u{302}le\u{301}e \u{0}34 ");
     shop.client().register(shop.id(), NAME, EMAIL, composed).await.expect(StatusCode::OK);
@@ -233,11 +233,11 @@ async fn a_password_is_one_in_all_its_unicode_forms_and_is_never_trimmed() {
 }
 
 #[tokio::test]
-async fn where_a_verified_address_is_required_an_unverified_one_does_not_log_in() {
+async fn an_unverified_user_cannot_log_in_if_a_verified_address_is_required() {
     let strict = app().set("/requireVerifiedEmail", true);
     let off = app().set("/requireVerifiedEmail", true).set("/enumerationProtection", "Off");
     let stack = latchkey_tests::stack::Stack::builder().app(&strict).app(&off).start().await;
-    let login = async |app: &App, email: &str, password: &str| -> Answer {
+    let login = async |app: &App, email: &str, password: &str| -> ApiResponse {
         stack.client().login(app.id(), email, password).await
     };
     for app in [&strict, &off] {
@@ -254,8 +254,8 @@ async fn where_a_verified_address_is_required_an_unverified_one_does_not_log_in(
 }
 
 #[tokio::test]
-async fn where_a_verified_address_is_required_forgot_password_brings_a_code() {
-    let shop = Shop::with(app().set("/requireVerifiedEmail", true)).await;
+async fn forgot_password_sends_a_code_if_a_verified_address_is_required() {
+    let shop = TestApp::start_with(app().set("/requireVerifiedEmail", true)).await;
     shop.register(EMAIL).await;
     let code = shop.reset_code(EMAIL, 2).await;
     let reset = shop.client().confirm_password(shop.id(), EMAIL, &code, NEW_PASSWORD).await;
@@ -264,9 +264,9 @@ async fn where_a_verified_address_is_required_forgot_password_brings_a_code() {
 }
 
 #[tokio::test]
-async fn only_the_right_password_tells_that_a_user_is_disabled() {
-    let shop = Shop::open().await;
-    let signed_in = shop.confirmed(EMAIL).await.sign_in(shop.id(), EMAIL, PASSWORD).await;
+async fn only_the_right_password_reveals_that_a_user_is_disabled() {
+    let shop = TestApp::start().await;
+    let signed_in = shop.register_and_confirm(EMAIL).await.authenticate(shop.id(), EMAIL, PASSWORD).await;
     shop.sql("UPDATE users SET disabled_at = now(), epoch = epoch + 1").await;
     let right = shop.client().login(shop.id(), EMAIL, PASSWORD).await;
     right.expect_error(StatusCode::FORBIDDEN, "user_disabled");
@@ -277,8 +277,8 @@ async fn only_the_right_password_tells_that_a_user_is_disabled() {
 
 #[tokio::test]
 async fn a_hash_with_old_parameters_or_of_an_imported_kind_is_replaced_on_success() {
-    let shop = Shop::open().await;
-    let client = shop.confirmed(EMAIL).await;
+    let shop = TestApp::start().await;
+    let client = shop.register_and_confirm(EMAIL).await;
     for (algorithm, version, m_cost, phc) in [
         (Algorithm::Argon2id, Version::V0x13, 8192, "$argon2id$v=19$m=8192,t=1,p=1$"),
         (Algorithm::Argon2i, Version::V0x10, 1024, "$argon2i$v=16$m=1024,t=1,p=1$"),
@@ -286,50 +286,50 @@ async fn a_hash_with_old_parameters_or_of_an_imported_kind_is_replaced_on_succes
         let mut hash = [0; 32];
         let params = Params::new(m_cost, 1, 1, None).unwrap();
         let argon2 = Argon2::new(algorithm, version, params);
-        argon2.hash_password_into(PASSWORD.as_bytes(), b"sixteen octets !", &mut hash).unwrap();
-        let encoded = format!("{}${}", STANDARD_NO_PAD.encode(b"sixteen octets !"), STANDARD_NO_PAD.encode(hash));
+        argon2.hash_password_into(PASSWORD.as_bytes(), b"sixteen bytes !!", &mut hash).unwrap();
+        let encoded = format!("{}${}", STANDARD_NO_PAD.encode(b"sixteen bytes !!"), STANDARD_NO_PAD.encode(hash));
         shop.sql(&format!("UPDATE users SET password_hash = '{phc}{encoded}'")).await;
-        let epoch = shop.user(EMAIL).await;
+        let epoch = shop.epoch_and_verified(EMAIL).await;
 
         let wrong = client.login(shop.id(), EMAIL, WRONG_PASSWORD).await;
         wrong.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
-        let kept = async || {
+        let stored_hash = async || {
             let mut connection = shop.stack.database.connect().await.unwrap();
             let hash = sqlx::query_scalar("SELECT password_hash FROM users").fetch_one(&mut connection);
             hash.await.map(|hash: String| hash).unwrap()
         };
-        assert!(kept().await.starts_with(phc), "a wrong password replaces nothing");
+        assert!(stored_hash().await.starts_with(phc), "a wrong password replaces nothing");
         client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
-        eventually("a hash of today", MAIL_LIMIT, || async {
-            kept().await.starts_with("$argon2id$v=19$m=19456,t=2,p=1$").then_some(())
+        eventually("a hash with the current parameters", MAIL_LIMIT, || async {
+            stored_hash().await.starts_with("$argon2id$v=19$m=19456,t=2,p=1$").then_some(())
         })
         .await;
         client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
-        assert_eq!(shop.user(EMAIL).await, epoch, "nobody is logged out by it");
+        assert_eq!(shop.epoch_and_verified(EMAIL).await, epoch, "it logs nobody out");
     }
 }
 
 #[tokio::test]
-async fn an_access_token_past_its_end_is_no_longer_taken() {
-    let shop = Shop::open().await;
+async fn an_expired_access_token_is_refused() {
+    let shop = TestApp::start().await;
     shop.edit_rendered(|document| document["tokens"]["accessLifetimeSeconds"] = json!(1)).await;
     shop.register(EMAIL).await;
     let client = shop.client();
     let login = client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    shop.past(u64::try_from(login.integer("expires_at")).unwrap()).await;
-    let late = client.signed_in(shop.id(), login.string("token")).verify().await;
+    shop.wait_until_past(u64::try_from(login.integer("expires_at")).unwrap()).await;
+    let late = client.with_token(shop.id(), login.string("token")).verify().await;
     let late = late.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
     assert!(late.header("www-authenticate").unwrap().contains("error=\"invalid_token\""), "RFC 6750, 3.1");
-    assert_eq!(shop.mails_in_the_end(EMAIL).await, 1);
+    assert_eq!(shop.settled_mail_count(EMAIL).await, 1);
 }
 
 // === verify ===
 
 #[tokio::test]
 async fn verify_sends_the_code_again_to_the_user_of_the_session() {
-    let shop = Shop::open().await;
+    let shop = TestApp::start().await;
     shop.register(EMAIL).await;
-    let signed_in = shop.client().sign_in(shop.id(), "ada@example.com", PASSWORD).await;
+    let signed_in = shop.client().authenticate(shop.id(), "ada@example.com", PASSWORD).await;
     let answer = signed_in.verify().await.expect(StatusCode::OK);
     assert_eq!(answer.body, json!({ "email": EMAIL }));
     assert_eq!(answer.header("cache-control"), Some("no-store"));
@@ -338,10 +338,10 @@ async fn verify_sends_the_code_again_to_the_user_of_the_session() {
 }
 
 #[tokio::test]
-async fn verify_takes_an_empty_payload_and_nothing_else() {
-    let shop = Shop::open().await;
+async fn verify_accepts_only_an_empty_object() {
+    let shop = TestApp::start().await;
     shop.register(EMAIL).await;
-    let signed_in = shop.client().sign_in(shop.id(), EMAIL, PASSWORD).await;
+    let signed_in = shop.client().authenticate(shop.id(), EMAIL, PASSWORD).await;
     let verify = async |content_type: Option<&str>, body: &'static str| {
         let mut request = signed_in.request(http::Method::POST, "email/verify").body(body);
         if let Some(content_type) = content_type {
@@ -355,49 +355,49 @@ async fn verify_takes_an_empty_payload_and_nothing_else() {
     {
         verify(content_type, body).await.expect(StatusCode::OK);
     }
-    assert_eq!(shop.mails_in_the_end(EMAIL).await, 5);
+    assert_eq!(shop.settled_mail_count(EMAIL).await, 5);
     for body in ["{\"email\":\"ada@example.com\"}", "{\"a\":null}", "[]", "null", "0", "\"\"", "{} {}", "x"] {
         verify(json, body).await.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
     }
     verify(None, "{}").await.expect_error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type");
-    assert_eq!(shop.mails_in_the_end(EMAIL).await, 5);
+    assert_eq!(shop.settled_mail_count(EMAIL).await, 5);
 }
 
 #[tokio::test]
 async fn verify_of_a_verified_address_sends_no_mail() {
-    let shop = Shop::open().await;
-    let signed_in = shop.confirmed(EMAIL).await.sign_in(shop.id(), EMAIL, PASSWORD).await;
+    let shop = TestApp::start().await;
+    let signed_in = shop.register_and_confirm(EMAIL).await.authenticate(shop.id(), EMAIL, PASSWORD).await;
     let answer = signed_in.verify().await.expect(StatusCode::OK);
     assert_eq!(answer.body, json!({ "email": EMAIL }));
-    assert_eq!(shop.mails_in_the_end(EMAIL).await, 1);
+    assert_eq!(shop.settled_mail_count(EMAIL).await, 1);
 }
 
 #[tokio::test]
-async fn a_pending_address_gets_its_code_again_and_is_what_verify_answers() {
-    let shop = Shop::open().await;
-    let signed_in = shop.confirmed(EMAIL).await.sign_in(shop.id(), EMAIL, PASSWORD).await;
+async fn verify_sends_the_code_to_a_pending_address_and_returns_that_address() {
+    let shop = TestApp::start().await;
+    let signed_in = shop.register_and_confirm(EMAIL).await.authenticate(shop.id(), EMAIL, PASSWORD).await;
     shop.sql("UPDATE users SET pending_email = 'Ada@new.test', pending_email_canonical = 'ada@new.test'").await;
     let answer = signed_in.verify().await.expect(StatusCode::OK);
     assert_eq!(answer.body, json!({ "email": "Ada@new.test" }));
     let mail = shop.mail("Ada@new.test", 1).await;
     assert!(mail.code.is_some());
-    assert!(!mail.raw.contains(NAME), "the address is not shown to be the user's");
-    // That code is the account's own: without its Bearer it counts for nothing.
-    let stranger = shop.client().confirm(shop.id(), &mail.code()).await;
-    stranger.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
-    assert_eq!(shop.mails_in_the_end(EMAIL).await, 1);
+    assert!(!mail.raw.contains(NAME), "the address is not proven to be the user's");
+    // That code belongs to the account. Without the account's access token it is refused.
+    let without_token = shop.client().confirm(shop.id(), &mail.code()).await;
+    without_token.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
+    assert_eq!(shop.settled_mail_count(EMAIL).await, 1);
 }
 
 #[tokio::test]
 async fn verify_too_soon_is_refused() {
-    let shop = Shop::with(App::new("shop")).await;
+    let shop = TestApp::start_with(App::new("shop")).await;
     shop.register(EMAIL).await;
-    let signed_in = shop.client().sign_in(shop.id(), EMAIL, PASSWORD).await;
-    // The caller is known to the account by now, and such mails are counted apart.
+    let signed_in = shop.client().authenticate(shop.id(), EMAIL, PASSWORD).await;
+    // The client address is now known to the account, and such mails have a limit of their own.
     signed_in.verify().await.expect(StatusCode::OK);
     let soon = signed_in.verify().await.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
     assert!(soon.header("ratelimit-policy").unwrap().contains("mailsPerRecipient"), "{:?}", soon.headers);
-    assert_eq!(shop.mails_in_the_end(EMAIL).await, 2);
+    assert_eq!(shop.settled_mail_count(EMAIL).await, 2);
 }
 
 #[tokio::test]
@@ -416,9 +416,9 @@ async fn verify_needs_a_token_of_a_live_session_of_the_app() {
     assert!(without.header("www-authenticate").unwrap().starts_with("Bearer"));
     let cut = &own.string("token")[..own.string("token").len() - 3];
     for token in [login.string("token"), own.string("refresh_token"), cut, "x", "a.b.c", ""] {
-        let answer = client.signed_in(one.id(), token).verify().await;
+        let answer = client.with_token(one.id(), token).verify().await;
         let answer = answer.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
         assert!(answer.header("www-authenticate").unwrap().starts_with("Bearer"));
     }
-    client.signed_in(one.id(), own.string("token")).verify().await.expect(StatusCode::OK);
+    client.with_token(one.id(), own.string("token")).verify().await.expect(StatusCode::OK);
 }

@@ -1,5 +1,5 @@
-//! What the API server itself takes and refuses of Apps and Providers: every bound, every rule by its message, defaults,
-//! and the status with which an object is born. The check in process (`render --check`) must agree.
+//! Validation of Apps and Providers by the API server: every bound, every rule with its message, the defaults, and the
+//! initial status. The check in process (`render --check`) must agree.
 
 use std::{
     collections::BTreeSet,
@@ -15,40 +15,40 @@ use kube::{
 };
 use latchkey_crds::{app::App, conditions::ConditionType, provider::Provider, validation::Validator};
 use latchkey_tests::{
-    cluster::Cluster,
+    cluster::TestCluster,
     control_plane::{self, ControlPlane},
     process,
 };
 use serde_json::{Value, json};
 
-static APP: LazyLock<Validator> =
-    LazyLock::new(|| Validator::new(&latchkey_crds::app::definition()).expect("it can be used"));
-static PROVIDER: LazyLock<Validator> =
-    LazyLock::new(|| Validator::new(&latchkey_crds::provider::definition()).expect("it can be used"));
+static APP_VALIDATOR: LazyLock<Validator> =
+    LazyLock::new(|| Validator::new(&latchkey_crds::app::definition()).expect("the schema is valid"));
+static PROVIDER_VALIDATOR: LazyLock<Validator> =
+    LazyLock::new(|| Validator::new(&latchkey_crds::provider::definition()).expect("the schema is valid"));
 
-/// How many objects are asked about at once.
-const AT_ONCE: usize = 8;
+/// The number of concurrent requests.
+const CONCURRENCY: usize = 8;
 
 /// A namespace on the real API server.
-struct Admission {
+struct AdmissionTest {
     plane: &'static ControlPlane,
     namespace: String,
     apps: Api<DynamicObject>,
     providers: Api<DynamicObject>,
 }
 
-/// A fault of one field, as the API server tells it.
+/// An invalid field, as the API server reports it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Fault {
+struct FieldError {
     field: String,
     message: String,
 }
 
-// === impl Admission ===
+// === impl AdmissionTest ===
 
-impl Admission {
-    async fn open() -> Self {
-        let plane = Cluster::shared().await.plane();
+impl AdmissionTest {
+    async fn start() -> Self {
+        let plane = TestCluster::shared().await.plane();
         let namespace = plane.namespace("admission").await.unwrap();
         let client = plane.admin().await;
         let of = |resource| Api::namespaced_with(client.clone(), &namespace, &resource);
@@ -60,11 +60,11 @@ impl Admission {
         if object["kind"] == "App" { &self.apps } else { &self.providers }
     }
 
-    /// What becomes of an object that is created, without creating it.
-    async fn judge(&self, object: &Value) -> Vec<Fault> {
+    /// The errors that the creation of an object would give, by a dry run.
+    async fn dry_run(&self, object: &Value) -> Vec<FieldError> {
         let params = PostParams { dry_run: true, ..PostParams::default() };
         let parsed = serde_json::from_value(object.clone()).unwrap();
-        faults(self.api(object).create(&params, &parsed).await)
+        field_errors(self.api(object).create(&params, &parsed).await)
     }
 
     async fn create(&self, object: &Value) -> Value {
@@ -73,17 +73,18 @@ impl Admission {
         serde_json::to_value(created).unwrap()
     }
 
-    async fn accepted(&self, object: &Value) {
-        assert_eq!(self.judge(object).await, [], "{object}");
+    async fn assert_accepted(&self, object: &Value) {
+        assert_eq!(self.dry_run(object).await, [], "{object}");
     }
 
-    /// The object is refused for this field with this message, here and in process. Gives all that is told here.
-    async fn refused(&self, object: &Value, field: &str, message: &str) -> Vec<Fault> {
-        let found = self.judge(object).await;
-        let told = found.iter().any(|fault| fault.field == field && fault.message.contains(message));
-        assert!(told, "{field} {message:?}: {found:?} of {object}");
-        let validator = if object["kind"] == "App" { &APP } else { &PROVIDER };
-        let in_process = validator.check(object, None);
+    /// Asserts that the object is refused for this field: with this message by the API server, and in process. Returns
+    /// all errors of the API server.
+    async fn assert_refused(&self, object: &Value, field: &str, message: &str) -> Vec<FieldError> {
+        let found = self.dry_run(object).await;
+        let is_reported = found.iter().any(|fault| fault.field == field && fault.message.contains(message));
+        assert!(is_reported, "{field} {message:?}: {found:?} of {object}");
+        let validator = if object["kind"] == "App" { &APP_VALIDATOR } else { &PROVIDER_VALIDATOR };
+        let in_process = validator.validate(object, None);
         assert!(in_process.iter().any(|violation| violation.field == field), "{field}: {in_process:?} of {object}");
         found
     }
@@ -93,22 +94,22 @@ impl Admission {
             .args(["--namespace", &self.namespace])
             .args(arguments)
             .env("KUBECONFIG", self.plane.admin_kubeconfig())
-            // Its cache of what kinds there are.
+            // kubectl caches discovery in its home directory.
             .env("HOME", process::run_dir())
             .output()
             .unwrap()
     }
 }
 
-fn faults<T>(answer: kube::Result<T>) -> Vec<Fault> {
+fn field_errors<T>(answer: kube::Result<T>) -> Vec<FieldError> {
     match answer {
         Ok(_) => Vec::new(),
         Err(kube::Error::Api(status)) if status.code == 422 => {
             let causes = status.details.expect("a refusal has details").causes;
             assert!(!causes.is_empty(), "a refusal without a cause");
-            causes.into_iter().map(|cause| Fault { field: cause.field, message: cause.message }).collect()
+            causes.into_iter().map(|cause| FieldError { field: cause.field, message: cause.message }).collect()
         }
-        Err(error) => panic!("neither taken nor refused: {error}"),
+        Err(error) => panic!("neither accepted nor refused: {error}"),
     }
 }
 
@@ -124,8 +125,8 @@ fn provider(spec: Value) -> Value {
     object("Provider", "corp", spec)
 }
 
-/// An App with every field set, each number so that it may go to either end of its range.
-fn whole_app() -> Value {
+/// An App with every field set. Each number can take both ends of its range.
+fn full_app() -> Value {
     let windows = json!([{ "count": 5, "windowSeconds": 60 }]);
     app(json!({
         "appID": "shop",
@@ -187,8 +188,8 @@ fn client() -> Value {
 }
 
 /// A Provider of each preset with every field set.
-fn whole_providers() -> Vec<Value> {
-    latchkey_crds::provider::ProviderClient::MEMBERS
+fn full_providers() -> Vec<Value> {
+    latchkey_crds::provider::ProviderClient::MEMBER_NAMES
         .iter()
         .map(|member| {
             let mut spec = client();
@@ -226,30 +227,30 @@ fn whole_providers() -> Vec<Value> {
 }
 
 fn schema_of(kind: &str) -> Value {
-    let mut definitions = latchkey_crds::all().into_iter();
+    let mut definitions = latchkey_crds::definitions().into_iter();
     let definition = definitions.find(|definition| definition.spec.names.kind == kind).unwrap();
     serde_json::to_value(&definition.spec.versions[0].schema).unwrap()["openAPIV3Schema"]["properties"]["spec"].clone()
 }
 
-/// Calls `see` with every part of `value`: its schema, its place as JSON pointer and as kubectl writes it.
-fn walk(schema: &Value, value: &Value, pointer: &str, field: &str, see: &mut impl FnMut(&Value, &str, &str)) {
-    see(schema, pointer, field);
+/// Calls `visitor` with every part of `value`: its schema, its JSON pointer, and its path as kubectl writes it.
+fn visit(schema: &Value, value: &Value, pointer: &str, field: &str, visitor: &mut impl FnMut(&Value, &str, &str)) {
+    visitor(schema, pointer, field);
     for (name, property) in schema["properties"].as_object().into_iter().flatten() {
         if let Some(value) = value.get(name) {
-            walk(property, value, &format!("{pointer}/{name}"), &format!("{field}.{name}"), see);
+            visit(property, value, &format!("{pointer}/{name}"), &format!("{field}.{name}"), visitor);
         }
     }
     if let (Some(items), Some(first)) = (schema.get("items"), value.get(0)) {
-        walk(items, first, &format!("{pointer}/0"), &format!("{field}[0]"), see);
+        visit(items, first, &format!("{pointer}/0"), &format!("{field}[0]"), visitor);
     }
 }
 
-/// `object` with each of its fields once just beyond each of its bounds, with the field's name; and with each number at
-/// its bounds, which is fine.
-fn around_bounds(object: &Value) -> (Vec<(Value, String)>, Vec<Value>) {
+/// Copies of `object` with one field just beyond one of its bounds, with the name of the field; and copies with a
+/// number at one of its bounds, which is valid.
+fn bound_cases(object: &Value) -> (Vec<(Value, String)>, Vec<Value>) {
     let (mut beyond, mut at) = (Vec::new(), Vec::new());
     let schema = schema_of(object["kind"].as_str().unwrap());
-    walk(&schema, &object["spec"], "/spec", "spec", &mut |schema, pointer, field| {
+    visit(&schema, &object["spec"], "/spec", "spec", &mut |schema, pointer, field| {
         let with = |value: Value| {
             let mut object = object.clone();
             *object.pointer_mut(pointer).unwrap() = value;
@@ -291,8 +292,8 @@ fn around_bounds(object: &Value) -> (Vec<(Value, String)>, Vec<Value>) {
     (beyond, at)
 }
 
-/// The messages of every rule.
-fn rules() -> BTreeSet<String> {
+/// The messages of all rules.
+fn rule_messages() -> BTreeSet<String> {
     fn collect(value: &Value, messages: &mut BTreeSet<String>) {
         match value {
             Value::Object(members) => {
@@ -306,14 +307,14 @@ fn rules() -> BTreeSet<String> {
         }
     }
     let mut messages = BTreeSet::new();
-    latchkey_crds::all()
+    latchkey_crds::definitions()
         .iter()
         .for_each(|definition| collect(&serde_json::to_value(definition).unwrap(), &mut messages));
     messages
 }
 
-/// For each rule an object that it refuses: the object, the field, the beginning of the message.
-fn against_rules() -> Vec<(Value, &'static str, &'static str)> {
+/// For each rule, an object that it refuses, the field, and the beginning of the message.
+fn rule_violations() -> Vec<(Value, &'static str, &'static str)> {
     let redirect = |url: &str| app(json!({ "redirectURLs": [url] }));
     let origin = |origin: &str| app(json!({ "allowedOrigins": [origin] }));
     let confirm = |url: &str| app(json!({ "mail": { "confirmURL": url } }));
@@ -336,11 +337,11 @@ fn against_rules() -> Vec<(Value, &'static str, &'static str)> {
             "use https, or http on a loopback host (localhost",
         ),
         (origin("https://shop.example.com/"), "spec.allowedOrigins[0]", "write an origin as browsers do"),
-        (origin("https://shop.example.com:443"), "spec.allowedOrigins[0]", "leave the usual port away"),
+        (origin("https://shop.example.com:443"), "spec.allowedOrigins[0]", "remove the default port"),
         (
             app(json!({ "providerRefs": [{ "name": "a.b" }] })),
             "spec.providerRefs[0]",
-            "the name cannot stand in a path",
+            "the name cannot be used in a path",
         ),
         (app(json!({ "providerRefs": [{ "name": "email" }] })), "spec.providerRefs[0]", "email is a path"),
         (app(json!({ "providerRefs": same })), "spec.providerRefs", "two entries have the same name"),
@@ -363,25 +364,25 @@ fn against_rules() -> Vec<(Value, &'static str, &'static str)> {
 }
 
 #[tokio::test]
-async fn the_smallest_and_the_whole_are_accepted() {
-    let admission = Admission::open().await;
-    admission.accepted(&app(json!({}))).await;
-    admission.accepted(&whole_app()).await;
-    for provider in whole_providers() {
-        admission.accepted(&provider).await;
+async fn minimal_and_full_objects_are_accepted() {
+    let admission = AdmissionTest::start().await;
+    admission.assert_accepted(&app(json!({}))).await;
+    admission.assert_accepted(&full_app()).await;
+    for provider in full_providers() {
+        admission.assert_accepted(&provider).await;
     }
 }
 
 #[test]
-fn the_whole_objects_have_every_field() {
-    for whole in [whole_app()].into_iter().chain(whole_providers()) {
+fn the_full_objects_have_every_field() {
+    for whole in [full_app()].into_iter().chain(full_providers()) {
         let schema = schema_of(whole["kind"].as_str().unwrap());
-        // Of a Provider, the one member that it has.
-        let lacks_are_meant = |pointer: &str| pointer == "/spec" && whole["kind"] == "Provider";
-        walk(&schema, &whole["spec"], "/spec", "spec", &mut |schema, pointer, field| {
+        // A Provider has only one of the members.
+        let can_be_missing = |pointer: &str| pointer == "/spec" && whole["kind"] == "Provider";
+        visit(&schema, &whole["spec"], "/spec", "spec", &mut |schema, pointer, field| {
             for (name, _) in schema["properties"].as_object().into_iter().flatten() {
-                let there = whole.pointer(&format!("{pointer}/{name}")).is_some();
-                assert!(there || lacks_are_meant(pointer), "{field}.{name} is not set");
+                let is_set = whole.pointer(&format!("{pointer}/{name}")).is_some();
+                assert!(is_set || can_be_missing(pointer), "{field}.{name} is not set");
             }
         });
     }
@@ -389,38 +390,38 @@ fn the_whole_objects_have_every_field() {
 
 #[tokio::test]
 async fn every_bound_holds() {
-    let admission = &Admission::open().await;
+    let admission = &AdmissionTest::start().await;
     let (mut beyond, mut at) = (Vec::new(), Vec::new());
-    for whole in [whole_app()].into_iter().chain(whole_providers()) {
-        let (more_beyond, more_at) = around_bounds(&whole);
+    for whole in [full_app()].into_iter().chain(full_providers()) {
+        let (more_beyond, more_at) = bound_cases(&whole);
         beyond.extend(more_beyond);
         at.extend(more_at);
     }
     assert!(beyond.len() > 300 && at.len() > 50, "{} beyond, {} at", beyond.len(), at.len());
-    let judged =
-        stream::iter(beyond).map(|(object, field)| async move { admission.refused(&object, &field, "").await });
-    judged.buffer_unordered(AT_ONCE).collect::<Vec<_>>().await;
-    let judged = stream::iter(at).map(|object| async move { admission.accepted(&object).await });
-    judged.buffer_unordered(AT_ONCE).collect::<Vec<()>>().await;
+    let checks =
+        stream::iter(beyond).map(|(object, field)| async move { admission.assert_refused(&object, &field, "").await });
+    checks.buffer_unordered(CONCURRENCY).collect::<Vec<_>>().await;
+    let checks = stream::iter(at).map(|object| async move { admission.assert_accepted(&object).await });
+    checks.buffer_unordered(CONCURRENCY).collect::<Vec<()>>().await;
 }
 
 #[tokio::test]
 async fn every_rule_refuses_with_its_message() {
-    let admission = Admission::open().await;
-    let mut untried = rules();
-    // A rule on changes; see `an_app_id_cannot_change`.
-    untried.retain(|message| !message.starts_with("the appID cannot change"));
-    for (object, field, message) in against_rules() {
-        let told = admission.refused(&object, field, message).await;
-        untried.retain(|rule| !told.iter().any(|fault| fault.message.ends_with(rule)));
+    let admission = AdmissionTest::start().await;
+    let mut untested = rule_messages();
+    // This rule applies to changes; see `an_app_id_cannot_change`.
+    untested.retain(|message| !message.starts_with("the appID cannot change"));
+    for (object, field, message) in rule_violations() {
+        let errors = admission.assert_refused(&object, field, message).await;
+        untested.retain(|rule| !errors.iter().any(|fault| fault.message.ends_with(rule)));
     }
-    assert!(untried.is_empty(), "rules that no object was tried against: {untried:#?}");
+    assert!(untested.is_empty(), "rules without a test object: {untested:#?}");
 }
 
-/// The rules' cost is bounded when they are made, and when they run.
+/// The API server bounds the cost of the rules when they are created and when they run.
 #[tokio::test]
 async fn the_largest_objects_are_accepted() {
-    let admission = Admission::open().await;
+    let admission = AdmissionTest::start().await;
     let url = |index: usize, length: usize| {
         let start = format!("https://a.example/{index}/");
         format!("{start}{}", "a".repeat(length - start.len()))
@@ -431,24 +432,24 @@ async fn the_largest_objects_are_accepted() {
         { "count": 50, "windowSeconds": 3600 },
         { "count": 500, "windowSeconds": 86400 },
     ]);
-    let mut largest = whole_app();
+    let mut largest = full_app();
     largest["spec"]["redirectURLs"] = (0..100).map(|index| url(index, 2048)).collect();
     largest["spec"]["allowedOrigins"] = (0..100).map(|index| format!("https://{}", host(index))).collect();
     largest["spec"]["allowedEmailDomains"] = (0..100).map(host).collect();
     largest["spec"]["providerRefs"] =
         (0..32).map(|index| json!({ "name": "n".repeat(253), "alias": format!("alias-{index}") })).collect();
-    largest["spec"]["administrators"] = vec![whole_app()["spec"]["administrators"][0].clone(); 50].into();
+    largest["spec"]["administrators"] = vec![full_app()["spec"]["administrators"][0].clone(); 50].into();
     for limit in largest["spec"]["limits"].as_object_mut().unwrap().values_mut() {
         *limit = windows.clone();
     }
-    admission.accepted(&largest).await;
+    admission.assert_accepted(&largest).await;
 }
 
 #[tokio::test]
 async fn an_app_id_cannot_change() {
-    let admission = Admission::open().await;
+    let admission = AdmissionTest::start().await;
     for (index, (old, new, differs)) in [
-        // From, to, whether that is another appID. NAME is the App's name.
+        // The old spec, the new spec, and whether the appID differs. `NAME` is the App's name.
         (json!({}), json!({ "appID": "NAME" }), false),
         (json!({ "appID": "NAME" }), json!({}), false),
         (json!({}), json!({ "appID": "other" }), true),
@@ -465,13 +466,13 @@ async fn an_app_id_cannot_change() {
         let mut after = before.clone();
         after["spec"] = named(&new);
         let after: DynamicObject = serde_json::from_value(after).unwrap();
-        let found = faults(admission.apps.replace(&name, &PostParams::default(), &after).await);
+        let found = field_errors(admission.apps.replace(&name, &PostParams::default(), &after).await);
         if differs {
             assert_eq!(found.len(), 1, "{old} -> {new}: {found:?}");
             assert_eq!(found[0].field, "spec.appID");
             assert!(found[0].message.contains("the appID cannot change"), "{found:?}");
-            let kept = serde_json::to_value(admission.apps.get(&name).await.unwrap()).unwrap();
-            assert_eq!(kept["spec"], before["spec"], "a refused change is none");
+            let stored = serde_json::to_value(admission.apps.get(&name).await.unwrap()).unwrap();
+            assert_eq!(stored["spec"], before["spec"], "a refused change changes nothing");
         } else {
             assert_eq!(found, [], "{old} -> {new}");
         }
@@ -479,8 +480,8 @@ async fn an_app_id_cannot_change() {
 }
 
 #[tokio::test]
-async fn modes_get_their_defaults_and_numbers_do_not() {
-    let admission = Admission::open().await;
+async fn enums_get_their_defaults_and_numbers_do_not() {
+    let admission = AdmissionTest::start().await;
     let created = admission.create(&app(json!({ "tokens": {} }))).await;
     let expected = json!({
         "signUp": "Open",
@@ -494,8 +495,8 @@ async fn modes_get_their_defaults_and_numbers_do_not() {
 }
 
 #[tokio::test]
-async fn a_new_object_has_a_status_that_says_that_nothing_is_known() {
-    let admission = Admission::open().await;
+async fn a_new_object_has_a_status_with_unknown_conditions() {
+    let admission = AdmissionTest::start().await;
     let provider = provider(json!({ "github": client() }));
     for (object, types) in [
         (app(json!({})), ConditionType::APP.as_slice()),
@@ -505,7 +506,7 @@ async fn a_new_object_has_a_status_that_says_that_nothing_is_known() {
         ),
     ] {
         let mut object = object;
-        // Nobody but the operator writes a status.
+        // Only the operator writes a status.
         object["status"] = json!({ "observedGeneration": 7 });
         let status = admission.create(&object).await["status"].clone();
         assert_eq!(status["observedGeneration"], -1);
@@ -522,8 +523,8 @@ async fn a_new_object_has_a_status_that_says_that_nothing_is_known() {
 }
 
 #[tokio::test]
-async fn kubectl_shows_what_matters_and_refuses_fields_that_do_not_exist() {
-    let admission = Admission::open().await;
+async fn kubectl_shows_the_main_columns_and_refuses_unknown_fields() {
+    let admission = AdmissionTest::start().await;
     admission.create(&app(json!({}))).await;
     let shown = admission.kubectl(&["get", "lkapp"]);
     let shown = String::from_utf8(shown.stdout).unwrap();
@@ -533,10 +534,10 @@ async fn kubectl_shows_what_matters_and_refuses_fields_that_do_not_exist() {
     let wide = String::from_utf8(admission.kubectl(&["get", "latchkey", "-o", "wide"]).stdout).unwrap();
     assert!(wide.contains("MESSAGE") && wide.contains("Waiting for the operator"), "{wide}");
 
-    let misspelt = app(json!({ "redirectUrls": [] }));
+    let misspelled = app(json!({ "redirectUrls": [] }));
     let file = process::fresh_dir("misspelt").join("app.json");
-    fs::write(&file, misspelt.to_string()).unwrap();
+    fs::write(&file, misspelled.to_string()).unwrap();
     let refused = admission.kubectl(&["apply", "-f", file.to_str().unwrap()]);
-    let said = String::from_utf8(refused.stderr).unwrap();
-    assert!(!refused.status.success() && said.contains(r#"unknown field "spec.redirectUrls""#), "{said}");
+    let error = String::from_utf8(refused.stderr).unwrap();
+    assert!(!refused.status.success() && error.contains(r#"unknown field "spec.redirectUrls""#), "{error}");
 }

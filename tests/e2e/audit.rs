@@ -1,4 +1,5 @@
-//! Audit, as it comes from requests: what is written down of an account, by whom and from where; and how long it stays.
+//! Audit events of requests: the rows, their client address and session, and how long they are kept (specification:
+//! Accounts, Audit events).
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -11,16 +12,16 @@ use latchkey_server::{
     audit,
     config::Apps,
     domain::clock::{Clock, SystemClock},
-    hashing::{Hashing, HashingOptions},
+    hashing::{HashingOptions, HashingPool},
     providers::SocialProviders,
     store::{
         Stores, UrlSource,
-        postgres::{self, Postgres},
-        redis::{self, Redis},
+        postgres::{self, PostgresStore},
+        redis::{self, RedisStore},
     },
 };
 use latchkey_tests::{
-    client::{Anonymous, Answer},
+    client::{ApiClient, ApiResponse},
     eventually,
     stack::Stack,
 };
@@ -29,21 +30,21 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::{
-    support::{NAME, NEW_PASSWORD, PASSWORD, Shop, WRONG_CODE, WRONG_PASSWORD, app},
-    trouble::loose,
+    fault_support::unlimited_app,
+    support::{NAME, NEW_PASSWORD, PASSWORD, TestApp, WRONG_CODE, WRONG_PASSWORD, app},
 };
 
 const EMAIL: &str = "Ada.Lovelace@example.com";
 const UNKNOWN: &str = "nobody.at.all@example.com";
 const LIMIT: Duration = Duration::from_secs(20);
 
-const PAST_MONTHS: &str = "SELECT count(*) FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
+const COUNT_PAST_MONTHS: &str = "SELECT count(*) FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
     WHERE inhparent = 'audit_events'::regclass
         AND relname < 'audit_events_' || to_char(now() AT TIME ZONE 'UTC', 'YYYY_MM')";
 
-/// A row of the table.
+/// A row of `audit_events`.
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
-struct Row {
+struct AuditRow {
     kind: String,
     user_id: Option<Uuid>,
     session_id: Option<Uuid>,
@@ -52,9 +53,9 @@ struct Row {
     detail: Option<Value>,
 }
 
-/// The rows of an App, in the order in which things happened.
-async fn rows(shop: &Shop) -> Vec<Row> {
-    let mut connection = shop.stack.database.connect().await.expect("the database is there");
+/// The rows of an App, in chronological order.
+async fn audit_rows(shop: &TestApp) -> Vec<AuditRow> {
+    let mut connection = shop.stack.database.connect().await.expect("the database is reachable");
     sqlx::query_as(
         "SELECT kind, user_id, session_id, abbrev(ip) AS ip, count, detail FROM audit_events
          WHERE app_id = $1 ORDER BY at, id",
@@ -65,53 +66,53 @@ async fn rows(shop: &Shop) -> Vec<Row> {
     .expect("the rows")
 }
 
-/// The first row of a kind, which may come after the answer.
-async fn row(shop: &Shop, kind: &str) -> Row {
-    let found = || async { rows(shop).await.into_iter().find(|row| row.kind == kind) };
+/// The first row of a kind. It can appear after the response.
+async fn wait_for_row(shop: &TestApp, kind: &str) -> AuditRow {
+    let found = || async { audit_rows(shop).await.into_iter().find(|row| row.kind == kind) };
     eventually(kind, LIMIT, found).await
 }
 
-fn session_of(answer: &Answer) -> Uuid {
+fn session_id(answer: &ApiResponse) -> Uuid {
     answer.string("session_id").parse().expect("a session's id")
 }
 
-impl Row {
-    /// Asserts where it came from and by which session.
+impl AuditRow {
+    /// Asserts the client address and the session of the row.
     #[track_caller]
-    fn is_by(&self, client: &Anonymous, session: Option<Uuid>) -> &Self {
+    fn assert_origin(&self, client: &ApiClient, session: Option<Uuid>) -> &Self {
         assert_eq!(self.ip, Some(client.address().to_string()), "{self:?}");
         assert_eq!((self.session_id, self.count), (session, 1), "{self:?}");
         self
     }
 }
 
-/// The stores of a service, as one more server has them, by a clock that is so much later.
-fn stores(shop: &Shop, later: time::Duration) -> Stores {
-    stores_at(shop, &shop.stack.database.url, later)
+/// The stores of a service as another server has them, with Redis's clock ahead by this time.
+fn stores(shop: &TestApp, clock_offset: time::Duration) -> Stores {
+    stores_at(shop, &shop.stack.database.url, clock_offset)
 }
 
-fn stores_at(shop: &Shop, postgres: &str, later: time::Duration) -> Stores {
-    let options = postgres::Options { listen: false, ..postgres::Options::new(UrlSource::given(postgres)) };
-    let redis = redis::Options::new(UrlSource::given(shop.stack.redis().url()));
+fn stores_at(shop: &TestApp, postgres: &str, clock_offset: time::Duration) -> Stores {
+    let options = postgres::Options { listen: false, ..postgres::Options::new(UrlSource::from_value(postgres)) };
+    let redis = redis::Options::new(UrlSource::from_value(shop.stack.redis().url()));
     Stores {
-        postgres: Postgres::connect(options).expect("the URL is one of Postgres"),
-        redis: Redis::connect(redis::Options { clock_offset: later, ..redis }).expect("the URL is one of Redis"),
-        hashing: Hashing::start(HashingOptions::default(), &mut Registry::default()),
+        postgres: PostgresStore::connect(options).expect("it is a URL of Postgres"),
+        redis: RedisStore::connect(redis::Options { clock_offset, ..redis }).expect("it is a URL of Redis"),
+        hashing: HashingPool::start(HashingOptions::default(), &mut Registry::default()),
         providers: SocialProviders::default(),
     }
 }
 
-/// Writes the refusals of this quarter of an hour, as a server does when it is over.
-async fn quarter_ends(shop: &Shop) {
+/// Writes the refusals of the current quarter of an hour, as a server does when it is over.
+async fn write_refusals(shop: &TestApp) {
     let stores = stores(shop, time::Duration::minutes(16));
     let id = shop.id().to_owned();
-    stores.write_refusals(|app| app.as_str() == id).await.expect("the stores are there");
+    stores.write_refusals(|app| app.as_str() == id).await.expect("the stores are reachable");
 }
 
-/// Waits until Redis has counted so many refusals.
-async fn refused(shop: &Shop, refusals: i64) {
+/// Waits until Redis has counted this number of refusals.
+async fn wait_for_refusals(shop: &TestApp, refusals: i64) {
     let all = || async {
-        let mut redis = shop.stack.redis().connect().await.expect("Redis is there");
+        let mut redis = shop.stack.redis().connect().await.expect("Redis is reachable");
         let pattern = format!("lk:{{{}:audit}}:refusals:*", shop.id());
         let keys: Vec<String> = ::redis::cmd("KEYS").arg(pattern).query_async(&mut redis).await.expect("the keys");
         let mut sum = 0;
@@ -126,39 +127,39 @@ async fn refused(shop: &Shop, refusals: i64) {
 }
 
 #[tokio::test]
-async fn each_step_of_an_account_is_a_row_of_its_client_and_session() {
-    let shop = Shop::open().await;
+async fn each_account_event_is_a_row_with_client_and_session() {
+    let shop = TestApp::start().await;
     let id = shop.id();
-    let clients: Vec<Anonymous> = (0..7).map(|_| shop.client()).collect();
+    let clients: Vec<ApiClient> = (0..7).map(|_| shop.client()).collect();
     let answer = clients[0].register(id, NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     let user: Uuid = answer.string("local_id").parse().unwrap();
-    row(&shop, "registered").await.is_by(&clients[0], None);
+    wait_for_row(&shop, "registered").await.assert_origin(&clients[0], None);
     clients[1].register(id, NAME, EMAIL, WRONG_PASSWORD).await.expect(StatusCode::OK);
-    row(&shop, "registered_again").await.is_by(&clients[1], None);
+    wait_for_row(&shop, "registered_again").await.assert_origin(&clients[1], None);
 
     let login = clients[2].login(id, EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    // With the answer it is there.
-    let logged_in = rows(&shop).await.pop().unwrap();
+    // The row exists when the response arrives.
+    let logged_in = audit_rows(&shop).await.pop().unwrap();
     assert_eq!((logged_in.kind.as_str(), &logged_in.detail), ("logged_in", &Some(json!({ "amr": "pwd" }))));
-    logged_in.is_by(&clients[2], Some(session_of(&login)));
-    let signed_in = clients[3].signed_in(id, login.string("token"));
+    logged_in.assert_origin(&clients[2], Some(session_id(&login)));
+    let signed_in = clients[3].with_token(id, login.string("token"));
     signed_in.verify().await.expect(StatusCode::OK);
-    row(&shop, "confirmation_requested").await.is_by(&clients[3], Some(session_of(&login)));
+    wait_for_row(&shop, "confirmation_requested").await.assert_origin(&clients[3], Some(session_id(&login)));
 
     let code = shop.code(EMAIL, 3).await;
     let confirmed = clients[4].confirm(id, &code).await.expect(StatusCode::OK);
-    row(&shop, "confirmed").await.is_by(&clients[4], None);
-    let logged_in = rows(&shop).await.pop().unwrap();
+    wait_for_row(&shop, "confirmed").await.assert_origin(&clients[4], None);
+    let logged_in = audit_rows(&shop).await.pop().unwrap();
     assert_eq!((logged_in.kind.as_str(), &logged_in.detail), ("logged_in", &Some(json!({ "amr": "otp" }))));
-    logged_in.is_by(&clients[4], Some(session_of(&confirmed)));
+    logged_in.assert_origin(&clients[4], Some(session_id(&confirmed)));
 
     clients[5].forgot_password(id, EMAIL).await.expect(StatusCode::OK);
-    row(&shop, "password_reset_requested").await.is_by(&clients[5], None);
+    wait_for_row(&shop, "password_reset_requested").await.assert_origin(&clients[5], None);
     let code = shop.code(EMAIL, 4).await;
     clients[6].confirm_password(id, EMAIL, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
-    row(&shop, "password_reset").await.is_by(&clients[6], None);
+    wait_for_row(&shop, "password_reset").await.assert_origin(&clients[6], None);
 
-    let rows = rows(&shop).await;
+    let rows = audit_rows(&shop).await;
     let kinds: Vec<&str> = rows.iter().map(|row| row.kind.as_str()).collect();
     let expected = [
         "registered",
@@ -176,58 +177,58 @@ async fn each_step_of_an_account_is_a_row_of_its_client_and_session() {
 
 #[tokio::test]
 async fn confirming_in_a_session_names_that_session() {
-    let shop = Shop::open().await;
+    let shop = TestApp::start().await;
     shop.register(EMAIL).await;
     let client = shop.client();
     let login = client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
     let code = shop.code(EMAIL, 1).await;
-    client.signed_in(shop.id(), login.string("token")).confirm(&code).await.expect(StatusCode::OK);
-    row(&shop, "confirmed").await.is_by(&client, Some(session_of(&login)));
-    let logged_in = rows(&shop).await.into_iter().filter(|row| row.kind == "logged_in").count();
+    client.with_token(shop.id(), login.string("token")).confirm(&code).await.expect(StatusCode::OK);
+    wait_for_row(&shop, "confirmed").await.assert_origin(&client, Some(session_id(&login)));
+    let logged_in = audit_rows(&shop).await.into_iter().filter(|row| row.kind == "logged_in").count();
     assert_eq!(logged_in, 1, "no session was opened");
 }
 
 #[tokio::test]
-async fn what_is_refused_to_all_leaves_no_row() {
-    let shop = Shop::open().await;
+async fn requests_without_an_account_leave_no_row() {
+    let shop = TestApp::start().await;
     let (id, client) = (shop.id(), shop.client());
     client.register(id, NAME, EMAIL, "short").await.expect(StatusCode::BAD_REQUEST);
     client.forgot_password(id, UNKNOWN).await.expect(StatusCode::OK);
     client.confirm(id, WRONG_CODE).await.expect(StatusCode::BAD_REQUEST);
-    // Behind it in the queue.
+    // Rows are written in order: if the calls above had any, they would be written before these.
     shop.register(EMAIL).await;
     client.forgot_password(id, EMAIL).await.expect(StatusCode::OK);
-    row(&shop, "password_reset_requested").await;
-    let kinds: Vec<String> = rows(&shop).await.into_iter().map(|row| row.kind).collect();
+    wait_for_row(&shop, "password_reset_requested").await;
+    let kinds: Vec<String> = audit_rows(&shop).await.into_iter().map(|row| row.kind).collect();
     assert_eq!(kinds, ["registered", "password_reset_requested"]);
 }
 
 #[tokio::test]
-async fn ends_of_sessions_and_bad_refresh_tokens_are_events() {
-    let shop = Shop::with(app().set("/tokens/refreshGraceSeconds", 0)).await;
-    let (id, client) = (shop.id(), shop.confirmed(EMAIL).await);
+async fn session_ends_and_bad_refresh_tokens_are_events() {
+    let shop = TestApp::start_with(app().set("/tokens/refreshGraceSeconds", 0)).await;
+    let (id, client) = (shop.id(), shop.register_and_confirm(EMAIL).await);
     let log_in = async || client.login(id, EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    let as_of = |login: &Answer| client.signed_in(id, login.string("token"));
+    let as_of = |login: &ApiResponse| client.with_token(id, login.string("token"));
 
     let (one, two, three) = (log_in().await, log_in().await, log_in().await);
-    as_of(&one).delete(&format!("sessions/{}", session_of(&two))).await.expect(StatusCode::OK);
-    let ended = row(&shop, "session_ended").await;
-    assert_eq!(ended.is_by(&client, Some(session_of(&one))).detail, Some(json!({ "ended": session_of(&two) })));
+    as_of(&one).delete(&format!("sessions/{}", session_id(&two))).await.expect(StatusCode::OK);
+    let ended = wait_for_row(&shop, "session_ended").await;
+    assert_eq!(ended.assert_origin(&client, Some(session_id(&one))).detail, Some(json!({ "ended": session_id(&two) })));
     as_of(&one).delete("sessions").await.expect(StatusCode::OK);
-    let ended = row(&shop, "sessions_ended").await;
-    // That of *confirm* too.
-    assert_eq!(ended.is_by(&client, Some(session_of(&one))).detail, Some(json!({ "sessions": 2 })));
+    let ended = wait_for_row(&shop, "sessions_ended").await;
+    // This includes the session of *confirm*.
+    assert_eq!(ended.assert_origin(&client, Some(session_id(&one))).detail, Some(json!({ "sessions": 2 })));
     as_of(&three).get("sessions").await.expect(StatusCode::UNAUTHORIZED);
     as_of(&one).send(as_of(&one).request(http::Method::POST, "logout")).await.expect(StatusCode::OK);
-    row(&shop, "logged_out").await.is_by(&client, Some(session_of(&one)));
+    wait_for_row(&shop, "logged_out").await.assert_origin(&client, Some(session_id(&one)));
 
     let revoked = log_in().await;
     for _ in 0..2 {
         let token = json!({ "token": revoked.string("refresh_token") });
         client.post(&format!("v1/{id}/revoke"), &token).await.expect(StatusCode::OK);
     }
-    let is_its = |row: &Row| row.kind == "session_ended" && row.session_id == Some(session_of(&revoked));
-    let ended = || async { rows(&shop).await.into_iter().find(is_its) };
+    let is_its = |row: &AuditRow| row.kind == "session_ended" && row.session_id == Some(session_id(&revoked));
+    let ended = || async { audit_rows(&shop).await.into_iter().find(is_its) };
     eventually("the revocation", LIMIT, ended).await;
 
     let stolen = log_in().await;
@@ -235,17 +236,17 @@ async fn ends_of_sessions_and_bad_refresh_tokens_are_events() {
     let second = client.refresh(id, first).await.expect(StatusCode::OK);
     let thief = shop.client();
     thief.refresh(id, first).await.expect(StatusCode::OK);
-    row(&shop, "refresh_late").await.is_by(&thief, Some(session_of(&stolen)));
+    wait_for_row(&shop, "refresh_late").await.assert_origin(&thief, Some(session_id(&stolen)));
     client.refresh(id, second.string("refresh_token")).await.expect(StatusCode::OK);
     thief.refresh(id, first).await.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
-    row(&shop, "refresh_stolen").await.is_by(&thief, Some(session_of(&stolen)));
-    let ended = rows(&shop).await.into_iter().filter(|row| row.kind == "session_ended").count();
-    assert_eq!(ended, 2, "what ended nothing is no event");
+    wait_for_row(&shop, "refresh_stolen").await.assert_origin(&thief, Some(session_id(&stolen)));
+    let ended = audit_rows(&shop).await.into_iter().filter(|row| row.kind == "session_ended").count();
+    assert_eq!(ended, 2, "a call that ended nothing is no event");
 }
 
 #[tokio::test]
-async fn refusals_are_one_row_when_their_quarter_of_an_hour_is_over() {
-    let shop = Shop::with(app().limit("loginFailuresPerClient", &[(3, 900)])).await;
+async fn refusals_become_one_row_after_their_quarter_of_an_hour() {
+    let shop = TestApp::start_with(app().limit("loginFailuresPerClient", &[(3, 900)])).await;
     let id = shop.id();
     let answer = shop.register(EMAIL).await;
     let user: Uuid = answer.string("local_id").parse().unwrap();
@@ -253,7 +254,7 @@ async fn refusals_are_one_row_when_their_quarter_of_an_hour_is_over() {
     for _ in 0..3 {
         guesser.login(id, EMAIL, WRONG_PASSWORD).await.expect(StatusCode::UNAUTHORIZED);
     }
-    refused(&shop, 3).await;
+    wait_for_refusals(&shop, 3).await;
     for _ in 0..2 {
         guesser.login(id, EMAIL, PASSWORD).await.expect(StatusCode::TOO_MANY_REQUESTS);
     }
@@ -261,17 +262,17 @@ async fn refusals_are_one_row_when_their_quarter_of_an_hour_is_over() {
     guesser.login(id, UNKNOWN, WRONG_PASSWORD).await.expect(StatusCode::UNAUTHORIZED);
     guesser.confirm_password(id, EMAIL, WRONG_CODE, NEW_PASSWORD).await.expect(StatusCode::BAD_REQUEST);
     guesser.confirm_password(id, UNKNOWN, WRONG_CODE, NEW_PASSWORD).await.expect(StatusCode::BAD_REQUEST);
-    refused(&shop, 9).await;
-    assert_eq!(rows(&shop).await.len(), 1, "the registration alone");
-    quarter_ends(&shop).await;
+    wait_for_refusals(&shop, 9).await;
+    assert_eq!(audit_rows(&shop).await.len(), 1, "only the registration");
+    write_refusals(&shop).await;
 
-    // By what makes a row one: where the quarter ended in the middle there are two, one for each.
+    // Grouped by the key of a row: if a quarter ended in between, there are two rows.
     let mut counts: BTreeMap<_, i64> = BTreeMap::new();
-    for row in rows(&shop).await {
+    for row in audit_rows(&shop).await {
         *counts.entry((row.kind, row.user_id, row.ip)).or_default() += row.count;
     }
     let mut found: Vec<_> = counts.into_iter().map(|((kind, user, ip), count)| (kind, user, ip, count)).collect();
-    let row = |kind: &str, user, client: &Anonymous, count| {
+    let row = |kind: &str, user, client: &ApiClient, count| {
         (kind.to_owned(), user, Some(client.address().to_string()), count)
     };
     let mut expected = vec![
@@ -287,32 +288,33 @@ async fn refusals_are_one_row_when_their_quarter_of_an_hour_is_over() {
     expected.sort();
     assert_eq!(found, expected);
 
-    let owner = other.sign_in(id, EMAIL, PASSWORD).await;
+    let owner = other.authenticate(id, EMAIL, PASSWORD).await;
     let activity = owner.get("user/activity").await.expect(StatusCode::OK);
     let seen = activity.body["events"].as_array().unwrap();
     let from = guesser.address().to_string();
     let guesses = seen.iter().filter(|event| event["kind"] == "login_refused" && event["ip"] == from.as_str());
     let shown: i64 = guesses.clone().map(|event| event["count"].as_i64().unwrap()).sum();
-    assert_eq!(shown, 3, "its own alone: {seen:?}");
+    assert_eq!(shown, 3, "only refusals of this account: {seen:?}");
     assert!(guesses.clone().all(|event| event["at"].as_i64().unwrap() % 900 == 0));
 }
 
 #[tokio::test]
-async fn activity_is_ones_own_and_the_newest_hundred() {
-    let shop = Shop::with(loose("shop")).await;
+async fn activity_shows_the_newest_hundred_events_of_the_user() {
+    let shop = TestApp::start_with(unlimited_app("shop")).await;
     let id = shop.id();
-    let client = shop.confirmed(EMAIL).await;
-    let stranger = shop.confirmed("grace@example.com").await.sign_in(id, "grace@example.com", PASSWORD).await;
+    let client = shop.register_and_confirm(EMAIL).await;
+    let stranger =
+        shop.register_and_confirm("grace@example.com").await.authenticate(id, "grace@example.com", PASSWORD).await;
     shop.sql(&format!(
         "INSERT INTO audit_events (app_id, id, at, kind, user_id)
          SELECT app_id, gen_random_uuid(), now() - make_interval(mins => number), 'renamed', user_id
          FROM audit_events, generate_series(1, 150) AS number WHERE kind = 'registered' AND ip = '{}'",
-        // Both registered from an address of their own; the owner's is not that of the session.
-        rows(&shop).await[0].ip.as_deref().unwrap()
+        // Both users registered from their own client address; the owner's differs from that of the session.
+        audit_rows(&shop).await[0].ip.as_deref().unwrap()
     ))
     .await;
     let login = client.login(id, EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    let owner = client.signed_in(id, login.string("token"));
+    let owner = client.with_token(id, login.string("token"));
     let answer = owner.get("user/activity").await.expect(StatusCode::OK);
     assert_eq!(answer.header("cache-control"), Some("no-store"));
     let events = answer.body["events"].as_array().unwrap();
@@ -333,8 +335,8 @@ async fn activity_is_ones_own_and_the_newest_hundred() {
 }
 
 #[tokio::test]
-async fn rows_hold_no_address_name_password_code_or_token() {
-    let shop = Shop::with(loose("shop")).await;
+async fn rows_contain_no_address_name_password_code_or_token() {
+    let shop = TestApp::start_with(unlimited_app("shop")).await;
     let (id, client) = (shop.id(), shop.client());
     client.register(id, NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     let login = client.login(id, EMAIL, PASSWORD).await.expect(StatusCode::OK);
@@ -345,59 +347,59 @@ async fn rows_hold_no_address_name_password_code_or_token() {
     let reset = shop.reset_code(EMAIL, 2).await;
     client.confirm_password(id, UNKNOWN, &reset, NEW_PASSWORD).await.expect(StatusCode::BAD_REQUEST);
     client.confirm_password(id, EMAIL, &reset, NEW_PASSWORD).await.expect(StatusCode::OK);
-    refused(&shop, 3).await;
-    quarter_ends(&shop).await;
-    row(&shop, "password_reset_requested").await;
+    wait_for_refusals(&shop, 3).await;
+    write_refusals(&shop).await;
+    wait_for_row(&shop, "password_reset_requested").await;
 
     let mut connection = shop.stack.database.connect().await.unwrap();
-    let kept: String = sqlx::query_scalar("SELECT string_agg(audit_events::text, ' ') FROM audit_events")
+    let stored: String = sqlx::query_scalar("SELECT string_agg(audit_events::text, ' ') FROM audit_events")
         .fetch_one(&mut connection)
         .await
         .unwrap();
-    assert!(kept.contains("login_refused") && kept.contains(&client.address().to_string()), "{kept}");
-    let kept = kept.to_lowercase();
+    assert!(stored.contains("login_refused") && stored.contains(&client.address().to_string()), "{stored}");
+    let stored = stored.to_lowercase();
     let mut secrets = vec![EMAIL, UNKNOWN, "example.com", NAME, PASSWORD, NEW_PASSWORD, WRONG_PASSWORD, &code, &reset];
     secrets.extend([login.string("token"), login.string("refresh_token")]);
     for secret in secrets {
-        assert!(!kept.contains(&secret.to_lowercase()), "{secret} is kept in {kept}");
+        assert!(!stored.contains(&secret.to_lowercase()), "{secret} is stored in {stored}");
     }
 }
 
 #[tokio::test]
-async fn without_postgres_sessions_go_on_and_the_loss_is_counted() {
+async fn without_postgres_sessions_continue_and_lost_events_are_counted() {
     let app = app().set("/tokens/refreshGraceSeconds", 0);
-    let shop = Shop::of(app, Stack::builder().proxied()).await;
-    let (client, token) = shop.session(EMAIL).await;
+    let shop = TestApp::from_builder(app, Stack::builder().proxied()).await;
+    let (client, token) = shop.register_and_log_in(EMAIL).await;
     let login = client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    let before = rows(&shop).await.len();
+    let before = audit_rows(&shop).await.len();
     let proxy = shop.stack.postgres_proxy.as_ref().unwrap();
     proxy.refuse().await;
 
     let first = login.string("refresh_token");
     client.refresh(shop.id(), first).await.expect(StatusCode::OK);
     client.refresh(shop.id(), first).await.expect(StatusCode::OK);
-    let signed_in = client.signed_in(shop.id(), &token);
+    let signed_in = client.with_token(shop.id(), &token);
     signed_in.send(signed_in.request(http::Method::POST, "logout")).await.expect(StatusCode::OK);
     let counted = || async {
-        let metrics = shop.stack.server().ops("metrics").await.expect(StatusCode::OK).text;
+        let metrics = shop.stack.server().get_ops("metrics").await.expect(StatusCode::OK).text;
         metrics.lines().any(|line| line == "latchkey_audit_lost_total 2").then_some(())
     };
     eventually("the loss of two events", LIMIT, counted).await;
     proxy.restore().unwrap();
-    assert_eq!(rows(&shop).await.len(), before);
+    assert_eq!(audit_rows(&shop).await.len(), before);
     let again = || async {
         let login = client.login(shop.id(), EMAIL, PASSWORD).await;
         (login.status == StatusCode::OK).then_some(login)
     };
-    let login = eventually("log-ins again", LIMIT, again).await;
-    let written = |row: &Row| row.session_id == Some(session_of(&login));
-    let found = || async { rows(&shop).await.into_iter().find(written) };
-    eventually("events again", LIMIT, found).await;
+    let login = eventually("logins work again", LIMIT, again).await;
+    let written = |row: &AuditRow| row.session_id == Some(session_id(&login));
+    let found = || async { audit_rows(&shop).await.into_iter().find(written) };
+    eventually("events are written again", LIMIT, found).await;
 }
 
-/// Apps that keep their events for so many days.
-fn kept_for(shop: &Shop, apps: &[(&str, u32)]) -> Apps {
-    let document = fs::read(shop.stack.rendered().join(format!("{}.json", shop.id()))).expect("the document is there");
+/// Apps that keep their events for these numbers of days.
+fn apps_with_retention(shop: &TestApp, apps: &[(&str, u32)]) -> Apps {
+    let document = fs::read(shop.stack.rendered().join(format!("{}.json", shop.id()))).expect("the document exists");
     let mut document: Value = serde_json::from_slice(&document).expect("the document is JSON");
     let all = Apps::default();
     for (app, days) in apps {
@@ -409,10 +411,11 @@ fn kept_for(shop: &Shop, apps: &[(&str, u32)]) -> Apps {
     all
 }
 
-/// A month in the past, as a partition, with so many events of these Apps. In one transaction: the server's own upkeep
-/// drops a month that is empty.
-async fn past_month(shop: &Shop, months: u32, events: &[(&str, u32)]) {
-    let events: String = events.iter().map(|(app, count)| insert(app, &months_ago(months), *count)).collect();
+/// Adds a partition for a past month with this number of events per App. One transaction does both, because the server
+/// itself drops an empty month.
+async fn add_past_month(shop: &TestApp, months: u32, events: &[(&str, u32)]) {
+    let events: String =
+        events.iter().map(|(app, count)| insert_statement(app, &months_ago_expression(months), *count)).collect();
     shop.sql(&format!(
         "DO $$
          DECLARE
@@ -427,62 +430,62 @@ async fn past_month(shop: &Shop, months: u32, events: &[(&str, u32)]) {
     .await;
 }
 
-fn insert(app: &str, when: &str, count: u32) -> String {
+fn insert_statement(app: &str, when: &str, count: u32) -> String {
     format!(
         "INSERT INTO audit_events (app_id, id, at, kind)
          SELECT '{app}', gen_random_uuid(), {when}, 'renamed' FROM generate_series(1, {count});"
     )
 }
 
-async fn events_at(shop: &Shop, app: &str, when: &str, count: u32) {
-    shop.sql(&insert(app, when, count)).await;
+async fn add_events(shop: &TestApp, app: &str, when: &str, count: u32) {
+    shop.sql(&insert_statement(app, when, count)).await;
 }
 
-async fn count(shop: &Shop, sql: &str) -> i64 {
+async fn query_number(shop: &TestApp, sql: &str) -> i64 {
     let mut connection = shop.stack.database.connect().await.unwrap();
     sqlx::query_scalar(sqlx::AssertSqlSafe(sql.to_owned())).fetch_one(&mut connection).await.unwrap()
 }
 
-async fn left(shop: &Shop, app: &str) -> i64 {
-    count(shop, &format!("SELECT count(*) FROM audit_events WHERE app_id = '{app}'")).await
+async fn event_count(shop: &TestApp, app: &str) -> i64 {
+    query_number(shop, &format!("SELECT count(*) FROM audit_events WHERE app_id = '{app}'")).await
 }
 
-fn months_ago(months: u32) -> String {
+fn months_ago_expression(months: u32) -> String {
     let month = format!("date_trunc('month', now() AT TIME ZONE 'UTC') - interval '{months} months'");
     format!("({month} + interval '5 days') AT TIME ZONE 'UTC'")
 }
 
 #[tokio::test]
-async fn old_months_go_as_a_whole_and_shorter_times_by_their_rows() {
-    let shop = Shop::open().await;
-    let apps = kept_for(&shop, &[("long", 365), ("short", 30)]);
-    past_month(&shop, 15, &[("long", 3), ("short", 3)]).await;
-    // With an App that is not served: nobody says for how long its events are kept.
-    past_month(&shop, 14, &[("long", 3), ("short", 3), ("elsewhere", 2)]).await;
-    // A month that nobody made.
-    events_at(&shop, "long", &months_ago(20), 250).await;
+async fn old_months_are_dropped_and_shorter_retention_deletes_rows() {
+    let shop = TestApp::start().await;
+    let apps = apps_with_retention(&shop, &[("long", 365), ("short", 30)]);
+    add_past_month(&shop, 15, &[("long", 3), ("short", 3)]).await;
+    // With an App that is not served, so that its retention is unknown.
+    add_past_month(&shop, 14, &[("long", 3), ("short", 3), ("elsewhere", 2)]).await;
+    // A month without a partition.
+    add_events(&shop, "long", &months_ago_expression(20), 250).await;
     for (days, events) in [(40, 300), (20, 5)] {
         for app in ["long", "short", "elsewhere"] {
-            events_at(&shop, app, &format!("now() - interval '{days} days'"), events).await;
+            add_events(&shop, app, &format!("now() - interval '{days} days'"), events).await;
         }
     }
     let stores = stores(&shop, time::Duration::ZERO);
-    assert!(audit::keep(&stores, &apps, SystemClock.now(), true).await.unwrap());
+    assert!(audit::apply_retention(&stores, &apps, SystemClock.now(), true).await.unwrap());
 
-    assert_eq!(left(&shop, "long").await, 305, "nothing of the last year is gone");
-    assert_eq!(left(&shop, "short").await, 5);
-    assert_eq!(left(&shop, "elsewhere").await, 307, "all of it");
-    assert_eq!(count(&shop, PAST_MONTHS).await, 1, "the month that only served Apps had is dropped");
+    assert_eq!(event_count(&shop, "long").await, 305, "no event of the last year is deleted");
+    assert_eq!(event_count(&shop, "short").await, 5);
+    assert_eq!(event_count(&shop, "elsewhere").await, 307, "all of it");
+    assert_eq!(query_number(&shop, COUNT_PAST_MONTHS).await, 1, "the month with only events of served Apps is dropped");
 
-    let nothing = kept_for(&shop, &[]);
-    audit::keep(&stores, &nothing, SystemClock.now(), true).await.unwrap();
-    assert_eq!(left(&shop, "elsewhere").await, 307, "without any App nothing is known of their times");
+    let nothing = apps_with_retention(&shop, &[]);
+    audit::apply_retention(&stores, &nothing, SystemClock.now(), true).await.unwrap();
+    assert_eq!(event_count(&shop, "elsewhere").await, 307, "without any App no retention is known");
 }
 
 #[tokio::test]
-async fn a_role_that_may_only_use_the_tables_is_enough_and_leave_to_call_makes_months() {
-    let shop = Shop::open().await;
-    let apps = kept_for(&shop, &[("long", 365), ("short", 30)]);
+async fn table_permissions_are_enough_and_execute_permission_makes_months() {
+    let shop = TestApp::start().await;
+    let apps = apps_with_retention(&shop, &[("long", 365), ("short", 30)]);
     let (role, database) = (format!("server_{:016x}", rand::random::<u64>()), &shop.stack.database);
     shop.sql(&format!(
         "CREATE ROLE {role} LOGIN PASSWORD 'secret';
@@ -493,21 +496,21 @@ async fn a_role_that_may_only_use_the_tables_is_enough_and_leave_to_call_makes_m
     .await;
     let (_, address) = database.url.split_once('@').unwrap();
     let stores = stores_at(&shop, &format!("postgres://{role}:secret@{address}"), time::Duration::ZERO);
-    past_month(&shop, 15, &[("long", 3)]).await;
-    events_at(&shop, "short", "now() - interval '40 days'", 3).await;
+    add_past_month(&shop, 15, &[("long", 3)]).await;
+    add_events(&shop, "short", "now() - interval '40 days'", 3).await;
     let month = "to_regclass('audit_events_' || to_char(now() AT TIME ZONE 'UTC' + interval '1 month', 'YYYY_MM'))";
     shop.sql(&format!("DO $$ BEGIN EXECUTE 'DROP TABLE ' || {month}; END $$")).await;
-    let there = format!("SELECT count({month}::oid)");
-    assert_eq!(count(&shop, &there).await, 0);
+    let month_exists = format!("SELECT count({month}::oid)");
+    assert_eq!(query_number(&shop, &month_exists).await, 0);
 
-    assert!(!audit::keep(&stores, &apps, SystemClock.now(), true).await.unwrap());
-    assert_eq!((left(&shop, "long").await, left(&shop, "short").await), (0, 0), "rows go by themselves");
-    assert_eq!(count(&shop, &there).await, 0);
+    assert!(!audit::apply_retention(&stores, &apps, SystemClock.now(), true).await.unwrap());
+    assert_eq!((event_count(&shop, "long").await, event_count(&shop, "short").await), (0, 0), "rows are deleted");
+    assert_eq!(query_number(&shop, &month_exists).await, 0);
 
     shop.sql(&format!("GRANT EXECUTE ON FUNCTION latchkey_audit_make_months, latchkey_audit_drop_months TO {role}"))
         .await;
-    assert!(audit::keep(&stores, &apps, SystemClock.now(), true).await.unwrap());
-    assert_eq!(count(&shop, &there).await, 1);
-    assert_eq!(count(&shop, PAST_MONTHS).await, 0, "the empty month is dropped");
+    assert!(audit::apply_retention(&stores, &apps, SystemClock.now(), true).await.unwrap());
+    assert_eq!(query_number(&shop, &month_exists).await, 1);
+    assert_eq!(query_number(&shop, COUNT_PAST_MONTHS).await, 0, "the empty month is dropped");
     shop.sql(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await;
 }

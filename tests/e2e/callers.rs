@@ -1,4 +1,4 @@
-//! Callers in the cluster, by the keys of a real API server.
+//! Callers in the cluster, verified with the keys of a real API server.
 
 use std::time::Duration;
 
@@ -12,35 +12,35 @@ use kube::{
 };
 use latchkey_tests::{
     builders::App,
-    client::{Anonymous, Answer},
-    cluster::{Cluster, Endpoint, Install, Operator, PodServer, apply},
-    control_plane::Account,
+    client::{ApiClient, ApiResponse},
+    cluster::{Endpoint, Installation, OperatorProcess, PodServer, TestCluster, apply},
+    control_plane::ServiceAccountToken,
     eventually,
-    service_account::{AUDIENCE, Issuer},
+    service_account::{AUDIENCE, ServiceAccountIssuer},
 };
 use serde_json::{Value, json};
 
 use crate::support::{NAME, PASSWORD, claims_of};
 
-/// Keys are asked for anew within seconds; a loaded machine takes longer.
+/// Keys are fetched again within seconds; a loaded machine takes longer.
 const LIMIT: Duration = Duration::from_secs(60);
 const EMAIL: &str = "ada@example.com";
 /// The ServiceAccount that the App lists.
 const LISTED: &str = "backoffice";
-/// What gives every ServiceAccount the right to read who signs their tokens.
-const DISCOVERY: &str = "system:service-account-issuer-discovery";
+/// The ClusterRoleBinding that lets every ServiceAccount read the issuer's discovery document and keys.
+const DISCOVERY_BINDING: &str = "system:service-account-issuer-discovery";
 
-/// An install with an App that lists a ServiceAccount of its own namespace.
-struct House<'a> {
-    install: Install<'a>,
+/// An installation with an App that lists a ServiceAccount of its own namespace.
+struct InstalledApp<'a> {
+    install: Installation<'a>,
     app: App,
-    _operator: Operator,
+    _operator: OperatorProcess,
 }
 
-// === impl House ===
+// === impl InstalledApp ===
 
-impl<'a> House<'a> {
-    async fn of(cluster: &'a Cluster) -> Self {
+impl<'a> InstalledApp<'a> {
+    async fn start(cluster: &'a TestCluster) -> Self {
         let install = cluster.install().await;
         let listed = json!({ "namespace": install.tenant(), "name": LISTED });
         let app =
@@ -56,20 +56,20 @@ impl<'a> House<'a> {
             apply(&install.admin(), &account).await.unwrap();
         }
         install.apply(&app).await.unwrap();
-        let operator = install.operator().await;
+        let operator = install.start_operator().await;
         Self { install, app, _operator: operator }
     }
 
-    /// A server that serves the App.
+    /// Starts a server and waits until it serves the App.
     async fn server(&self) -> PodServer {
         self.server_as(self.install.server_account()).await
     }
 
-    async fn server_as(&self, account: &Account) -> PodServer {
-        let server = self.install.server_as(account, &[]).await.unwrap();
+    async fn server_as(&self, account: &ServiceAccountToken) -> PodServer {
+        let server = self.install.create_server(account, &[]).await.unwrap();
         server.start_ready().await.unwrap();
         server.set_endpoint(Endpoint::SERVING).await.unwrap();
-        let client = Anonymous::new(server.public);
+        let client = ApiClient::new(server.public);
         eventually("the App is served", LIMIT, || async {
             let keys = client.get(&format!("{}/.well-known/jwks.json", self.app.id())).await;
             (keys.status == StatusCode::OK).then_some(())
@@ -83,30 +83,30 @@ impl<'a> House<'a> {
         self.install.cluster().plane().token(self.install.tenant(), name, audience).await.unwrap()
     }
 
-    async fn ask(&self, server: &PodServer, caller: &str, token: &str) -> Answer {
-        let client = Anonymous::new(server.public);
+    async fn introspect(&self, server: &PodServer, caller: &str, token: &str) -> ApiResponse {
+        let client = ApiClient::new(server.public);
         let request = client.request(Method::POST, &format!("v1/{}/introspect", self.app.id()));
         client.send(request.bearer_auth(caller).json(&json!({ "token": token }))).await
     }
 
-    async fn takes(&self, server: &PodServer, caller: &str) {
-        let answer = self.ask(server, caller, "token").await.expect(StatusCode::OK);
+    async fn assert_accepted(&self, server: &PodServer, caller: &str) {
+        let answer = self.introspect(server, caller, "token").await.expect(StatusCode::OK);
         assert_eq!(answer.body, json!({ "active": false }));
     }
 
-    async fn refuses(&self, server: &PodServer, caller: &str) {
-        self.ask(server, caller, "token").await.expect_error(StatusCode::UNAUTHORIZED, "invalid_client");
+    async fn assert_refused(&self, server: &PodServer, caller: &str) {
+        self.introspect(server, caller, "token").await.expect_error(StatusCode::UNAUTHORIZED, "invalid_client");
     }
 
-    async fn comes_to(&self, server: &PodServer, caller: &str, status: StatusCode) {
-        eventually(&format!("the caller is answered {status}"), LIMIT, || async {
-            (self.ask(server, caller, "token").await.status == status).then_some(())
+    async fn wait_for_status(&self, server: &PodServer, caller: &str, status: StatusCode) {
+        eventually(&format!("the caller gets {status}"), LIMIT, || async {
+            (self.introspect(server, caller, "token").await.status == status).then_some(())
         })
         .await;
     }
 
-    /// The token again with changed claims, signed by this key under the name of the first one's.
-    fn forge(&self, token: &str, pem: &str, change: impl FnOnce(&mut Value)) -> String {
+    /// The token with changed claims, signed with this key under the key id of the original.
+    fn forge_token(&self, token: &str, pem: &str, change: impl FnOnce(&mut Value)) -> String {
         let head = token.split('.').next().unwrap();
         let head: Value = serde_json::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(head).unwrap()).unwrap();
         let mut claims = claims_of(token);
@@ -117,38 +117,42 @@ impl<'a> House<'a> {
 }
 
 #[tokio::test]
-async fn a_projected_token_of_a_listed_service_account_may_introspect_and_no_other() {
-    let cluster = Cluster::shared().await;
+async fn only_a_projected_token_of_a_listed_service_account_can_introspect() {
+    let cluster = TestCluster::shared().await;
     let plane = cluster.plane();
-    let house = House::of(cluster).await;
-    let server = house.server().await;
-    let client = Anonymous::new(server.public);
-    client.register(house.app.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    let user = client.sign_in(house.app.id(), EMAIL, PASSWORD).await;
+    let installed = InstalledApp::start(cluster).await;
+    let server = installed.server().await;
+    let client = ApiClient::new(server.public);
+    client.register(installed.app.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    let user = client.authenticate(installed.app.id(), EMAIL, PASSWORD).await;
 
-    let caller = house.token(LISTED, AUDIENCE).await;
-    let answer = house.ask(&server, &caller, user.token()).await.expect(StatusCode::OK);
+    let caller = installed.token(LISTED, AUDIENCE).await;
+    let answer = installed.introspect(&server, &caller, user.token()).await.expect(StatusCode::OK);
     assert_eq!(answer.body["active"], true);
     assert_eq!(answer.body["sub"], claims_of(user.token())["sub"]);
 
-    let namesake = plane.token(house.install.namespace(), LISTED, AUDIENCE).await.unwrap();
+    let same_name = plane.token(installed.install.namespace(), LISTED, AUDIENCE).await.unwrap();
     let key = plane.account_key().unwrap();
-    let lasting = house.forge(&caller, &key, |claims| claims["exp"] = json!(claims["exp"].as_i64().unwrap() + 60));
-    house.takes(&server, &lasting).await;
-    let other_cluster = Issuer::new().unwrap();
-    let stranger = other_cluster.token(house.install.tenant(), LISTED, AUDIENCE, LIMIT).unwrap();
+    let extended =
+        installed.forge_token(&caller, &key, |claims| claims["exp"] = json!(claims["exp"].as_i64().unwrap() + 60));
+    installed.assert_accepted(&server, &extended).await;
+    let other_cluster = ServiceAccountIssuer::new().unwrap();
+    let foreign_token = other_cluster.token(installed.install.tenant(), LISTED, AUDIENCE, LIMIT).unwrap();
     for (who, token) in [
-        ("one for the API server", house.token(LISTED, "https://kubernetes.default.svc.cluster.local").await),
-        ("one for somebody else", house.token(LISTED, "vault").await),
-        ("an account that is not listed", house.token("other", AUDIENCE).await),
-        ("its namesake elsewhere", namesake),
-        ("an expired one", house.forge(&caller, &key, |claims| claims["exp"] = claims["iat"].clone())),
-        ("one of another issuer", house.forge(&caller, &key, |claims| claims["iss"] = json!("https://other"))),
-        ("another cluster's", stranger),
-        ("another key under the name of the cluster's", house.forge(&caller, other_cluster.pem(), |_| {})),
-        ("a user's", user.token().to_owned()),
+        ("a token for the API server", installed.token(LISTED, "https://kubernetes.default.svc.cluster.local").await),
+        ("a token for another audience", installed.token(LISTED, "vault").await),
+        ("an account that is not listed", installed.token("other", AUDIENCE).await),
+        ("the same name in another namespace", same_name),
+        ("an expired token", installed.forge_token(&caller, &key, |claims| claims["exp"] = claims["iat"].clone())),
+        (
+            "a token of another issuer",
+            installed.forge_token(&caller, &key, |claims| claims["iss"] = json!("https://other")),
+        ),
+        ("a token of another cluster", foreign_token),
+        ("another key under the key id of the cluster", installed.forge_token(&caller, other_cluster.pem(), |_| {})),
+        ("a user's token", user.token().to_owned()),
     ] {
-        let refused = house.ask(&server, &token, user.token()).await;
+        let refused = installed.introspect(&server, &token, user.token()).await;
         assert_eq!(
             (refused.status, &refused.body["error"]),
             (StatusCode::UNAUTHORIZED, &json!("invalid_client")),
@@ -156,68 +160,69 @@ async fn a_projected_token_of_a_listed_service_account_may_introspect_and_no_oth
         );
         assert_eq!(refused.body.get("active"), None, "{who}");
     }
-    house.takes(&server, &caller).await;
+    installed.assert_accepted(&server, &caller).await;
 }
 
 #[tokio::test]
-async fn keys_that_are_known_go_on_without_the_api_server_and_its_changes_are_followed() {
-    let cluster = Cluster::start().await.unwrap();
+async fn known_keys_work_without_the_api_server_and_key_changes_are_followed() {
+    let cluster = TestCluster::start().await.unwrap();
     let plane = cluster.plane();
-    let house = House::of(&cluster).await;
-    let server = house.server().await;
-    let caller = house.token(LISTED, AUDIENCE).await;
-    house.takes(&server, &caller).await;
+    let installed = InstalledApp::start(&cluster).await;
+    let server = installed.server().await;
+    let caller = installed.token(LISTED, AUDIENCE).await;
+    installed.assert_accepted(&server, &caller).await;
 
     plane.kill();
-    house.takes(&server, &caller).await;
-    // Who starts now serves the Apps it knew, and cannot tell who calls.
+    installed.assert_accepted(&server, &caller).await;
+    // A server that starts now serves the Apps it knew, but cannot verify callers.
     server.terminate().await;
     server.start_ready().await.unwrap();
-    let answer = house.ask(&server, &caller, "token").await;
+    let answer = installed.introspect(&server, &caller, "token").await;
     let answer = answer.expect_error(StatusCode::SERVICE_UNAVAILABLE, "temporarily_unavailable");
     assert!(answer.header("retry-after").is_some());
-    house.refuses(&server, "garbage").await;
+    installed.assert_refused(&server, "garbage").await;
 
-    // Back with a new key, which counts as soon as somebody shows it, beside the old one.
+    // The API server is back with a new key. Its first use makes it known, in addition to the old one.
     plane.rotate_account_key(true).unwrap();
     plane.start_api_server().await.unwrap();
-    house.comes_to(&server, &caller, StatusCode::OK).await;
-    let newer = house.token(LISTED, AUDIENCE).await;
-    house.takes(&server, &newer).await;
-    house.takes(&server, &caller).await;
+    installed.wait_for_status(&server, &caller, StatusCode::OK).await;
+    let newer = installed.token(LISTED, AUDIENCE).await;
+    installed.assert_accepted(&server, &newer).await;
+    installed.assert_accepted(&server, &caller).await;
 
-    // Two rotations later the first key is gone.
+    // After two rotations the first key no longer exists.
     plane.kill();
     plane.rotate_account_key(false).unwrap();
     plane.start_api_server().await.unwrap();
-    let newest = house.token(LISTED, AUDIENCE).await;
-    let account = plane.account(house.install.namespace(), house.install.server_account().name()).await.unwrap();
-    let fresh = house.server_as(&account).await;
-    house.takes(&fresh, &newest).await;
-    for gone in [&caller, &newer] {
-        house.refuses(&fresh, gone).await;
+    let newest = installed.token(LISTED, AUDIENCE).await;
+    let account =
+        plane.account(installed.install.namespace(), installed.install.server_account().name()).await.unwrap();
+    let fresh = installed.server_as(&account).await;
+    installed.assert_accepted(&fresh, &newest).await;
+    for removed in [&caller, &newer] {
+        installed.assert_refused(&fresh, removed).await;
     }
 }
 
 #[tokio::test]
-async fn servers_need_no_more_than_what_every_service_account_may_read() {
-    let cluster = Cluster::start().await.unwrap();
-    let house = House::of(&cluster).await;
-    let caller = house.token(LISTED, AUDIENCE).await;
+async fn servers_need_only_what_every_service_account_can_read() {
+    let cluster = TestCluster::start().await.unwrap();
+    let installed = InstalledApp::start(&cluster).await;
+    let caller = installed.token(LISTED, AUDIENCE).await;
     let bindings: Api<ClusterRoleBinding> = Api::all(cluster.admin().await);
-    let mut binding = bindings.get(DISCOVERY).await.unwrap();
-    bindings.delete(DISCOVERY, &DeleteParams::default()).await.unwrap();
-    let server = house.server().await;
-    house.comes_to(&server, &caller, StatusCode::SERVICE_UNAVAILABLE).await;
-    let logged = server.logged();
+    let mut binding = bindings.get(DISCOVERY_BINDING).await.unwrap();
+    bindings.delete(DISCOVERY_BINDING, &DeleteParams::default()).await.unwrap();
+    let server = installed.server().await;
+    installed.wait_for_status(&server, &caller, StatusCode::SERVICE_UNAVAILABLE).await;
+    let logged = server.read_log();
     assert!(logged.contains("forbidden") && logged.contains("/.well-known/openid-configuration"), "{logged}");
 
-    // The same for the servers alone.
+    // The same permission, for the servers only.
     binding.metadata.resource_version = None;
     binding.metadata.uid = None;
-    let account = house.install.server_account();
+    let account = installed.install.server_account();
     let subject = json!([{ "kind": "ServiceAccount", "namespace": account.namespace(), "name": account.name() }]);
     binding.subjects = serde_json::from_value(subject).unwrap();
     bindings.create(&PostParams::default(), &binding).await.unwrap();
-    house.comes_to(&server, &caller, StatusCode::OK).await;
+    installed.wait_for_status(&server, &caller, StatusCode::OK).await;
 }

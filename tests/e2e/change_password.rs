@@ -1,136 +1,137 @@
-//! A new password by who is signed in (contract 4): what proves them, what ends, and who is told.
+//! Change of password by a logged-in user: what proves the user, what ends, and who is notified (specification:
+//! Accounts, Change of password).
 
 use std::{sync::Arc, time::Duration};
 
 use http::{Method, StatusCode};
-use latchkey_tests::{client::Answer, stack::Stack};
+use latchkey_tests::{client::ApiResponse, stack::Stack};
 use serde_json::json;
 use tokio::sync::Barrier;
 
 use crate::{
-    owner::Owner,
-    support::{NAME, NEW_PASSWORD, PASSWORD, Shop, WRONG_PASSWORD, app},
-    trouble::{invalid_code, invalid_credentials, loose},
+    fault_support::{expect_invalid_code, expect_invalid_credentials, unlimited_app},
+    support::{NAME, NEW_PASSWORD, PASSWORD, TestApp, WRONG_PASSWORD, app},
+    user_session::UserSession,
 };
 
 const EMAIL: &str = "ada@example.com";
 const THIRD_PASSWORD: &str = "third-Harbour-quilt-64";
 
-/// Which of the passwords logs in.
-async fn works(shop: &Shop, password: &str) -> bool {
+/// Whether this password logs in.
+async fn can_log_in(shop: &TestApp, password: &str) -> bool {
     let login = shop.client().login(shop.id(), EMAIL, password).await;
     if login.status == StatusCode::OK {
         return true;
     }
-    invalid_credentials(login);
+    expect_invalid_credentials(login);
     false
 }
 
 #[tokio::test]
-async fn the_old_password_proves_the_owner_and_all_other_sessions_and_codes_end() {
-    let shop = Shop::open().await;
-    let owner = shop.owner(EMAIL).await;
-    let others = [shop.another_login(EMAIL).await, shop.another_login(EMAIL).await];
+async fn the_old_password_proves_the_user_and_ends_all_other_sessions_and_codes() {
+    let shop = TestApp::start().await;
+    let owner = shop.log_in_new_user(EMAIL).await;
+    let others = [shop.log_in_again(EMAIL).await, shop.log_in_again(EMAIL).await];
     let reset = shop.reset_code(EMAIL, 2).await;
-    shop.stale(&owner).await;
-    let (epoch, _) = shop.user(EMAIL).await;
+    shop.make_login_stale(&owner).await;
+    let (epoch, _) = shop.epoch_and_verified(EMAIL).await;
 
     let answer = owner.change_password(Some(PASSWORD), NEW_PASSWORD).await.expect(StatusCode::OK);
     assert_eq!(answer.body, json!({}));
     assert_eq!(answer.header("cache-control"), Some("no-store"));
-    owner.goes_on().await;
+    owner.assert_live().await;
     for other in others {
-        other.is_out().await;
+        other.assert_ended().await;
     }
-    invalid_code(shop.client().confirm_password(shop.id(), EMAIL, &reset, THIRD_PASSWORD).await);
-    assert!(!works(&shop, PASSWORD).await);
-    assert!(works(&shop, NEW_PASSWORD).await);
-    assert_eq!(shop.user(EMAIL).await, (epoch + 1, true));
+    expect_invalid_code(shop.client().confirm_password(shop.id(), EMAIL, &reset, THIRD_PASSWORD).await);
+    assert!(!can_log_in(&shop, PASSWORD).await);
+    assert!(can_log_in(&shop, NEW_PASSWORD).await);
+    assert_eq!(shop.epoch_and_verified(EMAIL).await, (epoch + 1, true));
     let notice = shop.mail(EMAIL, 3).await;
     assert_eq!(notice.code, None);
     assert!(notice.subject.contains("password") && notice.text.contains(NAME), "{}: {}", notice.subject, notice.text);
-    assert_eq!(shop.mails_in_the_end(EMAIL).await, 3);
+    assert_eq!(shop.settled_mail_count(EMAIL).await, 3);
 }
 
 #[tokio::test]
-async fn a_login_of_late_does_in_place_of_the_old_password_and_one_long_ago_does_not() {
-    let shop = Shop::open().await;
-    let owner = shop.owner(EMAIL).await;
+async fn a_recent_login_replaces_the_old_password_and_an_earlier_one_does_not() {
+    let shop = TestApp::start().await;
+    let owner = shop.log_in_new_user(EMAIL).await;
     owner.change_password(None, NEW_PASSWORD).await.expect(StatusCode::OK);
-    owner.goes_on().await;
+    owner.assert_live().await;
 
-    shop.mails_in_the_end(EMAIL).await;
-    let before = shop.everything().await;
-    shop.stale(&owner).await;
+    shop.settled_mail_count(EMAIL).await;
+    let before = shop.database_checksum().await;
+    shop.make_login_stale(&owner).await;
     let stale = owner.change_password(None, THIRD_PASSWORD).await;
     let stale = stale.expect_error(StatusCode::UNAUTHORIZED, "reauthentication_required");
     let challenge = stale.header("www-authenticate").unwrap();
     assert!(challenge.starts_with("Bearer") && !challenge.contains("invalid_token"), "{challenge}");
-    // A refresh is no login.
+    // A refresh is not a login.
     let refreshed = owner.refresh().await.expect(StatusCode::OK);
-    let refreshed = owner.client.signed_in(shop.id(), refreshed.string("access_token"));
+    let refreshed = owner.client.with_token(shop.id(), refreshed.string("access_token"));
     let stale = refreshed.post("user/password", &json!({ "password": THIRD_PASSWORD })).await;
     stale.expect_error(StatusCode::UNAUTHORIZED, "reauthentication_required");
-    assert_eq!(shop.everything().await, before);
-    assert!(works(&shop, NEW_PASSWORD).await);
-    // Nearly five minutes ago is of late.
-    let late = shop.login(shop.client(), EMAIL, NEW_PASSWORD).await;
-    shop.logged_in_before(&late.user, &late.session, 240).await;
+    assert_eq!(shop.database_checksum().await, before);
+    assert!(can_log_in(&shop, NEW_PASSWORD).await);
+    // A login nearly five minutes ago is recent.
+    let late = shop.log_in(shop.client(), EMAIL, NEW_PASSWORD).await;
+    shop.backdate_login(&late.user, &late.session, 240).await;
     late.change_password(None, THIRD_PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
-async fn a_wrong_old_password_is_refused_even_after_a_fresh_login_and_changes_nothing() {
-    let shop = Shop::open().await;
-    let owner = shop.owner(EMAIL).await;
-    let other = shop.another_login(EMAIL).await;
-    shop.mails_in_the_end(EMAIL).await;
-    let before = shop.everything().await;
+async fn a_wrong_old_password_is_refused_even_after_a_recent_login_and_changes_nothing() {
+    let shop = TestApp::start().await;
+    let owner = shop.log_in_new_user(EMAIL).await;
+    let other = shop.log_in_again(EMAIL).await;
+    shop.settled_mail_count(EMAIL).await;
+    let before = shop.database_checksum().await;
     for wrong in [WRONG_PASSWORD, NEW_PASSWORD, "x", &"x".repeat(5000), &format!(" {PASSWORD}")] {
-        invalid_credentials(owner.change_password(Some(wrong), NEW_PASSWORD).await);
+        expect_invalid_credentials(owner.change_password(Some(wrong), NEW_PASSWORD).await);
     }
-    assert_eq!(shop.everything().await, before);
-    owner.goes_on().await;
-    other.goes_on().await;
-    assert!(works(&shop, PASSWORD).await);
-    assert_eq!(shop.mails_in_the_end(EMAIL).await, 1);
+    assert_eq!(shop.database_checksum().await, before);
+    owner.assert_live().await;
+    other.assert_live().await;
+    assert!(can_log_in(&shop, PASSWORD).await);
+    assert_eq!(shop.settled_mail_count(EMAIL).await, 1);
 }
 
 #[tokio::test]
-async fn an_account_without_a_password_sets_one_after_a_fresh_login() {
-    let shop = Shop::open().await;
-    let owner = shop.owner(EMAIL).await;
+async fn an_account_without_a_password_can_set_one_after_a_recent_login() {
+    let shop = TestApp::start().await;
+    let owner = shop.log_in_new_user(EMAIL).await;
     shop.sql("UPDATE users SET password_hash = NULL").await;
-    invalid_credentials(owner.change_password(Some(PASSWORD), NEW_PASSWORD).await);
-    shop.stale(&owner).await;
+    expect_invalid_credentials(owner.change_password(Some(PASSWORD), NEW_PASSWORD).await);
+    shop.make_login_stale(&owner).await;
     let stale = owner.change_password(None, NEW_PASSWORD).await;
     stale.expect_error(StatusCode::UNAUTHORIZED, "reauthentication_required");
-    assert_eq!(owner.read().await.body["has_password"], false);
-    shop.logged_in_before(&owner.user, &owner.session, -301).await;
+    assert_eq!(owner.get_user().await.body["has_password"], false);
+    shop.backdate_login(&owner.user, &owner.session, -301).await;
     owner.change_password(None, NEW_PASSWORD).await.expect(StatusCode::OK);
-    assert_eq!(owner.read().await.body["has_password"], true);
-    assert!(works(&shop, NEW_PASSWORD).await);
+    assert_eq!(owner.get_user().await.body["has_password"], true);
+    assert!(can_log_in(&shop, NEW_PASSWORD).await);
 }
 
 #[tokio::test]
-async fn an_account_without_any_address_may_set_a_password() {
-    let shop = Shop::open().await;
-    let owner = shop.owner(EMAIL).await;
+async fn an_account_without_an_address_can_set_a_password() {
+    let shop = TestApp::start().await;
+    let owner = shop.log_in_new_user(EMAIL).await;
     shop.sql("UPDATE users SET email = NULL, email_canonical = NULL, email_verified_at = NULL").await;
     owner.change_password(Some(PASSWORD), NEW_PASSWORD).await.expect(StatusCode::OK);
-    owner.goes_on().await;
-    invalid_credentials(owner.change_password(Some(PASSWORD), THIRD_PASSWORD).await);
-    assert_eq!(shop.mails_in_the_end(EMAIL).await, 1, "there is nowhere to send a notice to");
+    owner.assert_live().await;
+    expect_invalid_credentials(owner.change_password(Some(PASSWORD), THIRD_PASSWORD).await);
+    assert_eq!(shop.settled_mail_count(EMAIL).await, 1, "there is nowhere to send a notice to");
 }
 
 #[tokio::test]
-async fn the_session_of_a_confirm_that_took_a_contested_password_may_set_one_however_late_and_once() {
-    let shop = Shop::open().await;
+async fn the_session_of_a_confirm_that_removed_a_contested_password_can_set_one_once_at_any_time() {
+    let shop = TestApp::start().await;
     for (email, with_bearer) in [("ada@example.com", false), ("grace@example.com", true)] {
         shop.register(email).await;
         let client = shop.client();
         client.register(shop.id(), NAME, email, THIRD_PASSWORD).await.expect(StatusCode::OK);
-        let own = shop.login(client.clone(), email, PASSWORD).await;
+        let own = shop.log_in(client.clone(), email, PASSWORD).await;
         let code = shop.code(email, 2).await;
         let confirmed =
             if with_bearer { own.signed_in.confirm(&code).await } else { client.confirm(shop.id(), &code).await };
@@ -139,12 +140,12 @@ async fn the_session_of_a_confirm_that_took_a_contested_password_may_set_one_how
         let session = confirmed.string("session_id");
         assert_eq!(session == own.session, with_bearer);
         let token = confirmed.string("access_token");
-        shop.logged_in_before(&own.user, session, 3600).await;
-        let signed_in = client.signed_in(shop.id(), token);
+        shop.backdate_login(&own.user, session, 3600).await;
+        let signed_in = client.with_token(shop.id(), token);
         let body = signed_in.get("user").await.expect(StatusCode::OK).body;
         assert_eq!((&body["has_password"], &body["email_verified"]), (&json!(false), &json!(true)));
 
-        // There is no old password that could be right.
+        // No old password could be right.
         let set = |password: &str, current: Option<&str>| {
             let mut body = json!({ "password": password });
             if let Some(current) = current {
@@ -153,13 +154,13 @@ async fn the_session_of_a_confirm_that_took_a_contested_password_may_set_one_how
             let signed_in = signed_in.clone();
             async move { signed_in.post("user/password", &body).await }
         };
-        for gone in [PASSWORD, THIRD_PASSWORD] {
-            invalid_credentials(set(NEW_PASSWORD, Some(gone)).await);
+        for removed in [PASSWORD, THIRD_PASSWORD] {
+            expect_invalid_credentials(set(NEW_PASSWORD, Some(removed)).await);
         }
         set("password", None).await.expect_error(StatusCode::BAD_REQUEST, "weak_password");
         set(NEW_PASSWORD, None).await.expect(StatusCode::OK);
         client.login(shop.id(), email, NEW_PASSWORD).await.expect(StatusCode::OK);
-        // From now on the old one is asked for.
+        // From now on the old password is required.
         let again = set(THIRD_PASSWORD, None).await;
         again.expect_error(StatusCode::UNAUTHORIZED, "reauthentication_required");
         set(THIRD_PASSWORD, Some(NEW_PASSWORD)).await.expect(StatusCode::OK);
@@ -167,39 +168,39 @@ async fn the_session_of_a_confirm_that_took_a_contested_password_may_set_one_how
 }
 
 #[tokio::test]
-async fn what_confirm_allowed_to_its_session_it_allowed_to_no_other() {
-    let shop = Shop::open().await;
+async fn only_the_session_of_that_confirm_can_set_the_password() {
+    let shop = TestApp::start().await;
     shop.register(EMAIL).await;
     let client = shop.client();
     client.register(shop.id(), NAME, EMAIL, THIRD_PASSWORD).await.expect(StatusCode::OK);
     let code = shop.code(EMAIL, 2).await;
     let confirmed = client.confirm(shop.id(), &code).await.expect(StatusCode::OK);
-    let own = client.signed_in(shop.id(), confirmed.string("access_token"));
+    let own = client.with_token(shop.id(), confirmed.string("access_token"));
 
     // A session of another kind of login, which has no password to show either.
-    shop.sql(&format!("UPDATE users SET password_hash = '{}'", Shop::hash_of(WRONG_PASSWORD))).await;
-    let other = shop.login(shop.client(), EMAIL, WRONG_PASSWORD).await;
+    shop.sql(&format!("UPDATE users SET password_hash = '{}'", TestApp::imported_hash(WRONG_PASSWORD))).await;
+    let other = shop.log_in(shop.client(), EMAIL, WRONG_PASSWORD).await;
     shop.sql("UPDATE users SET password_hash = NULL").await;
-    shop.stale(&other).await;
+    shop.make_login_stale(&other).await;
     let refused = other.change_password(None, NEW_PASSWORD).await;
     refused.expect_error(StatusCode::UNAUTHORIZED, "reauthentication_required");
 
-    // A reset takes it back.
+    // A reset revokes the permission.
     let code = shop.reset_code(EMAIL, 3).await;
     shop.client().confirm_password(shop.id(), EMAIL, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
     let late = own.post("user/password", &json!({ "password": THIRD_PASSWORD })).await;
     late.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
-    let left = shop.count("SELECT count(*) FROM users WHERE password_session IS NOT NULL").await;
-    assert_eq!(left, 0);
+    let remaining = shop.query_number("SELECT count(*) FROM users WHERE password_session IS NOT NULL").await;
+    assert_eq!(remaining, 0);
 }
 
 #[tokio::test]
-async fn a_new_password_is_judged_as_at_register_before_anything_is_counted() {
+async fn a_new_password_is_validated_as_at_register_before_anything_is_counted() {
     let odd = "Bartholomew Quetzalcoatl";
-    let shop = Shop::with(app().limit("loginFailuresPerClient", &[(2, 600)])).await;
-    let owner = shop.owner(EMAIL).await;
-    owner.rename(odd).await.expect(StatusCode::OK);
-    let before = shop.everything().await;
+    let shop = TestApp::start_with(app().limit("loginFailuresPerClient", &[(2, 600)])).await;
+    let owner = shop.log_in_new_user(EMAIL).await;
+    owner.rename_user(odd).await.expect(StatusCode::OK);
+    let before = shop.database_checksum().await;
     for (weak, code) in [
         ("short-7", "too_short"),
         (&"x9-Q".repeat(33), "too_long"),
@@ -214,15 +215,15 @@ async fn a_new_password_is_judged_as_at_register_before_anything_is_counted() {
             assert_eq!(refused.body["fields"][0]["code"], code, "{weak}");
         }
     }
-    assert_eq!(shop.everything().await, before);
+    assert_eq!(shop.database_checksum().await, before);
     owner.change_password(Some(PASSWORD), NEW_PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
-async fn a_body_that_is_not_of_the_form_is_refused_with_every_bad_field() {
-    let shop = Shop::open().await;
-    let owner = shop.owner(EMAIL).await;
-    let before = shop.everything().await;
+async fn an_invalid_body_is_refused_with_every_bad_field() {
+    let shop = TestApp::start().await;
+    let owner = shop.log_in_new_user(EMAIL).await;
+    let before = shop.database_checksum().await;
     for (body, fields) in [
         (json!({}), vec![("password", "missing")]),
         (json!({ "current_password": PASSWORD }), vec![("password", "missing")]),
@@ -243,22 +244,22 @@ async fn a_body_that_is_not_of_the_form_is_refused_with_every_bad_field() {
     }
     let bare = owner.signed_in.send(owner.signed_in.request(Method::POST, "user/password")).await;
     bare.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
-    assert_eq!(shop.everything().await, before);
+    assert_eq!(shop.database_checksum().await, before);
 }
 
 #[tokio::test]
 async fn a_check_of_the_old_password_counts_as_a_login() {
-    let shop = Shop::with(app().limit("loginFailuresPerClient", &[(3, 600)])).await;
-    let owner = shop.owner(EMAIL).await;
+    let shop = TestApp::start_with(app().limit("loginFailuresPerClient", &[(3, 600)])).await;
+    let owner = shop.log_in_new_user(EMAIL).await;
     for _ in 0..3 {
-        invalid_credentials(owner.change_password(Some(WRONG_PASSWORD), NEW_PASSWORD).await);
+        expect_invalid_credentials(owner.change_password(Some(WRONG_PASSWORD), NEW_PASSWORD).await);
     }
     let limited = owner.change_password(Some(PASSWORD), NEW_PASSWORD).await;
     limited.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
     let login = owner.client.login(shop.id(), EMAIL, PASSWORD).await;
     login.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
-    // A right one is not counted among the failures, and without a check nothing is.
-    let elsewhere = shop.another_login(EMAIL).await;
+    // A right password is not a failure, and without a check nothing is counted.
+    let elsewhere = shop.log_in_again(EMAIL).await;
     for (old, new) in
         [(PASSWORD, NEW_PASSWORD), (NEW_PASSWORD, PASSWORD), (PASSWORD, NEW_PASSWORD), (NEW_PASSWORD, PASSWORD)]
     {
@@ -266,8 +267,8 @@ async fn a_check_of_the_old_password_counts_as_a_login() {
     }
     elsewhere.change_password(None, NEW_PASSWORD).await.expect(StatusCode::OK);
 
-    let shop = Shop::with(app().limit("loginsPerClient", &[(4, 600)])).await;
-    let owner = shop.owner(EMAIL).await;
+    let shop = TestApp::start_with(app().limit("loginsPerClient", &[(4, 600)])).await;
+    let owner = shop.log_in_new_user(EMAIL).await;
     for password in [NEW_PASSWORD, PASSWORD, NEW_PASSWORD] {
         let current = if password == NEW_PASSWORD { PASSWORD } else { NEW_PASSWORD };
         owner.change_password(Some(current), password).await.expect(StatusCode::OK);
@@ -278,9 +279,9 @@ async fn a_check_of_the_old_password_counts_as_a_login() {
 }
 
 #[tokio::test]
-async fn a_new_password_counts_as_a_login_also_without_the_old_one_and_if_it_is_too_weak() {
-    let shop = Shop::with(app().limit("loginsPerClient", &[(3, 600)])).await;
-    let owner = shop.owner(EMAIL).await;
+async fn a_change_counts_as_a_login_even_without_the_old_password_or_with_a_weak_one() {
+    let shop = TestApp::start_with(app().limit("loginsPerClient", &[(3, 600)])).await;
+    let owner = shop.log_in_new_user(EMAIL).await;
     owner.change_password(None, NEW_PASSWORD).await.expect(StatusCode::OK);
     let weak = owner.change_password(None, "password1234").await;
     weak.expect_error(StatusCode::BAD_REQUEST, "weak_password");
@@ -291,8 +292,8 @@ async fn a_new_password_counts_as_a_login_also_without_the_old_one_and_if_it_is_
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_login_with_the_old_password_that_races_its_change_leaves_no_session() {
-    let shop = Shop::of(loose("race"), Stack::builder().servers(2)).await;
-    let owner = Arc::new(shop.owner(EMAIL).await);
+    let shop = TestApp::from_builder(unlimited_app("race"), Stack::builder().servers(2)).await;
+    let owner = Arc::new(shop.log_in_new_user(EMAIL).await);
     let password = |round: u64| if round == 0 { PASSWORD.to_owned() } else { format!("{NEW_PASSWORD}-{round:03}") };
     let mut opened = 0;
     for round in 0..10_u64 {
@@ -312,28 +313,28 @@ async fn a_login_with_the_old_password_that_races_its_change_leaves_no_session()
         start.wait().await;
         owner.change_password(Some(&old), &new).await.expect(StatusCode::OK);
         for login in logins {
-            let login = login.await.expect("a call does not panic");
+            let login = login.await.expect("no call panics");
             if login.status == StatusCode::OK {
                 opened += 1;
-                shop.look(login.string("token")).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+                shop.verify(login.string("token")).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
             } else {
-                invalid_credentials(login);
+                expect_invalid_credentials(login);
             }
         }
-        assert_eq!(shop.sessions().await, 1, "the owner's own, in round {round}");
-        owner.read().await.expect(StatusCode::OK);
+        assert_eq!(shop.session_count().await, 1, "only the owner's session, in round {round}");
+        owner.get_user().await.expect(StatusCode::OK);
     }
-    assert!(opened > 0, "some log-ins came before the change");
+    assert!(opened > 0, "some logins came before the change");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn other_tabs_of_the_session_notice_nothing_of_a_change() {
-    let shop = Shop::of(loose("tabs"), Stack::builder().servers(2)).await;
-    let owner = Arc::new(shop.owner(EMAIL).await);
+async fn other_tabs_of_the_session_do_not_notice_a_change() {
+    let shop = TestApp::from_builder(unlimited_app("tabs"), Stack::builder().servers(2)).await;
+    let owner = Arc::new(shop.log_in_new_user(EMAIL).await);
     let stop = tokio_util::sync::CancellationToken::new();
     let tabs: Vec<_> = (0..4_usize)
         .map(|number| {
-            let tab = shop.stack.client_of(number % 2).signed_in(shop.id(), owner.signed_in.token());
+            let tab = shop.stack.client_of(number % 2).with_token(shop.id(), owner.signed_in.token());
             let stop = stop.clone();
             tokio::spawn(async move {
                 let mut read = 0;
@@ -355,13 +356,13 @@ async fn other_tabs_of_the_session_notice_nothing_of_a_change() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_two_changes_by_the_old_password_at_once_one_wins_and_the_session_goes_on() {
-    let shop = Shop::of(loose("both"), Stack::builder().servers(2)).await;
-    let owner = shop.owner(EMAIL).await;
+async fn of_two_changes_with_the_old_password_at_once_one_wins_and_the_session_stays() {
+    let shop = TestApp::from_builder(unlimited_app("both"), Stack::builder().servers(2)).await;
+    let owner = shop.log_in_new_user(EMAIL).await;
     let start = Arc::new(Barrier::new(6));
     let tasks: Vec<_> = (0..6_usize)
         .map(|number| {
-            let tab = shop.stack.client_of(number % 2).signed_in(shop.id(), owner.signed_in.token());
+            let tab = shop.stack.client_of(number % 2).with_token(shop.id(), owner.signed_in.token());
             let start = start.clone();
             tokio::spawn(async move {
                 start.wait().await;
@@ -372,22 +373,22 @@ async fn of_two_changes_by_the_old_password_at_once_one_wins_and_the_session_goe
         .collect();
     let mut won = Vec::new();
     for (number, task) in tasks.into_iter().enumerate() {
-        let answer: Answer = task.await.expect("a call does not panic");
-        if answer.status == StatusCode::OK { won.push(number) } else { drop(invalid_credentials(answer)) }
+        let answer: ApiResponse = task.await.expect("no call panics");
+        if answer.status == StatusCode::OK { won.push(number) } else { drop(expect_invalid_credentials(answer)) }
     }
     assert_eq!(won.len(), 1, "{won:?}");
-    assert!(works(&shop, &format!("{NEW_PASSWORD}-{}", won[0])).await);
-    owner.goes_on().await;
-    assert_eq!(shop.mails_in_the_end(EMAIL).await, 2);
+    assert!(can_log_in(&shop, &format!("{NEW_PASSWORD}-{}", won[0])).await);
+    owner.assert_live().await;
+    assert_eq!(shop.settled_mail_count(EMAIL).await, 2);
 }
 
 #[tokio::test]
-async fn the_outbox_keeps_the_session_that_made_the_change_where_the_request_could_not() {
-    let shop = Shop::open().await;
-    let owner: Owner = shop.owner(EMAIL).await;
-    let other = shop.another_login(EMAIL).await;
-    shop.mails_in_the_end(EMAIL).await;
-    // What a server leaves that dies between Postgres and Redis.
+async fn the_outbox_keeps_the_changing_session_if_the_request_could_not() {
+    let shop = TestApp::start().await;
+    let owner: UserSession = shop.log_in_new_user(EMAIL).await;
+    let other = shop.log_in_again(EMAIL).await;
+    shop.settled_mail_count(EMAIL).await;
+    // The state that a server leaves if it dies between Postgres and Redis.
     shop.sql(&format!(
         "UPDATE users SET epoch = epoch + 1, version = version + 1;
          INSERT INTO outbox (app_id, kind, user_id, epoch, keep_session, due_at)
@@ -395,12 +396,12 @@ async fn the_outbox_keeps_the_session_that_made_the_change_where_the_request_cou
         owner.session
     ))
     .await;
-    // The session is known to go on before Redis hears of it, and the other to have ended.
-    owner.read().await.expect(StatusCode::OK);
-    other.read().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+    // Before Redis has the epoch, one session already continues and the other has already ended.
+    owner.get_user().await.expect(StatusCode::OK);
+    other.get_user().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
     owner.change_password(Some(PASSWORD), NEW_PASSWORD).await.expect(StatusCode::OK);
-    shop.hurry().await;
-    shop.mails_in_the_end(EMAIL).await;
-    owner.goes_on().await;
-    other.is_out().await;
+    shop.make_outbox_due().await;
+    shop.settled_mail_count(EMAIL).await;
+    owner.assert_live().await;
+    other.assert_ended().await;
 }

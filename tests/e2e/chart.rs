@@ -1,4 +1,4 @@
-//! The chart: what it renders is what the API server takes, and its values, its docs and the programs agree.
+//! The chart: the API server accepts what it renders, and its values, its docs and the programs agree.
 
 use std::{collections::BTreeSet, fs, path::Path, time::Duration};
 
@@ -12,7 +12,7 @@ use kube::{
 use latchkey_tests::{
     builders::{App, Provider},
     cluster::{
-        Cluster, apply,
+        TestCluster, apply,
         chart::{self, template},
     },
     process,
@@ -22,38 +22,38 @@ use latchkey_tests::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// Groups whose definitions a cluster need not have.
-const FOREIGN: [&str; 2] = ["monitoring.coreos.com", "gateway.networking.k8s.io"];
+/// API groups that a cluster does not have to serve.
+const OPTIONAL_GROUPS: [&str; 2] = ["monitoring.coreos.com", "gateway.networking.k8s.io"];
 
-/// What the programs and the API server take up, they do within a second or two; a loaded machine takes longer.
+/// The programs and the API server apply a change within one or two seconds; a loaded machine takes longer.
 const LIMIT: Duration = Duration::from_secs(60);
 
-fn least() -> Vec<String> {
+fn minimal_values() -> Vec<String> {
     vec!["--values".to_owned(), chart::folder().join("ci/minimal-values.yaml").display().to_string()]
 }
 
-/// With more arguments for Helm, beside the least values.
-async fn rendered(more: &[&str]) -> Result<Vec<Value>> {
-    let args: Vec<String> = least().into_iter().chain(more.iter().map(|arg| (*arg).to_owned())).collect();
+/// Renders the chart with the minimal values and further arguments for Helm.
+async fn render(more: &[&str]) -> Result<Vec<Value>> {
+    let args: Vec<String> = minimal_values().into_iter().chain(more.iter().map(|arg| (*arg).to_owned())).collect();
     template("latchkey", "latchkey", args).await
 }
 
-async fn of_file(namespace: &str, file: &Path) -> Vec<Value> {
+async fn render_file(namespace: &str, file: &Path) -> Vec<Value> {
     template("latchkey", namespace, [Path::new("--values"), file]).await.unwrap()
 }
 
-fn of_kind<'a>(objects: &'a [Value], kind: &str) -> Vec<&'a Value> {
+fn objects_of_kind<'a>(objects: &'a [Value], kind: &str) -> Vec<&'a Value> {
     objects.iter().filter(|object| object["kind"] == kind).collect()
 }
 
 fn deployment<'a>(objects: &'a [Value], component: &str) -> &'a Value {
-    let found = of_kind(objects, "Deployment")
+    let found = objects_of_kind(objects, "Deployment")
         .into_iter()
         .find(|object| object["metadata"]["labels"]["app.kubernetes.io/component"] == component);
     found.unwrap_or_else(|| panic!("no Deployment of the {component}"))
 }
 
-/// As `kubectl apply --server-side --dry-run=server --validate=strict`.
+/// Works like `kubectl apply --server-side --dry-run=server --validate=strict`.
 async fn dry_run(client: &Client, object: &Value) -> Result<DynamicObject, kube::Error> {
     let object: DynamicObject = serde_json::from_value(object.clone()).unwrap();
     let resource = ApiResource::from_gvk(&GroupVersionKind::try_from(object.types.as_ref().unwrap()).unwrap());
@@ -66,18 +66,18 @@ async fn dry_run(client: &Client, object: &Value) -> Result<DynamicObject, kube:
 }
 
 #[tokio::test]
-async fn what_every_value_file_renders_is_taken_by_the_api_server() {
-    let cluster = Cluster::shared().await;
+async fn the_api_server_accepts_the_objects_of_every_value_file() {
+    let cluster = TestCluster::shared().await;
     let client = cluster.admin().await;
     let files = chart::value_files().unwrap();
     assert!(files.len() >= 4, "{files:?}");
     for file in files {
         let namespace = cluster.plane().namespace("dry-run").await.unwrap();
-        let objects = of_file(&namespace, &file).await;
+        let objects = render_file(&namespace, &file).await;
         assert!(objects.len() > 15, "{}: {}", file.display(), objects.len());
         for object in objects {
             let group = object["apiVersion"].as_str().unwrap().split('/').next().unwrap();
-            if FOREIGN.contains(&group) {
+            if OPTIONAL_GROUPS.contains(&group) {
                 continue;
             }
             let taken = dry_run(&client, &object).await;
@@ -87,19 +87,19 @@ async fn what_every_value_file_renders_is_taken_by_the_api_server() {
 }
 
 #[tokio::test]
-async fn an_object_that_is_wrong_is_refused_by_the_dry_run() {
-    let cluster = Cluster::shared().await;
+async fn the_dry_run_refuses_an_invalid_object() {
+    let cluster = TestCluster::shared().await;
     let namespace = cluster.plane().namespace("dry-run").await.unwrap();
-    let objects = template("latchkey", &namespace, least()).await.unwrap();
+    let objects = template("latchkey", &namespace, minimal_values()).await.unwrap();
     let mut wrong = deployment(&objects, "server").clone();
     wrong["spec"]["template"]["spec"]["containers"][0]["preStop"] = json!({});
     dry_run(&cluster.admin().await, &wrong).await.unwrap_err();
 }
 
-/// The pods of the Deployments and of the helm test.
+/// The pods of the Deployments and of the Helm test.
 async fn pods(namespace: &str, file: &Path) -> Vec<Value> {
     let mut pods = Vec::new();
-    for object in of_file(namespace, file).await {
+    for object in render_file(namespace, file).await {
         if object["kind"] == "Deployment" {
             let mut pod = object["spec"]["template"].clone();
             pod["metadata"]["name"] = object["metadata"]["name"].clone();
@@ -113,19 +113,19 @@ async fn pods(namespace: &str, file: &Path) -> Vec<Value> {
 
 #[tokio::test]
 async fn pods_are_admitted_under_restricted_pod_security() {
-    let cluster = Cluster::shared().await;
+    let cluster = TestCluster::shared().await;
     let client = cluster.admin().await;
     for file in chart::value_files().unwrap() {
         let namespace = cluster.plane().namespace("restricted").await.unwrap();
         let labels = json!({ "metadata": { "labels": { "pod-security.kubernetes.io/enforce": "restricted" } } });
         let namespaces: Api<Namespace> = Api::all(client.clone());
         namespaces.patch(&namespace, &PatchParams::default(), &Patch::Merge(labels)).await.unwrap();
-        for object in of_file(&namespace, &file).await {
+        for object in render_file(&namespace, &file).await {
             if object["kind"] == "ServiceAccount" {
                 apply(&client, &object).await.unwrap();
             }
         }
-        // No controller makes it here.
+        // No controller creates it here.
         let default = json!({ "apiVersion": "v1", "kind": "ServiceAccount",
                               "metadata": { "name": "default", "namespace": namespace } });
         apply(&client, &default).await.unwrap();
@@ -148,7 +148,7 @@ async fn pods_are_admitted_under_restricted_pod_security() {
 
 #[tokio::test]
 async fn unknown_and_wrong_values_are_refused_by_name() {
-    for (value, said) in [
+    for (value, message) in [
         ("server.replcas=3", "replcas"),
         ("sever.replicas=3", "sever"),
         ("server.autoscaling.max=3", "max"),
@@ -164,38 +164,38 @@ async fn unknown_and_wrong_values_are_refused_by_name() {
         ("tracing.url=http://collector:4318", "url"),
         ("tracing.endpoint=collector:4318", "/tracing/endpoint"),
         ("tracing.samplerArgument=2", "/tracing/samplerArgument"),
-        // A login stands in a Secret.
+        // Credentials belong in a Secret.
         ("proxy.httpsProxy=http://someone:hush@proxy.example.com", "/proxy/httpsProxy"),
         ("baseURL=auth.example.com", "/baseURL"),
-        // Development alone.
+        // For development only.
         ("baseURL=http://auth.example.com", "/baseURL"),
-        // What must be said.
+        // Required values.
         ("baseURL=", "/baseURL"),
         ("database.existingSecret=", "/database/existingSecret"),
         ("redis.existingSecret=", "/redis/existingSecret"),
     ] {
-        let refused = rendered(&["--set", value]).await.expect_err(value).to_string();
-        assert!(refused.contains(said) && refused.contains("schema"), "{value}: {refused}");
+        let refused = render(&["--set", value]).await.expect_err(value).to_string();
+        assert!(refused.contains(message) && refused.contains("schema"), "{value}: {refused}");
     }
-    rendered(&["--set", "server.replicas=3"]).await.unwrap();
-    let most = rendered(&["--set", "server.connectionsPerClient=10000"]).await.unwrap();
+    render(&["--set", "server.replicas=3"]).await.unwrap();
+    let most = render(&["--set", "server.connectionsPerClient=10000"]).await.unwrap();
     assert!(deployment(&most, "server").to_string().contains("--connections-per-client=10000\""));
-    rendered(&["--set", "baseURL=http://auth.example.com", "--set", "server.allowInsecure=true"]).await.unwrap();
+    render(&["--set", "baseURL=http://auth.example.com", "--set", "server.allowInsecure=true"]).await.unwrap();
 }
 
-/// The places of all values, where a list or a map that may hold anything is one value.
-fn places(values: &Value, schema: &Value, root: &Value, place: &str, into: &mut BTreeSet<String>) {
+/// Collects the paths of all values. A list or a free-form map is one value.
+fn collect_value_paths(values: &Value, schema: &Value, root: &Value, place: &str, into: &mut BTreeSet<String>) {
     let schema = match schema["$ref"].as_str() {
         Some(named) => root.pointer(named.trim_start_matches('#')).unwrap(),
         None => schema,
     };
     match (values, schema.get("properties")) {
         (Value::Object(values), Some(properties)) if !values.is_empty() => {
-            assert_eq!(schema["additionalProperties"], false, "{place} takes unknown values");
+            assert_eq!(schema["additionalProperties"], false, "{place} accepts unknown values");
             for (name, value) in values {
                 let inner = &properties[name];
                 assert!(!inner.is_null(), "the schema does not know {place}{name}");
-                places(value, inner, root, &format!("{place}{name}."), into);
+                collect_value_paths(value, inner, root, &format!("{place}{name}."), into);
             }
             for name in properties.as_object().unwrap().keys() {
                 let ours =
@@ -214,34 +214,34 @@ fn read(path: impl AsRef<Path>) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-fn value_places() -> BTreeSet<String> {
+fn value_paths() -> BTreeSet<String> {
     let values: Value = serde_yaml::from_str(&read("charts/latchkey/values.yaml")).unwrap();
     let schema: Value = serde_json::from_str(&read("charts/latchkey/values.schema.json")).unwrap();
     let mut found = BTreeSet::new();
-    places(&values, &schema, &schema, "", &mut found);
+    collect_value_paths(&values, &schema, &schema, "", &mut found);
     found
 }
 
 #[test]
-fn the_schema_knows_the_values_and_no_others() {
-    let found = value_places();
+fn the_schema_has_exactly_the_values() {
+    let found = value_paths();
     assert!(found.contains("server.image.digest") && found.contains("networkPolicy.egress.dns.ports"), "{found:?}");
 }
 
-/// A value with its default and what is written above it.
-struct Documented {
-    place: String,
+/// A value with its default and the comment above it.
+struct DocumentedValue {
+    path: String,
     default: String,
     text: String,
 }
 
-/// The values in their order, as values.yaml shows them.
-fn documented() -> Vec<Documented> {
-    let places = value_places();
-    let mut documented: Vec<Documented> = Vec::new();
+/// The values in the order of values.yaml.
+fn documented_values() -> Vec<DocumentedValue> {
+    let places = value_paths();
+    let mut documented: Vec<DocumentedValue> = Vec::new();
     let mut path: Vec<(usize, String)> = Vec::new();
     let mut comment: Vec<String> = Vec::new();
-    // What is said of a group of values stands with the first of them.
+    // The comment of a group of values belongs to its first value.
     for line in read("charts/latchkey/values.yaml").lines() {
         let indent = line.len() - line.trim_start().len();
         let line = line.trim();
@@ -258,7 +258,7 @@ fn documented() -> Vec<Documented> {
                     "" => "see values.yaml".to_owned(),
                     shown => format!("`{}`", shown.replace('|', "\\|")),
                 };
-                documented.push(Documented { place, default, text: comment.join(" ") });
+                documented.push(DocumentedValue { path: place, default, text: comment.join(" ") });
             }
             comment.clear();
         }
@@ -271,40 +271,40 @@ const TABLE_BEGINS: &str = "<!-- The values, from values.yaml: UPDATE_DOCS=1 wri
 #[test]
 fn the_charts_readme_lists_the_values_of_values_yaml() {
     let mut table = String::from("| value | default | |\n|---|---|---|\n");
-    let documented = documented();
-    for Documented { place, default, text } in &documented {
+    let documented = documented_values();
+    for DocumentedValue { path: place, default, text } in &documented {
         table.push_str(&format!("| `{place}` | {default} | {} |\n", text.replace('|', "\\|")));
     }
-    let shown: BTreeSet<_> = documented.iter().map(|value| value.place.clone()).collect();
-    let missing: Vec<_> = value_places().into_iter().filter(|place| !shown.contains(place)).collect();
+    let shown: BTreeSet<_> = documented.iter().map(|value| value.path.clone()).collect();
+    let missing: Vec<_> = value_paths().into_iter().filter(|place| !shown.contains(place)).collect();
     assert!(missing.iter().all(|place| place.contains("resources.")), "{missing:?}");
     let page = "charts/latchkey/README.md";
-    let kept = read(page);
-    let (head, _) = kept.split_once(TABLE_BEGINS).expect("the README has a place for the values");
+    let current = read(page);
+    let (head, _) = current.split_once(TABLE_BEGINS).expect("the README has a place for the values");
     let made = format!("{head}{TABLE_BEGINS}\n{table}");
     if std::env::var_os("UPDATE_DOCS").is_some() {
         fs::write(process::root().join(page), &made).unwrap();
     }
-    assert!(read(page) == made, "{page} is not what values.yaml says; run the tests with UPDATE_DOCS=1");
+    assert!(read(page) == made, "{page} differs from values.yaml; run the tests with UPDATE_DOCS=1");
 }
 
 #[tokio::test]
-async fn an_autoscaler_takes_the_place_of_a_fixed_number() {
-    let fixed = rendered(&[]).await.unwrap();
+async fn an_autoscaler_replaces_the_fixed_number_of_replicas() {
+    let fixed = render(&[]).await.unwrap();
     assert_eq!(deployment(&fixed, "server")["spec"]["replicas"], 2);
-    assert!(of_kind(&fixed, "HorizontalPodAutoscaler").is_empty());
-    let scaled = rendered(&["--set", "server.autoscaling.enabled=true"]).await.unwrap();
+    assert!(objects_of_kind(&fixed, "HorizontalPodAutoscaler").is_empty());
+    let scaled = render(&["--set", "server.autoscaling.enabled=true"]).await.unwrap();
     let server = deployment(&scaled, "server");
     assert_eq!(server["spec"]["replicas"], Value::Null);
-    let autoscalers = of_kind(&scaled, "HorizontalPodAutoscaler");
+    let autoscalers = objects_of_kind(&scaled, "HorizontalPodAutoscaler");
     assert_eq!(autoscalers[0]["spec"]["scaleTargetRef"]["name"], server["metadata"]["name"]);
-    let by_others = rendered(&["--set", "server.replicas=null"]).await.unwrap();
-    assert_eq!(deployment(&by_others, "server")["spec"]["replicas"], Value::Null);
+    let unmanaged = render(&["--set", "server.replicas=null"]).await.unwrap();
+    assert_eq!(deployment(&unmanaged, "server")["spec"]["replicas"], Value::Null);
 }
 
 #[tokio::test]
-async fn a_roll_out_and_a_drain_take_no_server_before_another_serves() {
-    let objects = rendered(&[]).await.unwrap();
+async fn a_rollout_and_a_drain_stop_no_server_before_another_serves() {
+    let objects = render(&[]).await.unwrap();
     let server = deployment(&objects, "server");
     assert_eq!(server["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"], 0);
     let pod = &server["spec"]["template"]["spec"];
@@ -314,18 +314,18 @@ async fn a_roll_out_and_a_drain_take_no_server_before_another_serves() {
         .unwrap()
         .iter()
         .find_map(|arg| arg.as_str()?.strip_prefix("--drain-seconds=")?.parse::<i64>().ok());
-    // A request may run for 35 s after the drain.
+    // A request can run for 35 s after the drain.
     assert!(pod["terminationGracePeriodSeconds"].as_i64().unwrap() >= pre_stop + drain.unwrap() + 35);
-    for budget in of_kind(&objects, "PodDisruptionBudget") {
+    for budget in objects_of_kind(&objects, "PodDisruptionBudget") {
         assert_eq!(budget["spec"]["maxUnavailable"], 1);
         assert_eq!(budget["spec"]["unhealthyPodEvictionPolicy"], "AlwaysAllow");
     }
-    assert_eq!(of_kind(&objects, "PodDisruptionBudget").len(), 2);
+    assert_eq!(objects_of_kind(&objects, "PodDisruptionBudget").len(), 2);
 }
 
 #[tokio::test]
-async fn the_programs_know_every_flag_that_the_chart_gives_them() {
-    let mut asked = 0;
+async fn the_programs_know_every_flag_that_the_chart_passes() {
+    let mut commands = 0;
     for file in chart::value_files().unwrap() {
         for pod in pods("latchkey", &file).await {
             let spec = &pod["spec"];
@@ -336,34 +336,37 @@ async fn the_programs_know_every_flag_that_the_chart_gives_them() {
                 let program = if image.contains("operator") { "latchkey-operator" } else { "latchkey-server" };
                 let args = container["args"].as_array().unwrap().iter().map(|arg| arg.as_str().unwrap());
                 let args: Vec<String> = args.map(|arg| arg.replace("$(POD_NAME)", "pod")).collect();
-                let mut command = std::process::Command::new(process::our_program(program).unwrap());
-                // What stands before it is read first.
+                let mut command = std::process::Command::new(process::find_built_program(program).unwrap());
+                // The arguments before `--help` are parsed first.
                 let output = command.args(&args).arg("--help").output().unwrap();
                 assert!(output.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&output.stderr));
-                asked += 1;
+                commands += 1;
             }
         }
     }
-    assert!(asked >= 16, "{asked}");
+    assert!(commands >= 16, "{commands}");
     let unknown = ["--drain-second=1", "--help"];
-    let mut command = std::process::Command::new(process::our_program("latchkey-server").unwrap());
+    let mut command = std::process::Command::new(process::find_built_program("latchkey-server").unwrap());
     assert!(!command.args(unknown).output().unwrap().status.success());
 }
 
 #[tokio::test]
-async fn nothing_is_said_of_a_secret_but_its_name() {
-    let secrets = rendered(&[]).await.unwrap();
-    assert!(of_kind(&secrets, "Secret").is_empty(), "the chart makes no Secret: the operator and you do");
+async fn the_chart_renders_no_secret() {
+    let secrets = render(&[]).await.unwrap();
+    assert!(
+        objects_of_kind(&secrets, "Secret").is_empty(),
+        "the chart creates no Secret: the operator and the user do"
+    );
 }
 
 #[tokio::test]
-async fn the_sample_policy_says_who_may_claim_an_app_id_and_loosen_limits() {
-    let cluster = Cluster::shared().await;
+async fn the_sample_policy_restricts_app_ids_and_loose_limits() {
+    let cluster = TestCluster::shared().await;
     let client = cluster.admin().await;
     let namespace = cluster.plane().namespace("policy").await.unwrap();
     for document in serde_yaml::Deserializer::from_str(&read("charts/latchkey/samples/admission-policy.yaml")) {
         let mut object = Value::deserialize(document).unwrap();
-        // The cluster has other tests' Apps.
+        // The cluster has Apps of other tests.
         object["metadata"]["name"] = json!(namespace);
         if object["kind"] == "ValidatingAdmissionPolicyBinding" {
             object["spec"]["policyName"] = json!(namespace);
@@ -372,21 +375,22 @@ async fn the_sample_policy_says_who_may_claim_an_app_id_and_loosen_limits() {
         }
         apply(&client, &object).await.unwrap();
     }
-    let tried =
+    let dry_run_app =
         async |app: &App| dry_run(&client, &app.objects(&namespace)[0]).await.map(|_| ()).map_err(|e| e.to_string());
     let own = App::with_id(&namespace);
     let other = App::new("shop");
-    // It holds from a moment on.
-    let said = latchkey_tests::eventually("the policy holds", LIMIT, || async { tried(&other).await.err() }).await;
-    assert!(said.contains(&format!("may not claim the appID {}", other.id())), "{said}");
-    tried(&own).await.unwrap();
+    // The policy takes effect after a moment.
+    let error =
+        latchkey_tests::eventually("the policy applies", LIMIT, || async { dry_run_app(&other).await.err() }).await;
+    assert!(error.contains(&format!("cannot claim the appID {}", other.id())), "{error}");
+    dry_run_app(&own).await.unwrap();
     let named = App::with_id("another-name").set("/appID", namespace.clone());
-    tried(&named).await.unwrap();
+    dry_run_app(&named).await.unwrap();
     let loose = own.clone().limit("loginFailuresPerClient", &[(11, 900)]);
-    let said = tried(&loose).await.unwrap_err();
-    assert!(said.contains("loginFailuresPerClient is looser"), "{said}");
-    tried(&own.clone().limit("loginFailuresPerClient", &[(1000, 86_400), (5, 900)])).await.unwrap();
-    tried(&own.clone().limit("codesPerClient", &[(11, 60)])).await.unwrap_err();
+    let error = dry_run_app(&loose).await.unwrap_err();
+    assert!(error.contains("loginFailuresPerClient is looser"), "{error}");
+    dry_run_app(&own.clone().limit("loginFailuresPerClient", &[(1000, 86_400), (5, 900)])).await.unwrap();
+    dry_run_app(&own.clone().limit("codesPerClient", &[(11, 60)])).await.unwrap_err();
 
     let allowed = json!({ "metadata": {
         "annotations": { "latchkey.dev/app-ids": format!("elsewhere, {}", other.id()) },
@@ -394,20 +398,20 @@ async fn the_sample_policy_says_who_may_claim_an_app_id_and_loosen_limits() {
     } });
     let namespaces: Api<Namespace> = Api::all(client.clone());
     namespaces.patch(&namespace, &PatchParams::default(), &Patch::Merge(allowed)).await.unwrap();
-    latchkey_tests::eventually_ok("the namespace's annotation is seen", LIMIT, || tried(&other)).await;
-    latchkey_tests::eventually_ok("the namespace's label is seen", LIMIT, || tried(&loose)).await;
+    latchkey_tests::eventually_ok("the namespace's annotation takes effect", LIMIT, || dry_run_app(&other)).await;
+    latchkey_tests::eventually_ok("the namespace's label takes effect", LIMIT, || dry_run_app(&loose)).await;
 }
 
 // --- Metrics
 
-/// The families of a page of metrics, by their names in OpenMetrics.
-fn families(page: &str) -> Vec<(String, String)> {
+/// The metric families of a page, with their OpenMetrics names and types.
+fn metric_families(page: &str) -> Vec<(String, String)> {
     let types = page.lines().filter_map(|line| line.strip_prefix("# TYPE "));
     types.map(|line| line.split_once(' ').map(|(name, kind)| (name.to_owned(), kind.to_owned())).unwrap()).collect()
 }
 
-/// The names of its series.
-fn series(families: &[(String, String)]) -> BTreeSet<String> {
+/// The names of the series of these families.
+fn series_names(families: &[(String, String)]) -> BTreeSet<String> {
     let of = |(name, kind): &(String, String)| match kind.as_str() {
         "counter" => vec![format!("{name}_total")],
         "histogram" => ["bucket", "sum", "count"].map(|part| format!("{name}_{part}")).to_vec(),
@@ -416,38 +420,38 @@ fn series(families: &[(String, String)]) -> BTreeSet<String> {
     families.iter().flat_map(of).collect()
 }
 
-/// What the programs tell of themselves.
-async fn told_metrics() -> Vec<(String, String)> {
-    let gone = Provider::new("gone", "oidc").set("issuer", format!("http://{}", process::free_addr()));
-    let app = App::new("shop").provider(&gone);
-    let stack = Stack::builder().app(&app).provider(&gone).start().await;
-    // A call to Redis, or to a provider, is told of once there was one.
+/// The metric families of both programs.
+async fn all_metric_families() -> Vec<(String, String)> {
+    let unreachable = Provider::new("gone", "oidc").set("issuer", format!("http://{}", process::free_addr()));
+    let app = App::new("shop").provider(&unreachable);
+    let stack = Stack::builder().app(&app).provider(&unreachable).start().await;
+    // The metrics of calls to Redis and to a provider exist after the first call.
     let redirect = stack.client().get(&format!("{}/gone/redirect", app.id())).await;
     redirect.expect(StatusCode::SERVICE_UNAVAILABLE);
     stack.client().register(app.id(), "Ada", "ada@example.com", "a quiet harbour at noon").await.expect(StatusCode::OK);
-    let page = stack.server().ops("metrics").await.text;
-    let install = Cluster::shared().await.install().await;
-    let operator = install.operator().await;
-    // The last of its metrics comes when it begins to reconcile.
+    let page = stack.server().get_ops("metrics").await.text;
+    let install = TestCluster::shared().await.install().await;
+    let operator = install.start_operator().await;
+    // Its last metric appears when it starts to reconcile.
     let operators = latchkey_tests::eventually_ok("the operator's metrics", LIMIT, || async {
         let page = reqwest::get(format!("http://{}/metrics", operator.ops)).await?.text().await?;
         anyhow::ensure!(page.contains("controller_runtime_max_concurrent_reconciles"), "{page}");
         Ok(page)
     })
     .await;
-    families(&page).into_iter().chain(families(&operators)).collect()
+    metric_families(&page).into_iter().chain(metric_families(&operators)).collect()
 }
 
-/// The metrics that expressions name.
-fn named(expressions: &str) -> BTreeSet<String> {
+/// The names of the metrics in these expressions.
+fn metric_names(expressions: &str) -> BTreeSet<String> {
     let words = expressions.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
     let prefixes = ["latchkey_", "controller_runtime_", "leader_election_", "rest_client_"];
     words.filter(|word| prefixes.iter().any(|prefix| word.starts_with(prefix))).map(str::to_owned).collect()
 }
 
 async fn alerts() -> Vec<Value> {
-    let objects = rendered(&["--set", "metrics.prometheusRule.enabled=true"]).await.unwrap();
-    let rules = of_kind(&objects, "PrometheusRule")[0]["spec"]["groups"][0]["rules"].clone();
+    let objects = render(&["--set", "metrics.prometheusRule.enabled=true"]).await.unwrap();
+    let rules = objects_of_kind(&objects, "PrometheusRule")[0]["spec"]["groups"][0]["rules"].clone();
     let Value::Array(rules) = rules else { panic!("no rules") };
     rules
 }
@@ -460,16 +464,16 @@ fn dashboard_expressions() -> Vec<String> {
 }
 
 #[tokio::test]
-async fn alerts_and_dashboard_name_metrics_that_there_are_and_the_docs_all_of_them() {
-    let families = told_metrics().await;
-    let series = series(&families);
+async fn alerts_and_dashboard_use_existing_metrics_and_the_docs_list_all() {
+    let families = all_metric_families().await;
+    let series = series_names(&families);
     let expressions: String = alerts().await.iter().map(|alert| format!("{} ", alert["expr"])).collect();
     let shown = dashboard_expressions().join(" ");
     for (place, expressions) in [("an alert", expressions), ("the dashboard", shown)] {
-        let named = named(&expressions);
+        let named = metric_names(&expressions);
         assert!(named.len() > 10, "{place}: {named:?}");
         let unknown: Vec<_> = named.difference(&series).collect();
-        assert!(unknown.is_empty(), "{place} names what nobody tells: {unknown:?}, there are {series:?}");
+        assert!(unknown.is_empty(), "{place} names unknown metrics: {unknown:?}, known are {series:?}");
     }
     let docs = read("docs/operations.md");
     for (name, kind) in &families {
@@ -479,7 +483,7 @@ async fn alerts_and_dashboard_name_metrics_that_there_are_and_the_docs_all_of_th
 }
 
 #[tokio::test]
-async fn each_alert_leads_to_what_to_do() {
+async fn each_alert_has_a_runbook() {
     let docs = read("docs/operations.md");
     let alerts = alerts().await;
     assert!(alerts.len() > 10);
@@ -493,8 +497,8 @@ async fn each_alert_leads_to_what_to_do() {
 
 // --- Expressions
 
-/// What Prometheus would have read: of servers and operators that are well, each half a minute for an hour.
-const WELL: [(&str, &str); 16] = [
+/// The samples of healthy servers and operators, one every 30 s for an hour.
+const HEALTHY: [(&str, &str); 16] = [
     ("up{SERVERS}", "1x120"),
     ("latchkey_http_requests_total{SERVERS,listener=\"public\",status=\"200\"}", "0+300x120"),
     ("latchkey_http_requests_total{SERVERS,listener=\"public\",status=\"503\"}", "0+3x120"),
@@ -513,8 +517,8 @@ const WELL: [(&str, &str); 16] = [
     ("latchkey_operator_server_pods{OPERATORS,state=\"silent\"}", "0x120"),
 ];
 
-/// And where everything is wrong, which each alert has to tell.
-const ILL: [(&str, &str); 19] = [
+/// Samples in which everything is wrong, so that every alert must fire.
+const UNHEALTHY: [(&str, &str); 19] = [
     ("up{SERVERS}", "0x120"),
     ("latchkey_http_requests_total{SERVERS,listener=\"public\",status=\"200\"}", "0+300x120"),
     ("latchkey_http_requests_total{SERVERS,listener=\"public\",status=\"503\"}", "0+30x120"),
@@ -536,39 +540,39 @@ const ILL: [(&str, &str); 19] = [
     ("controller_runtime_reconcile_errors_total{OPERATORS,controller=\"app\"}", "0+1x120"),
 ];
 
-/// Runs `promtool`, in that folder.
+/// Runs `promtool` in a folder.
 fn promtool(folder: &Path, args: &[&str]) {
     let output =
         std::process::Command::new(tools::promtool().unwrap()).current_dir(folder).args(args).output().unwrap();
-    let said = [output.stdout, output.stderr].concat();
-    assert!(output.status.success(), "promtool {args:?}: {}", String::from_utf8_lossy(&said));
+    let text = [output.stdout, output.stderr].concat();
+    assert!(output.status.success(), "promtool {args:?}: {}", String::from_utf8_lossy(&text));
 }
 
 #[tokio::test]
-async fn all_alerts_are_silent_where_all_is_well_and_each_tells_what_is_wrong() {
+async fn no_alert_fires_if_all_is_well_and_every_alert_fires_if_all_is_wrong() {
     let alerts = alerts().await;
     let mut wrong: Vec<&str> = alerts.iter().map(|alert| alert["alert"].as_str().unwrap()).collect();
     wrong.sort_unstable();
     let silent = ("latchkey_operator_server_pods{OPERATORS,state=\"silent\"}", "2x120");
-    let ill = [&ILL[..], &[silent]].concat();
-    let test = |name: &str, series: &[(&str, &str)], told: &[&str]| {
+    let ill = [&UNHEALTHY[..], &[silent]].concat();
+    let test = |name: &str, series: &[(&str, &str)], firing: &[&str]| {
         let series = series.iter().map(|(series, values)| {
             let series = series.replace("SERVERS", "namespace=\"latchkey\",job=\"latchkey-server-ops\"");
             json!({ "series": series.replace("OPERATORS", "namespace=\"latchkey\",job=\"latchkey-operator-ops\""), "values": values })
         });
-        let told = told.iter().map(|alert| json!({ "labels": format!("{{alertname=\"{alert}\"}}"), "value": 1 }));
-        let asked = "max by (alertname) (ALERTS{alertstate=\"firing\"})";
+        let firing = firing.iter().map(|alert| json!({ "labels": format!("{{alertname=\"{alert}\"}}"), "value": 1 }));
+        let query = "max by (alertname) (ALERTS{alertstate=\"firing\"})";
         json!({
             "name": name,
             "interval": "30s",
             "input_series": series.collect::<Vec<_>>(),
-            "promql_expr_test": [{ "expr": asked, "eval_time": "1h", "exp_samples": told.collect::<Vec<_>>() }],
+            "promql_expr_test": [{ "expr": query, "eval_time": "1h", "exp_samples": firing.collect::<Vec<_>>() }],
         })
     };
     let dir = process::fresh_dir("promtool");
     let rules = json!({ "groups": [{ "name": "latchkey", "rules": alerts }] });
     fs::write(dir.join("rules.json"), rules.to_string()).unwrap();
-    let tests = [test("well", &WELL, &[]), test("ill", &ill, &wrong)];
+    let tests = [test("well", &HEALTHY, &[]), test("ill", &ill, &wrong)];
     let tests = json!({ "rule_files": ["rules.json"], "evaluation_interval": "30s", "tests": tests });
     fs::write(dir.join("tests.json"), tests.to_string()).unwrap();
     promtool(&dir, &["check", "rules", "--lint=all", "--lint-fatal", "rules.json"]);
@@ -576,7 +580,7 @@ async fn all_alerts_are_silent_where_all_is_well_and_each_tells_what_is_wrong() 
 }
 
 #[test]
-fn prometheus_takes_the_expressions_of_the_dashboard() {
+fn prometheus_accepts_the_expressions_of_the_dashboard() {
     let rules: Vec<Value> = dashboard_expressions()
         .iter()
         .enumerate()

@@ -1,26 +1,26 @@
-//! A server whose clock jumps. Sessions go by Redis's clock, so nobody is logged out by it.
+//! A server with a clock that jumps. Sessions use Redis's clock, so nobody is logged out.
 
 use std::{fs, path::PathBuf};
 
 use http::StatusCode;
 use latchkey_tests::{
-    client::{Anonymous, Answer},
+    client::{ApiClient, ApiResponse},
     process,
     stack::Stack,
 };
 
-use crate::support::{PASSWORD, Shop, app};
+use crate::support::{PASSWORD, TestApp, app};
 
 const EMAIL: &str = "ada@example.com";
-/// Between a look at the clock here and one there, on a loaded machine.
-const SLACK: i64 = 60;
+/// The time between reading the clock here and there, on a loaded machine.
+const CLOCK_TOLERANCE: i64 = 60;
 const HOUR: i64 = 3600;
 const DAY: i64 = 24 * HOUR;
 
-/// What the servers' clock is wrong by; it may jump while they run.
-struct Offset(PathBuf);
+/// The error of the servers' clock. It can change while they run.
+struct ClockOffset(PathBuf);
 
-impl Offset {
+impl ClockOffset {
     fn new() -> Self {
         let this = Self(process::fresh_dir("clock").join("offset"));
         this.set(0);
@@ -33,10 +33,10 @@ impl Offset {
         fs::rename(new, &self.0).unwrap();
     }
 
-    /// What makes a program believe it. Timers go on by the clock that nobody sets.
+    /// The environment that makes a program use the wrong time. Timers use the monotonic clock, which stays right.
     fn envs(&self) -> [(&'static str, String); 4] {
         let library = format!("/usr/lib/{}-linux-gnu/faketime/libfaketime.so.1", std::env::consts::ARCH);
-        assert!(fs::exists(&library).unwrap(), "libfaketime is not there: run `make tools`, or `make test`");
+        assert!(fs::exists(&library).unwrap(), "libfaketime is not installed: run `make tools`, or `make test`");
         [
             ("LD_PRELOAD", library),
             ("FAKETIME_TIMESTAMP_FILE", self.0.display().to_string()),
@@ -46,17 +46,17 @@ impl Offset {
     }
 }
 
-async fn look(shop: &Shop, client: &Anonymous, token: &str) -> Answer {
-    client.signed_in(shop.id(), token).get("sessions").await
+async fn get_sessions(shop: &TestApp, client: &ApiClient, token: &str) -> ApiResponse {
+    client.with_token(shop.id(), token).get("sessions").await
 }
 
 #[tokio::test]
 async fn a_clock_that_jumps_ends_no_session() {
-    let offset = Offset::new();
+    let offset = ClockOffset::new();
     let app = app();
     let builder = offset.envs().into_iter().fold(Stack::builder(), |builder, (name, value)| builder.env(name, &value));
-    let shop = Shop::of(app, builder).await;
-    let client = shop.confirmed(EMAIL).await;
+    let shop = TestApp::from_builder(app, builder).await;
+    let client = shop.register_and_confirm(EMAIL).await;
     let login = client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
     let mut refresh_token = login.string("refresh_token").to_owned();
     let mut access_token = login.string("token").to_owned();
@@ -67,22 +67,22 @@ async fn a_clock_that_jumps_ends_no_session() {
         assert_eq!(answer.string("session_id"), login.string("session_id"));
         let now = i64::try_from(jsonwebtoken::get_current_timestamp()).unwrap();
         let off = answer.integer("expires_at") - answer.integer("expires_in") - now - jump;
-        assert!(off.abs() < SLACK, "the server's clock is off by {off} s more than {jump} s");
-        // The answer was lost: whether it is late goes by Redis's clock.
+        assert!(off.abs() < CLOCK_TOLERANCE, "the server's clock is off by {off} s more than {jump} s");
+        // The response was lost. Whether the retry is late depends on Redis's clock.
         let again = client.refresh(shop.id(), &refresh_token).await.expect(StatusCode::OK);
         assert_eq!(again.string("refresh_token"), answer.string("refresh_token"));
-        look(&shop, &client, answer.string("access_token")).await.expect(StatusCode::OK);
-        // One that was issued before the jump is good for as long as it says, by the clock of whoever looks.
+        get_sessions(&shop, &client, answer.string("access_token")).await.expect(StatusCode::OK);
+        // An access token from before the jump is valid until its `exp`, by the clock of the server that checks it.
         let wanted = if jump > before { StatusCode::UNAUTHORIZED } else { StatusCode::OK };
-        let status = look(&shop, &client, &access_token).await.status;
+        let status = get_sessions(&shop, &client, &access_token).await.status;
         assert_eq!(status, wanted, "from {before} s to {jump} s");
         before = jump;
         answer.string("refresh_token").clone_into(&mut refresh_token);
         answer.string("access_token").clone_into(&mut access_token);
     }
-    let sessions = look(&shop, &client, &access_token).await.expect(StatusCode::OK);
+    let sessions = get_sessions(&shop, &client, &access_token).await.expect(StatusCode::OK);
     let mine = |session: &&serde_json::Value| session["id"] == login.string("session_id");
     assert_eq!(sessions.body["sessions"].as_array().unwrap().iter().filter(mine).count(), 1);
-    let activity = client.signed_in(shop.id(), &access_token).get("user/activity").await.expect(StatusCode::OK);
+    let activity = client.with_token(shop.id(), &access_token).get("user/activity").await.expect(StatusCode::OK);
     assert!(activity.text.contains("logged_in") && !activity.text.contains("refresh_"), "{}", activity.text);
 }

@@ -1,18 +1,19 @@
-//! Confirming an address (contract 2, code; 3, confirm): whose session goes on, what ends, and which codes count.
+//! Confirming an address: which session continues, what ends, and which codes are valid (specification: Accounts,
+//! Confirm).
 
 use http::{Method, StatusCode};
-use latchkey_tests::{client::SignedIn, stack::Stack};
+use latchkey_tests::{client::AuthenticatedClient, stack::Stack};
 use serde_json::json;
 
-use crate::support::{NAME, NEW_PASSWORD, PASSWORD, Shop, WRONG_CODE, app};
+use crate::support::{NAME, NEW_PASSWORD, PASSWORD, TestApp, WRONG_CODE, app};
 
 const EMAIL: &str = "ada@example.com";
 
 #[tokio::test]
 async fn confirm_marks_the_address_verified_and_opens_a_session() {
-    let shop = Shop::open().await;
+    let shop = TestApp::start().await;
     let registered = shop.register(EMAIL).await;
-    let before = shop.user(EMAIL).await;
+    let before = shop.epoch_and_verified(EMAIL).await;
     let code = shop.code(EMAIL, 1).await;
     let client = shop.client();
     let answer = client.confirm(shop.id(), &code).await.expect(StatusCode::OK);
@@ -24,27 +25,27 @@ async fn confirm_marks_the_address_verified_and_opens_a_session() {
     assert_eq!((answer.string("email"), answer.string("name")), (EMAIL, NAME));
     assert_eq!(answer.string("local_id"), registered.string("local_id"));
 
-    let (epoch, verified) = shop.user(EMAIL).await;
+    let (epoch, verified) = shop.epoch_and_verified(EMAIL).await;
     assert!(verified && epoch > before.0, "confirming raises the epoch");
-    let signed_in = client.signed_in(shop.id(), answer.string("access_token"));
+    let signed_in = client.with_token(shop.id(), answer.string("access_token"));
     signed_in.verify().await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn a_code_cannot_be_redeemed_twice() {
-    let shop = Shop::open().await;
+    let shop = TestApp::start().await;
     shop.register(EMAIL).await;
     let code = shop.code(EMAIL, 1).await;
     shop.client().confirm(shop.id(), &code).await.expect(StatusCode::OK);
-    let epoch = shop.user(EMAIL).await;
+    let epoch = shop.epoch_and_verified(EMAIL).await;
     let again = shop.client().confirm(shop.id(), &code).await;
     again.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
-    assert_eq!(shop.user(EMAIL).await, epoch);
+    assert_eq!(shop.epoch_and_verified(EMAIL).await, epoch);
 }
 
 #[tokio::test]
-async fn wrong_used_expired_and_malformed_codes_are_one_answer() {
-    let shop = Shop::open().await;
+async fn wrong_used_expired_and_malformed_codes_get_the_same_response() {
+    let shop = TestApp::start().await;
     shop.register(EMAIL).await;
     let used = shop.code(EMAIL, 1).await;
     shop.client().confirm(shop.id(), &used).await.expect(StatusCode::OK);
@@ -52,7 +53,7 @@ async fn wrong_used_expired_and_malformed_codes_are_one_answer() {
     let registered = shop.register("grace@example.com").await;
     assert_eq!(registered.integer("expires_in"), 1);
     let mail = shop.mail("grace@example.com", 1).await;
-    shop.past(mail.received_at + 1).await;
+    shop.wait_until_past(mail.received_at + 1).await;
     let expired = mail.code();
 
     let mut answers = Vec::new();
@@ -64,12 +65,12 @@ async fn wrong_used_expired_and_malformed_codes_are_one_answer() {
     }
     answers.dedup();
     assert_eq!(answers.len(), 1, "{answers:#?}");
-    assert!(!shop.user("grace@example.com").await.1);
+    assert!(!shop.epoch_and_verified("grace@example.com").await.1);
 }
 
 #[tokio::test]
 async fn case_hyphens_and_spaces_of_a_code_do_not_matter() {
-    let shop = Shop::open().await;
+    let shop = TestApp::start().await;
     for (index, write) in [
         |code: &str| code.to_lowercase(),
         |code: &str| code.replace('-', ""),
@@ -88,7 +89,7 @@ async fn case_hyphens_and_spaces_of_a_code_do_not_matter() {
 
 #[tokio::test]
 async fn o_counts_as_zero_and_i_and_l_as_one() {
-    let shop = Shop::open().await;
+    let shop = TestApp::start().await;
     let mut registered = 0;
     for (symbol, misread) in [('0', "O"), ('0', "o"), ('1', "I"), ('1', "l")] {
         // One code in four has the symbol.
@@ -106,8 +107,8 @@ async fn o_counts_as_zero_and_i_and_l_as_one() {
 }
 
 #[tokio::test]
-async fn of_several_codes_using_one_ends_the_others() {
-    let shop = Shop::open().await;
+async fn using_one_of_several_codes_invalidates_the_others() {
+    let shop = TestApp::start().await;
     shop.register(EMAIL).await;
     shop.register(EMAIL).await;
     let (first, second) = (shop.code(EMAIL, 1).await, shop.code(EMAIL, 2).await);
@@ -121,10 +122,10 @@ async fn of_several_codes_using_one_ends_the_others() {
 }
 
 #[tokio::test]
-async fn a_code_counts_only_for_its_purpose_and_its_app_and_is_not_used_up_elsewhere() {
+async fn a_code_works_only_for_its_purpose_and_app_and_is_not_consumed_elsewhere() {
     let (one, other) = (app(), app());
     let stack = Stack::builder().app(&one).app(&other).start().await;
-    let shop = Shop { stack, app: one };
+    let shop = TestApp { stack, app: one };
     shop.register(EMAIL).await;
     let confirm = shop.code(EMAIL, 1).await;
     let reset = shop.reset_code(EMAIL, 2).await;
@@ -142,28 +143,28 @@ async fn a_code_counts_only_for_its_purpose_and_its_app_and_is_not_used_up_elsew
 }
 
 #[tokio::test]
-async fn a_code_of_an_earlier_epoch_is_dead() {
-    let shop = Shop::open().await;
+async fn a_code_of_an_earlier_epoch_is_invalid() {
+    let shop = TestApp::start().await;
     shop.register(EMAIL).await;
     let confirm = shop.code(EMAIL, 1).await;
     let reset = shop.reset_code(EMAIL, 2).await;
     shop.sql("UPDATE users SET epoch = epoch + 1").await;
-    let before = shop.user(EMAIL).await;
+    let before = shop.epoch_and_verified(EMAIL).await;
     let refused = shop.client().confirm(shop.id(), &confirm).await;
     refused.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
     let refused = shop.client().confirm_password(shop.id(), EMAIL, &reset, NEW_PASSWORD).await;
     refused.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
-    assert_eq!(shop.user(EMAIL).await, before);
+    assert_eq!(shop.epoch_and_verified(EMAIL).await, before);
     shop.client().login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn a_contested_account_loses_its_password_at_confirm() {
-    // Either code, that of the first registration and that of the second, and both orders of owner and stranger.
+    // The code of the first or of the second registration, and both orders of owner and stranger.
     for used in [1, 2] {
-        let shop = Shop::open().await;
+        let shop = TestApp::start().await;
         shop.register(EMAIL).await;
-        let planted = shop.client().sign_in(shop.id(), EMAIL, PASSWORD).await;
+        let planted = shop.client().authenticate(shop.id(), EMAIL, PASSWORD).await;
         let second = shop.client().register(shop.id(), "Another", EMAIL, NEW_PASSWORD).await;
         second.expect(StatusCode::OK);
         let refused = shop.client().login(shop.id(), EMAIL, NEW_PASSWORD).await;
@@ -180,10 +181,10 @@ async fn a_contested_account_loses_its_password_at_confirm() {
             refused.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
         }
         planted.verify().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
-        let own = client.signed_in(shop.id(), confirmed.string("access_token"));
+        let own = client.with_token(shop.id(), confirmed.string("access_token"));
         own.verify().await.expect(StatusCode::OK);
 
-        // A reset gives it a password again.
+        // A reset sets a password again.
         let reset = shop.reset_code(EMAIL, 3).await;
         let set = shop.client().confirm_password(shop.id(), EMAIL, &reset, NEW_PASSWORD).await;
         set.expect(StatusCode::OK);
@@ -193,9 +194,9 @@ async fn a_contested_account_loses_its_password_at_confirm() {
 
 #[tokio::test]
 async fn a_planted_session_ends_when_somebody_else_confirms() {
-    let shop = Shop::open().await;
+    let shop = TestApp::start().await;
     shop.register(EMAIL).await;
-    let planted = shop.client().sign_in(shop.id(), EMAIL, PASSWORD).await;
+    let planted = shop.client().authenticate(shop.id(), EMAIL, PASSWORD).await;
     planted.verify().await.expect(StatusCode::OK);
     let code = shop.code(EMAIL, 1).await;
     shop.client().confirm(shop.id(), &code).await.expect(StatusCode::OK);
@@ -203,12 +204,12 @@ async fn a_planted_session_ends_when_somebody_else_confirms() {
 }
 
 #[tokio::test]
-async fn identities_end_unless_the_account_itself_confirms() {
-    let shop = Shop::open().await;
+async fn identities_are_deleted_unless_the_account_itself_confirms() {
+    let shop = TestApp::start().await;
     for (email, with_bearer) in [("ada@example.com", false), ("grace@example.com", true)] {
         shop.register(email).await;
         let client = shop.client();
-        let signed_in = client.sign_in(shop.id(), email, PASSWORD).await;
+        let signed_in = client.authenticate(shop.id(), email, PASSWORD).await;
         shop.sql(&format!(
             "INSERT INTO identities (app_id, authority, subject, user_id, provider, linked_at)
              SELECT app_id, 'https://id.example', id::text, id, 'id', now() FROM users WHERE email_canonical = '{email}'"
@@ -221,34 +222,35 @@ async fn identities_end_unless_the_account_itself_confirms() {
             client.confirm(shop.id(), &code).await.expect(StatusCode::OK);
         }
         let mut connection = shop.stack.database.connect().await.unwrap();
-        let left: i64 = sqlx::query_scalar("SELECT count(*) FROM identities").fetch_one(&mut connection).await.unwrap();
-        assert_eq!(left, i64::from(with_bearer));
+        let remaining: i64 =
+            sqlx::query_scalar("SELECT count(*) FROM identities").fetch_one(&mut connection).await.unwrap();
+        assert_eq!(remaining, i64::from(with_bearer));
     }
 }
 
 #[tokio::test]
-async fn with_its_own_bearer_the_session_goes_on_and_every_other_ends() {
-    let shop = Shop::open().await;
+async fn with_its_own_token_the_session_continues_and_every_other_ends() {
+    let shop = TestApp::start().await;
     shop.register(EMAIL).await;
     let client = shop.client();
     let login = client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    let own = client.signed_in(shop.id(), login.string("token"));
-    let other = shop.client().sign_in(shop.id(), EMAIL, PASSWORD).await;
+    let own = client.with_token(shop.id(), login.string("token"));
+    let other = shop.client().authenticate(shop.id(), EMAIL, PASSWORD).await;
 
     let code = shop.code(EMAIL, 1).await;
     let confirmed = own.confirm(&code).await.expect(StatusCode::OK);
     assert_eq!(confirmed.string("session_id"), login.string("session_id"));
     own.verify().await.expect(StatusCode::OK);
-    client.signed_in(shop.id(), confirmed.string("access_token")).verify().await.expect(StatusCode::OK);
+    client.with_token(shop.id(), confirmed.string("access_token")).verify().await.expect(StatusCode::OK);
     other.verify().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
     shop.client().login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
-async fn a_contested_password_goes_even_with_the_own_bearer() {
-    let shop = Shop::open().await;
+async fn a_contested_password_is_removed_even_with_the_accounts_own_token() {
+    let shop = TestApp::start().await;
     shop.register(EMAIL).await;
-    let own = shop.client().sign_in(shop.id(), EMAIL, PASSWORD).await;
+    let own = shop.client().authenticate(shop.id(), EMAIL, PASSWORD).await;
     let second = shop.client().register(shop.id(), NAME, EMAIL, NEW_PASSWORD).await;
     second.expect(StatusCode::OK);
     let code = shop.code(EMAIL, 2).await;
@@ -259,16 +261,16 @@ async fn a_contested_password_goes_even_with_the_own_bearer() {
 }
 
 #[tokio::test]
-async fn a_bearer_that_is_not_the_accounts_own_counts_as_none() {
-    let shop = Shop::open().await;
-    let stranger = shop.confirmed("mallory@example.com").await;
+async fn a_token_of_another_account_is_ignored() {
+    let shop = TestApp::start().await;
+    let stranger = shop.register_and_confirm("mallory@example.com").await;
     let stranger_login = stranger.login(shop.id(), "mallory@example.com", PASSWORD).await.expect(StatusCode::OK);
-    let stranger = stranger.signed_in(shop.id(), stranger_login.string("token"));
-    let invalid = shop.client().signed_in(shop.id(), "x.y.z");
+    let stranger = stranger.with_token(shop.id(), stranger_login.string("token"));
+    let invalid = shop.client().with_token(shop.id(), "x.y.z");
     for (index, bearer) in [&stranger, &invalid].into_iter().enumerate() {
         let email = format!("ada{index}@example.com");
         shop.register(&email).await;
-        let planted = shop.client().sign_in(shop.id(), &email, PASSWORD).await;
+        let planted = shop.client().authenticate(shop.id(), &email, PASSWORD).await;
         let code = shop.code(&email, 1).await;
         let confirmed = bearer.confirm(&code).await.expect(StatusCode::OK);
         assert_eq!(confirmed.string("email"), email);
@@ -279,11 +281,11 @@ async fn a_bearer_that_is_not_the_accounts_own_counts_as_none() {
 }
 
 #[tokio::test]
-async fn two_authorization_headers_are_no_bearer() {
-    let shop = Shop::open().await;
+async fn two_authorization_headers_are_ignored() {
+    let shop = TestApp::start().await;
     shop.register(EMAIL).await;
-    let own = shop.client().sign_in(shop.id(), EMAIL, PASSWORD).await;
-    let twice = |signed_in: &SignedIn, operation: &str| {
+    let own = shop.client().authenticate(shop.id(), EMAIL, PASSWORD).await;
+    let twice = |signed_in: &AuthenticatedClient, operation: &str| {
         let request = signed_in.request(Method::POST, operation);
         request.header("authorization", format!("Bearer {}", signed_in.token()))
     };
@@ -295,8 +297,8 @@ async fn two_authorization_headers_are_no_bearer() {
 }
 
 #[tokio::test]
-async fn the_confirmation_mail_says_when_the_registration_came_and_to_ignore_it_if_it_was_somebody_else() {
-    let shop = Shop::open().await;
+async fn the_confirmation_mail_has_the_time_of_registration_and_says_when_to_ignore_it() {
+    let shop = TestApp::start().await;
     shop.register(EMAIL).await;
     let mail = shop.mail(EMAIL, 1).await;
     let mut connection = shop.stack.database.connect().await.unwrap();

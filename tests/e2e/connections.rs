@@ -1,12 +1,13 @@
-//! What one client, or many, can hold of a server by connections and requests that they do not finish.
+//! What clients can hold of a server with unfinished connections and requests (specification: Limits, Connections and
+//! memory).
 
 use std::{fs, net::IpAddr, time::Duration};
 
 use http::StatusCode;
 use latchkey_tests::{
-    client::Anonymous,
+    client::ApiClient,
     eventually,
-    stack::{Server, Stack},
+    stack::{ServerProcess, Stack},
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -18,10 +19,10 @@ use crate::support::{NAME, PASSWORD, app};
 const EMAIL: &str = "ada@example.com";
 const LIMIT: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
-/// As in the chart (docs/decisions/0011): memory that is free is given back.
+/// As in the chart (docs/decisions/0011): free memory is returned to the system.
 const MALLOC: &str = "glibc.malloc.arena_max=1:glibc.malloc.trim_threshold=131072";
 
-/// 127.9.`group`.`number`: addresses of this test's clients.
+/// 127.9.`group`.(`number` + 1): an address of this test's clients.
 fn address(group: u8, number: u8) -> IpAddr {
     IpAddr::from([127, 9, group, number + 1])
 }
@@ -29,27 +30,27 @@ fn address(group: u8, number: u8) -> IpAddr {
 async fn connect(server: std::net::SocketAddr, from: IpAddr) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind((from, 0).into()).unwrap();
-    socket.connect(server).await.expect("the kernel takes the connection")
+    socket.connect(server).await.expect("the kernel accepts the connection")
 }
 
-/// Whether a request over this connection is answered. It stays open.
+/// Whether a request over this connection gets a response. The connection stays open.
 async fn is_served(stream: &mut TcpStream) -> bool {
-    // A connection that is refused may be closed before or after this is sent.
+    // A refused connection can be closed before or after this is sent.
     drop(stream.write_all(b"GET /nothing HTTP/1.1\r\nHost: a\r\n\r\n").await);
     let mut reply = [0; 1024];
-    let read = tokio::time::timeout(LIMIT, stream.read(&mut reply)).await.expect("an answer or an end in time");
+    let read = tokio::time::timeout(LIMIT, stream.read(&mut reply)).await.expect("a response or a close in time");
     read.is_ok_and(|read| reply[..read].starts_with(b"HTTP/1.1 404"))
 }
 
-fn resident(server: &Server) -> u64 {
+fn resident_bytes(server: &ServerProcess) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", server.pid().expect("it runs"))).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a resident size");
     line.trim().trim_end_matches(" kB").trim().parse::<u64>().unwrap() * 1024
 }
 
 /// The value of a metric of the public listener.
-async fn metric(server: &Server, name: &str, labels: &str) -> u64 {
-    let page = server.ops("metrics").await.text;
+async fn metric(server: &ServerProcess, name: &str, labels: &str) -> u64 {
+    let page = server.get_ops("metrics").await.text;
     let line = page.lines().find_map(|line| line.strip_prefix(&format!("latchkey_{name}{labels} ")));
     line.unwrap_or_else(|| panic!("{name}{labels} in {page}")).parse().unwrap()
 }
@@ -60,7 +61,7 @@ async fn stalled_bodies_stay_within_the_budget_and_others_are_served() {
     let app = app();
     let stack = Stack::builder()
         .app(&app)
-        // Bodies have a sixteenth of it.
+        // Bodies get a sixteenth of it.
         .args(["--memory-limit", "128Mi"])
         .env("GLIBC_TUNABLES", MALLOC)
         .start()
@@ -69,7 +70,7 @@ async fn stalled_bodies_stay_within_the_budget_and_others_are_served() {
     let client = stack.client();
     client.register(app.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     client.login(app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    let before = resident(server);
+    let before = resident_bytes(server);
 
     let head = format!(
         "POST /v1/{}/email/login HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 61440\r\n\r\n",
@@ -79,7 +80,7 @@ async fn stalled_bodies_stay_within_the_budget_and_others_are_served() {
     let mut clients = Vec::new();
     for number in 0..STALLED {
         let mut stream = connect(server.public, address(1, (number % 20) as u8)).await;
-        // Who is refused is not read to the end.
+        // The server does not read a refused request to the end.
         drop(stream.write_all(&request).await);
         clients.push(stream);
     }
@@ -94,23 +95,23 @@ async fn stalled_bodies_stay_within_the_budget_and_others_are_served() {
     let budget = metric(server, "http_request_memory", "").await;
     assert!(budget <= 16 * MIB && refused > 250, "{held} held, {refused} refused, {budget} bytes");
 
-    // Others are served, and no more memory is used than is given out.
+    // Other clients are served, and memory use stays within the budget.
     let mut most = 0;
     for _ in 0..5 {
         stack.client().login(app.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
         let path = format!("{}/.well-known/jwks.json", app.id());
         stack.client().get(&path).await.expect(StatusCode::OK);
-        most = most.max(resident(server));
+        most = most.max(resident_bytes(server));
     }
     let grown = most.saturating_sub(before);
     println!("{held} bodies of 60 KiB held, {refused} refused: {} MiB more", grown / MIB);
-    // Requests have an eighth and connections a quarter of 128 MiB.
+    // Of 128 MiB, requests get an eighth and connections a quarter.
     assert!(grown < 48 * MIB, "{} MiB more with {held} bodies held", grown / MIB);
 
-    // One large body of an address that holds none is refused while the budget is used up, and taken afterwards.
+    // A large body from an address that holds none is refused while the budget is used up, and accepted afterwards.
     let large = serde_json::json!({ "email": EMAIL, "password": PASSWORD, "more": " ".repeat(60_000) });
     drop(clients);
-    eventually("what was held is free again", LIMIT, || async {
+    eventually("the budget is free again", LIMIT, || async {
         let path = format!("v1/{}/email/login", app.id());
         (stack.client().post(&path, &large).await.status == StatusCode::OK).then_some(())
     })
@@ -118,7 +119,7 @@ async fn stalled_bodies_stay_within_the_budget_and_others_are_served() {
 }
 
 #[tokio::test]
-async fn an_idle_connection_costs_less_than_it_is_counted_for() {
+async fn an_idle_connection_costs_less_than_its_share_of_the_budget() {
     const IDLE: u64 = 600;
     let app = app();
     let stack = Stack::builder().app(&app).env("GLIBC_TUNABLES", MALLOC).start().await;
@@ -126,22 +127,22 @@ async fn an_idle_connection_costs_less_than_it_is_counted_for() {
     let mut clients = Vec::new();
     let mut before = 0;
     for number in 0..2 * IDLE {
-        // What is allocated once is there before the first is counted.
+        // One-time allocations are made before the first connection that counts.
         if number == IDLE {
-            before = resident(server);
+            before = resident_bytes(server);
         }
         let mut stream = connect(server.public, address(4, (number % 20) as u8)).await;
         assert!(is_served(&mut stream).await);
         clients.push(stream);
     }
-    let cost = resident(server).saturating_sub(before) / IDLE;
+    let cost = resident_bytes(server).saturating_sub(before) / IDLE;
     println!("an idle connection costs {cost} bytes");
-    // It is counted for 40 KiB, of which 8 are for a request.
+    // It counts as 40 KiB, 8 KiB of which are for a request.
     assert!(cost < 32 * 1024, "{cost} bytes");
 }
 
 #[tokio::test]
-async fn a_client_address_has_its_number_of_connections_and_a_listed_proxy_any() {
+async fn a_client_address_has_a_connection_limit_and_a_listed_proxy_has_none() {
     let app = app();
     let stack = Stack::builder().app(&app).args(["--connections-per-client", "5"]).start().await;
     let server = stack.server();
@@ -151,7 +152,7 @@ async fn a_client_address_has_its_number_of_connections_and_a_listed_proxy_any()
         assert!(is_served(&mut stream).await);
         held.push(stream);
     }
-    assert!(!is_served(&mut connect(server.public, address(2, 1)).await).await, "the sixth");
+    assert!(!is_served(&mut connect(server.public, address(2, 1)).await).await, "the sixth connection");
     assert!(is_served(&mut connect(server.public, address(2, 2)).await).await, "another address");
     let refused = metric(server, "http_connections_refused_total", r#"{listener="public",reason="client"}"#).await;
     assert_eq!(refused, 1);
@@ -167,7 +168,7 @@ async fn a_client_address_has_its_number_of_connections_and_a_listed_proxy_any()
 }
 
 #[tokio::test]
-async fn connections_to_the_operations_listener_are_few_and_shared() {
+async fn the_operations_listener_has_a_small_shared_connection_limit() {
     let stack = Stack::with(&app()).await;
     let ops = stack.server().ops;
     let mut held = Vec::new();
@@ -176,9 +177,9 @@ async fn connections_to_the_operations_listener_are_few_and_shared() {
         assert!(is_served(&mut stream).await);
         held.push(stream);
     }
-    assert!(!is_served(&mut connect(ops, address(3, 1)).await).await, "the seventeenth");
-    // The probe of the node comes from elsewhere.
-    Anonymous::from_address(ops, address(3, 2)).get("livez").await.expect(StatusCode::OK);
+    assert!(!is_served(&mut connect(ops, address(3, 1)).await).await, "the seventeenth connection");
+    // The node's probe comes from another address.
+    ApiClient::from_address(ops, address(3, 2)).get("livez").await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
@@ -194,7 +195,7 @@ async fn refusals_of_a_client_that_ignores_retry_after_are_held() {
         waits.push(began.elapsed());
     }
     assert!(waits[4] >= Duration::from_millis(500) && waits[5] >= Duration::from_secs(1), "{waits:?}");
-    // Others wait for nothing of it: their own first refusal comes sooner than a held one can.
+    // Other clients do not wait: their own first refusal comes sooner than a held one can.
     let other = stack.client();
     other.login(app.id(), EMAIL, PASSWORD).await.expect(StatusCode::UNAUTHORIZED);
     let held = metric(stack.server(), "http_refusals_held", "").await;

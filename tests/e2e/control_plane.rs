@@ -1,4 +1,4 @@
-//! The control plane that other tests stand on does what they believe it does.
+//! Tests of the control plane that other tests use.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -12,16 +12,16 @@ use kube::{
     api::{DeleteParams, ListParams, ObjectMeta, PostParams, WatchEvent, WatchParams},
 };
 use latchkey_tests::{
-    control_plane::{Account, ControlPlane, audit},
+    control_plane::{ControlPlane, ServiceAccountToken, audit},
     eventually, eventually_ok,
     proxy::Proxy,
 };
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// How long something that must not happen is waited for.
-const NOT_WITHIN: Duration = Duration::from_millis(300);
+/// How long a test waits for something that must not happen.
+const ABSENCE_WAIT: Duration = Duration::from_millis(300);
 
-async fn account(plane: &ControlPlane, namespace: &str, name: &str) -> Account {
+async fn account(plane: &ControlPlane, namespace: &str, name: &str) -> ServiceAccountToken {
     let accounts: Api<ServiceAccount> = Api::namespaced(plane.admin().await, namespace);
     let metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
     accounts.create(&PostParams::default(), &ServiceAccount { metadata, ..ServiceAccount::default() }).await.unwrap();
@@ -38,7 +38,7 @@ async fn version(client: &Client) -> Result<Info, String> {
 }
 
 #[tokio::test]
-async fn the_api_server_is_of_the_version_that_go_mod_names() {
+async fn the_api_server_has_the_version_of_go_mod() {
     let plane = ControlPlane::shared().await;
     let info = plane.admin().await.apiserver_version().await.unwrap();
     let go_mod = include_str!("../tools/go.mod");
@@ -48,7 +48,7 @@ async fn the_api_server_is_of_the_version_that_go_mod_names() {
 }
 
 #[tokio::test]
-async fn a_service_account_may_do_nothing_that_no_role_gives_it() {
+async fn a_service_account_can_do_only_what_a_role_grants() {
     let plane = ControlPlane::shared().await;
     let namespace = plane.namespace("accounts").await.unwrap();
     let account = account(plane, &namespace, "nobody").await;
@@ -63,39 +63,39 @@ async fn a_service_account_may_do_nothing_that_no_role_gives_it() {
 }
 
 #[tokio::test]
-async fn the_audit_log_tells_who_did_what() {
+async fn the_audit_log_shows_who_did_what() {
     let plane = ControlPlane::shared().await;
     let namespace = plane.namespace("audit").await.unwrap();
-    let nobody = account(plane, &namespace, "nobody").await;
+    let unprivileged = account(plane, &namespace, "nobody").await;
     let secrets: Api<Secret> = Api::namespaced(plane.admin().await, &namespace);
     let mark = plane.audit_mark();
     secrets.create(&PostParams::default(), &secret("one")).await.unwrap();
     secrets.get("one").await.unwrap();
     let mut watch = secrets.watch(&WatchParams::default(), "0").await.unwrap().boxed();
     watch.next().await.unwrap().unwrap();
-    Api::<Secret>::namespaced(nobody.client().await, &namespace)
+    Api::<Secret>::namespaced(unprivileged.client().await, &namespace)
         .delete("one", &DeleteParams::default())
         .await
         .map(|_| ())
         .unwrap_err();
-    // An answer may be read before its line is written.
+    // A response can be read before its audit line is written.
     let events = eventually("the lines of four requests", LIMIT, || async {
         let events = plane.audit_since(mark).unwrap();
         let ours: Vec<_> = events.into_iter().filter(|event| event.namespace == namespace).collect();
         (ours.len() >= 4).then_some(ours)
     })
     .await;
-    let (by_admin, by_nobody): (Vec<_>, Vec<_>) = events.iter().partition(|event| event.user == "admin");
+    let (by_admin, by_unprivileged): (Vec<_>, Vec<_>) = events.iter().partition(|event| event.user == "admin");
     let once = |verb: &str| ((verb.to_owned(), "secrets".to_owned()), 1);
     assert_eq!(audit::count(by_admin), BTreeMap::from(["create", "get", "watch"].map(once)));
-    assert_eq!(by_nobody.len(), 1, "{by_nobody:?}");
-    assert_eq!(by_nobody[0].user, nobody.user_name());
-    assert_eq!(by_nobody[0].credential.as_deref(), Some(nobody.credential()));
-    assert!(by_nobody[0].is_write() && by_nobody[0].is_forbidden(), "{by_nobody:?}");
+    assert_eq!(by_unprivileged.len(), 1, "{by_unprivileged:?}");
+    assert_eq!(by_unprivileged[0].user, unprivileged.user_name());
+    assert_eq!(by_unprivileged[0].credential.as_deref(), Some(unprivileged.credential()));
+    assert!(by_unprivileged[0].is_write() && by_unprivileged[0].is_forbidden(), "{by_unprivileged:?}");
 }
 
 #[tokio::test]
-async fn an_api_server_comes_back_with_its_data() {
+async fn a_restarted_api_server_keeps_its_data() {
     let plane = ControlPlane::start().await.unwrap();
     let client = plane.admin().await;
     let namespace = plane.namespace("restart").await.unwrap();
@@ -110,12 +110,12 @@ async fn an_api_server_comes_back_with_its_data() {
     plane.pause();
     version(&client).await.unwrap_err();
     plane.resume();
-    eventually_ok("an API server that goes on", LIMIT, || version(&client)).await;
+    eventually_ok("the resumed API server", LIMIT, || version(&client)).await;
 
     plane.kill();
     plane.start_api_server().await.unwrap();
-    // A client that was there before finds it again.
-    eventually_ok("an API server that was killed", LIMIT, || version(&client)).await;
+    // An existing client can use it again.
+    eventually_ok("the restarted API server", LIMIT, || version(&client)).await;
     secrets.get("kept").await.unwrap();
 }
 
@@ -131,7 +131,7 @@ async fn a_watch_through_a_proxy_can_go_silent_and_be_cut() {
 
     proxy.stall();
     direct.create(&PostParams::default(), &secret("one")).await.unwrap();
-    tokio::time::timeout(NOT_WITHIN, watch.next()).await.map(|_| ()).unwrap_err();
+    tokio::time::timeout(ABSENCE_WAIT, watch.next()).await.map(|_| ()).unwrap_err();
     proxy.restore().unwrap();
     let seen = tokio::time::timeout(LIMIT, watch.next()).await.unwrap().unwrap().unwrap();
     assert!(matches!(seen, WatchEvent::Added(_)), "{seen:?}");

@@ -1,19 +1,19 @@
-//! CORS (contract 1): the App's list of origins, exact, with credentials, and never a wildcard.
+//! CORS: the App's exact list of origins, with credentials, and never a wildcard (specification: HTTP API, CORS).
 
 use http::{Method, StatusCode};
-use latchkey_tests::client::{Anonymous, Answer};
+use latchkey_tests::client::{ApiClient, ApiResponse};
 use serde_json::{Value, json};
 
-use crate::support::{NAME, PASSWORD, Shop, app};
+use crate::support::{NAME, PASSWORD, TestApp, app};
 
 const LISTED: &str = "https://shop.example.com";
 const EMAIL: &str = "ada@example.com";
 
-async fn shop() -> Shop {
-    Shop::with(app().set("/allowedOrigins", json!([LISTED, "http://localhost:3000"]))).await
+async fn start_app() -> TestApp {
+    TestApp::start_with(app().set("/allowedOrigins", json!([LISTED, "http://localhost:3000"]))).await
 }
 
-async fn preflight(client: &Anonymous, path: &str, origin: &str, method: &str) -> Answer {
+async fn preflight(client: &ApiClient, path: &str, origin: &str, method: &str) -> ApiResponse {
     let request = client
         .request(Method::OPTIONS, path)
         .header("origin", origin)
@@ -22,21 +22,21 @@ async fn preflight(client: &Anonymous, path: &str, origin: &str, method: &str) -
     client.send(request).await
 }
 
-async fn post(client: &Anonymous, path: &str, origin: &str, body: &Value) -> Answer {
+async fn post(client: &ApiClient, path: &str, origin: &str, body: &Value) -> ApiResponse {
     client.send(client.request(Method::POST, path).header("origin", origin).json(body)).await
 }
 
-fn cors_headers(answer: &Answer) -> Vec<&str> {
+fn cors_headers(answer: &ApiResponse) -> Vec<&str> {
     let names = answer.headers.keys().map(http::HeaderName::as_str);
     names.filter(|name| name.starts_with("access-control-")).collect()
 }
 
 #[tokio::test]
 async fn options_answers_the_preflight_of_a_listed_origin() {
-    let shop = shop().await;
+    let shop = start_app().await;
     for operation in ["login", "register", "verify", "confirm", "forgot-password", "confirm-password"] {
         for origin in [LISTED, "http://localhost:3000"] {
-            let answer = preflight(&shop.client(), &shop.path(operation), origin, "POST").await;
+            let answer = preflight(&shop.client(), &shop.email_path(operation), origin, "POST").await;
             assert!(answer.status.is_success(), "{}", answer.status);
             assert_eq!(answer.header("access-control-allow-origin"), Some(origin));
             assert_eq!(answer.header("access-control-allow-credentials"), Some("true"));
@@ -51,8 +51,8 @@ async fn options_answers_the_preflight_of_a_listed_origin() {
 }
 
 #[tokio::test]
-async fn an_origin_that_is_not_listed_gets_no_cors_headers_and_is_answered_all_the_same() {
-    let shop = shop().await;
+async fn an_unlisted_origin_gets_a_response_without_cors_headers() {
+    let shop = start_app().await;
     for origin in [
         "https://evil.example",
         "https://shop.example.com.evil.example",
@@ -67,11 +67,11 @@ async fn an_origin_that_is_not_listed_gets_no_cors_headers_and_is_answered_all_t
         "",
     ] {
         let client = shop.client();
-        let answer = preflight(&client, &shop.path("login"), origin, "POST").await;
+        let answer = preflight(&client, &shop.email_path("login"), origin, "POST").await;
         assert_eq!(cors_headers(&answer), [""; 0], "{origin}");
         assert_ne!(answer.status, StatusCode::FORBIDDEN);
         let body = json!({ "email": EMAIL, "password": PASSWORD });
-        let answer = post(&client, &shop.path("login"), origin, &body).await;
+        let answer = post(&client, &shop.email_path("login"), origin, &body).await;
         let answer = answer.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
         assert_eq!(cors_headers(&answer), [""; 0], "{origin}");
         assert!(answer.header("vary").is_some_and(|vary| vary.contains("Origin")), "caches must know");
@@ -79,16 +79,16 @@ async fn an_origin_that_is_not_listed_gets_no_cors_headers_and_is_answered_all_t
 }
 
 #[tokio::test]
-async fn a_page_of_a_listed_origin_reads_answers_and_errors() {
-    let shop = shop().await;
+async fn a_page_of_a_listed_origin_can_read_responses_and_errors() {
+    let shop = start_app().await;
     let client = shop.client();
     let account = json!({ "name": NAME, "email": EMAIL, "password": PASSWORD });
     let answers = [
-        (post(&client, &shop.path("register"), LISTED, &account).await, StatusCode::OK),
-        (post(&client, &shop.path("login"), LISTED, &account).await, StatusCode::OK),
-        (post(&client, &shop.path("confirm"), LISTED, &json!({ "code": "x" })).await, StatusCode::BAD_REQUEST),
-        (post(&client, &shop.path("verify"), LISTED, &json!({})).await, StatusCode::UNAUTHORIZED),
-        (post(&client, &shop.path("login"), LISTED, &json!([])).await, StatusCode::BAD_REQUEST),
+        (post(&client, &shop.email_path("register"), LISTED, &account).await, StatusCode::OK),
+        (post(&client, &shop.email_path("login"), LISTED, &account).await, StatusCode::OK),
+        (post(&client, &shop.email_path("confirm"), LISTED, &json!({ "code": "x" })).await, StatusCode::BAD_REQUEST),
+        (post(&client, &shop.email_path("verify"), LISTED, &json!({})).await, StatusCode::UNAUTHORIZED),
+        (post(&client, &shop.email_path("login"), LISTED, &json!([])).await, StatusCode::BAD_REQUEST),
     ];
     for (answer, status) in answers {
         let answer = answer.expect(status);
@@ -103,11 +103,11 @@ async fn a_page_of_a_listed_origin_reads_answers_and_errors() {
 }
 
 #[tokio::test]
-async fn no_answer_has_a_wildcard() {
-    let shop = shop().await;
+async fn no_response_has_a_wildcard() {
+    let shop = start_app().await;
     let client = shop.client();
     let jwks = format!("{}/.well-known/jwks.json", shop.id());
-    for path in [shop.path("login").as_str(), &jwks, "openapi.json", "v1/nowhere/email/login", "nothing"] {
+    for path in [shop.email_path("login").as_str(), &jwks, "openapi.json", "v1/nowhere/email/login", "nothing"] {
         for origin in [LISTED, "https://evil.example"] {
             let answers = [
                 preflight(&client, path, origin, "POST").await,
@@ -122,8 +122,8 @@ async fn no_answer_has_a_wildcard() {
 }
 
 #[tokio::test]
-async fn an_app_without_origins_takes_no_page() {
-    let shop = Shop::open().await;
-    let answer = preflight(&shop.client(), &shop.path("login"), LISTED, "POST").await;
+async fn an_app_without_origins_allows_no_origin() {
+    let shop = TestApp::start().await;
+    let answer = preflight(&shop.client(), &shop.email_path("login"), LISTED, "POST").await;
     assert_eq!(cors_headers(&answer), [""; 0]);
 }

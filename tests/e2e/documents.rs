@@ -1,4 +1,4 @@
-//! What is published: keys, discovery, the OpenAPI document, and revisions; and how edits of a manifest become live.
+//! Published documents: keys, discovery, the OpenAPI document and revisions; and how edits of a manifest take effect.
 
 use std::fs;
 
@@ -8,19 +8,22 @@ use jsonwebtoken::{DecodingKey, Validation, jwk::Jwk};
 use latchkey_crds::rendered::Revision;
 use latchkey_tests::{
     builders::App,
-    client::{Anonymous, Answer},
+    client::{ApiClient, ApiResponse},
     eventually,
     stack::Stack,
 };
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::support::{LIVE_LIMIT, NAME, NEW_PASSWORD, PASSWORD, Revisions, Shop, WRONG_CODE, WRONG_PASSWORD, app};
+use crate::support::{
+    LIVE_LIMIT, NAME, NEW_PASSWORD, PASSWORD, RevisionStream, TestApp, WRONG_CODE, WRONG_PASSWORD, app,
+};
 
 const EMAIL: &str = "ada@example.com";
 
-/// The claims of a token that a resource server takes: signed by a published key, for this issuer and audience.
-fn claims(jwks: &Value, token: &str, issuer: &str, audience: &str) -> jsonwebtoken::errors::Result<Value> {
+/// Verifies a token as a resource server does: signed by a published key, for this issuer and audience. Returns its
+/// claims.
+fn verify_token(jwks: &Value, token: &str, issuer: &str, audience: &str) -> jsonwebtoken::errors::Result<Value> {
     let header = jsonwebtoken::decode_header(token)?;
     assert_eq!(header.typ.as_deref(), Some("at+jwt"));
     let keys = jwks["keys"].as_array().expect("a key set");
@@ -36,7 +39,7 @@ fn claims(jwks: &Value, token: &str, issuer: &str, audience: &str) -> jsonwebtok
 // === tokens and keys ===
 
 #[tokio::test]
-async fn access_tokens_are_rfc_9068_and_verify_against_the_published_keys() {
+async fn access_tokens_follow_rfc_9068_and_verify_with_the_published_keys() {
     let apps = [
         (app(), "ES256", "EC"),
         (app().set("/tokens/signingAlgorithm", "EdDSA"), "EdDSA", "OKP"),
@@ -59,7 +62,7 @@ async fn access_tokens_are_rfc_9068_and_verify_against_the_published_keys() {
         }
 
         let (issuer, token) = (stack.issuer(app), login.string("token"));
-        let claims = claims(&jwks, token, &issuer, app.id()).unwrap();
+        let claims = verify_token(&jwks, token, &issuer, app.id()).unwrap();
         assert_eq!(claims["sub"], login.body["user"]["id"]);
         assert_eq!(claims["client_id"], app.id());
         assert_eq!(claims["sid"], login.body["session_id"]);
@@ -76,41 +79,41 @@ async fn access_tokens_are_rfc_9068_and_verify_against_the_published_keys() {
 
         let (head, signature) = token.rsplit_once('.').unwrap();
         let forged = format!("{head}.{}", signature.chars().rev().collect::<String>());
-        assert!(self::claims(&jwks, &forged, &issuer, app.id()).is_err());
-        client.signed_in(app.id(), &forged).verify().await.expect(StatusCode::UNAUTHORIZED);
+        assert!(self::verify_token(&jwks, &forged, &issuer, app.id()).is_err());
+        client.with_token(app.id(), &forged).verify().await.expect(StatusCode::UNAUTHORIZED);
     }
 }
 
 #[tokio::test]
-async fn a_token_names_the_address_once_it_is_verified_and_the_apps_audiences() {
+async fn a_token_has_the_verified_address_and_the_apps_audiences() {
     let audiences = json!(["https://api.example.com", "reports"]);
     let app = app().set("/tokens/audiences", audiences.clone()).set("/tokens/accessLifetimeSeconds", 600);
-    let shop = Shop::with(app).await;
+    let shop = TestApp::start_with(app).await;
     shop.register(EMAIL).await;
     let code = shop.code(EMAIL, 1).await;
     let client = shop.client();
     let confirmed = client.confirm(shop.id(), &code).await.expect(StatusCode::OK);
     let jwks = client.get(&format!("{}/.well-known/jwks.json", shop.id())).await.body;
     let issuer = shop.stack.issuer(&shop.app);
-    let claims = claims(&jwks, confirmed.string("access_token"), &issuer, "reports").unwrap();
+    let claims = verify_token(&jwks, confirmed.string("access_token"), &issuer, "reports").unwrap();
     assert_eq!(claims["aud"], audiences);
     assert_eq!((&claims["email"], &claims["email_verified"]), (&json!(EMAIL), &json!(true)));
     assert_eq!(claims["sub"], confirmed.body["local_id"]);
     assert_eq!(claims["sid"], confirmed.body["session_id"]);
     assert!((570..=600).contains(&confirmed.integer("expires_in")));
     assert_eq!(claims["exp"], confirmed.body["expires_at"]);
-    client.signed_in(shop.id(), confirmed.string("access_token")).verify().await.expect(StatusCode::OK);
+    client.with_token(shop.id(), confirmed.string("access_token")).verify().await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
-async fn codes_and_tokens_outlive_a_rotation_until_their_key_is_dropped() {
-    let shop = Shop::open().await;
+async fn codes_and_tokens_stay_valid_after_a_rotation_until_their_key_is_dropped() {
+    let shop = TestApp::start().await;
     shop.register(EMAIL).await;
     shop.register("grace@example.com").await;
     let codes = [shop.code(EMAIL, 1).await, shop.code("grace@example.com", 1).await];
     let client = shop.client();
     let login = client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
-    let old = client.signed_in(shop.id(), login.string("token"));
+    let old = client.with_token(shop.id(), login.string("token"));
     let kids = async || -> Vec<String> {
         let jwks = client.get(&format!("{}/.well-known/jwks.json", shop.id())).await.body;
         jwks["keys"].as_array().unwrap().iter().map(|key| key["kid"].as_str().unwrap().to_owned()).collect()
@@ -135,7 +138,7 @@ async fn codes_and_tokens_outlive_a_rotation_until_their_key_is_dropped() {
     let later = client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
     assert_eq!(jsonwebtoken::decode_header(later.string("token")).unwrap().kid.as_deref(), Some("s8"));
     old.verify().await.expect(StatusCode::OK);
-    // Once the address is confirmed no code is sent any more.
+    // After the confirmation no code is sent any more.
     shop.code(EMAIL, 2).await;
     client.confirm(shop.id(), &codes[0]).await.expect(StatusCode::OK);
 
@@ -151,17 +154,17 @@ async fn codes_and_tokens_outlive_a_rotation_until_their_key_is_dropped() {
     .await;
     assert_eq!(kids().await, ["s8", "s9"]);
     for token in [after.string("token"), revoked.string("token")] {
-        let gone = client.signed_in(shop.id(), token).verify().await;
-        gone.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+        let refused = client.with_token(shop.id(), token).verify().await;
+        refused.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
     }
-    let gone = client.confirm(shop.id(), &codes[1]).await;
-    gone.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
+    let refused = client.confirm(shop.id(), &codes[1]).await;
+    refused.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
     client.confirm_password(shop.id(), EMAIL, &newer, NEW_PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn keys_and_discovery_are_cached_for_five_minutes_and_revalidated() {
-    let shop = Shop::open().await;
+    let shop = TestApp::start().await;
     let (id, client) = (shop.id(), shop.client());
     for path in [
         format!("{id}/.well-known/jwks.json"),
@@ -195,8 +198,8 @@ async fn keys_and_discovery_are_cached_for_five_minutes_and_revalidated() {
 }
 
 #[tokio::test]
-async fn discovery_tells_those_who_check_tokens_where_the_keys_are() {
-    let shop = Shop::open().await;
+async fn discovery_says_where_the_keys_are() {
+    let shop = TestApp::start().await;
     let (id, client) = (shop.id(), shop.client());
     let issuer = shop.stack.issuer(&shop.app);
     for path in [
@@ -226,7 +229,7 @@ async fn discovery_tells_those_who_check_tokens_where_the_keys_are() {
         assert_eq!(document["revocation_endpoint_auth_methods_supported"], none, "{path}");
         let grants = document["grant_types_supported"].as_array().unwrap();
         assert!(grants.contains(&json!("refresh_token")), "{path}");
-        // RFC 8414, 3.2: no empty lists.
+        // RFC 8414, section 3.2: no empty lists.
         assert!(document.as_object().unwrap().values().all(|value| *value != json!([])), "{path}");
     }
     let keys = client.get(&format!("{id}/.well-known/jwks.json")).await.body;
@@ -234,26 +237,26 @@ async fn discovery_tells_those_who_check_tokens_where_the_keys_are() {
 
     let openid = client.get(&format!("{id}/.well-known/openid-configuration")).await.body;
     assert_eq!(openid["userinfo_endpoint"], format!("{}/v1/{id}/userinfo", shop.stack.base_url()));
-    let (client, token) = shop.session(EMAIL).await;
-    let claims = client.signed_in(id, &token).get("userinfo").await.expect(StatusCode::OK).body;
+    let (client, token) = shop.register_and_log_in(EMAIL).await;
+    let claims = client.with_token(id, &token).get("userinfo").await.expect(StatusCode::OK).body;
     let supported = openid["claims_supported"].as_array().unwrap();
     assert!(claims.as_object().unwrap().keys().all(|claim| supported.contains(&json!(claim))), "{claims}");
 }
 
 // === OpenAPI ===
 
-/// Answers against the document that promises them.
-struct Promises(Value);
+/// The OpenAPI document, for comparison with responses.
+struct OpenApiDocument(Value);
 
-impl Promises {
-    /// The answer's body is what the document says of that operation and status.
+impl OpenApiDocument {
+    /// Asserts that the body of a response matches the schema of its operation and status.
     #[track_caller]
-    fn hold(&self, path: &str, method: &str, answer: &Answer) {
+    fn assert_matches(&self, path: &str, method: &str, answer: &ApiResponse) {
         let operation = &self.0["paths"][path][method];
         assert!(operation.is_object(), "{method} {path} is not in the document");
         let response = &operation["responses"][answer.status.as_str()];
-        let response = self.resolve(response);
-        assert!(response.is_object(), "{method} {path} does not promise {}: {}", answer.status, answer.text);
+        let response = self.resolve_reference(response);
+        assert!(response.is_object(), "{method} {path} does not document {}: {}", answer.status, answer.text);
         let schema = &response["content"]["application/json"]["schema"];
         assert!(schema.is_object(), "{method} {path} {} has no schema", answer.status);
         let whole = json!({
@@ -261,35 +264,35 @@ impl Promises {
             "allOf": [schema],
             "components": self.0["components"],
         });
-        let validator = jsonschema::validator_for(&whole).expect("the schema is one");
+        let validator = jsonschema::validator_for(&whole).expect("the schema is valid");
         let errors: Vec<String> = validator.iter_errors(&answer.body).map(|error| error.to_string()).collect();
         assert!(errors.is_empty(), "{method} {path} {}: {errors:?} in {}", answer.status, answer.text);
-        // A schema without rules would hold for anything.
-        let bent = json!({ "error": 5, "email": 5, "keys": 5, "issuer": 5 });
-        assert!(!validator.is_valid(&bent), "the schema of {method} {path} {} says nothing", answer.status);
+        // A schema without rules would accept anything.
+        let invalid = json!({ "error": 5, "email": 5, "keys": 5, "issuer": 5 });
+        assert!(!validator.is_valid(&invalid), "the schema of {method} {path} {} accepts anything", answer.status);
     }
 
-    fn resolve<'a>(&'a self, object: &'a Value) -> &'a Value {
+    fn resolve_reference<'a>(&'a self, object: &'a Value) -> &'a Value {
         match object["$ref"].as_str() {
-            Some(reference) => self.0.pointer(reference.trim_start_matches('#')).expect("the reference leads on"),
+            Some(reference) => self.0.pointer(reference.trim_start_matches('#')).expect("the reference resolves"),
             None => object,
         }
     }
 }
 
 #[tokio::test]
-async fn what_the_server_answers_is_what_the_openapi_document_promises() {
+async fn responses_match_the_openapi_document() {
     let (open, closed) = (app().limit("codesPerClient", &[(2, 3600)]), app().set("/signUp", "Closed"));
     let off = app().set("/enumerationProtection", "Off").set("/requireVerifiedEmail", true);
     let stack = Stack::builder().app(&open).app(&closed).app(&off).start().await;
-    let shop = Shop { stack, app: open };
+    let shop = TestApp { stack, app: open };
     let (id, client) = (shop.id(), shop.client());
     let document = client.get("openapi.json").await.expect(StatusCode::OK);
     assert!(document.header("content-type").unwrap().starts_with("application/json"));
     assert!(document.string("openapi").starts_with("3.1."));
-    let promises = Promises(document.body);
-    let hold = |operation: &str, answer: &Answer| {
-        promises.hold(&format!("/v1/{{APPID}}/email/{operation}"), "post", answer);
+    let promises = OpenApiDocument(document.body);
+    let hold = |operation: &str, answer: &ApiResponse| {
+        promises.assert_matches(&format!("/v1/{{APPID}}/email/{operation}"), "post", answer);
     };
 
     hold("register", &shop.register(EMAIL).await);
@@ -306,14 +309,14 @@ async fn what_the_server_answers_is_what_the_openapi_document_promises() {
     let login = client.login(id, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     hold("login", &login);
     hold("login", &client.login(id, EMAIL, WRONG_PASSWORD).await);
-    hold("login", &client.post(&shop.path("login"), &json!(" ".repeat(70_000))).await);
-    hold("login", &client.send(client.request(Method::POST, &shop.path("login")).body("x")).await);
-    hold("verify", &client.signed_in(id, login.string("token")).verify().await);
-    hold("verify", &client.signed_in(id, "x").verify().await);
-    hold("verify", &client.post(&shop.path("verify"), &json!({ "x": 1 })).await);
+    hold("login", &client.post(&shop.email_path("login"), &json!(" ".repeat(70_000))).await);
+    hold("login", &client.send(client.request(Method::POST, &shop.email_path("login")).body("x")).await);
+    hold("verify", &client.with_token(id, login.string("token")).verify().await);
+    hold("verify", &client.with_token(id, "x").verify().await);
+    hold("verify", &client.post(&shop.email_path("verify"), &json!({ "x": 1 })).await);
     hold("forgot-password", &client.forgot_password(id, EMAIL).await);
     hold("forgot-password", &client.forgot_password(id, "x").await);
-    // Two codes of another purpose, and the right one.
+    // Two codes for another purpose, and the right one.
     let codes = [shop.code(EMAIL, 1).await, shop.code(EMAIL, 2).await, shop.code(EMAIL, 3).await];
     for code in codes {
         hold("confirm-password", &shop.client().confirm_password(id, EMAIL, &code, NEW_PASSWORD).await);
@@ -331,77 +334,81 @@ async fn what_the_server_answers_is_what_the_openapi_document_promises() {
     }
     hold("confirm-password", &client.confirm_password(id, EMAIL, WRONG_CODE, NEW_PASSWORD).await);
 
-    // The own account. There is no login of late where Redis says that it was long ago.
-    let owner = shop.login(client.clone(), EMAIL, NEW_PASSWORD).await;
-    let own = |path: &str, method: &str, answer: &Answer| {
-        promises.hold(&format!("/v1/{{APPID}}/{path}"), method, answer);
+    // The user's own account. Redis says that the login was long ago, so there is no recent login.
+    let owner = shop.log_in(client.clone(), EMAIL, NEW_PASSWORD).await;
+    let own = |path: &str, method: &str, answer: &ApiResponse| {
+        promises.assert_matches(&format!("/v1/{{APPID}}/{path}"), method, answer);
     };
-    own("user", "get", &owner.read().await.expect(StatusCode::OK));
+    own("user", "get", &owner.get_user().await.expect(StatusCode::OK));
     own("userinfo", "get", &owner.signed_in.get("userinfo").await.expect(StatusCode::OK));
-    own("user", "patch", &owner.rename("Grace").await.expect(StatusCode::OK));
-    own("user", "patch", &owner.rename("").await.expect(StatusCode::BAD_REQUEST));
-    let asked = owner.change_address(Some(NEW_PASSWORD), "new@example.com").await;
-    own("user/email", "post", &asked.expect(StatusCode::OK));
+    own("user", "patch", &owner.rename_user("Grace").await.expect(StatusCode::OK));
+    own("user", "patch", &owner.rename_user("").await.expect(StatusCode::BAD_REQUEST));
+    let response = owner.change_address(Some(NEW_PASSWORD), "new@example.com").await;
+    own("user/email", "post", &response.expect(StatusCode::OK));
     own("user/email", "post", &owner.change_address(None, "new@example.com").await.expect(StatusCode::UNAUTHORIZED));
     own("user/email", "post", &owner.change_address(None, "new").await.expect(StatusCode::BAD_REQUEST));
     own("user/password", "post", &owner.change_password(None, "password").await.expect(StatusCode::BAD_REQUEST));
     let wrong = owner.change_password(Some(WRONG_PASSWORD), PASSWORD).await;
     own("user/password", "post", &wrong.expect(StatusCode::UNAUTHORIZED));
-    own("user", "delete", &owner.delete(&json!({ "password": WRONG_PASSWORD })).await.expect(StatusCode::UNAUTHORIZED));
-    own("user", "delete", &owner.delete(&json!({ "password": 5 })).await.expect(StatusCode::BAD_REQUEST));
-    owner.delete(&json!({})).await.expect(StatusCode::OK);
-    own("user", "get", &owner.read().await.expect(StatusCode::UNAUTHORIZED));
+    own(
+        "user",
+        "delete",
+        &owner.delete_user(&json!({ "password": WRONG_PASSWORD })).await.expect(StatusCode::UNAUTHORIZED),
+    );
+    own("user", "delete", &owner.delete_user(&json!({ "password": 5 })).await.expect(StatusCode::BAD_REQUEST));
+    owner.delete_user(&json!({})).await.expect(StatusCode::OK);
+    own("user", "get", &owner.get_user().await.expect(StatusCode::UNAUTHORIZED));
 
     for (template, path) in [
         ("/{APPID}/.well-known/jwks.json", format!("{id}/.well-known/jwks.json")),
         ("/{APPID}/.well-known/openid-configuration", format!("{id}/.well-known/openid-configuration")),
         ("/.well-known/oauth-authorization-server/{APPID}", format!(".well-known/oauth-authorization-server/{id}")),
     ] {
-        promises.hold(template, "get", &client.get(&path).await.expect(StatusCode::OK));
-        promises.hold(template, "get", &client.get(&path.replace(id, "nowhere")).await);
+        promises.assert_matches(template, "get", &client.get(&path).await.expect(StatusCode::OK));
+        promises.assert_matches(template, "get", &client.get(&path.replace(id, "nowhere")).await);
     }
 }
 
 // === live edits ===
 
 #[tokio::test]
-async fn an_edited_manifest_is_live_and_so_are_a_new_app_and_one_that_goes() {
+async fn edited_new_and_removed_apps_take_effect() {
     let app = app();
     let stack = Stack::builder().app(&app).watch().start().await;
     let client = stack.client();
-    let (mut revisions, hello) = Revisions::of(stack.server()).await;
+    let (mut revisions, hello) = RevisionStream::open(stack.server()).await;
     let document = fs::read(stack.rendered().join(format!("{}.json", app.id()))).unwrap();
-    let told = hello.revisions.iter().find(|(id, _)| id.as_str() == app.id()).map(|(_, revision)| revision.clone());
-    assert_eq!(told, Some(Revision::of(&document)));
+    let reported = hello.revisions.iter().find(|(id, _)| id.as_str() == app.id()).map(|(_, revision)| revision.clone());
+    assert_eq!(reported, Some(Revision::of(&document)));
     let keys = client.get(&format!("{}/.well-known/jwks.json", app.id())).await.text;
 
     stack.apply(&app.clone().set("/signUp", "Closed")).unwrap();
-    let change = revisions.change_that(|change| change.app.as_str() == app.id()).await;
-    assert_ne!(change.revision, told);
+    let change = revisions.next_change_where(|change| change.app.as_str() == app.id()).await;
+    assert_ne!(change.revision, reported);
     let refused = client.register(app.id(), NAME, EMAIL, PASSWORD).await;
     refused.expect_error(StatusCode::FORBIDDEN, "registration_disabled");
-    assert_eq!(client.get(&format!("{}/.well-known/jwks.json", app.id())).await.text, keys, "keys are kept");
+    assert_eq!(client.get(&format!("{}/.well-known/jwks.json", app.id())).await.text, keys, "the keys do not change");
 
     let another = App::new("another");
     stack.apply(&another).unwrap();
-    revisions.change_that(|change| change.app.as_str() == another.id() && change.revision.is_some()).await;
+    revisions.next_change_where(|change| change.app.as_str() == another.id() && change.revision.is_some()).await;
     client.login(another.id(), EMAIL, PASSWORD).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
 
     stack.delete(&another).unwrap();
-    revisions.change_that(|change| change.app.as_str() == another.id() && change.revision.is_none()).await;
+    revisions.next_change_where(|change| change.app.as_str() == another.id() && change.revision.is_none()).await;
     client.login(another.id(), EMAIL, PASSWORD).await.expect_error(StatusCode::NOT_FOUND, "app_not_found");
     client.login(app.id(), EMAIL, PASSWORD).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
 }
 
 #[tokio::test]
-async fn a_manifest_that_is_not_valid_changes_nothing_and_stops_no_other() {
+async fn an_invalid_manifest_changes_nothing_and_stops_no_other() {
     let (broken, other) = (app(), app());
     let stack = Stack::builder().app(&broken).app(&other).watch().start().await;
     let client = stack.client();
-    let (mut revisions, _) = Revisions::of(stack.server()).await;
+    let (mut revisions, _) = RevisionStream::open(stack.server()).await;
     stack.apply(&broken.clone().set("/signUp", "Sometimes").set("/displayName", "Broken")).unwrap();
     stack.apply(&other.clone().set("/signUp", "Closed")).unwrap();
-    let change = revisions.change_that(|_| true).await;
+    let change = revisions.next_change_where(|_| true).await;
     assert_eq!(change.app.as_str(), other.id());
     let refused = client.register(other.id(), NAME, EMAIL, PASSWORD).await;
     refused.expect_error(StatusCode::FORBIDDEN, "registration_disabled");
@@ -409,33 +416,33 @@ async fn a_manifest_that_is_not_valid_changes_nothing_and_stops_no_other() {
 }
 
 #[tokio::test]
-async fn a_rendered_document_that_does_not_parse_is_refused_whole_and_the_old_one_serves() {
-    let shop = Shop::open().await;
+async fn a_document_that_does_not_parse_is_rejected_and_the_old_one_serves() {
+    let shop = TestApp::start().await;
     let client = shop.client();
     let path = shop.stack.rendered().join(format!("{}.json", shop.id()));
     let good = fs::read(&path).unwrap();
     let serving = Revision::of(&good);
-    let (mut revisions, _) = Revisions::of(shop.stack.server()).await;
+    let (mut revisions, _) = RevisionStream::open(shop.stack.server()).await;
     let mut keyless: Value = serde_json::from_slice(&good).unwrap();
     keyless["keys"]["signing"] = json!([]);
     keyless["signUp"] = json!("Closed");
     for bad in [&good[..good.len() / 2], b"{}", b"\xff\xfe", keyless.to_string().as_bytes()] {
         fs::write(&path, bad).unwrap();
-        // A file that is still being written may be refused more than once.
-        let change = revisions.change_that(|change| change.refused.is_some()).await;
+        // A file that is still being written can be rejected more than once.
+        let change = revisions.next_change_where(|change| change.refused.is_some()).await;
         assert_eq!(change.app.as_str(), shop.id());
-        assert_eq!(change.revision, Some(serving.clone()), "the one that goes on is told");
+        assert_eq!(change.revision, Some(serving.clone()), "the serving revision is reported");
         assert!(!change.refused.unwrap().reason.contains("PRIVATE"));
-        let (_, hello) = Revisions::of(shop.stack.server()).await;
+        let (_, hello) = RevisionStream::open(shop.stack.server()).await;
         assert!(hello.revisions.values().any(|revision| *revision == serving));
         client.register(shop.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     }
-    eventually("the refusal in the log", LIVE_LIMIT, || async {
-        let log = shop.stack.server().logged();
-        log.lines().any(|line| line.contains("refused") && line.contains(shop.id())).then_some(())
+    eventually("the rejection in the log", LIVE_LIMIT, || async {
+        let log = shop.stack.server().read_log();
+        log.lines().any(|line| line.contains("rejected") && line.contains(shop.id())).then_some(())
     })
     .await;
-    assert!(!shop.stack.server().logged().contains("PRIVATE KEY"));
+    assert!(!shop.stack.server().read_log().contains("PRIVATE KEY"));
 
     shop.edit_rendered(|document| {
         *document = serde_json::from_slice(&good).unwrap();
@@ -447,8 +454,8 @@ async fn a_rendered_document_that_does_not_parse_is_refused_whole_and_the_old_on
 }
 
 #[tokio::test]
-async fn a_document_of_a_later_format_serves_what_is_known_of_it() {
-    let shop = Shop::open().await;
+async fn a_document_of_a_later_format_is_served_with_its_known_fields() {
+    let shop = TestApp::start().await;
     shop.edit_rendered(|document| {
         document["format"] = json!(99);
         document["somethingNew"] = json!({ "deep": [1, 2, 3] });
@@ -462,18 +469,18 @@ async fn a_document_of_a_later_format_serves_what_is_known_of_it() {
 
 #[tokio::test]
 async fn the_operations_listener_is_alive_and_ready_and_not_public() {
-    let shop = Shop::open().await;
+    let shop = TestApp::start().await;
     let server = shop.stack.server();
     for path in ["livez", "readyz", "metrics"] {
-        server.ops(path).await.expect(StatusCode::OK);
+        server.get_ops(path).await.expect(StatusCode::OK);
         shop.client().get(path).await.expect_error(StatusCode::NOT_FOUND, "not_found");
     }
-    let ops = Anonymous::new(server.ops);
+    let ops = ApiClient::new(server.ops);
     let login = ops.login(shop.id(), EMAIL, PASSWORD).await;
     assert_eq!(login.status, StatusCode::NOT_FOUND, "{}", login.text);
     shop.client().login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::UNAUTHORIZED);
-    let metrics = server.ops("metrics").await.text;
+    let metrics = server.get_ops("metrics").await.text;
     assert!(metrics.contains("login"), "{metrics}");
-    let (_, hello) = Revisions::of(server).await;
+    let (_, hello) = RevisionStream::open(server).await;
     assert!(hello.pod_uid.parse::<Uuid>().is_ok_and(|uid| !uid.is_nil()), "{}", hello.pod_uid);
 }

@@ -1,17 +1,17 @@
-//! Errors (contract 1): one shape, a closed set, and each of them for its own reason.
+//! Errors: one format, a closed set of codes, and each code for its own reason (specification: HTTP API, Errors).
 
 use std::{collections::BTreeSet, time::Duration};
 
 use http::{Method, StatusCode};
-use latchkey_tests::{builders::App, client::Answer, redis, stack::Stack};
+use latchkey_tests::{builders::App, client::ApiResponse, redis, stack::Stack};
 use serde_json::{Value, json};
 
-use crate::support::{NAME, PASSWORD, Shop, WRONG_CODE, WRONG_PASSWORD, app, post_head, raw, status_of};
+use crate::support::{NAME, PASSWORD, TestApp, WRONG_CODE, WRONG_PASSWORD, app, post_head, send_raw, status_of};
 
 const EMAIL: &str = "ada@example.com";
 
-/// What the six endpoints answer.
-const PROVOKED: [(u16, &str); 18] = [
+/// The errors of the six email endpoints.
+const EMAIL_ENDPOINT_ERRORS: [(u16, &str); 18] = [
     (400, "invalid_code"),
     (400, "invalid_request"),
     (400, "weak_password"),
@@ -32,8 +32,8 @@ const PROVOKED: [(u16, &str); 18] = [
     (503, "temporarily_unavailable"),
 ];
 
-/// What only other endpoints answer.
-const OF_OTHER_ENDPOINTS: [&str; 13] = [
+/// The errors of other endpoints only.
+const OTHER_ENDPOINT_ERRORS: [&str; 13] = [
     "access_denied",
     "account_link_required",
     "invalid_client",
@@ -49,8 +49,8 @@ const OF_OTHER_ENDPOINTS: [&str; 13] = [
     "unsupported_grant_type",
 ];
 
-/// Notes an error after a look at its shape.
-fn note(seen: &mut BTreeSet<(u16, String)>, answer: &Answer) {
+/// Checks the format of an error and records it.
+fn record_error(seen: &mut BTreeSet<(u16, String)>, answer: &ApiResponse) {
     let error = answer.string("error");
     let names: BTreeSet<&str> = answer.body.as_object().expect("an object").keys().map(String::as_str).collect();
     let known = BTreeSet::from(["error", "error_description", "fields", "request_id"]);
@@ -76,30 +76,30 @@ fn note(seen: &mut BTreeSet<(u16, String)>, answer: &Answer) {
 }
 
 #[tokio::test]
-async fn every_error_of_the_six_endpoints_is_answered_in_the_one_shape() {
+async fn every_error_of_the_six_endpoints_has_the_same_format() {
     let shop = app().limit("codesPerClient", &[(3, 3600)]);
     let off = app().set("/enumerationProtection", "Off").set("/requireVerifiedEmail", true);
     let closed = app().set("/signUp", "Closed");
     let builder = Stack::builder().app(&shop).app(&off).app(&closed).own_redis(redis::Options::for_tests());
-    let shop = Shop { stack: builder.start().await, app: shop };
+    let shop = TestApp { stack: builder.start().await, app: shop };
     let (id, client) = (shop.id(), shop.client());
     let mut seen = BTreeSet::new();
-    let mut note = |answer: Answer| note(&mut seen, &answer);
+    let mut note = |answer: ApiResponse| record_error(&mut seen, &answer);
 
-    // The head does not end; meanwhile the rest.
-    let late = tokio::spawn(raw(shop.stack.server().public, post_head(&shop.path("login"))));
+    // The head of this request does not end; the other requests run meanwhile.
+    let late = tokio::spawn(send_raw(shop.stack.server().public, post_head(&shop.email_path("login"))));
 
-    note(client.post(&shop.path("login"), &json!({})).await);
+    note(client.post(&shop.email_path("login"), &json!({})).await);
     note(client.register(id, NAME, EMAIL, "password").await);
     note(client.login(id, EMAIL, PASSWORD).await);
-    note(client.signed_in(id, "x").verify().await);
+    note(client.with_token(id, "x").verify().await);
     note(client.register(closed.id(), NAME, EMAIL, PASSWORD).await);
     note(client.login("nowhere", EMAIL, PASSWORD).await);
-    note(client.post(&shop.path("nothing"), &json!({})).await);
-    note(client.get(&shop.path("login")).await);
-    let large = client.request(Method::POST, &shop.path("login")).header("content-type", "application/json");
+    note(client.post(&shop.email_path("nothing"), &json!({})).await);
+    note(client.get(&shop.email_path("login")).await);
+    let large = client.request(Method::POST, &shop.email_path("login")).header("content-type", "application/json");
     note(client.send(large.body(" ".repeat(64 * 1024 + 1))).await);
-    note(client.send(client.request(Method::POST, &shop.path("login")).body("{}")).await);
+    note(client.send(client.request(Method::POST, &shop.email_path("login")).body("{}")).await);
 
     client.register(off.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     note(client.login(off.id(), EMAIL, PASSWORD).await);
@@ -123,7 +123,7 @@ async fn every_error_of_the_six_endpoints_is_answered_in_the_one_shape() {
 
     let late = late.await.unwrap();
     assert_eq!(status_of(&late), Some(408), "{late}");
-    // What the HTTP library itself answers may come without the body.
+    // A response of the HTTP library itself can have no body.
     if let Some((_, body)) = late.split_once("\r\n\r\n").filter(|(_, body)| !body.is_empty()) {
         let body: Value = serde_json::from_str(body).unwrap();
         assert_eq!(body["error"], "invalid_request");
@@ -133,7 +133,8 @@ async fn every_error_of_the_six_endpoints_is_answered_in_the_one_shape() {
     note(client.login(id, EMAIL, PASSWORD).await);
 
     seen.insert((408, "invalid_request".to_owned()));
-    let expected: BTreeSet<_> = PROVOKED.iter().map(|(status, error)| (*status, (*error).to_owned())).collect();
+    let expected: BTreeSet<_> =
+        EMAIL_ENDPOINT_ERRORS.iter().map(|(status, error)| (*status, (*error).to_owned())).collect();
     assert_eq!(seen, expected);
 }
 
@@ -160,12 +161,12 @@ async fn the_set_of_errors_is_closed_and_documented() {
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
         }
     }
-    let shop = Shop::open().await;
+    let shop = TestApp::start().await;
     let document = shop.client().get("openapi.json").await.expect(StatusCode::OK);
     let mut found = Vec::new();
     errors(&document.body, &mut found);
     let ours: BTreeSet<String> =
-        PROVOKED.iter().map(|(_, error)| *error).chain(OF_OTHER_ENDPOINTS).map(str::to_owned).collect();
+        EMAIL_ENDPOINT_ERRORS.iter().map(|(_, error)| *error).chain(OTHER_ENDPOINT_ERRORS).map(str::to_owned).collect();
     assert!(!found.is_empty());
     for set in found {
         assert_eq!(set, ours);
@@ -173,8 +174,8 @@ async fn the_set_of_errors_is_closed_and_documented() {
 }
 
 #[tokio::test]
-async fn an_unknown_app_is_one_answer_for_every_endpoint() {
-    let shop = Shop::open().await;
+async fn an_unknown_app_gets_the_same_response_from_every_endpoint() {
+    let shop = TestApp::start().await;
     let client = shop.client();
     let long = "a".repeat(64);
     for app in ["nowhere", "SHOP", "-shop", "v1", "healthz", "sh%6Fp", long.as_str(), "%00", "..%2F"] {
@@ -188,10 +189,10 @@ async fn an_unknown_app_is_one_answer_for_every_endpoint() {
 }
 
 #[tokio::test]
-async fn a_path_that_is_not_there_is_not_found_and_a_wrong_method_names_the_right_ones() {
-    let shop = Shop::open().await;
+async fn an_unknown_path_is_not_found_and_a_wrong_method_gets_the_allowed_ones() {
+    let shop = TestApp::start().await;
     let client = shop.client();
-    let login = shop.path("login");
+    let login = shop.email_path("login");
     for path in
         ["", "v1", &format!("{login}/"), &format!("{login}/more"), &login.replace("v1", "v2"), "metrics", "readyz"]
     {
@@ -214,12 +215,12 @@ async fn a_path_that_is_not_there_is_not_found_and_a_wrong_method_names_the_righ
 }
 
 #[tokio::test]
-async fn every_answer_carries_a_request_id_and_keeps_one_that_is_well_formed() {
-    let shop = Shop::open().await;
+async fn every_response_has_a_request_id_and_keeps_a_well_formed_one() {
+    let shop = TestApp::start().await;
     let client = shop.client();
     let long = "a".repeat(128);
     for id in ["a", "Trace_1.2-3", long.as_str()] {
-        for path in ["openapi.json", "nothing", shop.path("login").as_str()] {
+        for path in ["openapi.json", "nothing", shop.email_path("login").as_str()] {
             let answer = client.send(client.request(Method::GET, path).header("x-request-id", id)).await;
             assert_eq!(answer.header("x-request-id"), Some(id), "{path}");
             assert_eq!(answer.header("x-content-type-options"), Some("nosniff"), "{path}");
@@ -233,14 +234,14 @@ async fn every_answer_carries_a_request_id_and_keeps_one_that_is_well_formed() {
         let fresh = answer.header("x-request-id").unwrap();
         let well_formed = |symbol: char| symbol.is_ascii_alphanumeric() || "._-".contains(symbol);
         assert!((1..=128).contains(&fresh.len()) && fresh.chars().all(well_formed), "{fresh}");
-        assert!(seen.insert(fresh.to_owned()), "a fresh one each time");
+        assert!(seen.insert(fresh.to_owned()), "a new id each time");
         assert_eq!(answer.headers.get_all("x-request-id").iter().count(), 1);
     }
 }
 
 #[tokio::test]
-async fn a_refusal_leaves_nothing_behind() {
-    let shop = Shop::with(App::new("shop")).await;
+async fn a_refusal_changes_nothing() {
+    let shop = TestApp::start_with(App::new("shop")).await;
     let client = shop.client();
     client.register(shop.id(), NAME, EMAIL, "password").await.expect(StatusCode::BAD_REQUEST);
     client.register(shop.id(), "", EMAIL, PASSWORD).await.expect(StatusCode::BAD_REQUEST);
@@ -252,7 +253,7 @@ async fn a_refusal_leaves_nothing_behind() {
             .await
             .unwrap();
     assert_eq!((users, mails), (0, 0));
-    // Nor did the refusals use up the mail limit of the address.
+    // The refusals did not use up the mail limit of the address either.
     client.register(shop.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     shop.mail(EMAIL, 1).await;
 }

@@ -1,4 +1,4 @@
-//! What the other tests stand on does what they believe it does.
+//! Tests of the test harness itself.
 
 use std::time::{Duration, Instant};
 
@@ -7,8 +7,8 @@ use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use latchkey_tests::{
     browser::Browser,
-    client::Anonymous,
-    dex::{self, Dex, Person},
+    client::ApiClient,
+    dex::{self, Dex, User},
     eventually_ok,
     inbox::Inbox,
     mail::Mailbox,
@@ -16,7 +16,7 @@ use latchkey_tests::{
     process,
     proxy::{Proxy, Trap},
     redis::{self, Redis, RedisCluster},
-    smtp::{self, Behaviour, Security, Smtp, Step},
+    smtp::{self, Behavior, Security, Smtp, Step},
 };
 use lettre::{
     AsyncSmtpTransport, AsyncTransport, Message, Tokio1Executor,
@@ -29,24 +29,26 @@ use lettre::{
 use sqlx::Connection;
 
 const LIMIT: Duration = Duration::from_secs(20);
-/// How long something that must not happen is waited for.
-const NOT_WITHIN: Duration = Duration::from_millis(300);
+/// How long a test waits for something that must not happen.
+const ABSENCE_WAIT: Duration = Duration::from_millis(300);
 
 // === Postgres ===
 
 #[tokio::test]
-async fn each_test_has_a_database_of_its_own() {
+async fn each_test_has_its_own_database() {
     let postgres = Postgres::shared().await;
     let (one, other) = (postgres.empty_database().await.unwrap(), postgres.empty_database().await.unwrap());
     sqlx::raw_sql("CREATE TABLE t (n int)").execute(&mut one.connect().await.unwrap()).await.unwrap();
-    assert_eq!(tables(&one).await, ["t"]);
-    assert!(tables(&other).await.is_empty());
+    assert_eq!(table_names(&one).await, ["t"]);
+    assert!(table_names(&other).await.is_empty());
 }
 
 #[tokio::test]
-async fn postgres_with_tls_takes_nothing_else() {
-    let options =
-        postgres::Options { tls: Some(latchkey_tests::tls::Tls::new().unwrap()), ..postgres::Options::for_tests() };
+async fn postgres_with_tls_refuses_plain_connections() {
+    let options = postgres::Options {
+        tls: Some(latchkey_tests::tls::ServerTls::new().unwrap()),
+        ..postgres::Options::for_tests()
+    };
     let postgres = Postgres::start(options).await.unwrap();
     let database = postgres.empty_database().await.unwrap();
     let mut connection = database.connect().await.unwrap();
@@ -60,7 +62,7 @@ async fn postgres_with_tls_takes_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_commit_can_be_cut_before_it_arrives_and_after() {
+async fn a_commit_can_be_cut_before_or_after_it_arrives() {
     let postgres = Postgres::shared().await;
     let database = postgres.empty_database().await.unwrap();
     sqlx::raw_sql("CREATE TABLE t (n int)").execute(&mut database.connect().await.unwrap()).await.unwrap();
@@ -75,9 +77,9 @@ async fn a_commit_can_be_cut_before_it_arrives_and_after() {
         sqlx::query("INSERT INTO t VALUES ($1)").bind(row).execute(&mut *transaction).await.unwrap();
         proxy.set_trap(trap);
         transaction.commit().await.unwrap_err();
-        proxy.sprung().await;
-        let there = eventually_ok("the server's end of that connection", LIMIT, || async {
-            // The row is decided when its transaction is over.
+        proxy.trap_triggered().await;
+        let row_exists = eventually_ok("the end of the connection at the server", LIMIT, || async {
+            // Whether the row exists is certain once its transaction has ended.
             let mut direct = database.connect().await.map_err(|error| error.to_string())?;
             let others: i64 = sqlx::query_scalar(
                 "SELECT count(*) FROM pg_stat_activity WHERE datname = $1 AND pid <> pg_backend_pid()",
@@ -96,11 +98,11 @@ async fn a_commit_can_be_cut_before_it_arrives_and_after() {
                 .map_err(|error| error.to_string())
         })
         .await;
-        assert_eq!(there, arrives, "row {row}");
+        assert_eq!(row_exists, arrives, "row {row}");
     }
 }
 
-async fn tables(database: &Database) -> Vec<String> {
+async fn table_names(database: &Database) -> Vec<String> {
     sqlx::query_scalar("SELECT tablename::text FROM pg_tables WHERE schemaname = 'public'")
         .fetch_all(&mut database.connect().await.unwrap())
         .await
@@ -118,9 +120,9 @@ async fn a_proxy_refuses_stalls_delays_and_recovers() {
     ping(&mut connection).await.unwrap();
 
     proxy.cut();
-    eventually_ok("the cut is seen", LIMIT, || {
+    eventually_ok("the client notices the cut", LIMIT, || {
         let mut connection = connection.clone();
-        async move { if ping(&mut connection).await.is_err() { Ok(()) } else { Err("it answers") } }
+        async move { if ping(&mut connection).await.is_err() { Ok(()) } else { Err("Redis still answers") } }
     })
     .await;
 
@@ -130,7 +132,7 @@ async fn a_proxy_refuses_stalls_delays_and_recovers() {
     let mut connection = client.get_multiplexed_async_connection().await.unwrap();
 
     proxy.stall();
-    tokio::time::timeout(NOT_WITHIN, ping(&mut connection.clone())).await.unwrap_err();
+    tokio::time::timeout(ABSENCE_WAIT, ping(&mut connection.clone())).await.unwrap_err();
     proxy.restore().unwrap();
     ping(&mut connection).await.unwrap();
 
@@ -138,7 +140,7 @@ async fn a_proxy_refuses_stalls_delays_and_recovers() {
     proxy.delay(delay);
     let before = Instant::now();
     ping(&mut connection).await.unwrap();
-    assert!(before.elapsed() >= 2 * delay, "there and back took {:?}", before.elapsed());
+    assert!(before.elapsed() >= 2 * delay, "the round trip took {:?}", before.elapsed());
 
     proxy.restore().unwrap();
     proxy.set_trap(Trap::AfterBytes(3));
@@ -148,13 +150,13 @@ async fn a_proxy_refuses_stalls_delays_and_recovers() {
 #[tokio::test]
 async fn redis_runs_with_tls_and_a_password() {
     let options = redis::Options {
-        tls: Some(latchkey_tests::tls::Tls::new().unwrap()),
+        tls: Some(latchkey_tests::tls::ServerTls::new().unwrap()),
         password: Some("secret".to_owned()),
         ..redis::Options::for_tests()
     };
     let redis = Redis::start(options).await.unwrap();
     ping(&mut redis.connect().await.unwrap()).await.unwrap();
-    // Its certificate is nobody's that is generally trusted.
+    // No generally trusted authority has signed its certificate.
     latchkey_tests::tls::install_crypto_provider();
     ::redis::Client::open(redis.url()).unwrap().get_multiplexed_async_connection().await.unwrap_err();
 }
@@ -165,7 +167,7 @@ async fn a_replica_acknowledges_writes() {
     let options = redis::Options { replica_of: Some(master.addr()), ..redis::Options::for_tests() };
     let replica = Redis::start(options).await.unwrap();
     let mut connection = master.connect().await.unwrap();
-    let acknowledged = eventually_ok("a replica that follows", LIMIT, || {
+    let acknowledged = eventually_ok("a replica that acknowledges", LIMIT, || {
         let mut connection = connection.clone();
         async move {
             let (): () = ::redis::cmd("SET").arg("k").arg("v").query_async(&mut connection).await.unwrap();
@@ -182,7 +184,7 @@ async fn a_replica_acknowledges_writes() {
 }
 
 #[tokio::test]
-async fn a_cluster_has_its_slots_on_three_masters() {
+async fn a_redis_cluster_has_its_slots_on_three_masters() {
     let cluster = RedisCluster::start().await.unwrap();
     let mut refusals = 0;
     for master in &cluster.masters {
@@ -205,10 +207,10 @@ async fn ping(connection: &mut ::redis::aio::MultiplexedConnection) -> Result<()
 type Transport = AsyncSmtpTransport<Tokio1Executor>;
 
 fn transport(smtp: &Smtp) -> Transport {
-    transport_by(smtp, Mechanism::Plain)
+    transport_with(smtp, Mechanism::Plain)
 }
 
-fn transport_by(smtp: &Smtp, mechanism: Mechanism) -> Transport {
+fn transport_with(smtp: &Smtp, mechanism: Mechanism) -> Transport {
     latchkey_tests::tls::install_crypto_provider();
     let mut builder = Transport::builder_dangerous("localhost").port(smtp.addr().port()).timeout(Some(LIMIT));
     if let Some(ca) = smtp.ca() {
@@ -241,13 +243,13 @@ fn message(to: &str) -> Message {
 }
 
 #[tokio::test]
-async fn mail_arrives_by_every_kind_of_relay() {
+async fn mail_arrives_through_every_kind_of_relay() {
     for security in [Security::None, Security::StartTls, Security::Implicit] {
         for login in [None, Some(("ada".to_owned(), "s3cret ü".to_owned()))] {
             for mechanism in [Mechanism::Plain, Mechanism::Login] {
                 let options = smtp::Options { security, login: login.clone(), ..smtp::Options::plain() };
                 let smtp = Smtp::start(options).await.unwrap();
-                transport_by(&smtp, mechanism).send(message("ada@example.com")).await.unwrap();
+                transport_with(&smtp, mechanism).send(message("ada@example.com")).await.unwrap();
                 let mail = smtp.mails().wait_for(|mail| mail.is_to("ada@example.com"), LIMIT).await;
                 assert_eq!(mail.subject, "Bestätigen");
                 assert_eq!(mail.from, "The Shöp <hello@shop.test>");
@@ -263,17 +265,17 @@ async fn mail_arrives_by_every_kind_of_relay() {
 }
 
 #[tokio::test]
-async fn a_relay_with_a_login_takes_no_other() {
+async fn a_relay_with_credentials_refuses_others() {
     let login = Some(("ada".to_owned(), "right".to_owned()));
     let options = smtp::Options { security: Security::StartTls, login, ..smtp::Options::plain() };
     let smtp = Smtp::start(options).await.unwrap();
     let addr = smtp.addr();
-    let wrong = transport_by(&smtp, Mechanism::Login);
-    smtp.behave(Behaviour::Refuse(Step::Auth, 454, "later".to_owned()));
+    let wrong = transport_with(&smtp, Mechanism::Login);
+    smtp.set_behavior(Behavior::Refuse(Step::Auth, 454, "later".to_owned()));
     assert!(wrong.send(message("ada@example.com")).await.unwrap_err().is_transient());
-    smtp.behave(Behaviour::Accept);
+    smtp.set_behavior(Behavior::Accept);
     for builder in [
-        // Without TLS, and so without a login.
+        // Without TLS the relay offers no authentication.
         Transport::builder_dangerous("127.0.0.1"),
         Transport::builder_dangerous("127.0.0.1")
             .credentials(Credentials::new("ada".to_owned(), "wrong".to_owned()))
@@ -286,32 +288,32 @@ async fn a_relay_with_a_login_takes_no_other() {
 }
 
 #[tokio::test]
-async fn a_relay_refuses_hangs_cuts_and_comes_back() {
+async fn a_relay_can_refuse_hang_cut_and_recover() {
     let smtp = Smtp::start(smtp::Options::plain()).await.unwrap();
     let transport = || transport(&smtp);
     for step in [Step::Connect, Step::MailFrom, Step::RcptTo, Step::Data, Step::EndOfData] {
-        smtp.behave(Behaviour::Refuse(step, 451, "later".to_owned()));
+        smtp.set_behavior(Behavior::Refuse(step, 451, "later".to_owned()));
         let refusal = transport().send(message("a@example.com")).await.unwrap_err();
         assert!(refusal.is_transient(), "{step:?}: {refusal:?}");
-        smtp.behave(Behaviour::Refuse(step, 550, "never".to_owned()));
+        smtp.set_behavior(Behavior::Refuse(step, 550, "never".to_owned()));
         let refusal = transport().send(message("a@example.com")).await.unwrap_err();
         assert!(refusal.is_permanent(), "{step:?}: {refusal:?}");
-        smtp.behave(Behaviour::Hang(step));
-        tokio::time::timeout(NOT_WITHIN, transport().send(message("a@example.com"))).await.unwrap_err();
+        smtp.set_behavior(Behavior::Hang(step));
+        tokio::time::timeout(ABSENCE_WAIT, transport().send(message("a@example.com"))).await.unwrap_err();
         assert!(smtp.mails().all().is_empty(), "{step:?}");
     }
-    smtp.behave(Behaviour::Cut(Step::EndOfData));
+    smtp.set_behavior(Behavior::Cut(Step::EndOfData));
     transport().send(message("b@example.com")).await.unwrap_err();
-    assert_eq!(smtp.mails().to("b@example.com").len(), 1, "only the answer is lost");
+    assert_eq!(smtp.mails().to("b@example.com").len(), 1, "only the response is lost");
 
-    smtp.behave(Behaviour::RefuseRecipient("c@example.com".to_owned(), 550));
+    smtp.set_behavior(Behavior::RefuseRecipient("c@example.com".to_owned(), 550));
     assert!(transport().send(message("c@example.com")).await.unwrap_err().is_permanent());
     transport().send(message("d@example.com")).await.unwrap();
 
-    smtp.behave(Behaviour::Accept);
-    smtp.down().await;
+    smtp.set_behavior(Behavior::Accept);
+    smtp.stop().await;
     transport().send(message("e@example.com")).await.unwrap_err();
-    smtp.up().unwrap();
+    smtp.listen().unwrap();
     transport().send(message("e@example.com")).await.unwrap();
     let order: Vec<String> = smtp.mails().all().iter().flat_map(|mail| mail.to.clone()).collect();
     assert_eq!(order, ["b@example.com", "d@example.com", "e@example.com"]);
@@ -320,10 +322,10 @@ async fn a_relay_refuses_hangs_cuts_and_comes_back() {
 // === The inbox page ===
 
 #[tokio::test]
-async fn the_inbox_tells_of_mails_as_they_come() {
+async fn the_inbox_reports_mails_as_they_arrive() {
     let mails = Mailbox::default();
     let inbox = Inbox::start(process::free_addr(), mails.clone()).unwrap();
-    let client = Anonymous::new(inbox.addr());
+    let client = ApiClient::new(inbox.addr());
     let deliver = |to: &str| {
         let raw = b"Subject: s\r\nContent-Type: text/html\r\n\r\n<script>alert(1)</script>\r\n";
         mails.deliver("a@x.test", &[to.to_owned()], raw).unwrap();
@@ -345,7 +347,7 @@ async fn the_inbox_tells_of_mails_as_they_come() {
     assert_eq!(ids, [2, 1]);
     assert_eq!(client.get("api/messages/1").await.expect(StatusCode::OK).string("subject"), "s");
 
-    // A mail's HTML runs nothing and loads nothing.
+    // The HTML of a mail can run nothing and load nothing.
     let html = client.get("api/messages/2/html").await.expect(StatusCode::OK);
     let policy = html.header("content-security-policy").unwrap();
     assert!(policy.starts_with("default-src 'none';") && policy.contains("sandbox"), "{policy}");
@@ -366,11 +368,11 @@ async fn the_inbox_tells_of_mails_as_they_come() {
 }
 
 #[tokio::test]
-async fn the_inbox_page_says_that_it_loads_until_the_mails_have_come() {
+async fn the_inbox_page_shows_loading_until_the_mails_arrive() {
     let mails = Mailbox::default();
     let inbox = Inbox::start(process::free_addr(), mails.clone()).unwrap();
-    let page = Anonymous::new(inbox.addr()).get("/").await.expect(StatusCode::OK).text;
-    // The same page of an inbox that answers nothing else.
+    let page = ApiClient::new(inbox.addr()).get("/").await.expect(StatusCode::OK).text;
+    // The same page, from an inbox that answers no other request.
     let silent = page_server(page).await;
     let browser = Browser::start().await.unwrap();
     browser.open(&format!("http://{silent}/")).await;
@@ -378,15 +380,15 @@ async fn the_inbox_page_says_that_it_loads_until_the_mails_have_come() {
     assert!(text.contains("Loading") && !text.contains("No mail yet"), "{text}");
 
     browser.open(&format!("http://{}/", inbox.addr())).await;
-    let text = browser.until_text("No mail yet").await;
+    let text = browser.wait_for_text("No mail yet").await;
     assert!(!text.contains("Loading"), "{text}");
     mails.deliver("a@x.test", &["b@x.test".to_owned()], b"Subject: hello\r\n\r\nhello\r\n").unwrap();
     browser.open(&format!("http://{}/", inbox.addr())).await;
-    let text = browser.until_text("hello").await;
+    let text = browser.wait_for_text("hello").await;
     assert!(!text.contains("Loading") && !text.contains("No mail yet"), "{text}");
 }
 
-/// Serves a page at `/`, and never answers anything else.
+/// Serves a page at `/` and answers no other request.
 async fn page_server(page: String) -> std::net::SocketAddr {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
@@ -410,9 +412,9 @@ async fn page_server(page: String) -> std::net::SocketAddr {
 }
 
 #[tokio::test]
-async fn the_inbox_answers_no_name_but_its_own() {
+async fn the_inbox_refuses_other_host_names() {
     let inbox = Inbox::start(process::free_addr(), Mailbox::default()).unwrap();
-    let client = Anonymous::new(inbox.addr());
+    let client = ApiClient::new(inbox.addr());
     for (host, status) in [
         ("localhost:8025", StatusCode::OK),
         ("127.0.0.1", StatusCode::OK),
@@ -425,9 +427,9 @@ async fn the_inbox_answers_no_name_but_its_own() {
     }
 }
 
-/// A page that is opened with what anybody wrote shows it as text and runs none of it.
+/// The page shows hostile parameters as text and runs none of them.
 #[tokio::test]
-async fn the_page_behind_a_login_shows_what_came_along_as_text() {
+async fn the_page_after_a_login_shows_its_parameters_as_text() {
     let inbox = Inbox::start(process::free_addr(), Mailbox::default()).unwrap();
     let browser = Browser::start().await.unwrap();
     let done = format!("http://{}/done", inbox.addr());
@@ -449,7 +451,7 @@ async fn the_page_behind_a_login_shows_what_came_along_as_text() {
     let hostile = "</td><img src=x onerror=document.title='gone'><script>document.title='gone'</script>";
     let encoded: String = url::form_urlencoded::byte_serialize(hostile.as_bytes()).collect();
     for separator in ['?', '#'] {
-        // Another path in between, since a change of the fragment alone loads nothing.
+        // Opens another path in between, because a change of the fragment alone loads nothing.
         browser.open(&format!("http://{}/", inbox.addr())).await;
         browser.open(&format!("{done}{separator}error=access_denied&error_description={encoded}")).await;
         assert_eq!(browser.text_of("#title").await, "Not logged in");
@@ -458,17 +460,17 @@ async fn the_page_behind_a_login_shows_what_came_along_as_text() {
         assert_eq!(browser.title().await, "Back from login · Latchkey");
     }
     browser.open(&done).await;
-    assert_eq!(browser.text_of("#title").await, "Nothing came along");
+    assert_eq!(browser.text_of("#title").await, "No parameters");
 }
 
 // === The provider and the browser ===
 
 #[tokio::test]
-async fn a_person_logs_in_at_dex_in_a_browser() {
+async fn a_user_logs_in_at_dex_in_a_browser() {
     let inbox = Inbox::start(process::free_addr(), Mailbox::default()).unwrap();
     let done = format!("http://{}/done", inbox.addr());
     let client = dex::Client { id: "tests".to_owned(), secret: "s".to_owned(), callbacks: vec![done.clone()] };
-    let options = dex::Options::for_tests().client(client).person(Person::new("Ada", "ada@example.com"));
+    let options = dex::Options::for_tests().client(client).user(User::new("Ada", "ada@example.com"));
     let dex = Dex::start(options).await.unwrap();
     let begin = |state: &str| {
         let query = format!("client_id=tests&response_type=code&scope=openid+email&redirect_uri={done}&state={state}");
@@ -477,26 +479,26 @@ async fn a_person_logs_in_at_dex_in_a_browser() {
     let browser = Browser::start().await.unwrap();
     browser.open(&begin("one")).await;
     dex::log_in(&browser, "nobody@example.com").await;
-    browser.until_text("Invalid Email Address and password").await;
+    browser.wait_for_text("Invalid Email Address and password").await;
     dex::log_in(&browser, "ada@example.com").await;
-    let url = browser.until_url("the way back", |url| url.path() == "/done").await;
+    let url = browser.wait_for_url("the redirect back", |url| url.path() == "/done").await;
     assert!(url.query().unwrap().contains("code=") && url.query().unwrap().contains("state=one"), "{url}");
 
-    // One that asks, in the same place: it lets a person go on or not.
-    let keys = async |dex: &Dex| Anonymous::new(dex.addr()).get("dex/keys").await.expect(StatusCode::OK).body;
+    // A Dex at the same address that asks for consent, which the user can give or deny.
+    let keys = async |dex: &Dex| ApiClient::new(dex.addr()).get("dex/keys").await.expect(StatusCode::OK).body;
     let before = keys(&dex).await;
-    let options = dex.options().clone().asking();
-    assert!(dex.stop(LIMIT), "it ends by itself");
+    let options = dex.options().clone().with_consent_page();
+    assert!(dex.stop(LIMIT), "Dex stops in time");
     let dex = Dex::start(options).await.unwrap();
-    assert_ne!(keys(&dex).await, before, "what it knew is forgotten");
+    assert_ne!(keys(&dex).await, before, "the new Dex has new keys");
     browser.open(&begin("two")).await;
     dex::log_in(&browser, "ada@example.com").await;
     dex::cancel(&browser).await;
-    browser.until_text("Approval rejected").await;
+    browser.wait_for_text("Approval rejected").await;
     browser.open(&begin("three")).await;
     dex::log_in(&browser, "ada@example.com").await;
     dex::grant(&browser).await;
-    let url = browser.until_url("the way back", |url| url.path() == "/done").await;
+    let url = browser.wait_for_url("the redirect back", |url| url.path() == "/done").await;
     assert!(url.query().unwrap().contains("state=three"), "{url}");
 }
 
@@ -521,7 +523,7 @@ async fn tabs_share_cookies_and_browsers_do_not() {
     assert_eq!(one.url().await.path(), "/set");
 }
 
-/// Tells the cookies that it is sent; under `/set` it sets one.
+/// Returns the cookies of the request; `/set` sets one.
 async fn cookie_server() -> std::net::SocketAddr {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();

@@ -1,4 +1,5 @@
-//! Hostile and malformed requests (contract 1 and 2): bounds at their last good and first bad value.
+//! Hostile and malformed requests: bounds at their last valid and first invalid value (specification: HTTP API, Request
+//! bodies).
 
 use std::{
     collections::BTreeMap,
@@ -9,52 +10,52 @@ use bytes::Bytes;
 use http::{Method, StatusCode};
 use http_body_util::Full;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use latchkey_tests::client::Answer;
+use latchkey_tests::client::ApiResponse;
 use serde_json::{Value, json};
 use tokio::{io::AsyncWriteExt, net::TcpStream};
 
-use crate::support::{NAME, PASSWORD, Shop, WRONG_CODE, post_head, raw, read_all, status_of};
+use crate::support::{NAME, PASSWORD, TestApp, WRONG_CODE, post_head, read_all, send_raw, status_of};
 
 const EMAIL: &str = "ada@example.com";
 const MAX_BODY: usize = 64 * 1024;
 const MAX_HEAD: usize = 32 * 1024;
 
-/// A login as JSON text, of a stranger: 401 where it is read.
+/// The JSON of a login of an unknown user: 401 if the server reads it.
 fn login_body() -> String {
     json!({ "email": EMAIL, "password": PASSWORD }).to_string()
 }
 
-/// Posts octets as JSON.
-async fn post(shop: &Shop, operation: &str, body: impl Into<reqwest::Body>) -> Answer {
+/// Posts bytes as JSON.
+async fn post(shop: &TestApp, operation: &str, body: impl Into<reqwest::Body>) -> ApiResponse {
     let client = shop.client();
-    let request = client.request(Method::POST, &shop.path(operation)).header("content-type", "application/json");
+    let request = client.request(Method::POST, &shop.email_path(operation)).header("content-type", "application/json");
     client.send(request.body(body)).await
 }
 
-/// The bad fields of a refusal, with their codes.
-fn fields(answer: &Answer) -> BTreeMap<String, String> {
+/// The invalid fields of a refusal, with their codes.
+fn field_errors(answer: &ApiResponse) -> BTreeMap<String, String> {
     let text = |value: &Value| value.as_str().unwrap_or_else(|| panic!("{}", answer.text)).to_owned();
     let fields = answer.body["fields"].as_array().unwrap_or_else(|| panic!("no fields in {}", answer.text));
     fields.iter().map(|field| (text(&field["field"]), text(&field["code"]))).collect()
 }
 
-/// An address of so many octets, so many of them before the `@`.
+/// An address of `total` bytes, `local` of them before the `@`.
 fn address(local: usize, total: usize) -> String {
-    let mut left = total - local - 1;
+    let mut remaining = total - local - 1;
     let mut domain = String::new();
-    while left > 64 {
+    while remaining > 64 {
         domain.push_str(&"d".repeat(60));
         domain.push('.');
-        left -= 61;
+        remaining -= 61;
     }
-    format!("{}@{domain}{}.f", "l".repeat(local), "e".repeat(left - 2))
+    format!("{}@{domain}{}.f", "l".repeat(local), "e".repeat(remaining - 2))
 }
 
 // === fields ===
 
 #[tokio::test]
 async fn every_bad_field_is_named_and_not_only_the_first() {
-    let shop = Shop::open().await;
+    let shop = TestApp::start().await;
     let all_fields = [
         ("login", vec!["email", "password"]),
         ("register", vec!["name", "email", "password"]),
@@ -68,20 +69,20 @@ async fn every_bad_field_is_named_and_not_only_the_first() {
             let body: Value = names.iter().filter_map(|name| Some(((*name).to_owned(), bad?.clone()))).collect();
             let answer = post(&shop, operation, body.to_string()).await;
             let answer = answer.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
-            let named = fields(&answer);
+            let named = field_errors(&answer);
             let mut expected = names.clone();
             expected.sort_unstable();
             assert_eq!(named.keys().collect::<Vec<_>>(), expected, "{operation} {bad:?}: {}", answer.text);
         }
     }
     let answer = post(&shop, "register", json!({ "name": "\u{7}", "email": "x", "password": "" }).to_string()).await;
-    assert_eq!(fields(&answer).len(), 3, "{}", answer.text);
-    assert_eq!(shop.mails_in_the_end("x").await, 0);
+    assert_eq!(field_errors(&answer).len(), 3, "{}", answer.text);
+    assert_eq!(shop.settled_mail_count("x").await, 0);
 }
 
 #[tokio::test]
 async fn unknown_fields_are_ignored() {
-    let shop = Shop::open().await;
+    let shop = TestApp::start().await;
     let body =
         json!({ "name": NAME, "email": EMAIL, "password": PASSWORD, "admin": true, "x": { "y": [1] }, "": null });
     post(&shop, "register", body.to_string()).await.expect(StatusCode::OK);
@@ -91,7 +92,7 @@ async fn unknown_fields_are_ignored() {
 
 #[tokio::test]
 async fn a_name_has_one_to_200_characters_and_no_control_characters() {
-    let shop = Shop::open().await;
+    let shop = TestApp::start().await;
     let register = async |index: usize, name: &str| {
         shop.client().register(shop.id(), name, &format!("ada{index}@example.com"), PASSWORD).await
     };
@@ -102,13 +103,13 @@ async fn a_name_has_one_to_200_characters_and_no_control_characters() {
     }
     for bad in [" ", "\t\n", &format!("{longest}x"), "a\u{0}b", "a\nb", "a\u{7f}b", "a\u{85}b"] {
         let answer = register(99, bad).await.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
-        assert_eq!(fields(&answer).keys().collect::<Vec<_>>(), ["name"], "{bad:?}");
+        assert_eq!(field_errors(&answer).keys().collect::<Vec<_>>(), ["name"], "{bad:?}");
     }
 }
 
 #[tokio::test]
-async fn an_address_is_a_dot_atom_at_a_host_name_of_at_most_254_octets() {
-    let shop = Shop::open().await;
+async fn an_address_is_a_dot_atom_at_a_host_name_of_at_most_254_bytes() {
+    let shop = TestApp::start().await;
     for good in [address(64, 254).as_str(), "a@b.cd", "o'brien+tag&x@xn--bcher-kva.example"] {
         let answer = shop.client().register(shop.id(), NAME, good, PASSWORD).await.expect(StatusCode::OK);
         assert_eq!(answer.string("email"), good);
@@ -139,14 +140,14 @@ async fn an_address_is_a_dot_atom_at_a_host_name_of_at_most_254_octets() {
         ] {
             let answer = post(&shop, operation, body.to_string()).await;
             let answer = answer.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
-            assert_eq!(fields(&answer).keys().collect::<Vec<_>>(), ["email"], "{operation} {bad:?}");
+            assert_eq!(field_errors(&answer).keys().collect::<Vec<_>>(), ["email"], "{operation} {bad:?}");
         }
     }
 }
 
 #[tokio::test]
 async fn a_password_has_8_to_128_characters() {
-    let shop = Shop::open().await;
+    let shop = TestApp::start().await;
     let (shortest, longest) = ("q7\u{fc}#Vz!p", "\u{e9}q7#Vz!p".repeat(16));
     assert_eq!((shortest.chars().count(), longest.chars().count()), (8, 128));
     for (index, good) in [shortest, &longest].into_iter().enumerate() {
@@ -158,7 +159,7 @@ async fn a_password_has_8_to_128_characters() {
     {
         let answer = shop.client().register(shop.id(), NAME, EMAIL, bad).await;
         let answer = answer.expect_error(StatusCode::BAD_REQUEST, "weak_password");
-        assert_eq!(fields(&answer), BTreeMap::from([("password".to_owned(), code.to_owned())]));
+        assert_eq!(field_errors(&answer), BTreeMap::from([("password".to_owned(), code.to_owned())]));
         assert!(!answer.text.contains(bad) || bad == "password", "{}", answer.text);
     }
     let client = shop.client();
@@ -170,7 +171,7 @@ async fn a_password_has_8_to_128_characters() {
 
 #[tokio::test]
 async fn malformed_json_is_refused() {
-    let shop = Shop::open().await;
+    let shop = TestApp::start().await;
     for bad in [
         "",
         " ",
@@ -199,7 +200,7 @@ async fn malformed_json_is_refused() {
 
 #[tokio::test]
 async fn a_duplicate_key_is_refused_at_any_depth() {
-    let shop = Shop::open().await;
+    let shop = TestApp::start().await;
     for bad in [
         r#"{"email":"ada@example.com","email":"eve@example.com","password":"x"}"#,
         r#"{"email":"ada@example.com","password":"x","password":"x"}"#,
@@ -211,8 +212,8 @@ async fn a_duplicate_key_is_refused_at_any_depth() {
 }
 
 #[tokio::test]
-async fn nesting_goes_16_deep_and_no_deeper() {
-    let shop = Shop::open().await;
+async fn nesting_is_limited_to_16_levels() {
+    let shop = TestApp::start().await;
     let nested = |open: &str, close: &str, depth: usize| {
         let (open, close) = (open.repeat(depth - 1), close.repeat(depth - 1));
         format!(r#"{{"email":"{EMAIL}","password":"x","more":{open}1{close}}}"#)
@@ -229,8 +230,8 @@ async fn nesting_goes_16_deep_and_no_deeper() {
 }
 
 #[tokio::test]
-async fn what_is_not_utf_8_is_refused() {
-    let shop = Shop::open().await;
+async fn invalid_utf_8_is_refused() {
+    let shop = TestApp::start().await;
     for bad in [&b"\xff"[..], b"\xc0\xae", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"caf\xe9"] {
         let body = [b"{\"email\":\"ada@example.com\",\"password\":\"", bad, b"\"}"].concat();
         post(&shop, "login", body).await.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
@@ -242,11 +243,11 @@ async fn what_is_not_utf_8_is_refused() {
 // === media types ===
 
 #[tokio::test]
-async fn a_body_needs_the_content_type_of_json() {
-    let shop = Shop::open().await;
+async fn a_body_needs_the_json_content_type() {
+    let shop = TestApp::start().await;
     let client = shop.client();
     let send = async |content_type: Option<&str>| {
-        let mut request = client.request(Method::POST, &shop.path("login")).body(login_body());
+        let mut request = client.request(Method::POST, &shop.email_path("login")).body(login_body());
         if let Some(content_type) = content_type {
             request = request.header("content-type", content_type);
         }
@@ -277,7 +278,7 @@ async fn a_body_needs_the_content_type_of_json() {
         answer.expect_error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type");
     }
     for (name, value) in [("content-encoding", "gzip"), ("content-type", "application/json; charset=utf-16")] {
-        let request = client.request(Method::POST, &shop.path("login")).header(name, value);
+        let request = client.request(Method::POST, &shop.email_path("login")).header(name, value);
         let request = if name == "content-type" { request } else { request.header("content-type", "application/json") };
         let answer = client.send(request.body(login_body())).await;
         answer.expect_error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type");
@@ -288,7 +289,7 @@ async fn a_body_needs_the_content_type_of_json() {
 
 #[tokio::test]
 async fn a_body_has_at_most_64_kib_however_it_is_sent() {
-    let shop = Shop::open().await;
+    let shop = TestApp::start().await;
     let of = |size: usize| {
         let body = login_body();
         let padding = " ".repeat(size - body.len());
@@ -304,33 +305,33 @@ async fn a_body_has_at_most_64_kib_however_it_is_sent() {
     let chunked = |size: usize| {
         let body = of(size);
         let (first, second) = body.split_at(1000);
-        let head = post_head(&shop.path("login"));
+        let head = post_head(&shop.email_path("login"));
         format!(
             "{head}Transfer-Encoding: chunked\r\n\r\n{:x}\r\n{first}\r\n{:x}\r\n{second}\r\n0\r\n\r\n",
             first.len(),
             second.len()
         )
     };
-    assert_eq!(status_of(&raw(server, chunked(MAX_BODY)).await), Some(401));
-    assert_eq!(status_of(&raw(server, chunked(MAX_BODY + 1)).await), Some(413));
-    // It is refused for what it says, before any of it comes.
-    let announced = format!("{}Content-Length: 1000000000000\r\n\r\n{{", post_head(&shop.path("login")));
-    assert_eq!(status_of(&raw(server, announced).await), Some(413));
+    assert_eq!(status_of(&send_raw(server, chunked(MAX_BODY)).await), Some(401));
+    assert_eq!(status_of(&send_raw(server, chunked(MAX_BODY + 1)).await), Some(413));
+    // It is refused for its announced length, before the body arrives.
+    let announced = format!("{}Content-Length: 1000000000000\r\n\r\n{{", post_head(&shop.email_path("login")));
+    assert_eq!(status_of(&send_raw(server, announced).await), Some(413));
     post(&shop, "login", of(100)).await.expect(StatusCode::UNAUTHORIZED);
 }
 
 #[tokio::test]
 async fn a_header_block_has_at_most_32_kib() {
-    let shop = Shop::open().await;
+    let shop = TestApp::start().await;
     let server = shop.stack.server().public;
     let body = login_body();
-    // One header, or many, that make a block of so many octets.
+    // One header, or many, so that the header block has this number of bytes.
     let padded = |size: usize, each: usize| {
-        let mut head = format!("{}Content-Length: {}\r\n", post_head(&shop.path("login")), body.len());
+        let mut head = format!("{}Content-Length: {}\r\n", post_head(&shop.email_path("login")), body.len());
         let mut count = 0;
         while head.len() + 2 < size {
-            let left = size - head.len() - 2;
-            let length = if left < 2 * each { left } else { each };
+            let remaining = size - head.len() - 2;
+            let length = if remaining < 2 * each { remaining } else { each };
             let name = format!("X-Pad-{count}: ");
             let value = "x".repeat(length.saturating_sub(name.len() + 2).max(1));
             head.push_str(&format!("{name}{value}\r\n"));
@@ -339,18 +340,18 @@ async fn a_header_block_has_at_most_32_kib() {
         format!("{head}\r\n{body}")
     };
     for each in [MAX_HEAD, 1024] {
-        let answer = raw(server, padded(MAX_HEAD - 1024, each)).await;
+        let answer = send_raw(server, padded(MAX_HEAD - 1024, each)).await;
         assert_eq!(status_of(&answer), Some(401), "{answer}");
         for size in [MAX_HEAD + 1024, 4 * MAX_HEAD] {
-            let answer = raw(server, padded(size, each)).await;
-            assert_eq!(status_of(&answer), Some(431), "{size} octets in headers of {each}: {answer}");
+            let answer = send_raw(server, padded(size, each)).await;
+            assert_eq!(status_of(&answer), Some(431), "{size} bytes in headers of {each}: {answer}");
         }
     }
     let many = (0..2000).map(|count| format!("X-{count}: x\r\n")).collect::<String>();
-    let flood = raw(server, format!("{}{many}\r\n", post_head(&shop.path("login")))).await;
+    let flood = send_raw(server, format!("{}{many}\r\n", post_head(&shop.email_path("login")))).await;
     assert_eq!(status_of(&flood), Some(431), "{flood}");
     let long_path = format!("GET /{} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", "a".repeat(70_000));
-    let answer = raw(server, long_path).await;
+    let answer = send_raw(server, long_path).await;
     assert!(matches!(status_of(&answer), Some(414 | 431)), "{answer}");
     post(&shop, "login", body).await.expect(StatusCode::UNAUTHORIZED);
 }
@@ -359,19 +360,19 @@ async fn a_header_block_has_at_most_32_kib() {
 
 #[tokio::test]
 async fn headers_have_10_seconds_and_a_body_30() {
-    let shop = Shop::open().await;
+    let shop = TestApp::start().await;
     let server = shop.stack.server().public;
-    let path = shop.path("login");
+    let path = shop.email_path("login");
     let head = post_head(&path);
-    // One after another until the server closes, an octet each half second.
-    let drip = async |start: String, drop_by_drop: char| {
+    // Sends one byte every half second until the server closes the connection.
+    let drip = async |start: String, byte: char| {
         let mut stream = TcpStream::connect(server).await.unwrap();
         let began = Instant::now();
         stream.write_all(start.as_bytes()).await.unwrap();
         let (mut reading, mut writing) = stream.into_split();
         let dripping = tokio::spawn(async move {
             let mut octet = [0; 4];
-            let octet = drop_by_drop.encode_utf8(&mut octet).as_bytes();
+            let octet = byte.encode_utf8(&mut octet).as_bytes();
             while writing.write_all(octet).await.is_ok() {
                 tokio::time::sleep(Duration::from_millis(500)).await;
             }
@@ -398,7 +399,7 @@ async fn headers_have_10_seconds_and_a_body_30() {
         drip(body, ' '),
         wait(chunk),
         async {
-            // Meanwhile everybody else is served.
+            // Meanwhile other requests are served.
             for _ in 0..20 {
                 post(&shop, "login", login_body()).await.expect(StatusCode::UNAUTHORIZED);
                 tokio::time::sleep(Duration::from_millis(100)).await;
@@ -410,7 +411,7 @@ async fn headers_have_10_seconds_and_a_body_30() {
         assert_eq!(status, Some(408), "{what}");
         assert!((9..=20).contains(&seconds), "{what}: {seconds} s");
     }
-    // Who says nothing at all is only cut off.
+    // A connection that sends nothing is only closed.
     assert!(matches!(nothing.0, None | Some(408)) && (9..=20).contains(&nothing.1), "nothing: {nothing:?}");
     for (what, (status, seconds)) in
         [("half a body", half_body), ("a slow body", slow_body), ("half a chunk", half_chunk)]
@@ -423,10 +424,10 @@ async fn headers_have_10_seconds_and_a_body_30() {
 // === HTTP ===
 
 #[tokio::test]
-async fn malformed_http_is_refused_and_the_server_goes_on() {
-    let shop = Shop::open().await;
+async fn malformed_http_is_refused_and_the_server_keeps_running() {
+    let shop = TestApp::start().await;
     let server = shop.stack.server().public;
-    let head = post_head(&shop.path("login"));
+    let head = post_head(&shop.email_path("login"));
     let two_lengths = format!("{head}Content-Length: 2\r\nContent-Length: 3\r\n\r\n{{}} ");
     let bad_length = format!("{head}Content-Length: two\r\n\r\n{{}}");
     let bad_chunk = format!("{head}Transfer-Encoding: chunked\r\n\r\nzz\r\n{{}}\r\n0\r\n\r\n");
@@ -443,26 +444,26 @@ async fn malformed_http_is_refused_and_the_server_goes_on() {
         &bad_chunk,
         &bad_coding,
     ] {
-        let answer = raw(server, bad).await;
+        let answer = send_raw(server, bad).await;
         let status = status_of(&answer);
         assert!(status.is_none_or(|status| (400..500).contains(&status)), "{bad:?}: {answer}");
     }
-    // Of two lengths no second request is made (RFC 9112, 6.3).
+    // Two different lengths do not make a second request (RFC 9112, section 6.3).
     let smuggled = format!(
         "{head}Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"
     );
-    let answer = raw(server, smuggled).await;
+    let answer = send_raw(server, smuggled).await;
     assert!(!answer.contains("\"openapi\""), "{answer}");
     post(&shop, "login", login_body()).await.expect(StatusCode::UNAUTHORIZED);
-    assert_eq!(shop.stack.server().ended(), None);
+    assert_eq!(shop.stack.server().exit_status(), None);
 }
 
 #[tokio::test]
-async fn many_headers_of_one_name_and_odd_octets_do_no_harm() {
-    let shop = Shop::open().await;
+async fn repeated_headers_and_unusual_bytes_do_no_harm() {
+    let shop = TestApp::start().await;
     let client = shop.client();
     let request = client
-        .request(Method::POST, &shop.path("login"))
+        .request(Method::POST, &shop.email_path("login"))
         .header("x-forwarded-for", "not an address")
         .header("x-forwarded-for", "1.2.3.4, 5.6.7.8")
         .header("user-agent", &b"\xff\xfe"[..])
@@ -475,21 +476,21 @@ async fn many_headers_of_one_name_and_odd_octets_do_no_harm() {
     client.send(request).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
     shop.client().register(shop.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     let long = "x".repeat(20_000);
-    let request = client.request(Method::POST, &shop.path("login")).header("user-agent", long);
+    let request = client.request(Method::POST, &shop.email_path("login")).header("user-agent", long);
     let request = request.json(&json!({ "email": EMAIL, "password": PASSWORD }));
     client.send(request).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn http_2_has_the_same_bounds() {
-    let shop = Shop::open().await;
+    let shop = TestApp::start().await;
     let stream = TcpStream::connect(shop.stack.server().public).await.unwrap();
     let (mut sender, connection) =
         hyper::client::conn::http2::handshake::<_, _, Full<Bytes>>(TokioExecutor::new(), TokioIo::new(stream))
             .await
             .unwrap();
     tokio::spawn(connection);
-    let url = format!("http://{}/{}", shop.stack.server().public, shop.path("login"));
+    let url = format!("http://{}/{}", shop.stack.server().public, shop.email_path("login"));
     let request = |padding: usize, body: Vec<u8>| {
         let request = hyper::Request::post(&url).header("content-type", "application/json");
         request.header("x-padding", "x".repeat(padding)).body(Full::new(Bytes::from(body))).unwrap()
@@ -504,8 +505,8 @@ async fn http_2_has_the_same_bounds() {
         (MAX_HEAD, body.clone(), StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE),
         (10, b"[]".to_vec(), StatusCode::BAD_REQUEST),
     ] {
-        let answer = sender.send_request(request(padding, body)).await.expect("the connection goes on");
-        assert_eq!(answer.status(), status, "{padding} octets of padding");
+        let answer = sender.send_request(request(padding, body)).await.expect("the connection stays open");
+        assert_eq!(answer.status(), status, "{padding} bytes of padding");
         if status != StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE {
             assert!(answer.headers().contains_key("x-request-id"));
         }

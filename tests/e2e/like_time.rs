@@ -1,25 +1,27 @@
-//! *Like time* (contract 3): on a quiet server nobody learns from the time of an answer whether an address has an
-//! account. A program of its own with one test, since it needs the machine for itself.
+//! Enumeration protection (specification: Accounts, Equal response times): on a quiet server the response time does not
+//! show whether an address has an account. This is a separate program with one test, because it needs the machine for
+//! itself.
 //!
-//! # What is decided, and how often wrongly
+//! # The decision and its error rate
 //!
-//! Known and unknown addresses are asked for in pairs, each pair in an order that a coin decides, and `d` is what the
-//! known one of a pair took longer. If the kinds do not differ, the coin alone decides the sign of `d`; if they differ
-//! by a shift, the median of `d` is that shift, and equals the difference of the medians. From the sorted `d` of `n`
-//! pairs comes an interval for that median, free of any assumption about how times are distributed: it leaves out the
-//! `k` smallest and the `k` greatest values, and misses the median on one side with the chance that of `n` coins at
-//! most `k` show heads. The greatest `k` is taken for which that is at most [`ERROR`].
+//! Requests for known and unknown addresses come in pairs, in random order within each pair. `d` is the extra time of
+//! the known address of a pair. If the kinds do not differ, the random order alone decides the sign of `d`. If they
+//! differ by a shift, the median of `d` is that shift, and equals the difference of the medians. The sorted `d` of `n`
+//! pairs give an interval for that median, without any assumption about the distribution of times: the interval leaves
+//! out the `k` smallest and the `k` greatest values. It misses the median on one side with the probability that at most
+//! `k` of `n` coin tosses show heads. `k` is the greatest number for which this probability is at most `ERROR`.
 //!
-//! The test fails only where the whole interval lies beyond the bound: where the kinds differ by the bound or less,
-//! that happens with a chance of at most [`ERROR`] on either side, each time it is looked at. There are at most
-//! [`COMPARISONS`] comparisons of at most [`LOOKS`] looks, so a run raises a false alarm with a chance of at most
-//! 2 · 10⁻⁷ · 6 · 3 = 3.6 · 10⁻⁶, one in 270,000.
+//! The test fails only if the whole interval is beyond the bound. If the kinds differ by the bound or less, this
+//! happens with a probability of at most `ERROR` on either side, at each evaluation. There are at most six comparisons
+//! with at most three evaluations each, so a run raises a false alarm with a probability of at most 2 · 10⁻⁷ · 6 · 3 =
+//! 3.6 · 10⁻⁶, one in 270,000.
 //!
-//! An interval as wide as a hash would overlook that one is missing. So it also fails, as *blurred*, where after the
-//! last look the interval is still wider than half of a hash; and the test measures what differs by construction (a
-//! stored hash that costs less, and one that costs nothing) and demands that this is found.
+//! An interval as wide as the time of a hash would not show that a hash is missing. So the test also fails, as
+//! *blurred*, if the interval is still wider than half of a hash after the last evaluation. In addition, it measures
+//! requests that differ by construction (a stored hash that costs less, and one that costs nothing) and requires that
+//! the difference is found.
 //!
-//! `LATCHKEY_LIKE_TIME_PAIRS=1000` measures sharper, against 2 % of a hash's time.
+//! `LATCHKEY_LIKE_TIME_PAIRS=1000` measures more precisely, against 2 % of a hash's time.
 
 use std::{
     env,
@@ -31,73 +33,73 @@ use argon2::{Algorithm, Argon2, Params, Version};
 use http::StatusCode;
 use latchkey_tests::{
     builders::App,
-    client::own_address,
+    client::unique_client_address,
+    raw_connection::{RawConnection, RawResponse},
     stack::Stack,
-    wire::{Reply, Wire},
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
 use serde_json::{Value, json};
 
-/// The chance that one look at one interval misses the median on one given side.
+/// The probability that one interval misses the median on one given side, at one evaluation.
 const ERROR: f64 = 1e-7;
-/// The contract's.
+/// The pairs of one evaluation and the bound (specification: Accounts, Equal response times).
 const PAIRS: usize = 250;
 const BOUND_MS: f64 = 1.0;
-/// From so many pairs on the bound is this share of a hash's time, where that is less.
+/// From this number of pairs on, the bound is this share of a hash's time if that is less.
 const MANY_PAIRS: usize = 1000;
-const SHARE_OF_A_HASH: f64 = 0.02;
-/// Where a look decides nothing, as many pairs again are measured, up to so many looks.
-const LOOKS: usize = 3;
-/// A comparison that took longer is looked at again only if it is blurred: on a busy machine that is what can be had.
-const LONG: Duration = Duration::from_secs(12);
-const COMPARISONS: usize = 6;
-/// Pairs that show a difference as great as that of a hash.
-const FEW_PAIRS: usize = 60;
-/// A mail is made and sent right after the answer that asked for it; that is not to meet the next request.
+const HASH_TIME_SHARE: f64 = 0.02;
+/// An undecided comparison measures as many pairs again, up to this number of evaluations.
+const MAX_EVALUATIONS: usize = 3;
+/// A comparison that took longer continues only if it is blurred, because a busy machine allows no more.
+const LONG_COMPARISON: Duration = Duration::from_secs(12);
+const MAX_COMPARISONS: usize = 6;
+/// Enough pairs to show a difference as great as a hash.
+const DIFFERENCE_PAIRS: usize = 60;
+/// A mail is made and sent right after the response. It must not overlap with the next request.
 const MAIL_PAUSE: Duration = Duration::from_millis(12);
 
 const PASSWORD: &str = "violet-Anchor-mills-27";
 const WRONG_PASSWORD: &str = "copper-Lantern-drift-58";
-const MANY: u32 = 1_000_000;
+const UNREACHABLE_COUNT: u32 = 1_000_000;
 
-/// Where the median of the differences lies, in milliseconds.
+/// An interval for the median of the differences, in milliseconds.
 #[derive(Clone, Copy, Debug)]
 struct Interval {
     low: f64,
-    middle: f64,
+    median: f64,
     high: f64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
-    /// The whole interval lies within the bound: they are alike, for sure.
+    /// The whole interval is within the bound: the times do not differ by more.
     Alike,
-    /// The whole interval lies beyond the bound: they differ, for sure.
+    /// The whole interval is beyond the bound: the times differ.
     Differ,
-    /// Neither; more pairs would tell.
+    /// Neither; more pairs are needed.
     Undecided,
 }
 
-/// One comparison: what to post for the known and for the unknown address of each pair.
+/// One comparison: the request bodies for the known and for the unknown address of each pair.
 struct Comparison<'a> {
     what: &'a str,
-    /// Below `/v1/{APPID}/`.
+    /// The path below `/v1/{APPID}/`.
     operation: &'a str,
-    /// Who asks, where that is somebody signed in.
+    /// The access token, if the request needs one.
     token: Option<&'a str>,
     known: Box<dyn FnMut() -> Value + 'a>,
     unknown: Box<dyn FnMut() -> Value + 'a>,
-    /// What both are answered.
+    /// The expected status of both responses.
     status: u16,
     pause: Duration,
 }
 
-/// The quiet service, and one caller who asks one thing after another.
-struct Ground {
+/// The quiet service, and one client that sends one request after another.
+struct TimingTest {
     stack: Stack,
     app: App,
-    wire: Wire,
-    coin: StdRng,
+    wire: RawConnection,
+    rng: StdRng,
     hash_ms: f64,
     pairs: usize,
     comparisons: usize,
@@ -106,14 +108,14 @@ struct Ground {
 // === impl Interval ===
 
 impl Interval {
-    /// Of the median that these values were drawn around.
-    #[expect(clippy::float_cmp, reason = "an order of values, none of which is computed here")]
-    fn of(differences: &[f64], error: f64) -> Self {
+    /// The interval for the median of the distribution of these values.
+    #[expect(clippy::float_cmp, reason = "compares stored values, none of which is computed here")]
+    fn from_differences(differences: &[f64], error: f64) -> Self {
         let mut sorted = differences.to_vec();
         sorted.sort_by(f64::total_cmp);
-        let left_out = left_out(sorted.len(), error);
+        let trimmed = values_to_trim(sorted.len(), error);
         let interval =
-            Self { low: sorted[left_out], middle: sorted[sorted.len() / 2], high: sorted[sorted.len() - 1 - left_out] };
+            Self { low: sorted[trimmed], median: sorted[sorted.len() / 2], high: sorted[sorted.len() - 1 - trimmed] };
         assert!(interval.low != interval.high || sorted[0] == sorted[sorted.len() - 1], "enough values");
         interval
     }
@@ -133,10 +135,10 @@ impl Interval {
     }
 }
 
-/// The greatest `k` such that of `n` coins at most `k` show heads with a chance of at most `error`: that many values may
-/// be left out at each end. With fewer than `log2(1 / error)` values there is none.
-fn left_out(n: usize, error: f64) -> usize {
-    #[expect(clippy::cast_precision_loss, reason = "a few thousand coins")]
+/// The greatest `k` for which at most `k` of `n` coin tosses show heads with a probability of at most `error`. So many
+/// values can be left out at each end. With fewer than `log2(1 / error)` values there is none.
+fn values_to_trim(n: usize, error: f64) -> usize {
+    #[expect(clippy::cast_precision_loss, reason = "a few thousand coin tosses")]
     let as_float = |n: usize| n as f64;
     // ln C(n, k) − n ln 2, term by term.
     let mut log_term = -as_float(n) * std::f64::consts::LN_2;
@@ -157,9 +159,9 @@ fn millis(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1000.0
 }
 
-// === impl Ground ===
+// === impl TimingTest ===
 
-impl Ground {
+impl TimingTest {
     async fn new() -> Self {
         let app = [
             "loginFailuresPerClient",
@@ -172,20 +174,29 @@ impl Ground {
             "codesPerClient",
         ]
         .into_iter()
-        .fold(App::new("like"), |app, limit| app.limit(limit, &[(MANY, 60)]));
+        .fold(App::new("like"), |app, limit| app.limit(limit, &[(UNREACHABLE_COUNT, 60)]));
         let stack = Stack::with(&app).await;
-        let wire = Wire::connect(stack.server().public, own_address()).await.expect("the server accepts");
+        let wire =
+            RawConnection::connect(stack.server().public, unique_client_address()).await.expect("the server accepts");
         let pairs = env::var("LATCHKEY_LIKE_TIME_PAIRS").ok();
         let pairs = pairs.map_or(PAIRS, |pairs| pairs.parse().expect("LATCHKEY_LIKE_TIME_PAIRS is a number"));
-        Self { stack, app, wire, coin: StdRng::from_rng(&mut rand::rng()), hash_ms: hash_time(), pairs, comparisons: 0 }
+        Self {
+            stack,
+            app,
+            wire,
+            rng: StdRng::from_rng(&mut rand::rng()),
+            hash_ms: measure_hash_ms(),
+            pairs,
+            comparisons: 0,
+        }
     }
 
-    /// An address that nobody has, as long as every other.
+    /// An address without an account. All addresses have the same length.
     fn fresh_address() -> String {
         format!("user-{:016x}@example.com", rand::random::<u64>())
     }
 
-    /// An address with an account; its code, where the address is to be verified, is used.
+    /// An address with an account. If it must be verified, this uses its code.
     async fn account(&mut self, verified: bool) -> String {
         let address = Self::fresh_address();
         let client = self.stack.client();
@@ -200,16 +211,16 @@ impl Ground {
     }
 
     async fn sql(&self, sql: &str) {
-        let mut connection = self.stack.database.connect().await.expect("the database is there");
+        let mut connection = self.stack.database.connect().await.expect("the database is reachable");
         let sql = sqlx::raw_sql(sqlx::AssertSqlSafe(sql.to_owned()));
-        sql.execute(&mut connection).await.expect("the SQL is right");
+        sql.execute(&mut connection).await.expect("the SQL is valid");
     }
 
     fn bound(&self) -> f64 {
-        if self.pairs >= MANY_PAIRS { BOUND_MS.min(self.hash_ms * SHARE_OF_A_HASH) } else { BOUND_MS }
+        if self.pairs >= MANY_PAIRS { BOUND_MS.min(self.hash_ms * HASH_TIME_SHARE) } else { BOUND_MS }
     }
 
-    fn ask(&mut self, comparison: &Comparison<'_>, body: &Value) -> Reply {
+    fn send(&mut self, comparison: &Comparison<'_>, body: &Value) -> RawResponse {
         let path = format!("v1/{}/{}", self.app.id(), comparison.operation);
         let body = body.to_string();
         std::thread::sleep(comparison.pause);
@@ -222,38 +233,38 @@ impl Ground {
         reply
     }
 
-    /// So many pairs: what the known one of each took longer, in milliseconds.
+    /// Measures this number of pairs. Returns the extra time of the known address of each, in milliseconds.
     fn differences(&mut self, comparison: &mut Comparison<'_>, pairs: usize) -> Vec<f64> {
         let mut differences = Vec::with_capacity(pairs);
         for _ in 0..pairs {
-            let mut asked = [(true, (comparison.known)()), (false, (comparison.unknown)())];
-            asked.shuffle(&mut self.coin);
-            let replies = asked.map(|(is_known, body)| (is_known, self.ask(comparison, &body)));
+            let mut requests = [(true, (comparison.known)()), (false, (comparison.unknown)())];
+            requests.shuffle(&mut self.rng);
+            let replies = requests.map(|(is_known, body)| (is_known, self.send(comparison, &body)));
             let [one, other] = &replies;
-            assert_eq!(shape(&one.1), shape(&other.1), "{}: the answers differ", comparison.what);
+            assert_eq!(shape(&one.1), shape(&other.1), "{}: the responses differ", comparison.what);
             let took = |known: bool| replies.iter().filter(|(is, _)| *is == known).map(|(_, reply)| reply.took).sum();
             differences.push(millis(took(true)) - millis(took(false)));
         }
         differences
     }
 
-    /// Measures until it is sure, at most for all looks; panics where the two differ.
+    /// Measures until the result is certain or no evaluation is left. Panics if the two differ.
     fn expect_alike(&mut self, mut comparison: Comparison<'_>) {
         self.comparisons += 1;
-        assert!(self.comparisons <= COMPARISONS, "the stated rate of false alarms counts all comparisons");
-        // What the first requests fill stays filled: caches, prepared statements.
+        assert!(self.comparisons <= MAX_COMPARISONS, "the stated rate of false alarms counts all comparisons");
+        // The first requests fill caches and prepare statements.
         self.differences(&mut comparison, 10);
         let (bound, pairs, started) = (self.bound(), self.pairs, Instant::now());
         let mut differences = Vec::new();
-        for look in 1..=LOOKS {
+        for evaluation in 1..=MAX_EVALUATIONS {
             differences.extend(self.differences(&mut comparison, pairs));
-            let interval = Interval::of(&differences, ERROR);
+            let interval = Interval::from_differences(&differences, ERROR);
             let verdict = interval.verdict(bound);
-            say(&format!(
-                "{}: {} pairs, median difference {:+.3} ms, surely within {:+.3} … {:+.3} ms; bound {bound:.3} ms, a hash takes {:.1} ms: {verdict:?}",
+            print_line(&format!(
+                "{}: {} pairs, median difference {:+.3} ms, interval {:+.3} … {:+.3} ms; bound {bound:.3} ms, a hash takes {:.1} ms: {verdict:?}",
                 comparison.what,
                 differences.len(),
-                interval.middle,
+                interval.median,
                 interval.low,
                 interval.high,
                 self.hash_ms
@@ -262,39 +273,39 @@ impl Ground {
                 Verdict::Alike => return,
                 Verdict::Differ => panic!("{}: known and unknown addresses differ in time", comparison.what),
                 Verdict::Undecided => {
-                    let blurred = interval.width() > self.hash_ms.max(hash_time()) / 2.0;
-                    if !blurred && started.elapsed() > LONG {
+                    let blurred = interval.width() > self.hash_ms.max(measure_hash_ms()) / 2.0;
+                    if !blurred && started.elapsed() > LONG_COMPARISON {
                         return;
                     }
-                    let last = look == LOOKS;
-                    assert!(!(blurred && last), "{}: the machine is too busy to see even a hash", comparison.what);
+                    let last = evaluation == MAX_EVALUATIONS;
+                    assert!(!(blurred && last), "{}: the machine is too busy to detect even a hash", comparison.what);
                 }
             }
         }
     }
 
-    /// The same measurement of what differs by construction: it must be seen.
-    fn expect_found(&mut self, mut comparison: Comparison<'_>) {
+    /// Measures requests that differ by construction. The difference must be found.
+    fn expect_difference(&mut self, mut comparison: Comparison<'_>) {
         self.differences(&mut comparison, 5);
         let bound = self.bound();
-        let differences = self.differences(&mut comparison, FEW_PAIRS);
-        let interval = Interval::of(&differences, ERROR);
-        say(&format!(
-            "{}: median difference {:+.3} ms, surely within {:+.3} … {:+.3} ms",
-            comparison.what, interval.middle, interval.low, interval.high
+        let differences = self.differences(&mut comparison, DIFFERENCE_PAIRS);
+        let interval = Interval::from_differences(&differences, ERROR);
+        print_line(&format!(
+            "{}: median difference {:+.3} ms, interval {:+.3} … {:+.3} ms",
+            comparison.what, interval.median, interval.low, interval.high
         ));
-        assert_eq!(interval.verdict(bound), Verdict::Differ, "{}: the difference was not seen", comparison.what);
+        assert_eq!(interval.verdict(bound), Verdict::Differ, "{}: the difference was not found", comparison.what);
     }
 }
 
-/// Past the test harness, which keeps what a passing test prints.
-fn say(line: &str) {
-    // Nobody may be listening; the verdict does not depend on it.
-    drop(writeln!(std::io::stderr(), "like time: {line}"));
+/// Writes past the test harness, which hides the output of a passing test.
+fn print_line(line: &str) {
+    // Standard error can be closed; the verdict does not depend on it.
+    drop(writeln!(std::io::stderr(), "response times: {line}"));
 }
 
 /// The median time of the service's own hash on this machine now, in milliseconds.
-fn hash_time() -> f64 {
+fn measure_hash_ms() -> f64 {
     let argon2 = Argon2::new(Algorithm::Argon2id, Version::V0x13, Params::DEFAULT);
     let mut times: Vec<f64> = (0..41)
         .map(|_| {
@@ -310,17 +321,18 @@ fn hash_time() -> f64 {
     times[times.len() / 2]
 }
 
-/// What of an answer must be the same for both: all but ids, times and the address itself, which are equally long.
-fn shape(reply: &Reply) -> (u16, Vec<String>, Vec<String>, usize) {
+/// The parts of a response that must be the same for both: all but ids, times and the address, which have the same
+/// length.
+fn shape(reply: &RawResponse) -> (u16, Vec<String>, Vec<String>, usize) {
     let mut headers: Vec<String> =
         reply.head.lines().skip(1).filter_map(|line| Some(line.split_once(':')?.0.to_ascii_lowercase())).collect();
     headers.sort_unstable();
-    let body: Value = serde_json::from_str(&reply.body).expect("an answer is JSON");
-    let fields = body.as_object().expect("an answer is an object").keys().cloned().collect();
+    let body: Value = serde_json::from_str(&reply.body).expect("a response is JSON");
+    let fields = body.as_object().expect("a response is an object").keys().cloned().collect();
     (reply.status, headers, fields, reply.body.len())
 }
 
-/// Somebody's hash of [`PASSWORD`], for less memory than the service's own.
+/// A hash of [`PASSWORD`] that needs less memory than the service's own.
 fn cheap_hash() -> String {
     use argon2::password_hash::phc::{Ident, Output, PasswordHash, Salt};
     let params = Params::new(8 * 1024, 1, 1, None).expect("valid parameters");
@@ -340,15 +352,15 @@ fn cheap_hash() -> String {
 }
 
 #[tokio::test]
-async fn known_and_unknown_addresses_are_answered_in_like_time() {
-    the_detector_sees_what_it_must_and_nothing_else();
-    let mut ground = Ground::new().await;
-    let verified = ground.account(true).await;
-    let unverified = ground.account(false).await;
+async fn response_times_of_known_and_unknown_addresses_do_not_differ() {
+    assert_decision_error_rate();
+    let mut timing = TimingTest::new().await;
+    let verified = timing.account(true).await;
+    let unverified = timing.account(false).await;
 
     let login = |email: &str| json!({ "email": email, "password": WRONG_PASSWORD });
-    let unknown = || Box::new(move || login(&Ground::fresh_address())) as Box<dyn FnMut() -> Value>;
-    ground.expect_alike(Comparison {
+    let unknown = || Box::new(move || login(&TimingTest::fresh_address())) as Box<dyn FnMut() -> Value>;
+    timing.expect_alike(Comparison {
         what: "login",
         operation: "email/login",
         token: None,
@@ -360,10 +372,10 @@ async fn known_and_unknown_addresses_are_answered_in_like_time() {
 
     let register =
         |email: &str, password: &str| json!({ "name": "Ada Lovelace", "email": email, "password": password });
-    let new = || Box::new(move || register(&Ground::fresh_address(), WRONG_PASSWORD)) as Box<dyn FnMut() -> Value>;
-    // Another password than the account's, which is what somebody who asks has.
+    let new = || Box::new(move || register(&TimingTest::fresh_address(), WRONG_PASSWORD)) as Box<dyn FnMut() -> Value>;
+    // Not the account's password: an attacker does not have it.
     for (what, address) in [("register, verified", &verified), ("register, unverified", &unverified)] {
-        ground.expect_alike(Comparison {
+        timing.expect_alike(Comparison {
             what,
             operation: "email/register",
             token: None,
@@ -375,47 +387,47 @@ async fn known_and_unknown_addresses_are_answered_in_like_time() {
     }
 
     let forgot = |email: &str| json!({ "email": email });
-    ground.expect_alike(Comparison {
+    timing.expect_alike(Comparison {
         what: "forgot-password",
         operation: "email/forgot-password",
         token: None,
         known: Box::new(|| forgot(&verified)),
-        unknown: Box::new(|| forgot(&Ground::fresh_address())),
+        unknown: Box::new(|| forgot(&TimingTest::fresh_address())),
         status: 200,
         pause: MAIL_PAUSE,
     });
 
     let reset = |email: &str| json!({ "email": email, "code": "00000-00000", "password": WRONG_PASSWORD });
-    ground.expect_alike(Comparison {
+    timing.expect_alike(Comparison {
         what: "confirm-password",
         operation: "email/confirm-password",
         token: None,
         known: Box::new(|| reset(&verified)),
-        unknown: Box::new(|| reset(&Ground::fresh_address())),
+        unknown: Box::new(|| reset(&TimingTest::fresh_address())),
         status: 400,
         pause: Duration::ZERO,
     });
 
-    // Whose the new address of a signed-in user is. Another account's is as long as nobody's.
-    let client = ground.stack.client();
-    let caller = ground.account(true).await;
-    let owner = client.login(ground.app.id(), &caller, PASSWORD).await.expect(StatusCode::OK);
+    // Another account's address and a new address take the same time for a logged-in user who wants it.
+    let client = timing.stack.client();
+    let caller = timing.account(true).await;
+    let owner = client.login(timing.app.id(), &caller, PASSWORD).await.expect(StatusCode::OK);
     let change = |email: &str| json!({ "email": email, "password": PASSWORD });
-    ground.expect_alike(Comparison {
+    timing.expect_alike(Comparison {
         what: "user/email",
         operation: "user/email",
         token: Some(owner.string("token")),
         known: Box::new(|| change(&verified)),
-        unknown: Box::new(|| change(&Ground::fresh_address())),
+        unknown: Box::new(|| change(&TimingTest::fresh_address())),
         status: 200,
         pause: MAIL_PAUSE,
     });
 
-    // The same measurement finds what is there to be found: a hash that costs a part, and none at all. To an unknown
-    // address the latter is what a server without its dummy hash is to a known one.
+    // The same measurement finds real differences: a hash that costs less, and no hash at all. The latter mirrors a
+    // server without a dummy hash for unknown addresses.
     for (what, hash) in [("a cheaper hash", cheap_hash()), ("no hash", "$none$".to_owned())] {
-        ground.sql(&format!("UPDATE users SET password_hash = '{hash}' WHERE email = '{verified}'")).await;
-        ground.expect_found(Comparison {
+        timing.sql(&format!("UPDATE users SET password_hash = '{hash}' WHERE email = '{verified}'")).await;
+        timing.expect_difference(Comparison {
             what,
             operation: "email/login",
             token: None,
@@ -427,11 +439,11 @@ async fn known_and_unknown_addresses_are_answered_in_like_time() {
     }
 }
 
-/// On made-up times: a hash's, with the small and the rare great delays of a real machine.
-fn the_detector_sees_what_it_must_and_nothing_else() {
+/// Tests the decision with made-up times: a hash, with the small and the rare great delays of a real machine.
+fn assert_decision_error_rate() {
     let mut random = StdRng::seed_from_u64(7);
     let mut time = |shift: f64| -> f64 {
-        // Twelve uniform numbers are as good as normal: mean 0, deviation 1.
+        // The sum of twelve uniform numbers is nearly normal: mean 0, deviation 1.
         let noise: f64 = (0..12).map(|_| random.random::<f64>()).sum::<f64>() - 6.0;
         let spike = if random.random_bool(0.03) { 12.0 * random.random::<f64>() } else { 0.0 };
         noise.mul_add(0.5, 15.0 + shift) + spike
@@ -439,19 +451,23 @@ fn the_detector_sees_what_it_must_and_nothing_else() {
     let mut sample = |pairs: usize, shift: f64| -> Vec<f64> { (0..pairs).map(|_| time(shift) - time(0.0)).collect() };
     for sign in [1.0, -1.0] {
         for shift in [2.0 * BOUND_MS, 15.0] {
-            let found = Interval::of(&sample(PAIRS, sign * shift), ERROR).verdict(BOUND_MS);
+            let found = Interval::from_differences(&sample(PAIRS, sign * shift), ERROR).verdict(BOUND_MS);
             assert_eq!(found, Verdict::Differ, "a shift of {shift} ms");
         }
-        assert_eq!(Interval::of(&sample(FEW_PAIRS, sign * 7.0), ERROR).verdict(BOUND_MS), Verdict::Differ);
+        assert_eq!(
+            Interval::from_differences(&sample(DIFFERENCE_PAIRS, sign * 7.0), ERROR).verdict(BOUND_MS),
+            Verdict::Differ
+        );
     }
-    assert_eq!(Interval::of(&sample(PAIRS, 0.0), ERROR).verdict(BOUND_MS), Verdict::Alike);
-    assert_eq!(Interval::of(&sample(MANY_PAIRS, 0.0), ERROR).verdict(0.3), Verdict::Alike);
+    assert_eq!(Interval::from_differences(&sample(PAIRS, 0.0), ERROR).verdict(BOUND_MS), Verdict::Alike);
+    assert_eq!(Interval::from_differences(&sample(MANY_PAIRS, 0.0), ERROR).verdict(0.3), Verdict::Alike);
 
-    // The stated error, where it is great enough to be seen: at the bound itself, 5 % on one side are at most 5 % of
-    // alarms. 2,000 trials with that chance exceed 140 with a chance below 10⁻⁴.
-    let alarms = (0..2000).filter(|_| Interval::of(&sample(100, BOUND_MS), 0.05).verdict(BOUND_MS) == Verdict::Differ);
+    // The stated error, at a value great enough to observe. At the bound itself, an error of 5 % on one side gives at
+    // most 5 % of false alarms. 2,000 trials with that probability exceed 140 with a probability below 10⁻⁴.
+    let alarms = (0..2000)
+        .filter(|_| Interval::from_differences(&sample(100, BOUND_MS), 0.05).verdict(BOUND_MS) == Verdict::Differ);
     let alarms = alarms.count();
     assert!((20..=140).contains(&alarms), "{alarms} false alarms in 2000 at 5 %");
-    // By the tables of the sign test: n = 20 at 2.5 % on each side leaves out five values.
-    assert_eq!((left_out(20, 0.025), left_out(100, 0.025)), (5, 39));
+    // From the tables of the sign test: `n` = 20 at 2.5 % on each side leaves out five values.
+    assert_eq!((values_to_trim(20, 0.025), values_to_trim(100, 0.025)), (5, 39));
 }

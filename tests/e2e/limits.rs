@@ -1,27 +1,28 @@
-//! Limits (contract 7): each at its bound and one past it, whom it counts, and what a refusal says and leaves alone.
+//! Rate limits: each at its bound and one beyond, what it counts, and what a refusal says and leaves unchanged
+//! (specification: Limits, Rate limits).
 
 use std::{fs, time::Duration};
 
 use http::{Method, StatusCode};
 use latchkey_tests::{
     builders::App,
-    client::{Anonymous, Answer},
+    client::{ApiClient, ApiResponse},
     stack::Stack,
 };
 use serde_json::json;
 
-use crate::support::{NAME, NEW_PASSWORD, PASSWORD, Shop, WRONG_CODE, WRONG_PASSWORD, app, shape};
+use crate::support::{NAME, NEW_PASSWORD, PASSWORD, TestApp, WRONG_CODE, WRONG_PASSWORD, app, shape};
 
 const EMAIL: &str = "ada@example.com";
 /// Longer than any test takes.
 const HOUR: u32 = 3600;
 
-/// Asserts a refusal by that limit: the status and the headers that say when to come again.
+/// Asserts a refusal by this limit: its status, and the headers with the time to wait. Returns that time in seconds.
 #[track_caller]
-fn limited(answer: Answer, name: &str, count: u32, window: u32) -> u64 {
+fn expect_rate_limited(answer: ApiResponse, name: &str, count: u32, window: u32) -> u64 {
     let answer = answer.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
     let wait: u64 = answer.header("retry-after").expect("Retry-After").parse().expect("seconds");
-    // What was taken is free again at most a fiftieth of the window late.
+    // A counted request expires at most a fiftieth of the window late.
     let longest = u64::from(window + window.div_ceil(50));
     assert!((1..=longest).contains(&wait), "{wait} s");
     let policy = format!("\"{name}\";q={count};w={window}");
@@ -30,7 +31,7 @@ fn limited(answer: Answer, name: &str, count: u32, window: u32) -> u64 {
     wait
 }
 
-async fn wrong_login(client: &Anonymous, shop: &Shop, email: &str) -> Answer {
+async fn wrong_login(client: &ApiClient, shop: &TestApp, email: &str) -> ApiResponse {
     client.login(shop.id(), email, WRONG_PASSWORD).await
 }
 
@@ -38,38 +39,38 @@ async fn wrong_login(client: &Anonymous, shop: &Shop, email: &str) -> Answer {
 
 #[tokio::test]
 async fn login_failures_per_client_count_one_account_from_one_client_address() {
-    let shop = Shop::with(app().limit("loginFailuresPerClient", &[(3, HOUR)])).await;
-    shop.confirmed(EMAIL).await;
-    shop.confirmed("grace@example.com").await;
-    // Known and unknown addresses alike, and whatever the case of the address.
+    let shop = TestApp::start_with(app().limit("loginFailuresPerClient", &[(3, HOUR)])).await;
+    shop.register_and_confirm(EMAIL).await;
+    shop.register_and_confirm("grace@example.com").await;
+    // Known and unknown addresses count alike, whatever their case.
     for email in [EMAIL, "nobody@example.com"] {
         let client = shop.client();
         for email in [email, &email.to_uppercase(), email] {
             wrong_login(&client, &shop, email).await.expect(StatusCode::UNAUTHORIZED);
         }
         let refused = client.login(shop.id(), email, PASSWORD).await;
-        limited(refused, "loginFailuresPerClient", 3, HOUR);
+        expect_rate_limited(refused, "loginFailuresPerClient", 3, HOUR);
         client.login(shop.id(), "grace@example.com", PASSWORD).await.expect(StatusCode::OK);
     }
     shop.client().login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
-async fn a_right_password_is_no_failure() {
-    let shop = Shop::with(app().limit("loginFailuresPerClient", &[(2, HOUR)])).await;
-    let client = shop.confirmed(EMAIL).await;
+async fn a_right_password_does_not_count_as_a_failure() {
+    let shop = TestApp::start_with(app().limit("loginFailuresPerClient", &[(2, HOUR)])).await;
+    let client = shop.register_and_confirm(EMAIL).await;
     wrong_login(&client, &shop, EMAIL).await.expect(StatusCode::UNAUTHORIZED);
     for _ in 0..4 {
         client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
     }
     wrong_login(&client, &shop, EMAIL).await.expect(StatusCode::UNAUTHORIZED);
-    limited(wrong_login(&client, &shop, EMAIL).await, "loginFailuresPerClient", 2, HOUR);
+    expect_rate_limited(wrong_login(&client, &shop, EMAIL).await, "loginFailuresPerClient", 2, HOUR);
 }
 
 #[tokio::test]
-async fn login_failures_per_account_count_from_everywhere_but_where_the_account_is_known() {
-    let shop = Shop::with(app().limit("loginFailuresPerAccount", &[(3, HOUR)])).await;
-    let confirmed_here = shop.confirmed(EMAIL).await;
+async fn login_failures_per_account_count_only_from_unknown_client_addresses() {
+    let shop = TestApp::start_with(app().limit("loginFailuresPerAccount", &[(3, HOUR)])).await;
+    let confirmed_here = shop.register_and_confirm(EMAIL).await;
     let signed_in_here = shop.client();
     signed_in_here.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
     for email in [EMAIL, "nobody@example.com"] {
@@ -77,7 +78,7 @@ async fn login_failures_per_account_count_from_everywhere_but_where_the_account_
             wrong_login(&shop.client(), &shop, email).await.expect(StatusCode::UNAUTHORIZED);
         }
         let refused = shop.client().login(shop.id(), email, PASSWORD).await;
-        limited(refused, "loginFailuresPerAccount", 3, HOUR);
+        expect_rate_limited(refused, "loginFailuresPerAccount", 3, HOUR);
     }
     for known in [&confirmed_here, &signed_in_here] {
         for _ in 0..4 {
@@ -85,7 +86,7 @@ async fn login_failures_per_account_count_from_everywhere_but_where_the_account_
         }
         known.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
     }
-    // Who is kept out from a new place resets by mail and is in.
+    // A user who is refused from a new client address can reset the password by mail and log in.
     let new_place = shop.client();
     new_place.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::TOO_MANY_REQUESTS);
     new_place.forgot_password(shop.id(), EMAIL).await.expect(StatusCode::OK);
@@ -96,54 +97,54 @@ async fn login_failures_per_account_count_from_everywhere_but_where_the_account_
 
 #[tokio::test]
 async fn login_failures_per_client_overall_count_over_all_accounts() {
-    let shop = Shop::with(app().limit("loginFailuresPerClientOverall", &[(3, HOUR)])).await;
-    shop.confirmed(EMAIL).await;
+    let shop = TestApp::start_with(app().limit("loginFailuresPerClientOverall", &[(3, HOUR)])).await;
+    shop.register_and_confirm(EMAIL).await;
     let client = shop.client();
     for index in 0..3 {
         let answer = wrong_login(&client, &shop, &format!("nobody{index}@example.com")).await;
         answer.expect(StatusCode::UNAUTHORIZED);
     }
     let refused = client.login(shop.id(), EMAIL, PASSWORD).await;
-    limited(refused, "loginFailuresPerClientOverall", 3, HOUR);
+    expect_rate_limited(refused, "loginFailuresPerClientOverall", 3, HOUR);
     shop.client().login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn logins_per_client_count_whatever_the_outcome() {
-    let shop = Shop::with(app().limit("loginsPerClient", &[(3, HOUR)])).await;
-    shop.confirmed(EMAIL).await;
+    let shop = TestApp::start_with(app().limit("loginsPerClient", &[(3, HOUR)])).await;
+    shop.register_and_confirm(EMAIL).await;
     let client = shop.client();
     client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
     wrong_login(&client, &shop, EMAIL).await.expect(StatusCode::UNAUTHORIZED);
     wrong_login(&client, &shop, "nobody@example.com").await.expect(StatusCode::UNAUTHORIZED);
-    limited(client.login(shop.id(), EMAIL, PASSWORD).await, "loginsPerClient", 3, HOUR);
+    expect_rate_limited(client.login(shop.id(), EMAIL, PASSWORD).await, "loginsPerClient", 3, HOUR);
     shop.client().login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
-async fn the_defaults_are_those_of_the_contract() {
-    let shop = Shop::with(App::new("shop")).await;
+async fn the_defaults_are_those_of_the_specification() {
+    let shop = TestApp::start_with(App::new("shop")).await;
     let client = shop.client();
     for _ in 0..10 {
         wrong_login(&client, &shop, EMAIL).await.expect(StatusCode::UNAUTHORIZED);
     }
-    limited(wrong_login(&client, &shop, EMAIL).await, "loginFailuresPerClient", 10, 900);
-    // What was refused did not count, so 50 of the 60 in a minute are left.
+    expect_rate_limited(wrong_login(&client, &shop, EMAIL).await, "loginFailuresPerClient", 10, 900);
+    // The refused logins did not count, so 50 of the 60 per minute are left.
     for index in 0..50 {
         let answer = wrong_login(&client, &shop, &format!("nobody{}@example.com", index / 9)).await;
         answer.expect(StatusCode::UNAUTHORIZED);
     }
-    limited(wrong_login(&client, &shop, "nobody@example.com").await, "loginsPerClient", 60, 60);
+    expect_rate_limited(wrong_login(&client, &shop, "nobody@example.com").await, "loginsPerClient", 60, 60);
     for _ in 0..10 {
         client.confirm(shop.id(), WRONG_CODE).await.expect(StatusCode::BAD_REQUEST);
     }
-    limited(client.confirm(shop.id(), WRONG_CODE).await, "codesPerClient", 10, 60);
+    expect_rate_limited(client.confirm(shop.id(), WRONG_CODE).await, "codesPerClient", 10, 60);
 }
 
 #[tokio::test]
-async fn a_refusal_never_tells_whether_an_account_exists() {
-    let shop = Shop::with(app().limit("loginFailuresPerClient", &[(1, HOUR)])).await;
-    shop.confirmed(EMAIL).await;
+async fn a_refusal_never_reveals_whether_an_account_exists() {
+    let shop = TestApp::start_with(app().limit("loginFailuresPerClient", &[(1, HOUR)])).await;
+    shop.register_and_confirm(EMAIL).await;
     let client = shop.client();
     let mut refusals = Vec::new();
     for email in [EMAIL, "nobody@example.com"] {
@@ -156,26 +157,26 @@ async fn a_refusal_never_tells_whether_an_account_exists() {
 // === windows ===
 
 #[tokio::test]
-async fn a_refusal_consumes_nothing_and_after_retry_after_there_is_room() {
+async fn a_refusal_consumes_nothing_and_after_retry_after_a_request_succeeds() {
     let app = app().limit("loginsPerClient", &[(2, 6)]).limit("loginFailuresPerClient", &[(3, HOUR)]);
-    let shop = Shop::with(app).await;
+    let shop = TestApp::start_with(app).await;
     let client = shop.client();
     for _ in 0..2 {
         wrong_login(&client, &shop, EMAIL).await.expect(StatusCode::UNAUTHORIZED);
     }
-    let wait = limited(wrong_login(&client, &shop, EMAIL).await, "loginsPerClient", 2, 6);
+    let wait = expect_rate_limited(wrong_login(&client, &shop, EMAIL).await, "loginsPerClient", 2, 6);
     let end = tokio::time::Instant::now() + Duration::from_secs(wait);
     for _ in 0..5 {
-        limited(wrong_login(&client, &shop, EMAIL).await, "loginsPerClient", 2, 6);
+        expect_rate_limited(wrong_login(&client, &shop, EMAIL).await, "loginsPerClient", 2, 6);
     }
     tokio::time::sleep_until(end).await;
-    // The third failure, so none of those between counted as one.
+    // This is the third failure, so none of the refused attempts counted.
     wrong_login(&client, &shop, EMAIL).await.expect(StatusCode::UNAUTHORIZED);
 }
 
 #[tokio::test]
-async fn of_several_windows_all_must_hold() {
-    let shop = Shop::with(app().limit("codesPerClient", &[(2, 5), (3, HOUR)])).await;
+async fn all_windows_of_a_limit_apply() {
+    let shop = TestApp::start_with(app().limit("codesPerClient", &[(2, 5), (3, HOUR)])).await;
     let client = shop.client();
     let confirm = async || client.confirm(shop.id(), WRONG_CODE).await;
     confirm().await.expect(StatusCode::BAD_REQUEST);
@@ -185,7 +186,7 @@ async fn of_several_windows_all_must_hold() {
     assert!(refused.header("ratelimit-policy").unwrap().contains("q=2;w=5"), "{:?}", refused.headers);
     tokio::time::sleep(Duration::from_secs(wait)).await;
     confirm().await.expect(StatusCode::BAD_REQUEST);
-    limited(confirm().await, "codesPerClient", 3, HOUR);
+    expect_rate_limited(confirm().await, "codesPerClient", 3, HOUR);
 }
 
 #[tokio::test]
@@ -210,19 +211,19 @@ async fn two_servers_count_together() {
     let app = app().limit("loginFailuresPerClient", &[(3, HOUR)]).limit("codesPerClient", &[(2, HOUR)]);
     let stack = Stack::builder().app(&app).servers(2).start().await;
     let first = stack.client();
-    let second = Anonymous::from_address(stack.servers()[1].public, first.address());
+    let second = ApiClient::from_address(stack.servers()[1].public, first.address());
     for client in [&first, &second, &first] {
         client.login(app.id(), EMAIL, WRONG_PASSWORD).await.expect(StatusCode::UNAUTHORIZED);
     }
-    limited(second.login(app.id(), EMAIL, PASSWORD).await, "loginFailuresPerClient", 3, HOUR);
+    expect_rate_limited(second.login(app.id(), EMAIL, PASSWORD).await, "loginFailuresPerClient", 3, HOUR);
     for client in [&first, &second] {
         client.confirm(app.id(), WRONG_CODE).await.expect(StatusCode::BAD_REQUEST);
     }
-    limited(first.confirm(app.id(), WRONG_CODE).await, "codesPerClient", 2, HOUR);
+    expect_rate_limited(first.confirm(app.id(), WRONG_CODE).await, "codesPerClient", 2, HOUR);
 }
 
 #[tokio::test]
-async fn two_apps_count_apart() {
+async fn two_apps_count_separately() {
     let (one, other) = (app().limit("loginsPerClient", &[(1, HOUR)]), app().limit("loginsPerClient", &[(1, HOUR)]));
     let stack = Stack::builder().app(&one).app(&other).start().await;
     let client = stack.client();
@@ -235,24 +236,24 @@ async fn two_apps_count_apart() {
 
 #[tokio::test]
 async fn registrations_per_client_count_new_and_known_addresses_alike() {
-    let shop = Shop::with(app().limit("registrationsPerClient", &[(3, HOUR)])).await;
-    shop.confirmed(EMAIL).await;
+    let shop = TestApp::start_with(app().limit("registrationsPerClient", &[(3, HOUR)])).await;
+    shop.register_and_confirm(EMAIL).await;
     let client = shop.client();
     for email in [EMAIL, "new@example.com", "new@example.com"] {
         client.register(shop.id(), NAME, email, PASSWORD).await.expect(StatusCode::OK);
     }
     for email in [EMAIL, "later@example.com"] {
         let refused = client.register(shop.id(), NAME, email, PASSWORD).await;
-        limited(refused, "registrationsPerClient", 3, HOUR);
+        expect_rate_limited(refused, "registrationsPerClient", 3, HOUR);
     }
-    assert_eq!(shop.mails_in_the_end("later@example.com").await, 0);
+    assert_eq!(shop.settled_mail_count("later@example.com").await, 0);
     let login = shop.client().login(shop.id(), "later@example.com", PASSWORD).await;
     login.expect(StatusCode::UNAUTHORIZED);
 }
 
 #[tokio::test]
-async fn codes_per_client_count_wrong_ones_of_both_kinds_and_right_ones_not() {
-    let shop = Shop::with(app().limit("codesPerClient", &[(2, HOUR)])).await;
+async fn codes_per_client_count_only_wrong_codes_of_both_kinds() {
+    let shop = TestApp::start_with(app().limit("codesPerClient", &[(2, HOUR)])).await;
     let client = shop.client();
     for index in 0..3 {
         let email = format!("user{index}@example.com");
@@ -268,16 +269,16 @@ async fn codes_per_client_count_wrong_ones_of_both_kinds_and_right_ones_not() {
     client.confirm(shop.id(), WRONG_CODE).await.expect(StatusCode::BAD_REQUEST);
     let wrong = client.confirm_password(shop.id(), "nobody@example.com", WRONG_CODE, NEW_PASSWORD).await;
     wrong.expect(StatusCode::BAD_REQUEST);
-    limited(client.confirm(shop.id(), &code).await, "codesPerClient", 2, HOUR);
+    expect_rate_limited(client.confirm(shop.id(), &code).await, "codesPerClient", 2, HOUR);
     let refused = client.confirm_password(shop.id(), EMAIL, WRONG_CODE, NEW_PASSWORD).await;
-    limited(refused, "codesPerClient", 2, HOUR);
-    // The right code that was refused is not used up.
+    expect_rate_limited(refused, "codesPerClient", 2, HOUR);
+    // The right code of a refused call is not consumed.
     shop.client().confirm(shop.id(), &code).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn a_password_too_weak_to_reset_counts_like_a_wrong_code() {
-    let shop = Shop::with(app().limit("codesPerClient", &[(3, HOUR)])).await;
+    let shop = TestApp::start_with(app().limit("codesPerClient", &[(3, HOUR)])).await;
     let client = shop.client();
     shop.register(EMAIL).await;
     let code = shop.reset_code(EMAIL, 2).await;
@@ -285,8 +286,13 @@ async fn a_password_too_weak_to_reset_counts_like_a_wrong_code() {
         let refused = client.confirm_password(shop.id(), EMAIL, code, weak).await;
         refused.expect_error(StatusCode::BAD_REQUEST, "weak_password");
     }
-    limited(client.confirm_password(shop.id(), EMAIL, &code, "password1234").await, "codesPerClient", 3, HOUR);
-    // The code is still good, from elsewhere.
+    expect_rate_limited(
+        client.confirm_password(shop.id(), EMAIL, &code, "password1234").await,
+        "codesPerClient",
+        3,
+        HOUR,
+    );
+    // The code is still valid, from another client address.
     let reset = shop.client().confirm_password(shop.id(), EMAIL, &code, NEW_PASSWORD).await;
     reset.expect(StatusCode::OK);
 }
@@ -294,16 +300,16 @@ async fn a_password_too_weak_to_reset_counts_like_a_wrong_code() {
 // === mails ===
 
 #[tokio::test]
-async fn a_mail_limit_drops_the_mail_and_not_the_answer_and_the_code_before_stays_live() {
-    let shop = Shop::with(app().limit("mailsPerRecipient", &[(1, HOUR)])).await;
+async fn a_mail_limit_drops_only_the_mail_and_the_earlier_code_stays_valid() {
+    let shop = TestApp::start_with(app().limit("mailsPerRecipient", &[(1, HOUR)])).await;
     let first = shop.register(EMAIL).await;
     let second = shop.register(&EMAIL.to_uppercase()).await;
     assert_eq!(shape(&first)["headers"], shape(&second)["headers"]);
-    // Another purpose counts apart.
+    // Another purpose counts separately.
     for _ in 0..2 {
         shop.client().forgot_password(shop.id(), EMAIL).await.expect(StatusCode::OK);
     }
-    assert_eq!(shop.mails_in_the_end(EMAIL).await, 2);
+    assert_eq!(shop.settled_mail_count(EMAIL).await, 2);
     let mails = shop.stack.mails().to(EMAIL);
     let mut confirmed = 0;
     for mail in mails {
@@ -314,33 +320,33 @@ async fn a_mail_limit_drops_the_mail_and_not_the_answer_and_the_code_before_stay
 }
 
 #[tokio::test]
-async fn mails_that_the_owner_asks_for_are_counted_apart_from_a_strangers() {
-    let shop = Shop::with(app().limit("mailsPerRecipient", &[(1, HOUR)])).await;
-    let owner = shop.confirmed(EMAIL).await;
+async fn mails_requested_by_the_owner_count_separately_from_a_strangers() {
+    let shop = TestApp::start_with(app().limit("mailsPerRecipient", &[(1, HOUR)])).await;
+    let owner = shop.register_and_confirm(EMAIL).await;
     for _ in 0..2 {
         shop.client().forgot_password(shop.id(), EMAIL).await.expect(StatusCode::OK);
     }
-    assert_eq!(shop.mails_in_the_end(EMAIL).await, 2);
+    assert_eq!(shop.settled_mail_count(EMAIL).await, 2);
     for _ in 0..2 {
         owner.forgot_password(shop.id(), EMAIL).await.expect(StatusCode::OK);
     }
-    assert_eq!(shop.mails_in_the_end(EMAIL).await, 3);
+    assert_eq!(shop.settled_mail_count(EMAIL).await, 3);
 }
 
 #[tokio::test]
 async fn mails_per_client_count_over_all_recipients() {
-    let shop = Shop::with(app().limit("mailsPerClient", &[(2, HOUR)])).await;
+    let shop = TestApp::start_with(app().limit("mailsPerClient", &[(2, HOUR)])).await;
     let client = shop.client();
     client.register(shop.id(), NAME, "one@example.com", PASSWORD).await.expect(StatusCode::OK);
     client.forgot_password(shop.id(), "nobody@example.com").await.expect(StatusCode::OK);
     client.register(shop.id(), NAME, "two@example.com", PASSWORD).await.expect(StatusCode::OK);
     client.forgot_password(shop.id(), "one@example.com").await.expect(StatusCode::OK);
-    assert_eq!(shop.mails_in_the_end("one@example.com").await, 1);
-    assert_eq!(shop.mails_in_the_end("two@example.com").await, 0);
-    // The account is there all the same, and verify says that it is too soon.
-    let signed_in = client.sign_in(shop.id(), "two@example.com", PASSWORD).await;
-    limited(signed_in.verify().await, "mailsPerClient", 2, HOUR);
-    let elsewhere = shop.client().sign_in(shop.id(), "two@example.com", PASSWORD).await;
+    assert_eq!(shop.settled_mail_count("one@example.com").await, 1);
+    assert_eq!(shop.settled_mail_count("two@example.com").await, 0);
+    // The account exists nevertheless, and verify returns the refusal.
+    let signed_in = client.authenticate(shop.id(), "two@example.com", PASSWORD).await;
+    expect_rate_limited(signed_in.verify().await, "mailsPerClient", 2, HOUR);
+    let elsewhere = shop.client().authenticate(shop.id(), "two@example.com", PASSWORD).await;
     elsewhere.verify().await.expect(StatusCode::OK);
     shop.mail("two@example.com", 1).await;
 }
@@ -348,24 +354,24 @@ async fn mails_per_client_count_over_all_recipients() {
 #[tokio::test]
 async fn notices_are_never_limited() {
     let app = app().limit("mailsPerRecipient", &[(1, HOUR)]).limit("mailsPerClient", &[(2, HOUR)]);
-    let shop = Shop::with(app).await;
+    let shop = TestApp::start_with(app).await;
     let client = shop.client();
     client.register(shop.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     client.forgot_password(shop.id(), EMAIL).await.expect(StatusCode::OK);
-    assert_eq!(shop.mails_in_the_end(EMAIL).await, 2);
+    assert_eq!(shop.settled_mail_count(EMAIL).await, 2);
     let mut notices = 0;
     for mail in shop.stack.mails().to(EMAIL) {
         let reset = client.confirm_password(shop.id(), EMAIL, &mail.code(), NEW_PASSWORD).await;
         notices += usize::from(reset.status == StatusCode::OK);
     }
     assert_eq!(notices, 1);
-    assert_eq!(shop.mails_in_the_end(EMAIL).await, 3);
+    assert_eq!(shop.settled_mail_count(EMAIL).await, 3);
 }
 
 // === client addresses ===
 
-/// A login that says, or whose proxies say, where it comes from.
-async fn login_from(client: &Anonymous, app: &App, forwarded: &[&str]) -> Answer {
+/// A login with these `X-Forwarded-For` headers.
+async fn login_from(client: &ApiClient, app: &App, forwarded: &[&str]) -> ApiResponse {
     let mut request = client.request(Method::POST, &format!("v1/{}/email/login", app.id()));
     for value in forwarded {
         request = request.header("x-forwarded-for", *value);
@@ -374,18 +380,18 @@ async fn login_from(client: &Anonymous, app: &App, forwarded: &[&str]) -> Answer
 }
 
 #[tokio::test]
-async fn from_a_peer_that_is_no_listed_proxy_x_forwarded_for_is_ignored() {
+async fn x_forwarded_for_of_an_unlisted_peer_is_ignored() {
     let app = app().limit("loginsPerClient", &[(2, HOUR)]);
     let stack = Stack::with(&app).await;
     let client = stack.client();
     for forwarded in ["203.0.113.1", "203.0.113.2"] {
         login_from(&client, &app, &[forwarded]).await.expect(StatusCode::UNAUTHORIZED);
     }
-    limited(login_from(&client, &app, &["203.0.113.3"]).await, "loginsPerClient", 2, HOUR);
+    expect_rate_limited(login_from(&client, &app, &["203.0.113.3"]).await, "loginsPerClient", 2, HOUR);
 }
 
 #[tokio::test]
-async fn behind_listed_proxies_the_address_is_read_from_the_right_past_them() {
+async fn behind_listed_proxies_the_client_is_the_rightmost_unlisted_address() {
     let app = app().limit("loginsPerClient", &[(2, HOUR)]);
     let stack = Stack::builder().app(&app).args(["--trusted-proxies", "127.0.0.0/8,10.0.0.0/8"]).start().await;
     let (one, other) = (stack.client(), stack.client());
@@ -400,19 +406,19 @@ async fn behind_listed_proxies_the_address_is_read_from_the_right_past_them() {
         &["203.0.113.7:49152"],
         &["[::ffff:203.0.113.7]:443, 10.1.2.3:80"],
     ] {
-        limited(login_from(&one, &app, forged).await, "loginsPerClient", 2, HOUR);
+        expect_rate_limited(login_from(&one, &app, forged).await, "loginsPerClient", 2, HOUR);
     }
     login_from(&one, &app, &["203.0.113.8"]).await.expect(StatusCode::UNAUTHORIZED);
-    // Without the header it is the peer's own.
+    // Without the header the address of the peer counts.
     for _ in 0..2 {
         login_from(&one, &app, &[]).await.expect(StatusCode::UNAUTHORIZED);
     }
-    limited(login_from(&one, &app, &[]).await, "loginsPerClient", 2, HOUR);
+    expect_rate_limited(login_from(&one, &app, &[]).await, "loginsPerClient", 2, HOUR);
     login_from(&other, &app, &[]).await.expect(StatusCode::UNAUTHORIZED);
 }
 
 #[tokio::test]
-async fn an_ipv6_client_counts_by_its_64_and_its_48_has_ten_times_the_count() {
+async fn an_ipv6_client_counts_by_its_64_prefix_and_its_48_prefix_has_ten_times_the_count() {
     let app = app().limit("loginsPerClient", &[(2, HOUR)]).limit("loginFailuresPerAccount", &[(1000, HOUR)]);
     let stack = Stack::builder().app(&app).args(["--trusted-proxies", "127.0.0.0/8"]).start().await;
     let client = stack.client();
@@ -422,9 +428,9 @@ async fn an_ipv6_client_counts_by_its_64_and_its_48_has_ten_times_the_count() {
             login_from(&client, &app, &[&address]).await.expect(StatusCode::UNAUTHORIZED);
         }
         if network == 0 {
-            limited(login_from(&client, &app, &["2001:db8:7::9"]).await, "loginsPerClient", 2, HOUR);
+            expect_rate_limited(login_from(&client, &app, &["2001:db8:7::9"]).await, "loginsPerClient", 2, HOUR);
         }
     }
-    limited(login_from(&client, &app, &["2001:db8:7:a::1"]).await, "loginsPerClient", 20, HOUR);
+    expect_rate_limited(login_from(&client, &app, &["2001:db8:7:a::1"]).await, "loginsPerClient", 20, HOUR);
     login_from(&client, &app, &["2001:db8:8::1"]).await.expect(StatusCode::UNAUTHORIZED);
 }

@@ -1,17 +1,17 @@
-//! Accounts with an address and a password, from registration to a new password.
+//! An account with an address and a password, from registration to a new password.
 
 use std::time::Duration;
 
 use http::StatusCode;
 use latchkey_tests::{builders::App, stack::Stack};
 
-/// Mail goes out within a second or two; a loaded machine takes longer.
+/// A mail arrives within one or two seconds; a loaded machine takes longer.
 const MAIL_LIMIT: Duration = Duration::from_secs(30);
 const PASSWORD: &str = "violet-Anchor-mills-27";
 const NEW_PASSWORD: &str = "copper-Lantern-drift-58";
 
 #[tokio::test]
-async fn an_account_goes_the_whole_way() {
+async fn an_account_works_from_registration_to_a_new_password() {
     let app = App::new("shop");
     let stack = Stack::with(&app).await;
     let (client, app, email) = (stack.client(), app.id(), "Ada.Lovelace@example.com");
@@ -20,18 +20,18 @@ async fn an_account_goes_the_whole_way() {
     assert_eq!(registered.string("email"), email);
     assert_eq!(registered.string("name"), "Ada Lovelace");
     let local_id = registered.string("local_id").to_owned();
-    let lives = registered.integer("expires_in");
-    assert!((1..=86_400).contains(&lives), "the code lives {lives} s");
-    assert!(registered.integer("expires_at") > lives);
+    let lifetime = registered.integer("expires_in");
+    assert!((1..=86_400).contains(&lifetime), "the code is valid for {lifetime} s");
+    assert!(registered.integer("expires_at") > lifetime);
     assert_eq!(registered.header("cache-control"), Some("no-store"));
 
     let mail = stack.mails().wait_for(|mail| mail.is_to(email), MAIL_LIMIT).await;
-    assert!(!mail.text.contains("Ada Lovelace"), "a mail to an unverified address carries nothing that a caller wrote");
+    assert!(!mail.text.contains("Ada Lovelace"), "a mail to an unverified address has no text of the client");
 
     let confirmed = client.confirm(app, &mail.code()).await.expect(StatusCode::OK);
     assert_eq!(confirmed.string("email"), email);
     assert_eq!(confirmed.string("name"), "Ada Lovelace");
-    assert_eq!(confirmed.string("local_id"), local_id, "a new account keeps the id that register told");
+    assert_eq!(confirmed.string("local_id"), local_id, "a new account keeps the id that register returned");
     assert!(confirmed.string("refresh_token").starts_with("lkr_"));
     assert_eq!(confirmed.string("access_token").split('.').count(), 3);
     assert!((1..=900).contains(&confirmed.integer("expires_in")));
@@ -39,13 +39,13 @@ async fn an_account_goes_the_whole_way() {
 
     let wrong = client.login(app, email, "not-The-password-91").await;
     wrong.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
-    // Addresses match without regard to case.
+    // Addresses are case-insensitive.
     let login = client.login(app, "ada.lovelace@EXAMPLE.com", PASSWORD).await.expect(StatusCode::OK);
     assert_eq!(login.body["user"]["id"], local_id);
     assert_eq!(login.body["user"]["email"], email);
     assert_eq!(login.body["user"]["name"], "Ada Lovelace");
 
-    let signed_in = client.signed_in(app, login.string("token"));
+    let signed_in = client.with_token(app, login.string("token"));
     let verified = signed_in.verify().await.expect(StatusCode::OK);
     assert_eq!(verified.string("email"), email);
 
@@ -57,7 +57,7 @@ async fn an_account_goes_the_whole_way() {
 
     client.login(app, email, PASSWORD).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
     client.login(app, email, NEW_PASSWORD).await.expect(StatusCode::OK);
-    // The notice that the password was changed; verify, of an address that was verified, has sent none.
+    // The notice of the change of password. *verify* has sent no mail, because the address was verified.
     stack.mails().wait_for(|later| later.id > reset.id && later.is_to(email), MAIL_LIMIT).await;
     assert_eq!(stack.mails().to(email).len(), 3);
 }

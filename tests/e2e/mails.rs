@@ -1,4 +1,4 @@
-//! Mails (contract 3; design, Mail): by whose relay they leave, what they look like, and where their links lead.
+//! Mails: the relay that sends them, their content, and their links (specification: Accounts, Emails and the outbox).
 
 use std::fs;
 
@@ -13,15 +13,15 @@ use latchkey_tests::{
 use serde_json::json;
 use url::Url;
 
-use crate::support::{MAIL_LIMIT, NAME, NEW_PASSWORD, PASSWORD, Shop, app};
+use crate::support::{MAIL_LIMIT, NAME, NEW_PASSWORD, PASSWORD, TestApp, app};
 
 const EMAIL: &str = "ada@example.com";
 
-fn login() -> Option<(String, String)> {
+fn relay_credentials() -> Option<(String, String)> {
     Some(("shop".to_owned(), "pa\u{df}wort mit Raum".to_owned()))
 }
 
-async fn relay(security: Security, login: Option<(String, String)>) -> Smtp {
+async fn start_relay(security: Security, login: Option<(String, String)>) -> Smtp {
     Smtp::start(smtp::Options { security, login, ..smtp::Options::plain() }).await.expect("the relay starts")
 }
 
@@ -32,38 +32,38 @@ fn links(mail: &Mail) -> Vec<Url> {
 }
 
 #[tokio::test]
-async fn each_app_sends_through_its_own_relay_with_its_own_protection_and_login() {
+async fn each_app_sends_through_its_own_relay_with_its_own_security_and_credentials() {
     let relays = [
-        relay(Security::None, None).await,
-        relay(Security::None, login()).await,
-        relay(Security::StartTls, None).await,
-        relay(Security::StartTls, login()).await,
-        relay(Security::Implicit, None).await,
-        relay(Security::Implicit, login()).await,
+        start_relay(Security::None, None).await,
+        start_relay(Security::None, relay_credentials()).await,
+        start_relay(Security::StartTls, None).await,
+        start_relay(Security::StartTls, relay_credentials()).await,
+        start_relay(Security::Implicit, None).await,
+        start_relay(Security::Implicit, relay_credentials()).await,
     ];
     let authorities: String = relays.iter().filter_map(Smtp::ca).collect();
     let bundle = process::fresh_dir("authorities").join("all.pem");
     fs::write(&bundle, authorities).unwrap();
-    let apps: Vec<App> = relays.iter().map(|smtp| app().relay(Relay::to(smtp))).collect();
+    let apps: Vec<App> = relays.iter().map(|smtp| app().relay(Relay::of(smtp))).collect();
     let builder = Stack::builder().env("SSL_CERT_FILE", &bundle.display().to_string());
     let stack = apps.iter().fold(builder, |builder, app| builder.app(app)).start().await;
     for (app, smtp) in apps.iter().zip(&relays) {
         stack.client().register(app.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
         let mail = smtp.mails().wait_for(|mail| mail.is_to(EMAIL), MAIL_LIMIT).await;
-        // Through its own relay an App names the sender.
+        // Through its own relay an App sets the sender.
         assert!(mail.from.contains(&format!("hello@{}.test", app.id())), "{}", mail.from);
         assert!(mail.from.contains("The Shop"), "{}", mail.from);
         assert_eq!(mail.envelope_from, format!("hello@{}.test", app.id()));
         stack.client().confirm(app.id(), &mail.code()).await.expect(StatusCode::OK);
     }
-    assert!(stack.mails().all().is_empty(), "nothing went through the install's");
+    assert!(stack.mails().all().is_empty(), "no mail used the default relay");
 }
 
 #[tokio::test]
-async fn the_installs_relay_may_want_tls_and_a_login() {
+async fn the_default_relay_can_require_tls_and_credentials() {
     for security in [Security::StartTls, Security::Implicit] {
         let app = app();
-        let options = smtp::Options { security, login: login(), ..smtp::Options::plain() };
+        let options = smtp::Options { security, login: relay_credentials(), ..smtp::Options::plain() };
         let stack = Stack::builder().app(&app).smtp(options).start().await;
         stack.client().register(app.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
         stack.mails().wait_for(|mail| mail.is_to(EMAIL), MAIL_LIMIT).await;
@@ -71,8 +71,8 @@ async fn the_installs_relay_may_want_tls_and_a_login() {
 }
 
 #[tokio::test]
-async fn over_the_installs_relay_the_sender_is_the_install_and_the_app_gives_name_and_reply_to() {
-    let shop = Shop::open().await;
+async fn through_the_default_relay_the_app_sets_only_name_and_reply_to() {
+    let shop = TestApp::start().await;
     shop.register(EMAIL).await;
     let mail = shop.mail(EMAIL, 1).await;
     assert_eq!(mail.envelope_from, "hello@latchkey.test");
@@ -82,10 +82,10 @@ async fn over_the_installs_relay_the_sender_is_the_install_and_the_app_gives_nam
 }
 
 #[tokio::test]
-async fn a_certificate_that_nobody_vouches_for_is_not_believed() {
-    let smtp = relay(Security::StartTls, login()).await;
-    let app = app().relay(Relay::to(&smtp));
-    let shop = Shop::with(app).await;
+async fn an_untrusted_certificate_is_refused() {
+    let smtp = start_relay(Security::StartTls, relay_credentials()).await;
+    let app = app().relay(Relay::of(&smtp));
+    let shop = TestApp::start_with(app).await;
     shop.register(EMAIL).await;
     let mut connection = shop.stack.database.connect().await.unwrap();
     let tried = latchkey_tests::eventually("an attempt", MAIL_LIMIT, || async {
@@ -98,7 +98,7 @@ async fn a_certificate_that_nobody_vouches_for_is_not_believed() {
     assert!(smtp.mails().all().is_empty());
     let error: Option<String> =
         sqlx::query_scalar("SELECT error FROM outbox").fetch_one(&mut connection).await.unwrap();
-    assert!(error.is_none_or(|error| !error.contains("wort mit Raum")), "what is kept of an error is ours");
+    assert!(error.is_none_or(|error| !error.contains("wort mit Raum")), "it does not show the password");
 }
 
 #[tokio::test]
@@ -107,7 +107,7 @@ async fn links_carry_the_code_and_the_address_percent_encoded() {
     let app = app()
         .set("/mail/confirmURL", "https://shop.example.com/confirm?code={code}&email={email}")
         .set("/mail/resetURL", "https://shop.example.com/#/reset/{code}?to={email}");
-    let shop = Shop::with(app).await;
+    let shop = TestApp::start_with(app).await;
     shop.register(email).await;
     let mail = shop.mail(email, 1).await;
     let link = links(&mail).into_iter().find(|link| link.path() == "/confirm").expect("a link to the App's page");
@@ -116,7 +116,7 @@ async fn links_carry_the_code_and_the_address_percent_encoded() {
     assert_eq!(query, [("code".to_owned(), code.clone()), ("email".to_owned(), email.to_owned())]);
     let html = mail.html.replace("&amp;", "&").replace("&#x2f;", "/");
     assert!(html.contains(&format!("href=\"{link}\"")), "{link} in {html}");
-    // Opening the link is the App's page; the code is still good.
+    // The link opens the App's page; the code is not consumed.
     shop.client().confirm(shop.id(), &code).await.expect(StatusCode::OK);
 
     shop.reset_code(email, 2).await;
@@ -132,7 +132,7 @@ async fn links_carry_the_code_and_the_address_percent_encoded() {
 }
 
 #[tokio::test]
-async fn an_app_replaces_what_it_likes_of_a_mail_and_the_rest_is_the_default() {
+async fn an_app_can_replace_parts_of_a_mail_and_the_rest_is_the_default() {
     let app = app()
         .set("/displayName", "Tom & <Jerry>")
         .set("/mail/confirmURL", "https://shop.example.com/confirm?code={code}")
@@ -142,7 +142,7 @@ async fn an_app_replaces_what_it_likes_of_a_mail_and_the_rest_is_the_default() {
             "<p>{{ app }}|{{ code }}|<a href=\"{{ url }}\">{{ expires_at }}</a>|{{ registered_at }}</p>",
         )
         .template("password-changed.txt", "Dear {{ name }}, all new.");
-    let shop = Shop::with(app).await;
+    let shop = TestApp::start_with(app).await;
     let client = shop.client();
     client.register(shop.id(), "Ada <b>Lovelace", EMAIL, PASSWORD).await;
     let mail = shop.mail(EMAIL, 1).await;
@@ -155,12 +155,12 @@ async fn an_app_replaces_what_it_likes_of_a_mail_and_the_rest_is_the_default() {
     client.confirm_password(shop.id(), EMAIL, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
     let notice = shop.mail(EMAIL, 3).await;
     assert_eq!(notice.text.trim(), "Dear Ada <b>Lovelace, all new.");
-    assert!(notice.html.contains("<html") || notice.html.contains("<p"), "the default: {}", notice.html);
-    assert!(!notice.html.contains("<b>Lovelace"), "escaped by place: {}", notice.html);
+    assert!(notice.html.contains("<html") || notice.html.contains("<p"), "the default is used: {}", notice.html);
+    assert!(!notice.html.contains("<b>Lovelace"), "escaped for HTML: {}", notice.html);
 }
 
-/// What a template can do wrong: syntax, a name that is not there, a file that is not there, no end.
-const BROKEN: [(&str, &str); 4] = [
+/// Broken templates: wrong syntax, an unknown name, an unknown file, a loop without end.
+const BROKEN_TEMPLATES: [(&str, &str); 4] = [
     ("confirm.subject", "{{ code"),
     ("confirm.txt", "{{ code }} {{ nothing.at.all }}"),
     ("confirm.html", "{% include 'x' %}"),
@@ -168,12 +168,12 @@ const BROKEN: [(&str, &str); 4] = [
 ];
 
 #[tokio::test]
-async fn broken_templates_are_told_when_rendered_and_the_defaults_serve() {
+async fn broken_templates_are_reported_when_rendered_and_the_defaults_are_used() {
     let app = app().template("confirm.subject", "Welcome");
-    let shop = Shop::with(app.clone()).await;
-    for (part, template) in BROKEN {
-        let told = shop.stack.apply(&app.clone().template(part, template)).unwrap_err().to_string();
-        assert!(told.contains(shop.id()) && told.contains("templatesRef") && told.contains(part), "{told}");
+    let shop = TestApp::start_with(app.clone()).await;
+    for (part, template) in BROKEN_TEMPLATES {
+        let error = shop.stack.apply(&app.clone().template(part, template)).unwrap_err().to_string();
+        assert!(error.contains(shop.id()) && error.contains("templatesRef") && error.contains(part), "{error}");
     }
     shop.register(EMAIL).await;
     let mail = shop.mail(EMAIL, 1).await;
@@ -182,8 +182,8 @@ async fn broken_templates_are_told_when_rendered_and_the_defaults_serve() {
 
 #[tokio::test]
 async fn a_template_that_fails_when_a_mail_is_made_falls_back_to_the_default() {
-    let shop = Shop::open().await;
-    for (index, (part, template)) in BROKEN.into_iter().enumerate() {
+    let shop = TestApp::start().await;
+    for (index, (part, template)) in BROKEN_TEMPLATES.into_iter().enumerate() {
         shop.edit_rendered(|document| document["mail"]["templates"] = json!({ part: template })).await;
         let email = format!("ada{index}@example.com");
         shop.register(&email).await;
@@ -195,8 +195,8 @@ async fn a_template_that_fails_when_a_mail_is_made_falls_back_to_the_default() {
 }
 
 #[tokio::test]
-async fn a_mail_is_text_and_html_and_no_answering_machine_replies_to_it() {
-    let shop = Shop::open().await;
+async fn a_mail_has_text_and_html_and_prevents_automatic_replies() {
+    let shop = TestApp::start().await;
     shop.register(EMAIL).await;
     let mail = shop.mail(EMAIL, 1).await;
     let content_type = mail.header("content-type").unwrap();
@@ -204,8 +204,8 @@ async fn a_mail_is_text_and_html_and_no_answering_machine_replies_to_it() {
     for name in ["date", "message-id", "subject", "to", "from", "mime-version"] {
         assert!(mail.header(name).is_some(), "{name}");
     }
-    // RFC 3834, 5.
+    // RFC 3834, section 5.
     assert_eq!(mail.header("auto-submitted"), Some("auto-generated"));
-    assert!(mail.raw.is_ascii(), "what every relay takes");
+    assert!(mail.raw.is_ascii(), "every relay accepts ASCII");
     assert!(mail.raw.lines().all(|line| line.len() <= 998), "RFC 5322, 2.1.1");
 }

@@ -1,6 +1,6 @@
-//! The service as its users meet it: real programs over real stores. `make test` builds what these tests start.
+//! End-to-end tests: real programs and real stores, as users meet them. `make test` builds the programs.
 
-// Always so here; it says to clippy that the helpers are test code too, where a failed step is a failed test.
+// Always true here. It makes Clippy treat the helpers as test code, in which a failed step is a failed test.
 #[cfg(test)]
 mod accounts;
 #[cfg(test)]
@@ -39,9 +39,11 @@ mod documents;
 #[cfg(test)]
 mod errors;
 #[cfg(test)]
+mod fault_support;
+#[cfg(test)]
 mod faults;
 #[cfg(test)]
-mod gate;
+mod forward_auth;
 #[cfg(test)]
 mod harness;
 #[cfg(test)]
@@ -63,13 +65,11 @@ mod make_run;
 #[cfg(test)]
 mod operator;
 #[cfg(test)]
-mod owner;
-#[cfg(test)]
 mod provider_down;
 #[cfg(test)]
 mod providers;
 #[cfg(test)]
-mod redis_forms;
+mod redis_deployments;
 #[cfg(test)]
 mod reset;
 #[cfg(test)]
@@ -91,6 +91,6 @@ mod token;
 #[cfg(test)]
 mod traces;
 #[cfg(test)]
-mod trouble;
-#[cfg(test)]
 mod user;
+#[cfg(test)]
+mod user_session;

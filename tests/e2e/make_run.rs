@@ -1,4 +1,4 @@
-//! `make run` as somebody at a terminal meets it: the printed session, live manifests, Ctrl-C, the next start.
+//! `make run` as a user at a terminal sees it: the printed session, live manifests, Ctrl-C, the next start.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,21 +12,21 @@ use http::{Method, StatusCode};
 use latchkey_tests::{
     browser::Browser,
     builders::App,
-    client::Anonymous,
+    client::ApiClient,
     dex, eventually,
     process::{self, Process, Program},
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-/// Its first start makes a database.
+/// The first start creates a database.
 const START_LIMIT: Duration = Duration::from_secs(180);
-/// Everything that was started is to be gone by then.
+/// All processes must have ended by then.
 const STOP_LIMIT: Duration = Duration::from_secs(15);
-/// Design, "How config reaches the servers": live within two seconds. Twice that, since this machine is loaded.
+/// An edit takes effect within two seconds. Twice that, because this machine is loaded.
 const LIVE_LIMIT: Duration = Duration::from_secs(4);
 
-/// A `make run` of a test, in folders and on ports of its own.
+/// A `make run` with its own folders and ports.
 struct MakeRun {
     dir: PathBuf,
     addrs: BTreeMap<&'static str, SocketAddr>,
@@ -42,14 +42,14 @@ impl MakeRun {
         Self { dir, addrs, starts: 0 }
     }
 
-    fn manifest(&self, app: &App) {
+    fn write_manifest(&self, app: &App) {
         fs::write(self.dir.join("manifests").join(format!("{}.yaml", app.id())), app.manifest()).unwrap();
     }
 
     fn start(&mut self) -> Process {
         self.starts += 1;
         let log = self.dir.join(format!("terminal-{}.log", self.starts));
-        let mut program = Program::new("make run", process::our_program("latchkey-dev").unwrap(), log)
+        let mut program = Program::new("make run", process::find_built_program("latchkey-dev").unwrap(), log)
             .env("MANIFESTS", &self.dir.join("manifests").display().to_string())
             .env("DEV_DATA", &self.data().display().to_string());
         for (variable, addr) in &self.addrs {
@@ -61,7 +61,7 @@ impl MakeRun {
     async fn start_ready(&mut self) -> Process {
         let process = self.start();
         eventually("the printed session", START_LIMIT, || async {
-            if let Some(status) = process.ended() {
+            if let Some(status) = process.exit_status() {
                 panic!("it ended with {status}:\n{}", process::tail(process.log(), 60));
             }
             process.has_logged("Ctrl-C stops everything").then_some(())
@@ -74,7 +74,7 @@ impl MakeRun {
         self.dir.join("data")
     }
 
-    /// What a program in the cluster is told of a token.
+    /// The introspection response for a token.
     async fn introspect(&self, caller: &Path, token: &str) -> Value {
         let client = self.client();
         let request = client.request(Method::POST, "v1/shop/introspect").json(&json!({ "token": token }));
@@ -82,23 +82,23 @@ impl MakeRun {
         client.send(request).await.expect(StatusCode::OK).body
     }
 
-    fn client(&self) -> Anonymous {
-        Anonymous::new(self.addrs["PUBLIC_ADDR"])
+    fn client(&self) -> ApiClient {
+        ApiClient::new(self.addrs["PUBLIC_ADDR"])
     }
 }
 
 #[tokio::test]
-async fn the_printed_session_goes_the_whole_way_and_data_survives() {
+async fn the_printed_session_works_and_data_survives() {
     let mut run = MakeRun::new();
     let administrator = json!({ "namespace": "latchkey-dev", "name": "admin" });
     let administrators = json!([{ "serviceAccount": administrator, "role": "UserAdmin" }]);
     let app = App::with_id("shop").set("/administrators", administrators);
-    run.manifest(&app);
+    run.write_manifest(&app);
     let process = run.start_ready().await;
     let token_file = run.data().join("serviceaccount-token");
     assert!(process.has_logged(token_file.display().to_string()), "the path of the administrator's token is printed");
 
-    // Pasted as it is, twice.
+    // Pasted unchanged, twice.
     let session = fs::read_to_string(run.data().join("session.sh")).unwrap();
     assert!(process::tail(process.log(), 200).contains(session.trim()), "the file is what is printed");
     let mut email = String::new();
@@ -106,7 +106,7 @@ async fn the_printed_session_goes_the_whole_way_and_data_survives() {
         let output = run_bash(&format!("{session}echo \"$EMAIL\"\n")).await;
         let answers: Vec<Value> = output.lines().filter_map(|l| serde_json::from_str(l).ok()).collect();
         let [registered, confirmed, login, verified, introspected, forgot, changed, again] = &answers[..] else {
-            panic!("eight answers are expected:\n{output}");
+            panic!("eight responses are expected:\n{output}");
         };
         email = registered["email"].as_str().unwrap().to_owned();
         assert!(confirmed["access_token"].is_string(), "{output}");
@@ -116,13 +116,13 @@ async fn the_printed_session_goes_the_whole_way_and_data_survives() {
         }
         assert_eq!(introspected["email"], email.as_str(), "{output}");
         // The reset has ended the first session.
-        let worth = async |login: &Value| run.introspect(&token_file, login["token"].as_str().unwrap()).await;
-        assert_eq!(worth(login).await, json!({ "active": false }));
-        assert_eq!(worth(again).await["active"], true);
+        let introspected = async |login: &Value| run.introspect(&token_file, login["token"].as_str().unwrap()).await;
+        assert_eq!(introspected(login).await, json!({ "active": false }));
+        assert_eq!(introspected(again).await["active"], true);
         assert_eq!(output.lines().last(), Some(email.as_str()));
     }
 
-    // A manifest that is new, edited or gone is so at once.
+    // A new, edited or deleted manifest takes effect at once.
     let blog = App::with_id("blog");
     let status = async |expected: StatusCode| {
         let client = run.client();
@@ -133,38 +133,38 @@ async fn the_printed_session_goes_the_whole_way_and_data_survives() {
         .await;
     };
     status(StatusCode::NOT_FOUND).await;
-    run.manifest(&blog);
+    run.write_manifest(&blog);
     status(StatusCode::OK).await;
     fs::remove_file(run.dir.join("manifests/blog.yaml")).unwrap();
     status(StatusCode::NOT_FOUND).await;
 
-    let children = family(process.pid());
+    let children = descendants(process.pid());
     assert!(children.len() >= 5, "server, operator, provider, Postgres and Redis: {children:?}");
     process.signal(Signal::INT);
-    let status = tokio::time::timeout(STOP_LIMIT, process.exit()).await.expect("Ctrl-C ends it");
+    let status = tokio::time::timeout(STOP_LIMIT, process.wait_for_exit()).await.expect("Ctrl-C ends it");
     assert!(status.success(), "it ended with {status}:\n{}", process::tail(process.log(), 30));
-    gone(&children).await;
+    wait_until_ended(&children).await;
 
-    // The account is there, with the password that the session has set; so is the mail.
+    // The account exists, with the password that the session has set; so does the mail.
     let process = run.start_ready().await;
     run.client().login("shop", &email, "copper-Lantern-drift-58").await.expect(StatusCode::OK);
-    let inbox = Anonymous::new(run.addrs["INBOX_ADDR"]);
+    let inbox = ApiClient::new(run.addrs["INBOX_ADDR"]);
     inbox.get(&format!("api/messages/latest?to={email}")).await.expect(StatusCode::OK);
 
-    // Not even `kill -9` leaves anything behind, and it starts again.
-    let children = family(process.pid());
+    // Not even `kill -9` leaves a process behind, and the next start works.
+    let children = descendants(process.pid());
     process.kill();
-    gone(&children).await;
+    wait_until_ended(&children).await;
     let process = run.start_ready().await;
     run.client().login("shop", &email, "copper-Lantern-drift-58").await.expect(StatusCode::OK);
 
-    // A server that crashes is no secret.
-    let server = children_named(process.pid(), "latchkey-server");
+    // The crash of a server is reported.
+    let server = descendant_named(process.pid(), "latchkey-server");
     rustix::process::kill_process(server, Signal::KILL).unwrap();
-    let status = tokio::time::timeout(STOP_LIMIT, process.exit()).await.expect("it ends with its server");
+    let status = tokio::time::timeout(STOP_LIMIT, process.wait_for_exit()).await.expect("it ends with its server");
     assert!(!status.success());
-    let told = process::tail(process.log(), 60);
-    assert!(told.contains("latchkey-server ended by itself"), "{told}");
+    let output = process::tail(process.log(), 60);
+    assert!(output.contains("latchkey-server ended by itself"), "{output}");
 }
 
 #[tokio::test]
@@ -177,18 +177,18 @@ async fn the_printed_link_leads_through_the_local_provider_to_a_page_with_the_se
     }
     let local = manifest("local.yaml");
     let process = run.start_ready().await;
-    let told = process::tail(process.log(), 200);
-    let link = told.lines().map(str::trim).find(|line| line.contains("/redirect?")).expect("a link");
+    let output = process::tail(process.log(), 200);
+    let link = output.lines().map(str::trim).find(|line| line.contains("/redirect?")).expect("a link");
     let (public, inbox) = (run.addrs["PUBLIC_ADDR"], run.addrs["INBOX_ADDR"]);
     assert_eq!(link, format!("http://{public}/shop/local/redirect?redirect_url=http://{inbox}/done"));
-    let email = told.lines().find_map(|line| line.strip_prefix("as ")?.split(' ').next()).expect("who logs in");
-    assert!(told.contains(&format!("with the password {}", dex::PASSWORD)), "{told}");
+    let email = output.lines().find_map(|line| line.strip_prefix("as ")?.split(' ').next()).expect("the user's line");
+    assert!(output.contains(&format!("with the password {}", dex::DEX_PASSWORD)), "{output}");
 
     let browser = Browser::start().await.unwrap();
     browser.open(link).await;
     assert_eq!(browser.url().await.port(), Some(run.addrs["PROVIDER_ADDR"].port()));
     dex::log_in(&browser, email).await;
-    let url = browser.until_url("the way back", |url| url.path() == "/done").await;
+    let url = browser.wait_for_url("the redirect back", |url| url.path() == "/done").await;
     assert_eq!(url.port(), Some(inbox.port()));
     assert_eq!(browser.text_of("#title").await, "Logged in");
     for name in
@@ -198,14 +198,14 @@ async fn the_printed_link_leads_through_the_local_provider_to_a_page_with_the_se
     }
     assert_eq!(browser.text_of("td[data-name=email_verified]").await, "true");
 
-    // Another client is known at both ends as soon as its manifest is saved.
+    // Another client ID is known at both ends as soon as its manifest is saved.
     let edited = fs::read_to_string(&local).unwrap().replace("clientID: shop", "clientID: shop-two");
     fs::write(&local, edited).unwrap();
-    let provider = Anonymous::new(run.addrs["PROVIDER_ADDR"]);
+    let provider = ApiClient::new(run.addrs["PROVIDER_ADDR"]);
     eventually("the other client, at both ends", Duration::from_secs(60), || async {
         let answer = run.client().get("shop/local/redirect").await;
         let (_, path) = answer.header("location")?.split_once("/dex/").filter(|(_, it)| it.contains("shop-two"))?;
-        // It is started anew. At `auth` it looks at no client yet; one step on, who is not known gets no page.
+        // Dex is restarted. At `auth` it does not check the client yet; one step later an unknown client gets no page.
         let path = path.replacen("auth?", "auth/local?", 1);
         let answer = provider.try_send(provider.request(Method::GET, &format!("dex/{path}"))).await.ok()?;
         answer.status.is_redirection().then_some(())
@@ -213,25 +213,25 @@ async fn the_printed_link_leads_through_the_local_provider_to_a_page_with_the_se
     .await;
     browser.open(link).await;
     dex::log_in(&browser, email).await;
-    browser.until_url("the way back", |url| url.path() == "/done").await;
+    browser.wait_for_url("the redirect back", |url| url.path() == "/done").await;
     assert_eq!(browser.text_of("#title").await, "Logged in");
 
-    let children = family(process.pid());
+    let children = descendants(process.pid());
     process.signal(Signal::INT);
-    let status = tokio::time::timeout(STOP_LIMIT, process.exit()).await.expect("Ctrl-C ends it");
+    let status = tokio::time::timeout(STOP_LIMIT, process.wait_for_exit()).await.expect("Ctrl-C ends it");
     assert!(status.success(), "it ended with {status}:\n{}", process::tail(process.log(), 30));
-    gone(&children).await;
+    wait_until_ended(&children).await;
 }
 
 #[tokio::test]
-async fn a_store_that_is_killed_is_named_with_the_end_of_its_log() {
+async fn a_killed_store_is_reported_with_the_end_of_its_log() {
     let mut run = MakeRun::new();
-    run.manifest(&App::with_id("shop"));
+    run.write_manifest(&App::with_id("shop"));
     for (store, log) in [("postgres", "postgres.log"), ("redis-server", "redis.log")] {
         let process = run.start_ready().await;
-        let children = family(process.pid());
-        rustix::process::kill_process(children_named(process.pid(), store), Signal::KILL).unwrap();
-        let status = tokio::time::timeout(STOP_LIMIT, process.exit()).await.expect("it ends with its store");
+        let children = descendants(process.pid());
+        rustix::process::kill_process(descendant_named(process.pid(), store), Signal::KILL).unwrap();
+        let status = tokio::time::timeout(STOP_LIMIT, process.wait_for_exit()).await.expect("it ends with its store");
         assert!(!status.success());
         let text = process::tail(process.log(), 60);
         let log = run.data().join("logs").join(log);
@@ -242,20 +242,20 @@ async fn a_store_that_is_killed_is_named_with_the_end_of_its_log() {
         let logged = fs::read_to_string(&log).unwrap();
         assert!(end.lines().any(|line| !line.is_empty()), "{text}");
         assert!(end.lines().all(|line| logged.contains(line)), "{text}");
-        gone(&children).await;
+        wait_until_ended(&children).await;
     }
 }
 
 #[tokio::test]
-async fn a_port_that_is_taken_is_named_with_its_variable() {
+async fn a_port_in_use_is_reported_with_its_variable() {
     let mut run = MakeRun::new();
     let _taken = std::net::TcpListener::bind(run.addrs["OPS_ADDR"]).unwrap();
     let process = run.start();
-    let status = tokio::time::timeout(STOP_LIMIT, process.exit()).await.expect("it does not start");
+    let status = tokio::time::timeout(STOP_LIMIT, process.wait_for_exit()).await.expect("it does not start");
     assert!(!status.success());
-    let told = process::tail(process.log(), 10);
-    assert!(told.contains("is in use: set OPS_ADDR, as in `OPS_ADDR=127.0.0.1:"), "{told}");
-    assert!(!told.contains("PUBLIC_ADDR"), "{told}");
+    let output = process::tail(process.log(), 10);
+    assert!(output.contains("is in use: set OPS_ADDR, as in `OPS_ADDR=127.0.0.1:"), "{output}");
+    assert!(!output.contains("PUBLIC_ADDR"), "{output}");
 }
 
 async fn run_bash(script: &str) -> String {
@@ -266,38 +266,38 @@ async fn run_bash(script: &str) -> String {
     out
 }
 
-/// The ids of a process's descendants.
-fn family(of: u32) -> BTreeSet<u32> {
+/// The process ids of all descendants of a process.
+fn descendants(of: u32) -> BTreeSet<u32> {
     let parents: BTreeMap<u32, u32> = fs::read_dir("/proc")
         .unwrap()
         .flatten()
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .filter_map(|pid| Some((pid, status_line(pid, "PPid:")?.parse().ok()?)))
         .collect();
-    let mut family = BTreeSet::new();
+    let mut descendants = BTreeSet::new();
     let mut next = vec![of];
     while let Some(parent) = next.pop() {
         let children = parents.iter().filter(|(_, its)| **its == parent).map(|(pid, _)| *pid);
         for child in children {
-            family.insert(child);
+            descendants.insert(child);
             next.push(child);
         }
     }
-    family
+    descendants
 }
 
-fn children_named(of: u32, name: &str) -> rustix::process::Pid {
-    let pid = family(of)
+fn descendant_named(of: u32, name: &str) -> rustix::process::Pid {
+    let pid = descendants(of)
         .into_iter()
-        // The kernel keeps 15 characters of a name.
+        // The kernel keeps 15 characters of a process name.
         .find(|pid| status_line(*pid, "Name:").as_deref() == Some(&name[..name.len().min(15)]))
         .unwrap_or_else(|| panic!("no {name} runs"));
     rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap()
 }
 
-/// A process that nobody has reaped yet is gone all the same, with its last thread: until then its ports are in use.
-async fn gone(pids: &BTreeSet<u32>) {
-    eventually("the end of all that was started", STOP_LIMIT, || async {
+/// Waits until the processes have ended. A zombie has ended with its last thread; until then its ports are in use.
+async fn wait_until_ended(pids: &BTreeSet<u32>) {
+    eventually("the end of all processes", STOP_LIMIT, || async {
         let alive = |pid: &&u32| {
             status_line(**pid, "State:").is_some_and(|state| !state.starts_with('Z'))
                 || status_line(**pid, "Threads:").is_some_and(|threads| threads.parse().is_ok_and(|left: u32| left > 1))

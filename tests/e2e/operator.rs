@@ -1,13 +1,13 @@
-//! The operator in a real cluster, with real servers: what people see of an App and its Providers.
+//! The operator against a real control plane, with real servers: what users see of an App and its Providers.
 
 mod acknowledgement;
 mod apps;
 mod deletion;
 mod drift;
 mod faults;
+mod helpers;
 mod keys;
 mod leader;
-mod look;
 mod permissions;
 mod quota;
 mod reachable;

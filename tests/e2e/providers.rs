@@ -1,5 +1,5 @@
-//! Social providers as the server asks them: documents rendered by the operator's program, and scripted providers that
-//! listen under the real ones' names.
+//! The server's calls to social providers: documents rendered by the operator's program, and scripted providers that
+//! listen under the names of the real ones.
 
 mod conformance;
 mod examples;
@@ -22,15 +22,15 @@ use latchkey_server::{
         app::App,
         client::ClientAddress,
         clock::Env,
-        identity::{Authorization, Grant, Operation, ProviderError, Vouched},
+        identity::{AuthorizationCodeGrant, AuthorizationRequest, ProviderError, ProviderOperation, VerifiedIdentity},
     },
-    outbound::{Reach, proxy::Proxy},
+    outbound::{OutboundPolicy, proxy::OutboundProxy},
     providers::{Permit, ProviderOptions, SocialProviders},
 };
 use latchkey_tests::{
     builders::{self, Provider},
+    mock_provider::{AuthorizationResponse, ClientSecret, MockProvider, PRESETS, RegisteredClient},
     process::{self, Program},
-    upstream::{Approved, Client, PRESETS, Secret, Upstream},
 };
 use rcgen::KeyPair;
 use rustls::pki_types::{CertificateDer, pem::PemObject};
@@ -42,16 +42,16 @@ pub(crate) const VERIFIER: &str = "dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk";
 pub(crate) const CHALLENGE: &str = "E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM";
 const NONCE: &str = "n-0S6_WzA2Mj";
 const STATE: &str = "af0ifjsldkj";
-const TEAM: &str = "ABCDE12345";
-const KEY_ID: &str = "12345ABCDE";
+const APPLE_TEAM_ID: &str = "ABCDE12345";
+const APPLE_KEY_ID: &str = "12345ABCDE";
 const RENDER_LIMIT: Duration = Duration::from_secs(60);
 
-/// One App with a Provider of every preset, rendered once, and the secrets of their clients.
+/// One App with a Provider of every preset, rendered once, and the secrets of the clients by preset.
 static RENDERED: OnceCell<(RenderedApp, HashMap<String, String>)> = OnceCell::const_new();
 
-/// A preset's Provider, and its provider.
+/// An App with a Provider of one preset, and the scripted provider behind it.
 pub(crate) struct Fixture {
-    pub(crate) upstream: Upstream,
+    pub(crate) upstream: MockProvider,
     pub(crate) app: App,
     pub(crate) providers: SocialProviders,
     preset: &'static str,
@@ -64,9 +64,9 @@ impl Fixture {
         let (doc, secrets) = RENDERED.get_or_init(render).await;
         let revision = Revision::of(&doc.to_bytes());
         let app = App::new(doc.clone(), revision).unwrap();
-        let client = Client { id: client_id(preset), secret: secret(preset, &secrets[preset]) };
-        let upstream = Upstream::start(preset, client).await.unwrap();
-        let providers = SocialProviders::new(options(&upstream), Env::system());
+        let client = RegisteredClient { id: client_id(preset), secret: client_secret(preset, &secrets[preset]) };
+        let upstream = MockProvider::start(preset, client).await.unwrap();
+        let providers = SocialProviders::new(provider_options(&upstream), Env::system());
         Self { upstream, app, providers, preset }
     }
 
@@ -80,7 +80,7 @@ impl Fixture {
 
     async fn authorization_url(&self, prompt: Option<&str>, login_hint: Option<&str>) -> String {
         let redirect_uri = self.redirect_uri();
-        let request = Authorization {
+        let request = AuthorizationRequest {
             redirect_uri: &redirect_uri,
             state: STATE,
             code_challenge: CHALLENGE,
@@ -88,59 +88,64 @@ impl Fixture {
             prompt,
             login_hint,
         };
-        let permit = self.permit(Operation::Redirect).unwrap();
+        let permit = self.permit(ProviderOperation::Redirect).unwrap();
         self.providers.authorization_url(&permit, self.provider(), &request).await.unwrap()
     }
 
-    /// Logs in there, as a browser does.
-    async fn approve(&self) -> Approved {
-        let approved = self.upstream.approve(&self.authorization_url(None, None).await);
+    /// Logs in at the provider, as a browser does.
+    async fn approve(&self) -> AuthorizationResponse {
+        let approved = self.upstream.authorize(&self.authorization_url(None, None).await);
         assert_eq!(approved.state, STATE);
         approved
     }
 
-    async fn redeem(&self, code: &str, verifier: &str, iss: Option<&str>) -> Result<Vouched, ProviderError> {
+    async fn exchange_code(
+        &self,
+        code: &str,
+        verifier: &str,
+        iss: Option<&str>,
+    ) -> Result<VerifiedIdentity, ProviderError> {
         let redirect_uri = self.redirect_uri();
-        let grant = Grant {
+        let grant = AuthorizationCodeGrant {
             redirect_uri: &redirect_uri,
             code,
             code_verifier: verifier,
-            nonce: Some(NONCE).filter(|_| self.providers.traits_of(self.provider()).nonce),
+            nonce: Some(NONCE).filter(|_| self.providers.capabilities(self.provider()).has_nonce),
             iss,
             posted_user: Some(r#"{"name":{"firstName":"Ada","lastName":"Lovelace"}}"#),
         };
-        let permit = self.permit(Operation::Callback)?;
-        self.providers.exchange(&permit, self.provider(), &grant).await
+        let permit = self.permit(ProviderOperation::Callback)?;
+        self.providers.exchange_code(&permit, self.provider(), &grant).await
     }
 
-    /// The whole flow.
-    async fn log_in(&self) -> Result<Vouched, ProviderError> {
+    /// Runs the whole flow.
+    async fn log_in(&self) -> Result<VerifiedIdentity, ProviderError> {
         let approved = self.approve().await;
-        self.redeem(&approved.code, VERIFIER, None).await
+        self.exchange_code(&approved.code, VERIFIER, None).await
     }
 
-    async fn check(&self, token: &str, nonce: Option<&str>) -> Result<Vouched, ProviderError> {
-        self.check_by(&self.providers, token, nonce, somebody()).await
+    async fn check_token(&self, token: &str, nonce: Option<&str>) -> Result<VerifiedIdentity, ProviderError> {
+        self.check_token_with(&self.providers, token, nonce, new_client_address()).await
     }
 
-    async fn check_by(
+    async fn check_token_with(
         &self,
         providers: &SocialProviders,
         token: &str,
         nonce: Option<&str>,
         client: ClientAddress,
-    ) -> Result<Vouched, ProviderError> {
-        let permit = providers.try_acquire(Operation::Login, &self.app, self.provider(), client)?;
-        providers.check_token(&permit, self.provider(), token, nonce).await
+    ) -> Result<VerifiedIdentity, ProviderError> {
+        let permit = providers.try_acquire(ProviderOperation::Login, &self.app, self.provider(), client)?;
+        providers.validate_token(&permit, self.provider(), token, nonce).await
     }
 
-    /// For somebody else each time.
-    fn permit(&self, operation: Operation) -> Result<Permit, ProviderError> {
-        self.providers.try_acquire(operation, &self.app, self.provider(), somebody())
+    /// A permit for a new client address each time.
+    fn permit(&self, operation: ProviderOperation) -> Result<Permit, ProviderError> {
+        self.providers.try_acquire(operation, &self.app, self.provider(), new_client_address())
     }
 
-    /// The same Provider with its document changed, as another server has it that remembers nothing.
-    async fn changed(preset: &'static str, change: impl FnOnce(&mut RenderedProvider)) -> Self {
+    /// The same Provider with a changed document, on another server without cached data.
+    async fn with_changed_provider(preset: &'static str, change: impl FnOnce(&mut RenderedProvider)) -> Self {
         let fixture = Self::new(preset).await;
         let mut doc = fixture.app.doc.clone();
         change(doc.providers.iter_mut().find(|provider| provider.settings.preset == preset).unwrap());
@@ -149,41 +154,41 @@ impl Fixture {
     }
 }
 
-fn options(upstream: &Upstream) -> ProviderOptions {
+fn provider_options(upstream: &MockProvider) -> ProviderOptions {
     ProviderOptions {
-        reach: Reach::default(),
-        proxy: Proxy::default(),
-        hosts: upstream.hosts(),
-        authorities: vec![CertificateDer::from_pem_slice(upstream.ca().as_bytes()).unwrap()],
+        reach: OutboundPolicy::default(),
+        proxy: OutboundProxy::default(),
+        test_hosts: upstream.hosts(),
+        test_roots: vec![CertificateDer::from_pem_slice(upstream.ca().as_bytes()).unwrap()],
     }
 }
 
-/// A client address that no other call has.
-fn somebody() -> ClientAddress {
+/// A new client address.
+fn new_client_address() -> ClientAddress {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    ClientAddress::of(Ipv4Addr::from_bits(Ipv4Addr::new(198, 18, 0, 0).to_bits() + number).into())
+    ClientAddress::from_ip(Ipv4Addr::from_bits(Ipv4Addr::new(198, 18, 0, 0).to_bits() + number).into())
 }
 
 fn client_id(preset: &str) -> String {
     format!("client-of-{preset}")
 }
 
-/// Another client of the same owner.
+/// Another client of the same owner, listed in `additionalClientIDs`.
 fn other_client_id(preset: &str) -> String {
     format!("mobile-of-{preset}")
 }
 
-fn secret(preset: &str, secret: &str) -> Secret {
+fn client_secret(preset: &str, secret: &str) -> ClientSecret {
     if preset == "apple" {
-        Secret::Key { team: TEAM.to_owned(), id: KEY_ID.to_owned(), pem: secret.to_owned() }
+        ClientSecret::Key { team: APPLE_TEAM_ID.to_owned(), id: APPLE_KEY_ID.to_owned(), pem: secret.to_owned() }
     } else {
-        Secret::Shared(secret.to_owned())
+        ClientSecret::Shared(secret.to_owned())
     }
 }
 
-/// The fields of a preset's member beside those that all have.
-fn own_fields(preset: &str) -> Value {
+/// The fields of a preset's member in addition to the common ones.
+fn preset_fields(preset: &str) -> Value {
     match preset {
         "oidc" => json!({ "issuer": "https://id.provider.test" }),
         "oauth2" => json!({
@@ -210,7 +215,7 @@ async fn render() -> (RenderedApp, HashMap<String, String>) {
         if preset == "apple" {
             provider = provider.with_secret(&KeyPair::generate().unwrap().serialize_pem());
         }
-        for (field, value) in own_fields(preset).as_object().unwrap() {
+        for (field, value) in preset_fields(preset).as_object().unwrap() {
             provider = provider.set(field, value.clone());
         }
         let mut object = provider.object("tests");
@@ -219,8 +224,8 @@ async fn render() -> (RenderedApp, HashMap<String, String>) {
             let reference = apple.remove("clientSecretRef").unwrap();
             apple.extend([
                 ("privateKeyRef".to_owned(), reference),
-                ("teamID".to_owned(), json!(TEAM)),
-                ("keyID".to_owned(), json!(KEY_ID)),
+                ("teamID".to_owned(), json!(APPLE_TEAM_ID)),
+                ("keyID".to_owned(), json!(APPLE_KEY_ID)),
             ]);
         }
         secrets.insert(preset.to_owned(), provider.secret().to_owned());
@@ -231,7 +236,7 @@ async fn render() -> (RenderedApp, HashMap<String, String>) {
     for (number, object) in objects.iter().enumerate() {
         fs::write(dir.join(format!("manifests/{number}.yaml")), object.to_string()).unwrap();
     }
-    let operator = process::our_program("latchkey-operator").unwrap();
+    let operator = process::find_built_program("latchkey-operator").unwrap();
     Program::new("render", operator, dir.join("render.log"))
         .arg("render")
         .path_arg("--from", &dir.join("manifests"))

@@ -1,4 +1,4 @@
-//! Forgetting and setting a password (contract 3, forgot-password and confirm-password).
+//! Password reset (specification: Accounts, Forgot password).
 
 use std::time::{Duration, Instant};
 
@@ -7,19 +7,19 @@ use latchkey_tests::stack::Stack;
 use serde_json::json;
 
 use crate::{
-    support::{NAME, NEW_PASSWORD, PASSWORD, Shop, WRONG_CODE, app, shape},
-    trouble::loose,
+    fault_support::unlimited_app,
+    support::{NAME, NEW_PASSWORD, PASSWORD, TestApp, WRONG_CODE, app, shape},
 };
 
 const EMAIL: &str = "ada@example.com";
-/// Hard to guess, unless one knows the name.
+/// A password that is hard to guess without this name.
 const ODD_NAME: &str = "Bartholomew Quetzalcoatl";
 const PASSWORD_OF_THE_NAME: &str = "bartholomewquetzalcoatl";
 
 #[tokio::test]
-async fn forgot_password_answers_alike_for_every_address_and_mails_only_known_ones() {
-    let shop = Shop::open().await;
-    shop.confirmed(EMAIL).await;
+async fn forgot_password_responds_the_same_to_every_address_and_mails_only_known_ones() {
+    let shop = TestApp::start().await;
+    shop.register_and_confirm(EMAIL).await;
     shop.register("grace@example.com").await;
     let forgot = async |email: &str| {
         let answer = shop.client().forgot_password(shop.id(), email).await.expect(StatusCode::OK);
@@ -33,15 +33,15 @@ async fn forgot_password_answers_alike_for_every_address_and_mails_only_known_on
     for known in [EMAIL, "ADA@example.com", "grace@example.com"] {
         assert_eq!(forgot(known).await, unknown, "{known}");
     }
-    assert_eq!(shop.mails_in_the_end("nobody@example.com").await, 0);
-    assert_eq!(shop.mails_in_the_end(EMAIL).await, 3);
-    assert_eq!(shop.mails_in_the_end("grace@example.com").await, 2, "an unverified account gets the mail as well");
+    assert_eq!(shop.settled_mail_count("nobody@example.com").await, 0);
+    assert_eq!(shop.settled_mail_count(EMAIL).await, 3);
+    assert_eq!(shop.settled_mail_count("grace@example.com").await, 2, "an unverified account gets the mail as well");
 }
 
 #[tokio::test]
-async fn confirm_password_sets_the_password_and_answers_the_address() {
-    let shop = Shop::open().await;
-    shop.confirmed(EMAIL).await;
+async fn confirm_password_sets_the_password_and_returns_the_address() {
+    let shop = TestApp::start().await;
+    shop.register_and_confirm(EMAIL).await;
     let code = shop.reset_code(EMAIL, 2).await;
     let answer = shop.client().confirm_password(shop.id(), "Ada@Example.com", &code.to_lowercase(), NEW_PASSWORD).await;
     let answer = answer.expect(StatusCode::OK);
@@ -54,10 +54,12 @@ async fn confirm_password_sets_the_password_and_answers_the_address() {
 
 #[tokio::test]
 async fn a_reset_ends_all_sessions_and_other_codes_and_sends_a_notice() {
-    let shop = Shop::open().await;
-    let client = shop.confirmed(EMAIL).await;
-    let sessions =
-        [client.sign_in(shop.id(), EMAIL, PASSWORD).await, shop.client().sign_in(shop.id(), EMAIL, PASSWORD).await];
+    let shop = TestApp::start().await;
+    let client = shop.register_and_confirm(EMAIL).await;
+    let sessions = [
+        client.authenticate(shop.id(), EMAIL, PASSWORD).await,
+        shop.client().authenticate(shop.id(), EMAIL, PASSWORD).await,
+    ];
     let (first, second) = (shop.reset_code(EMAIL, 2).await, shop.reset_code(EMAIL, 3).await);
     let reset = client.confirm_password(shop.id(), EMAIL, &first, NEW_PASSWORD).await;
     reset.expect(StatusCode::OK);
@@ -70,36 +72,36 @@ async fn a_reset_ends_all_sessions_and_other_codes_and_sends_a_notice() {
     }
     let notice = shop.mail(EMAIL, 4).await;
     assert_eq!(notice.code, None);
-    assert_eq!(shop.mails_in_the_end(EMAIL).await, 4);
+    assert_eq!(shop.settled_mail_count(EMAIL).await, 4);
     shop.client().login(shop.id(), EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
 async fn a_reset_by_an_unverified_account_verifies_its_address() {
-    let shop = Shop::open().await;
+    let shop = TestApp::start().await;
     shop.register(EMAIL).await;
     let confirm = shop.code(EMAIL, 1).await;
     let reset = shop.reset_code(EMAIL, 2).await;
     let answer = shop.client().confirm_password(shop.id(), EMAIL, &reset, NEW_PASSWORD).await;
     answer.expect(StatusCode::OK);
-    assert!(shop.user(EMAIL).await.1);
+    assert!(shop.epoch_and_verified(EMAIL).await.1);
     let late = shop.client().confirm(shop.id(), &confirm).await;
     late.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
-    let signed_in = shop.client().sign_in(shop.id(), EMAIL, NEW_PASSWORD).await;
+    let signed_in = shop.client().authenticate(shop.id(), EMAIL, NEW_PASSWORD).await;
     signed_in.verify().await.expect(StatusCode::OK);
-    assert_eq!(shop.mails_in_the_end(EMAIL).await, 3, "confirm, reset, notice; verify had nothing to send");
+    assert_eq!(shop.settled_mail_count(EMAIL).await, 3, "confirm, reset, notice; verify had nothing to send");
 }
 
 #[tokio::test]
-async fn contested_ends_with_confirm_password() {
-    let shop = Shop::open().await;
+async fn confirm_password_ends_the_contested_state() {
+    let shop = TestApp::start().await;
     shop.register(EMAIL).await;
     shop.client().register(shop.id(), NAME, EMAIL, "third-Harbour-quilt-64").await.expect(StatusCode::OK);
     let reset = shop.reset_code(EMAIL, 3).await;
     let answer = shop.client().confirm_password(shop.id(), EMAIL, &reset, NEW_PASSWORD).await;
     answer.expect(StatusCode::OK);
-    for gone in [PASSWORD, "third-Harbour-quilt-64"] {
-        let refused = shop.client().login(shop.id(), EMAIL, gone).await;
+    for removed in [PASSWORD, "third-Harbour-quilt-64"] {
+        let refused = shop.client().login(shop.id(), EMAIL, removed).await;
         refused.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
     }
     shop.client().login(shop.id(), EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
@@ -109,10 +111,10 @@ async fn contested_ends_with_confirm_password() {
 }
 
 #[tokio::test]
-async fn wrong_used_and_expired_code_and_unknown_address_are_one_answer() {
-    let shop = Shop::open().await;
-    shop.confirmed(EMAIL).await;
-    shop.confirmed("grace@example.com").await;
+async fn wrong_used_and_expired_code_and_unknown_address_get_the_same_response() {
+    let shop = TestApp::start().await;
+    shop.register_and_confirm(EMAIL).await;
+    shop.register_and_confirm("grace@example.com").await;
     let used = shop.reset_code(EMAIL, 2).await;
     shop.client().confirm_password(shop.id(), EMAIL, &used, NEW_PASSWORD).await.expect(StatusCode::OK);
     shop.mail(EMAIL, 3).await;
@@ -120,7 +122,7 @@ async fn wrong_used_and_expired_code_and_unknown_address_are_one_answer() {
     shop.edit_rendered(|document| document["mail"]["resetCodeLifetimeSeconds"] = json!(1)).await;
     shop.client().forgot_password(shop.id(), EMAIL).await.expect(StatusCode::OK);
     let mail = shop.mail(EMAIL, 4).await;
-    shop.past(mail.received_at + 1).await;
+    shop.wait_until_past(mail.received_at + 1).await;
     let expired = mail.code();
 
     let mut answers = Vec::new();
@@ -139,17 +141,17 @@ async fn wrong_used_and_expired_code_and_unknown_address_are_one_answer() {
     answers.dedup();
     assert_eq!(answers.len(), 1, "{answers:#?}");
     shop.client().login(shop.id(), EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
-    // With another's address it was not used up.
+    // The attempt with another address did not consume the code.
     let right = shop.client().confirm_password(shop.id(), "grace@example.com", &of_another, NEW_PASSWORD).await;
     right.expect(StatusCode::OK);
 }
 
 #[tokio::test]
-async fn a_weak_password_does_not_use_the_code_up_and_is_judged_before_the_code() {
-    let shop = Shop::open().await;
-    shop.confirmed(EMAIL).await;
+async fn a_weak_password_does_not_consume_the_code_and_is_checked_before_the_code() {
+    let shop = TestApp::start().await;
+    shop.register_and_confirm(EMAIL).await;
     let code = shop.reset_code(EMAIL, 2).await;
-    let before = shop.user(EMAIL).await;
+    let before = shop.epoch_and_verified(EMAIL).await;
     for weak in ["short-7", "password1234", "ada@example.com", &"x9-Q".repeat(33)] {
         for code in [code.as_str(), WRONG_CODE] {
             let refused = shop.client().confirm_password(shop.id(), EMAIL, code, weak).await;
@@ -157,15 +159,15 @@ async fn a_weak_password_does_not_use_the_code_up_and_is_judged_before_the_code(
             assert_eq!(refused.body["fields"][0]["field"], "password");
         }
     }
-    assert_eq!(shop.user(EMAIL).await, before);
+    assert_eq!(shop.epoch_and_verified(EMAIL).await, before);
     shop.client().login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
     shop.client().confirm_password(shop.id(), EMAIL, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
-async fn no_password_takes_longer_to_judge_than_a_few_logins() {
-    let shop = Shop::of(loose("hostile"), Stack::builder()).await;
-    shop.confirmed(EMAIL).await;
+async fn no_password_takes_longer_to_check_than_a_few_logins() {
+    let shop = TestApp::from_builder(unlimited_app("hostile"), Stack::builder()).await;
+    shop.register_and_confirm(EMAIL).await;
     let client = shop.client();
     let median = |mut times: Vec<Duration>| {
         times.sort_unstable();
@@ -178,7 +180,7 @@ async fn no_password_takes_longer_to_judge_than_a_few_logins() {
         logins.push(started.elapsed());
     }
     let login = median(logins);
-    // Every symbol that zxcvbn reads as a letter, and a walk over a keypad that it cannot count.
+    // Every symbol that zxcvbn reads as a letter, and a keypad pattern that it cannot count.
     let symbols = "4@8({[<3691!|70$5+%2".repeat(4);
     for hostile in [symbols[..76].to_owned(), symbols, "69".repeat(32)] {
         let mut times = Vec::new();
@@ -195,8 +197,8 @@ async fn no_password_takes_longer_to_judge_than_a_few_logins() {
 }
 
 #[tokio::test]
-async fn the_name_counts_only_with_a_right_code() {
-    let shop = Shop::open().await;
+async fn the_name_is_checked_only_with_a_right_code() {
+    let shop = TestApp::start().await;
     let client = shop.client();
     let refused = client.register(shop.id(), ODD_NAME, EMAIL, PASSWORD_OF_THE_NAME).await;
     refused.expect_error(StatusCode::BAD_REQUEST, "weak_password");
@@ -213,9 +215,9 @@ async fn the_name_counts_only_with_a_right_code() {
 }
 
 #[tokio::test]
-async fn the_apps_own_rules_for_passwords_hold_for_register_and_reset() {
+async fn the_apps_own_password_rules_apply_to_register_and_reset() {
     let app = app().set("/password/minimumLength", 30).set("/password/minimumStrength", 0);
-    let shop = Shop::with(app).await;
+    let shop = TestApp::start_with(app).await;
     let (short, long) = ("a".repeat(29), "a".repeat(30));
     let refused = shop.client().register(shop.id(), NAME, EMAIL, &short).await;
     refused.expect_error(StatusCode::BAD_REQUEST, "weak_password");

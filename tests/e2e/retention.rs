@@ -1,45 +1,45 @@
-//! `unverifiedRetentionDays`, by the servers themselves.
+//! `unverifiedRetentionDays`, as servers apply it (specification: Accounts, Unverified accounts).
 
 use std::time::Duration;
 
 use http::StatusCode;
 use latchkey_tests::{eventually, stack::Stack};
 
-use crate::support::{PASSWORD, Shop, app};
+use crate::support::{PASSWORD, TestApp, app};
 
-/// Each server looks after 15 to 45 s; this machine may be loaded.
-const UPKEEP_LIMIT: Duration = Duration::from_secs(180);
+/// Each server checks after 15 to 45 s; a loaded machine takes longer.
+const RETENTION_LIMIT: Duration = Duration::from_secs(180);
 
 #[tokio::test]
-async fn accounts_that_nobody_confirms_are_gone_after_their_days() {
-    let shop = Shop::of(app().set("/unverifiedRetentionDays", 7), Stack::builder().servers(2)).await;
+async fn unconfirmed_accounts_are_deleted_after_the_retention_days() {
+    let shop = TestApp::from_builder(app().set("/unverifiedRetentionDays", 7), Stack::builder().servers(2)).await;
     for name in ["forgotten", "signed-in", "young"] {
         shop.register(&format!("{name}@example.com")).await;
         shop.code(&format!("{name}@example.com"), 1).await;
     }
-    shop.confirmed("confirmed@example.com").await;
+    shop.register_and_confirm("confirmed@example.com").await;
     let login = shop.client().login(shop.id(), "signed-in@example.com", PASSWORD).await.expect(StatusCode::OK);
-    // As if all of it but one account was eight days ago.
+    // All accounts but one look eight days old.
     shop.sql(
         "UPDATE users SET created_at = now() - interval '8 days' WHERE email NOT LIKE 'young@%';
          DELETE FROM audit_events WHERE kind = 'registered';
          UPDATE audit_upkeep SET next_at = '-infinity'",
     )
     .await;
-    let gone = async || (shop.count("SELECT count(*) FROM users").await < 4).then_some(());
-    eventually("the account is deleted", UPKEEP_LIMIT, gone).await;
-    assert_eq!(shop.count("SELECT count(*) FROM users WHERE email LIKE 'forgotten@%'").await, 0);
-    assert_eq!(shop.count("SELECT count(*) FROM users").await, 3);
-    assert_eq!(shop.count("SELECT count(*) FROM audit_events WHERE kind = 'user_expired'").await, 1);
+    let gone = async || (shop.query_number("SELECT count(*) FROM users").await < 4).then_some(());
+    eventually("the account is deleted", RETENTION_LIMIT, gone).await;
+    assert_eq!(shop.query_number("SELECT count(*) FROM users WHERE email LIKE 'forgotten@%'").await, 0);
+    assert_eq!(shop.query_number("SELECT count(*) FROM users").await, 3);
+    assert_eq!(shop.query_number("SELECT count(*) FROM audit_events WHERE kind = 'user_expired'").await, 1);
     let mut deleted = 0;
     for server in shop.stack.servers() {
-        let text = server.ops("metrics").await.expect(StatusCode::OK).text;
+        let text = server.get_ops("metrics").await.expect(StatusCode::OK).text;
         let value = text.lines().find_map(|line| line.strip_prefix("latchkey_unverified_accounts_deleted_total "));
         deleted += value.unwrap_or_else(|| panic!("{text}")).parse::<u64>().unwrap();
     }
     assert_eq!(deleted, 1, "by one of two servers");
 
-    shop.look(login.string("token")).await.expect(StatusCode::OK);
+    shop.verify(login.string("token")).await.expect(StatusCode::OK);
     let login = shop.client().login(shop.id(), "forgotten@example.com", PASSWORD).await;
     login.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
     // The address is free again.

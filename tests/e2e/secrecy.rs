@@ -1,21 +1,21 @@
-//! What must not be told (contract 1): no password, code, token or address in a log line or a metric.
+//! No password, code, token or address appears in a log line or in a metric.
 
 use http::{Method, StatusCode};
 use latchkey_tests::stack::Stack;
 
-use crate::support::{NEW_PASSWORD, PASSWORD, Shop, WRONG_PASSWORD, app};
+use crate::support::{NEW_PASSWORD, PASSWORD, TestApp, WRONG_PASSWORD, app};
 
 const EMAIL: &str = "Ada.Lovelace@example.com";
 const UNKNOWN: &str = "nobody.at.all@example.com";
-const STRANGERS_TOKEN: &str = "stolenTokenOfNobody";
-const GUESS: &str = "GVESS-ABCDE";
-const QUERY: &str = "secretInTheQuery";
+const FOREIGN_TOKEN: &str = "stolenTokenOfNobody";
+const GUESSED_CODE: &str = "GVESS-ABCDE";
+const QUERY_SECRET: &str = "secretInTheQuery";
 
 #[tokio::test]
-async fn passwords_codes_tokens_and_addresses_reach_no_log_line_and_no_metric() {
+async fn no_password_code_token_or_address_appears_in_the_log_or_a_metric() {
     let app = app().set("/mail/confirmURL", "https://shop.example.com/confirm?code={code}&email={email}");
     let stack = Stack::builder().app(&app).args(["--log", "debug,latchkey_server=trace"]).start().await;
-    let shop = Shop { stack, app };
+    let shop = TestApp { stack, app };
     let (id, client) = (shop.id(), shop.client());
     let name = "Augusta Unmistakable";
     client.register(id, name, EMAIL, PASSWORD).await.expect(StatusCode::OK);
@@ -25,18 +25,19 @@ async fn passwords_codes_tokens_and_addresses_reach_no_log_line_and_no_metric() 
     let login = client.login(id, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     client.login(id, EMAIL, WRONG_PASSWORD).await.expect(StatusCode::UNAUTHORIZED);
     client.login(id, UNKNOWN, WRONG_PASSWORD).await.expect(StatusCode::UNAUTHORIZED);
-    let signed_in = client.signed_in(id, login.string("token"));
+    let signed_in = client.with_token(id, login.string("token"));
     signed_in.verify().await.expect(StatusCode::OK);
-    client.signed_in(id, STRANGERS_TOKEN).verify().await.expect(StatusCode::UNAUTHORIZED);
+    client.with_token(id, FOREIGN_TOKEN).verify().await.expect(StatusCode::UNAUTHORIZED);
     client.forgot_password(id, UNKNOWN).await.expect(StatusCode::OK);
-    client.confirm(id, GUESS).await.expect(StatusCode::BAD_REQUEST);
-    client.confirm_password(id, UNKNOWN, GUESS, NEW_PASSWORD).await.expect(StatusCode::BAD_REQUEST);
+    client.confirm(id, GUESSED_CODE).await.expect(StatusCode::BAD_REQUEST);
+    client.confirm_password(id, UNKNOWN, GUESSED_CODE, NEW_PASSWORD).await.expect(StatusCode::BAD_REQUEST);
     let broken = format!("{{\"email\":\"{EMAIL}\",\"password\":\"{PASSWORD}\",\"password\":\"{PASSWORD}\"}}");
-    let request = client.request(Method::POST, &format!("{}?token={QUERY}", shop.path("login")));
-    let request = request.header("content-type", "application/json").header("cookie", format!("session={QUERY}"));
+    let request = client.request(Method::POST, &format!("{}?token={QUERY_SECRET}", shop.email_path("login")));
+    let request =
+        request.header("content-type", "application/json").header("cookie", format!("session={QUERY_SECRET}"));
     client.send(request.body(broken)).await.expect(StatusCode::BAD_REQUEST);
-    client.get(&format!("{id}/.well-known/jwks.json?code={QUERY}")).await.expect(StatusCode::OK);
-    client.get(&format!("nowhere/{QUERY}?code={QUERY}")).await.expect(StatusCode::NOT_FOUND);
+    client.get(&format!("{id}/.well-known/jwks.json?code={QUERY_SECRET}")).await.expect(StatusCode::OK);
+    client.get(&format!("nowhere/{QUERY_SECRET}?code={QUERY_SECRET}")).await.expect(StatusCode::NOT_FOUND);
 
     let mut codes = Vec::new();
     for nth in 1..=3 {
@@ -47,16 +48,25 @@ async fn passwords_codes_tokens_and_addresses_reach_no_log_line_and_no_metric() 
     let reset = client.confirm_password(id, EMAIL, &codes[3].to_lowercase(), NEW_PASSWORD).await;
     reset.expect(StatusCode::OK);
     let later = client.login(id, EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
-    // Faults are logged with their causes.
-    shop.mails_in_the_end(EMAIL).await;
+    // Errors are logged with their causes.
+    shop.settled_mail_count(EMAIL).await;
     shop.sql("ALTER TABLE users RENAME TO elsewhere").await;
     client.login(id, EMAIL, NEW_PASSWORD).await.expect(StatusCode::INTERNAL_SERVER_ERROR);
     client.register(id, name, "late@example.com", NEW_PASSWORD).await.expect(StatusCode::INTERNAL_SERVER_ERROR);
 
-    let mut secrets: Vec<String> =
-        [PASSWORD, NEW_PASSWORD, WRONG_PASSWORD, "short-secret", "Password1", STRANGERS_TOKEN, GUESS, QUERY, name]
-            .map(str::to_owned)
-            .to_vec();
+    let mut secrets: Vec<String> = [
+        PASSWORD,
+        NEW_PASSWORD,
+        WRONG_PASSWORD,
+        "short-secret",
+        "Password1",
+        FOREIGN_TOKEN,
+        GUESSED_CODE,
+        QUERY_SECRET,
+        name,
+    ]
+    .map(str::to_owned)
+    .to_vec();
     secrets.extend([EMAIL, UNKNOWN, "late@example.com"].map(str::to_owned));
     for code in codes {
         secrets.extend([code.replace('-', ""), code]);
@@ -68,9 +78,9 @@ async fn passwords_codes_tokens_and_addresses_reach_no_log_line_and_no_metric() 
     for answer in [&login, &confirmed, &later] {
         secrets.push(answer.string("refresh_token").to_owned());
     }
-    let log = shop.stack.server().logged();
-    assert!(log.lines().count() > 10, "there is a log to look at:\n{log}");
-    let metrics = shop.stack.server().ops("metrics").await.expect(StatusCode::OK).text;
+    let log = shop.stack.server().read_log();
+    assert!(log.lines().count() > 10, "the log has lines:\n{log}");
+    let metrics = shop.stack.server().get_ops("metrics").await.expect(StatusCode::OK).text;
     let (log, metrics) = (log.to_lowercase(), metrics.to_lowercase());
     for secret in secrets.iter().map(|secret| secret.to_lowercase()) {
         for (place, text) in [("the log", &log), ("a metric", &metrics)] {
@@ -78,38 +88,38 @@ async fn passwords_codes_tokens_and_addresses_reach_no_log_line_and_no_metric() 
             assert_eq!(line, None, "{secret:?} is in {place}");
         }
     }
-    assert!(!metrics.contains(id), "a metric names no App that a caller could make up, nor user");
-    assert!(!metrics.contains("nowhere"), "nor a path that a caller made up");
+    assert!(!metrics.contains(id), "a metric names no user, and no App that a client can invent");
+    assert!(!metrics.contains("nowhere"), "nor a path that a client invents");
 }
 
 #[tokio::test]
-async fn stores_hold_no_password_and_no_code_in_clear() {
-    let shop = Shop::open().await;
+async fn stores_contain_no_password_and_no_code_in_clear_text() {
+    let shop = TestApp::start().await;
     shop.register(EMAIL).await;
     let confirm = shop.code(EMAIL, 1).await;
     let login = shop.client().login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
     let reset = shop.reset_code(EMAIL, 2).await;
 
     let mut connection = shop.stack.database.connect().await.unwrap();
-    let mut kept: String = sqlx::query_scalar("SELECT coalesce(string_agg(users::text, ' '), '') FROM users")
+    let mut stored: String = sqlx::query_scalar("SELECT coalesce(string_agg(users::text, ' '), '') FROM users")
         .fetch_one(&mut connection)
         .await
         .unwrap();
-    assert!(kept.contains("$argon2id$"), "{kept}");
+    assert!(stored.contains("$argon2id$"), "{stored}");
     let mut redis = shop.stack.redis().connect().await.unwrap();
     let keys: Vec<String> = redis::cmd("KEYS").arg(format!("*{}*", shop.id())).query_async(&mut redis).await.unwrap();
     assert!(!keys.is_empty());
     for key in keys {
         assert!(key.starts_with(&format!("lk:{{{}:", shop.id())), "{key}");
         let life: i64 = redis::cmd("PTTL").arg(&key).query_async(&mut redis).await.unwrap();
-        assert!(life > 0, "everything has an end: {key}");
+        assert!(life > 0, "every key expires: {key}");
         let value: Vec<u8> = redis::cmd("DUMP").arg(&key).query_async(&mut redis).await.unwrap();
-        kept.push_str(&key);
-        kept.push_str(&String::from_utf8_lossy(&value));
+        stored.push_str(&key);
+        stored.push_str(&String::from_utf8_lossy(&value));
     }
     let tokens = [login.string("token").to_owned(), login.string("refresh_token").to_owned()];
     let codes = [&confirm, &reset].into_iter().flat_map(|code| [code.clone(), code.replace('-', "")]);
     for secret in codes.chain(tokens).chain([PASSWORD.to_owned()]) {
-        assert!(!kept.contains(&secret), "{secret} is kept");
+        assert!(!stored.contains(&secret), "{secret} is stored");
     }
 }

@@ -1,11 +1,12 @@
-//! Social login, from *redirect* to a session, with a scripted provider (contract, 5).
+//! Social login, from *redirect* to a session, with a scripted provider (specification: Social login, Redirect; Social
+//! login, Callback).
 
 mod accounts;
 mod codes;
 mod flows;
 mod identities;
-mod provider;
 mod redirects;
+mod scripted_provider;
 mod storm;
 
 use std::collections::{BTreeMap, HashMap};
@@ -13,60 +14,62 @@ use std::collections::{BTreeMap, HashMap};
 use http::{Method, StatusCode};
 use latchkey_tests::{
     builders::App,
-    client::{Anonymous, Answer},
+    client::{ApiClient, ApiResponse},
     stack::{Builder, Stack},
 };
 use serde_json::{Value, json};
 use url::Url;
 
-use crate::{support::Shop, trouble::loose};
-use provider::{Asked, Person, Upstream};
+use crate::{fault_support::unlimited_app, support::TestApp};
+use scripted_provider::{AuthorizationRequest, Person, ScriptedProvider};
 
-/// Where the App's users go in the end.
-const DONE: &str = "https://shop.example.com/auth/done";
-/// Another address on the list.
-const OTHER: &str = "com.example.shop:/done?from=login";
+/// The first redirect address of the App.
+const REDIRECT_URL: &str = "https://shop.example.com/auth/done";
+/// Another redirect address of the App.
+const OTHER_REDIRECT_URL: &str = "com.example.shop:/done?from=login";
 
-/// A service with one App and its providers, `local` and `other`, which are clients of one scripted provider.
-struct Social {
-    shop: Shop,
-    upstream: Upstream,
+/// A service with one App and its Providers `local` and `other`, which are clients of one scripted provider.
+struct SocialTest {
+    test_app: TestApp,
+    upstream: ScriptedProvider,
 }
 
-/// A browser: it keeps cookies.
-struct Browser {
-    client: Anonymous,
+/// An HTTP client that keeps cookies, like a browser.
+struct CookieClient {
+    client: ApiClient,
     cookies: BTreeMap<String, String>,
 }
 
-/// What a redirect to the app carries.
+/// A redirect to the app, with its parameters.
 #[derive(Debug)]
-struct Landed {
+struct AppRedirect {
     location: String,
     parameters: HashMap<String, String>,
 }
 
-/// An App that lets addresses link, with both addresses on its list.
+/// An App that links by address, with both redirect addresses.
 fn app() -> App {
     let refs = json!([{ "name": "local", "linkByEmail": true }, { "name": "other" }]);
-    loose("social").set("/redirectURLs", json!([DONE, OTHER, "http://127.0.0.1/done"])).set("/providerRefs", refs)
+    unlimited_app("social")
+        .set("/redirectURLs", json!([REDIRECT_URL, OTHER_REDIRECT_URL, "http://127.0.0.1/done"]))
+        .set("/providerRefs", refs)
 }
 
-// === impl Social ===
+// === impl SocialTest ===
 
-impl Social {
-    async fn open() -> Self {
-        Self::with(app()).await
+impl SocialTest {
+    async fn start() -> Self {
+        Self::with_app(app()).await
     }
 
-    async fn with(app: App) -> Self {
+    async fn with_app(app: App) -> Self {
         Self::of(app, Stack::builder()).await
     }
 
     async fn of(app: App, builder: Builder) -> Self {
-        let upstream = Upstream::start().await;
+        let upstream = ScriptedProvider::start().await;
         let builder = builder.provider(&upstream.provider("local")).provider(&upstream.provider("other"));
-        Self { shop: Shop::of(app, builder).await, upstream }
+        Self { test_app: TestApp::from_builder(app, builder).await, upstream }
     }
 
     fn path(&self, operation: &str) -> String {
@@ -74,50 +77,50 @@ impl Social {
     }
 
     fn path_of(&self, provider: &str, operation: &str) -> String {
-        format!("{}/{provider}/{operation}", self.shop.id())
+        format!("{}/{provider}/{operation}", self.test_app.id())
     }
 
-    fn browser(&self) -> Browser {
-        Browser { client: self.shop.client(), cookies: BTreeMap::new() }
+    fn new_client(&self) -> CookieClient {
+        CookieClient { client: self.test_app.client(), cookies: BTreeMap::new() }
     }
 
-    /// Somebody goes the whole way in a browser of their own.
-    async fn sign_in(&self, person: &Person) -> Answer {
-        self.sign_in_by("local", person).await
+    /// A person runs the whole flow in a new browser.
+    async fn log_in(&self, person: &Person) -> ApiResponse {
+        self.log_in_with("local", person).await
     }
 
-    async fn sign_in_by(&self, provider: &str, person: &Person) -> Answer {
-        let mut browser = self.browser();
-        let asked = browser.begin(&self.path_of(provider, "redirect")).await;
-        let code = self.upstream.log_in(&asked, person);
-        browser.come_back(&self.path_of(provider, "callback"), &asked, &code).await
+    async fn log_in_with(&self, provider: &str, person: &Person) -> ApiResponse {
+        let mut browser = self.new_client();
+        let asked = browser.start_flow(&self.path_of(provider, "redirect")).await;
+        let code = self.upstream.approve(&asked, person);
+        browser.callback(&self.path_of(provider, "callback"), &asked, &code).await
     }
 
     /// *login* with the provider's token.
-    async fn login(&self, person: &Person) -> Answer {
-        let body = json!({ "token": self.upstream.token(person) });
-        self.shop.client().post(&self.path("login"), &body).await
+    async fn log_in_by_token(&self, person: &Person) -> ApiResponse {
+        let body = json!({ "token": self.upstream.access_token(person) });
+        self.test_app.client().post(&self.path("login"), &body).await
     }
 
-    /// How many users, identities and sessions there are.
-    async fn made(&self) -> (i64, i64, usize) {
+    /// The number of users, identities and sessions.
+    async fn counts(&self) -> (i64, i64, usize) {
         (
-            self.shop.count("SELECT count(*) FROM users").await,
-            self.shop.count("SELECT count(*) FROM identities").await,
-            self.shop.sessions().await,
+            self.test_app.query_number("SELECT count(*) FROM users").await,
+            self.test_app.query_number("SELECT count(*) FROM identities").await,
+            self.test_app.session_count().await,
         )
     }
 
     #[track_caller]
-    fn assert_alive(&self, look: &Answer) {
-        assert_eq!(look.status, StatusCode::OK, "{}", look.text);
+    fn assert_ok(&self, response: &ApiResponse) {
+        assert_eq!(response.status, StatusCode::OK, "{}", response.text);
     }
 }
 
-// === impl Browser ===
+// === impl CookieClient ===
 
-impl Browser {
-    async fn go(&mut self, path: &str) -> Answer {
+impl CookieClient {
+    async fn get(&mut self, path: &str) -> ApiResponse {
         let request = self.request(Method::GET, path);
         self.send(request).await
     }
@@ -131,7 +134,7 @@ impl Browser {
         request.header("cookie", pairs.join("; "))
     }
 
-    async fn send(&mut self, request: reqwest::RequestBuilder) -> Answer {
+    async fn send(&mut self, request: reqwest::RequestBuilder) -> ApiResponse {
         let answer = self.client.send(request).await;
         for field in answer.headers.get_all("set-cookie") {
             let text = field.to_str().expect("a cookie is ASCII");
@@ -145,23 +148,23 @@ impl Browser {
         answer
     }
 
-    /// *redirect*, which must lead to the provider.
-    async fn begin(&mut self, path: &str) -> Asked {
-        let answer = self.go(path).await.expect(StatusCode::FOUND);
-        Asked::of(answer.header("location").expect("an address"))
+    /// Calls *redirect*, which must lead to the provider.
+    async fn start_flow(&mut self, path: &str) -> AuthorizationRequest {
+        let answer = self.get(path).await.expect(StatusCode::FOUND);
+        AuthorizationRequest::of(answer.header("location").expect("an address"))
     }
 
-    /// *callback* with what the provider sends along.
-    async fn come_back(&mut self, path: &str, asked: &Asked, code: &str) -> Answer {
-        self.go(&format!("{path}?state={}&code={code}", asked.state())).await
+    /// Calls *callback* with the parameters of the provider.
+    async fn callback(&mut self, path: &str, asked: &AuthorizationRequest, code: &str) -> ApiResponse {
+        self.get(&format!("{path}?state={}&code={code}", asked.state())).await
     }
 }
 
-// === impl Landed ===
+// === impl AppRedirect ===
 
-impl Landed {
+impl AppRedirect {
     #[track_caller]
-    fn of(answer: &Answer) -> Self {
+    fn of(answer: &ApiResponse) -> Self {
         assert_eq!(answer.status, StatusCode::FOUND, "{}", answer.text);
         assert_eq!(answer.header("referrer-policy"), Some("no-referrer"));
         assert_eq!(answer.header("cache-control"), Some("no-store"));
@@ -173,36 +176,36 @@ impl Landed {
     }
 
     #[track_caller]
-    fn get(&self, name: &str) -> &str {
+    fn parameter(&self, name: &str) -> &str {
         self.parameters.get(name).unwrap_or_else(|| panic!("no {name} in {}", self.location))
     }
 
-    /// A redirect with the seven parameters.
+    /// Asserts a redirect with the seven session parameters.
     #[track_caller]
-    fn session(answer: &Answer) -> Self {
+    fn expect_session(answer: &ApiResponse) -> Self {
         let landed = Self::of(answer);
         assert!(!landed.parameters.contains_key("error"), "{}", landed.location);
         for name in ["access_token", "refresh_token", "session_id", "local_id", "email_verified", "expires_at"] {
-            assert!(!landed.get(name).is_empty(), "{name} in {}", landed.location);
+            assert!(!landed.parameter(name).is_empty(), "{name} in {}", landed.location);
         }
-        assert!((1..=900).contains(&landed.get("expires_in").parse::<i64>().expect("a number")));
+        assert!((1..=900).contains(&landed.parameter("expires_in").parse::<i64>().expect("a number")));
         landed
     }
 
-    /// A redirect with an error.
+    /// Asserts a redirect with this error.
     #[track_caller]
-    fn error(answer: &Answer, error: &str) -> Self {
+    fn expect_error(answer: &ApiResponse, error: &str) -> Self {
         let landed = Self::of(answer);
-        assert_eq!(landed.get("error"), error, "{}", landed.location);
-        assert!(!landed.get("error_description").is_empty());
+        assert_eq!(landed.parameter("error"), error, "{}", landed.location);
+        assert!(!landed.parameter("error_description").is_empty());
         assert!(!landed.parameters.contains_key("access_token"), "{}", landed.location);
         landed
     }
 }
 
-/// The seven fields of a session, as JSON.
+/// Asserts that the JSON has the seven session fields.
 #[track_caller]
-fn seven(body: &Value) {
+fn assert_session_fields(body: &Value) {
     for name in ["access_token", "refresh_token", "session_id", "local_id"] {
         assert!(body[name].is_string(), "{name} in {body}");
     }

@@ -1,4 +1,4 @@
-//! The stores, against real Postgres and Redis: what each port promises, two at once, and what happens when one is away.
+//! The stores against real Postgres and Redis: the contract of each port, concurrency, and outages.
 
 use std::{sync::LazyLock, time::Duration};
 
@@ -13,12 +13,12 @@ use latchkey_server::{
         ports::{NewUser, Outbox, StoreError},
         user::{Name, UserId},
     },
-    hashing::{Hashing, HashingOptions},
+    hashing::{HashingOptions, HashingPool},
     providers::SocialProviders,
     store::{
         Stores, UrlSource,
-        postgres::{self, Postgres},
-        redis::{self, Redis},
+        postgres::{self, PostgresStore},
+        redis::{self, RedisStore},
     },
 };
 use latchkey_tests::{
@@ -44,14 +44,14 @@ mod sessions;
 mod users;
 
 const LIMIT: Duration = Duration::from_secs(20);
-/// A time that Postgres keeps exactly.
-const REQUESTED: OffsetDateTime = datetime!(2026-03-04 05:06:07 UTC);
+/// A time that Postgres stores exactly.
+const REQUESTED_AT: OffsetDateTime = datetime!(2026-03-04 05:06:07 UTC);
 
-/// One for all tests: they hash nothing.
-static HASHING: LazyLock<Hashing> =
-    LazyLock::new(|| Hashing::start(HashingOptions::default(), &mut Registry::default()));
+/// Shared by all tests, because they hash nothing.
+static HASHING: LazyLock<HashingPool> =
+    LazyLock::new(|| HashingPool::start(HashingOptions::default(), &mut Registry::default()));
 
-/// Stores with a database of their own, and an App of its own in the shared Redis.
+/// Stores with a separate database, and a separate App in the shared Redis.
 struct Fixture {
     stores: Stores,
     app: AppId,
@@ -64,14 +64,14 @@ impl Fixture {
         Self { stores: stores(&database.url, &RedisServer::shared().await.url()), app: an_app(), database }
     }
 
-    /// The same database and Redis, as another server has them.
-    async fn another(&self) -> Stores {
+    /// The stores of another server with the same database and Redis.
+    async fn another_server(&self) -> Stores {
         stores(&self.database.url, &RedisServer::shared().await.url())
     }
 
-    /// Another by Redis's clock, so much later.
-    async fn later(&self, by: time::Duration) -> Stores {
-        Stores { redis: self.stores.redis.later(by), ..self.stores.clone() }
+    /// The stores with Redis's clock ahead by this time.
+    async fn with_later_clock(&self, by: time::Duration) -> Stores {
+        Stores { redis: self.stores.redis.with_clock_ahead(by), ..self.stores.clone() }
     }
 
     async fn execute(&self, sql: &str) {
@@ -92,10 +92,10 @@ impl Fixture {
 }
 
 fn stores(postgres: &str, redis: &str) -> Stores {
-    let options = postgres::Options { listen: false, ..postgres::Options::new(UrlSource::given(postgres)) };
+    let options = postgres::Options { listen: false, ..postgres::Options::new(UrlSource::from_value(postgres)) };
     Stores {
-        postgres: Postgres::connect(options).unwrap(),
-        redis: Redis::connect(redis::Options::new(UrlSource::given(redis))).unwrap(),
+        postgres: PostgresStore::connect(options).unwrap(),
+        redis: RedisStore::connect(redis::Options::new(UrlSource::from_value(redis))).unwrap(),
         hashing: HASHING.clone(),
         providers: SocialProviders::default(),
     }
@@ -124,7 +124,7 @@ fn a_new_user(email: &str) -> NewUser {
         email: an_email(email),
         name: Name::parse("Ada Lovelace").unwrap(),
         password_hash: PasswordHash::new("$argon2id$first"),
-        created_at: REQUESTED,
+        created_at: REQUESTED_AT,
         event: an_event(EventKind::Registered, id),
     }
 }
@@ -142,7 +142,7 @@ fn an_event(kind: EventKind, user: UserId) -> Event {
 }
 
 fn a_mail(user: Option<UserId>) -> Mail {
-    Mail { kind: MailKind::Confirm, user, requested_at: REQUESTED }
+    Mail { kind: MailKind::Confirm, recipient: user, requested_at: REQUESTED_AT }
 }
 
 #[track_caller]
@@ -150,6 +150,6 @@ fn assert_unavailable<T>(answer: Result<T, StoreError>) {
     match answer {
         Err(StoreError::Unavailable { .. }) => {}
         Err(StoreError::Unexpected { source, .. }) => panic!("unexpected: {source}"),
-        Ok(_) => panic!("an answer of a store that is away"),
+        Ok(_) => panic!("a result from an unavailable store"),
     }
 }

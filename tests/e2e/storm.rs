@@ -1,4 +1,4 @@
-//! One App's login storm while another App's users log in: they do not notice.
+//! A login storm of one App does not delay the users of another App.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -11,47 +11,53 @@ use std::{
 };
 
 use http::StatusCode;
-use latchkey_tests::{client::own_address, eventually, stack::Stack, wire::Wire};
+use latchkey_tests::{client::unique_client_address, eventually, raw_connection::RawConnection, stack::Stack};
 
 use crate::{
+    fault_support::unlimited_app,
     support::{NAME, PASSWORD},
-    trouble::loose,
 };
 
 const EMAIL: &str = "ada@example.com";
-/// More than the hashing queue has places for on two cores.
-const STORMING: u16 = 200;
-/// The quiet App's log-ins that are looked at.
-const QUIET: usize = 60;
-const SOON: Duration = Duration::from_secs(30);
+/// More than the capacity of the hashing queue on two cores.
+const STORM_CONNECTIONS: u16 = 200;
+/// The measured logins of the quiet App.
+const QUIET_LOGINS: usize = 60;
+const FULL_QUEUE_LIMIT: Duration = Duration::from_secs(30);
 
-/// What one storming connection saw.
+/// The responses to one storming connection.
 #[derive(Default)]
-struct Seen {
+struct StormResponses {
     served: Vec<Duration>,
     refused: usize,
 }
 
-/// Logs in again and again until it is told to stop.
-fn storm(mut wire: Wire, path: &str, body: &str, stop: &AtomicBool, hit: &AtomicBool) -> Seen {
-    let mut seen = Seen::default();
+/// Logs in repeatedly until stopped.
+fn log_in_repeatedly(
+    mut wire: RawConnection,
+    path: &str,
+    body: &str,
+    stop: &AtomicBool,
+    refused: &AtomicBool,
+) -> StormResponses {
+    let mut responses = StormResponses::default();
     while !stop.load(Ordering::Relaxed) {
         let reply = wire.post(path, body).expect("the server answers");
         match reply.status {
-            200 => seen.served.push(reply.took),
+            200 => responses.served.push(reply.took),
             503 => {
                 let after = reply.header("retry-after").and_then(|after| after.parse::<u32>().ok());
                 assert!(after.is_some_and(|after| after >= 1), "Retry-After in {}", reply.head);
                 assert!(reply.body.contains("temporarily_unavailable"), "{}", reply.body);
-                seen.refused += 1;
-                hit.store(true, Ordering::Relaxed);
-                // Sooner than it was told, but the test's own two cores are the server's too.
+                responses.refused += 1;
+                refused.store(true, Ordering::Relaxed);
+                // Earlier than `Retry-After`. The pause is for the server, which shares two cores with the test.
                 thread::sleep(Duration::from_millis(50));
             }
-            other => panic!("a log-in was answered {other}: {}", reply.body),
+            other => panic!("a login got {other}: {}", reply.body),
         }
     }
-    seen
+    responses
 }
 
 fn median(mut times: Vec<Duration>) -> Duration {
@@ -59,63 +65,69 @@ fn median(mut times: Vec<Duration>) -> Duration {
     times[times.len() / 2]
 }
 
-/// Client addresses of the storm; those of other callers are random, and meet them at worst in a limit that is loose.
+/// Client addresses of the storm. Other clients have random addresses; at worst they share a limit, which is high.
 fn address(number: u16) -> IpAddr {
     let [high, low] = number.to_be_bytes();
     IpAddr::V4(Ipv4Addr::new(127, 77, high, low.max(1)))
 }
 
-async fn connect(server: SocketAddr, from: IpAddr) -> Wire {
-    Wire::connect(server, from).await.expect("the server accepts")
+async fn connect(server: SocketAddr, from: IpAddr) -> RawConnection {
+    RawConnection::connect(server, from).await.expect("the server accepts")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_login_storm_of_one_app_is_not_felt_in_another() {
-    let (loud, quiet) = (loose("loud"), loose("quiet"));
-    let stack = Stack::builder().app(&loud).app(&quiet).start().await;
+async fn a_login_storm_of_one_app_does_not_delay_another() {
+    let (storming, quiet) = (unlimited_app("loud"), unlimited_app("quiet"));
+    let stack = Stack::builder().app(&storming).app(&quiet).start().await;
     let server = stack.server().public;
-    for app in [&loud, &quiet] {
+    for app in [&storming, &quiet] {
         stack.client().register(app.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
     }
     let path = |app: &str| format!("v1/{app}/email/login");
     let body = serde_json::json!({ "email": EMAIL, "password": PASSWORD }).to_string();
 
-    let (stop, hit) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-    let mut storming = Vec::new();
-    for number in 0..STORMING {
+    let (stop, refused) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let mut storm = Vec::new();
+    for number in 0..STORM_CONNECTIONS {
         let wire = connect(server, address(number)).await;
-        let (stop, hit) = (Arc::clone(&stop), Arc::clone(&hit));
-        let (path, body) = (path(loud.id()), body.clone());
-        storming.push(thread::spawn(move || storm(wire, &path, &body, &stop, &hit)));
+        let (stop, refused) = (Arc::clone(&stop), Arc::clone(&refused));
+        let (path, body) = (path(storming.id()), body.clone());
+        storm.push(thread::spawn(move || log_in_repeatedly(wire, &path, &body, &stop, &refused)));
     }
-    eventually("the storm fills the queue", SOON, || async { hit.load(Ordering::Relaxed).then_some(()) }).await;
+    eventually("the storm fills the queue", FULL_QUEUE_LIMIT, || async {
+        refused.load(Ordering::Relaxed).then_some(())
+    })
+    .await;
 
-    // The quiet App's users, each from a place of their own.
-    let mut took = Vec::new();
+    // The quiet App's users, each with its own client address.
+    let mut durations = Vec::new();
     let mut refusals = Vec::new();
-    for _ in 0..QUIET {
-        let mut wire = connect(server, own_address()).await;
+    for _ in 0..QUIET_LOGINS {
+        let mut wire = connect(server, unique_client_address()).await;
         let (path, body) = (path(quiet.id()), body.clone());
         let reply = tokio::task::spawn_blocking(move || wire.post(&path, &body));
-        let reply = reply.await.expect("a call does not panic").expect("the server answers");
+        let reply = reply.await.expect("no call panics").expect("the server answers");
         if reply.status == 200 {
-            took.push(reply.took);
+            durations.push(reply.took);
         } else {
             refusals.push(format!("{}: {}", reply.head, reply.body));
         }
     }
     stop.store(true, Ordering::Relaxed);
-    let mut seen = Seen::default();
-    for one in storming {
-        let one = one.join().expect("the storm is answered as it should be");
-        seen.served.extend(one.served);
-        seen.refused += one.refused;
+    let mut responses = StormResponses::default();
+    for one in storm {
+        let one = one.join().expect("the storm gets the expected responses");
+        responses.served.extend(one.served);
+        responses.refused += one.refused;
     }
 
-    assert!(refusals.is_empty(), "{} of {QUIET} quiet log-ins were refused: {}", refusals.len(), refusals[0]);
-    assert!(seen.refused > 0, "the storm was more than the server takes");
-    assert!(!seen.served.is_empty(), "the storm is served too");
-    // Whoever storms waits for a whole queue, whoever does not for the job that runs and for one turn.
-    let (loud, quiet) = (median(seen.served), median(took));
-    assert!(quiet * 4 < loud, "the median of the quiet App's log-ins was {quiet:?}, that of the storm's {loud:?}");
+    assert!(refusals.is_empty(), "{} of {QUIET_LOGINS} quiet logins were refused: {}", refusals.len(), refusals[0]);
+    assert!(responses.refused > 0, "the storm exceeded the server's capacity");
+    assert!(!responses.served.is_empty(), "the storm is served too");
+    // A storming client waits for the whole queue of its App, a quiet one for the running job and one turn.
+    let (storming, quiet) = (median(responses.served), median(durations));
+    assert!(
+        quiet * 4 < storming,
+        "the median of the quiet App's logins was {quiet:?}, that of the storm's {storming:?}"
+    );
 }

@@ -1,16 +1,16 @@
-//! What many tests do: users and their mails, requests that no HTTP client sends, and a look at what a server serves.
+//! Shared helpers: an App under test, its users and mails, raw requests, and a server's revision stream.
 
 use std::{fs, net::SocketAddr, sync::Arc, time::Duration};
 
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use http::{Method, StatusCode};
-use latchkey_crds::rendered::{Change, Hello, Revision, RevisionsLine};
+use latchkey_crds::rendered::{Hello, Revision, RevisionChange, RevisionsMessage};
 use latchkey_tests::{
     builders::App,
-    client::{Anonymous, Answer},
+    client::{ApiClient, ApiResponse},
     eventually,
     mail::Mail,
-    stack::{Server, Stack},
+    stack::{ServerProcess, Stack},
 };
 use serde_json::Value;
 use sqlx::{AssertSqlSafe, Connection};
@@ -19,11 +19,11 @@ use tokio::{
     net::TcpStream,
 };
 
-/// Mail goes out within a second or two; a loaded machine takes longer.
+/// A mail arrives within one or two seconds; a loaded machine takes longer.
 pub(crate) const MAIL_LIMIT: Duration = Duration::from_secs(30);
-/// An edit is live within two seconds; a loaded machine takes longer.
+/// An edit takes effect within two seconds; a loaded machine takes longer.
 pub(crate) const LIVE_LIMIT: Duration = Duration::from_secs(20);
-/// Longer than any answer to a raw request takes, those to half-sent ones included.
+/// Longer than the response to any raw request takes, half-sent requests included.
 const RAW_LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) const PASSWORD: &str = "violet-Anchor-mills-27";
@@ -31,42 +31,42 @@ pub(crate) const NEW_PASSWORD: &str = "copper-Lantern-drift-58";
 pub(crate) const WRONG_PASSWORD: &str = "not-The-password-91";
 pub(crate) const NAME: &str = "Ada Lovelace";
 
-/// A code of the right form that nobody was sent.
+/// A well-formed code that was never sent.
 pub(crate) const WRONG_CODE: &str = "00000-00000";
 
-/// A service with one App.
-pub(crate) struct Shop {
+/// A running service with one App, by default the example App `shop`.
+pub(crate) struct TestApp {
     pub(crate) stack: Stack,
     pub(crate) app: App,
 }
 
-/// A server's stream of what it serves.
-pub(crate) struct Revisions {
+/// The `revisions` stream of a server.
+pub(crate) struct RevisionStream {
     response: reqwest::Response,
     unread: Vec<u8>,
 }
 
-/// What a JWT says, unchecked.
+/// The claims of a JWT, without verification.
 pub(crate) fn claims_of(token: &str) -> Value {
     let claims = token.split('.').nth(1).expect("a token is a JWT");
     let claims = BASE64_URL_SAFE_NO_PAD.decode(claims).expect("claims are base64url");
     serde_json::from_slice(&claims).expect("claims are JSON")
 }
 
-/// An App whose users may get mail after mail.
+/// An App with a mail limit per recipient that no test reaches.
 pub(crate) fn app() -> App {
     App::new("shop").limit("mailsPerRecipient", &[(1000, 60)])
 }
 
-/// Sends octets as they are, and reads until the server closes.
-pub(crate) async fn raw(server: SocketAddr, request: impl AsRef<[u8]>) -> String {
+/// Sends bytes unchanged and reads until the server closes the connection.
+pub(crate) async fn send_raw(server: SocketAddr, request: impl AsRef<[u8]>) -> String {
     let mut stream = TcpStream::connect(server).await.expect("the server accepts");
-    // A server that refuses early may close before all is written; its answer is there to read all the same.
+    // A server that refuses early can close before everything is written. Its response can still be read.
     drop(stream.write_all(request.as_ref()).await);
     read_all(&mut stream).await
 }
 
-/// What the server still says on this connection until it closes it.
+/// Reads from the connection until the server closes it.
 pub(crate) async fn read_all(stream: &mut TcpStream) -> String {
     let mut answer = Vec::new();
     let read = tokio::time::timeout(RAW_LIMIT, stream.read_to_end(&mut answer)).await;
@@ -74,18 +74,18 @@ pub(crate) async fn read_all(stream: &mut TcpStream) -> String {
     String::from_utf8_lossy(&answer).into_owned()
 }
 
-/// The status of a raw answer; none where the server closed without one.
+/// The status of a raw response; `Unbound` if the server closed the connection without one.
 pub(crate) fn status_of(raw: &str) -> Option<u16> {
     raw.strip_prefix("HTTP/1.1 ")?.get(..3)?.parse().ok()
 }
 
-/// The head of a POST of JSON to a path, without an end: more headers may follow.
+/// The start of the head of a JSON POST. The caller can add headers and must end the head.
 pub(crate) fn post_head(path: &str) -> String {
     format!("POST /{path} HTTP/1.1\r\nHost: latchkey.test\r\nContent-Type: application/json\r\nConnection: close\r\n")
 }
 
-/// An answer without what may differ between two of one kind: ids, times, tokens.
-pub(crate) fn shape(answer: &Answer) -> Value {
+/// A response without the values that differ between responses of one kind: ids and times.
+pub(crate) fn shape(answer: &ApiResponse) -> Value {
     let mut headers: Vec<&str> = answer.headers.keys().map(http::HeaderName::as_str).collect();
     headers.sort_unstable();
     let mut body = answer.body.clone();
@@ -98,15 +98,15 @@ pub(crate) fn shape(answer: &Answer) -> Value {
     serde_json::json!({ "status": answer.status.as_u16(), "headers": headers, "body": body })
 }
 
-// === impl Shop ===
+// === impl TestApp ===
 
-impl Shop {
-    /// With an App whose users may get mail after mail.
-    pub(crate) async fn open() -> Self {
-        Self::with(app()).await
+impl TestApp {
+    /// Starts a service with [`app`].
+    pub(crate) async fn start() -> Self {
+        Self::start_with(app()).await
     }
 
-    pub(crate) async fn with(app: App) -> Self {
+    pub(crate) async fn start_with(app: App) -> Self {
         Self { stack: Stack::with(&app).await, app }
     }
 
@@ -114,22 +114,22 @@ impl Shop {
         self.app.id()
     }
 
-    /// Somebody new, at a client address of their own.
-    pub(crate) fn client(&self) -> Anonymous {
+    /// A client with its own client address.
+    pub(crate) fn client(&self) -> ApiClient {
         self.stack.client()
     }
 
     /// The path of an email endpoint.
-    pub(crate) fn path(&self, operation: &str) -> String {
+    pub(crate) fn email_path(&self, operation: &str) -> String {
         format!("v1/{}/email/{operation}", self.id())
     }
 
     /// Registers an address with [`PASSWORD`].
-    pub(crate) async fn register(&self, email: &str) -> Answer {
+    pub(crate) async fn register(&self, email: &str) -> ApiResponse {
         self.client().register(self.id(), NAME, email, PASSWORD).await.expect(StatusCode::OK)
     }
 
-    /// The code that came with the nth mail to an address, counted from one.
+    /// The code in the nth mail to an address, counted from one.
     pub(crate) async fn code(&self, email: &str, nth: usize) -> String {
         self.mail(email, nth).await.code()
     }
@@ -140,8 +140,8 @@ impl Shop {
         eventually(&format!("mail {nth} to {email}"), MAIL_LIMIT, found).await
     }
 
-    /// Registers and confirms; the client address is then known to the account.
-    pub(crate) async fn confirmed(&self, email: &str) -> Anonymous {
+    /// Registers and confirms an address. The client's address is then known to the account.
+    pub(crate) async fn register_and_confirm(&self, email: &str) -> ApiClient {
         self.register(email).await;
         let code = self.code(email, 1).await;
         let client = self.client();
@@ -149,7 +149,7 @@ impl Shop {
         client
     }
 
-    /// Asks for a reset once the mails before have come, and takes its code; `nth` as in [`Shop::code`].
+    /// Requests a password reset after the earlier mails have arrived. Returns its code; `nth` as in [`Self::code`].
     pub(crate) async fn reset_code(&self, email: &str, nth: usize) -> String {
         if nth > 1 {
             self.mail(email, nth - 1).await;
@@ -158,10 +158,10 @@ impl Shop {
         self.code(email, nth).await
     }
 
-    /// Waits until everything that was to be sent has been, and tells how many mails there are to an address.
-    pub(crate) async fn mails_in_the_end(&self, email: &str) -> usize {
+    /// Waits until the outbox has no live rows. Returns the number of mails to an address.
+    pub(crate) async fn settled_mail_count(&self, email: &str) -> usize {
         let database = &self.stack.database;
-        let mut connection = database.connect().await.expect("the database is there");
+        let mut connection = database.connect().await.expect("the database is reachable");
         let emptied = async {
             let waiting = "SELECT count(*) FROM outbox WHERE dead_at IS NULL";
             while sqlx::query_scalar::<_, i64>(waiting).fetch_one(&mut connection).await.expect("a count") > 0 {
@@ -169,43 +169,43 @@ impl Shop {
             }
         };
         tokio::time::timeout(MAIL_LIMIT, emptied).await.expect("the outbox is emptied in time");
-        connection.close().await.expect("the database is there");
+        connection.close().await.expect("the database is reachable");
         self.stack.mails().to(email).len()
     }
 
-    /// Runs SQL of the test's own making.
+    /// Runs the SQL of a test.
     pub(crate) async fn sql(&self, sql: &str) {
-        let mut connection = self.stack.database.connect().await.expect("the database is there");
-        sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&mut connection).await.expect("the SQL is right");
+        let mut connection = self.stack.database.connect().await.expect("the database is reachable");
+        sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&mut connection).await.expect("the SQL is valid");
     }
 
-    /// The epoch and whether the address is verified, as Postgres has them.
-    pub(crate) async fn user(&self, email: &str) -> (i64, bool) {
-        let mut connection = self.stack.database.connect().await.expect("the database is there");
+    /// The user's epoch in Postgres, and whether the address is verified.
+    pub(crate) async fn epoch_and_verified(&self, email: &str) -> (i64, bool) {
+        let mut connection = self.stack.database.connect().await.expect("the database is reachable");
         sqlx::query_as("SELECT epoch, email_verified_at IS NOT NULL FROM users WHERE email_canonical = lower($1)")
             .bind(email)
             .fetch_one(&mut connection)
             .await
-            .expect("the user is there")
+            .expect("the user exists")
     }
 
-    /// Changes the rendered document itself, past what a manifest may say, and waits until it is served.
+    /// Changes the rendered document itself, beyond what a manifest allows, and waits until it is served.
     pub(crate) async fn edit_rendered(&self, edit: impl FnOnce(&mut Value)) {
         let path = self.stack.rendered().join(format!("{}.json", self.id()));
-        let before = fs::read(&path).expect("the document is there");
+        let before = fs::read(&path).expect("the document exists");
         let mut document: Value = serde_json::from_slice(&before).expect("the document is JSON");
         edit(&mut document);
         let after = document.to_string();
-        let (mut revisions, _) = Revisions::of(self.stack.server()).await;
+        let (mut revisions, _) = RevisionStream::open(self.stack.server()).await;
         fs::write(&path, &after).expect("the document can be written");
         let wanted = Revision::of(after.as_bytes());
-        revisions.change_that(|change| change.revision.as_ref() == Some(&wanted)).await;
+        revisions.next_change_where(|change| change.revision.as_ref() == Some(&wanted)).await;
     }
 
     /// Waits until Redis's clock is past this time, in Unix seconds.
-    pub(crate) async fn past(&self, unix_seconds: u64) {
-        let mut redis = self.stack.redis().connect().await.expect("Redis is there");
-        while redis::cmd("TIME").query_async::<(u64, u64)>(&mut redis).await.expect("Redis tells the time").0
+    pub(crate) async fn wait_until_past(&self, unix_seconds: u64) {
+        let mut redis = self.stack.redis().connect().await.expect("Redis is reachable");
+        while redis::cmd("TIME").query_async::<(u64, u64)>(&mut redis).await.expect("Redis returns the time").0
             <= unix_seconds
         {
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -213,42 +213,42 @@ impl Shop {
     }
 }
 
-// === impl Revisions ===
+// === impl RevisionStream ===
 
-impl Revisions {
-    /// The stream of a server, and its first line.
-    pub(crate) async fn of(server: &Server) -> (Self, Hello) {
-        let request = Anonymous::new(server.ops).request(Method::GET, "revisions");
+impl RevisionStream {
+    /// Opens the stream of a server. Returns it with its first line.
+    pub(crate) async fn open(server: &ServerProcess) -> (Self, Hello) {
+        let request = ApiClient::new(server.ops).request(Method::GET, "revisions");
         let response = request.send().await.expect("the server answers");
         assert_eq!(response.status(), StatusCode::OK);
         let mut this = Self { response, unread: Vec::new() };
         match this.next().await {
-            RevisionsLine::Hello { hello } => (this, hello),
+            RevisionsMessage::Hello { hello } => (this, hello),
             other => panic!("a stream begins with a hello, not with {other:?}"),
         }
     }
 
-    /// The next change that fits.
-    pub(crate) async fn change_that(&mut self, fits: impl Fn(&Change) -> bool) -> Change {
+    /// The next change for which `fits` returns true.
+    pub(crate) async fn next_change_where(&mut self, fits: impl Fn(&RevisionChange) -> bool) -> RevisionChange {
         let found = async {
             loop {
-                if let RevisionsLine::Change(change) = self.next().await
+                if let RevisionsMessage::Change(change) = self.next().await
                     && fits(&change)
                 {
                     return change;
                 }
             }
         };
-        tokio::time::timeout(LIVE_LIMIT, found).await.expect("the server tells the change in time")
+        tokio::time::timeout(LIVE_LIMIT, found).await.expect("the server reports the change in time")
     }
 
-    pub(crate) async fn next(&mut self) -> RevisionsLine {
+    pub(crate) async fn next(&mut self) -> RevisionsMessage {
         loop {
             if let Some(end) = self.unread.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.unread.drain(..=end).collect();
-                return serde_json::from_slice(&line).expect("a line is one of the known sorts");
+                return serde_json::from_slice(&line).expect("a line is of a known kind");
             }
-            let more = self.response.chunk().await.expect("the stream goes on").expect("the stream does not end");
+            let more = self.response.chunk().await.expect("the stream can be read").expect("the stream does not end");
             self.unread.extend_from_slice(&more);
         }
     }

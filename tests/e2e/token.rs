@@ -1,4 +1,4 @@
-//! Refresh, revocation and the list of sessions, as a client sees them.
+//! Refresh, revocation and the session list, as a client sees them.
 
 use std::collections::BTreeSet;
 
@@ -6,30 +6,30 @@ use futures::future::join_all;
 use http::{Method, StatusCode};
 use latchkey_tests::{
     builders::App,
-    client::{Anonymous, Answer},
+    client::{ApiClient, ApiResponse},
     eventually, redis,
     stack::Stack,
 };
 use serde_json::{Value, json};
 
-use crate::support::{LIVE_LIMIT, NAME, PASSWORD, Shop, app};
+use crate::support::{LIVE_LIMIT, NAME, PASSWORD, TestApp, app};
 
 const EMAIL: &str = "ada@example.com";
 
 /// A confirmed user with a session.
 struct Session {
-    client: Anonymous,
-    login: Answer,
+    client: ApiClient,
+    login: ApiResponse,
 }
 
 impl Session {
-    async fn of(shop: &Shop) -> Self {
-        let client = shop.confirmed(EMAIL).await;
-        Self::again(shop, client).await
+    async fn open(shop: &TestApp) -> Self {
+        let client = shop.register_and_confirm(EMAIL).await;
+        Self::open_another(shop, client).await
     }
 
-    /// One more of the same user.
-    async fn again(shop: &Shop, client: Anonymous) -> Self {
+    /// Another session of the same user.
+    async fn open_another(shop: &TestApp, client: ApiClient) -> Self {
         let login = client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
         Self { client, login }
     }
@@ -38,52 +38,52 @@ impl Session {
         self.login.string("refresh_token")
     }
 
-    async fn refresh(&self, shop: &Shop, token: &str) -> Answer {
+    async fn refresh(&self, shop: &TestApp, token: &str) -> ApiResponse {
         self.client.refresh(shop.id(), token).await
     }
 
-    /// Whether an access token of the session is good still.
-    async fn is_live(&self, shop: &Shop) -> bool {
-        let answer = self.client.signed_in(shop.id(), self.login.string("token")).get("sessions").await;
+    /// Whether an access token of the session is still valid.
+    async fn is_live(&self, shop: &TestApp) -> bool {
+        let answer = self.client.with_token(shop.id(), self.login.string("token")).get("sessions").await;
         match answer.status {
             StatusCode::OK => true,
             StatusCode::UNAUTHORIZED => false,
-            _ => panic!("the answer was: {}", answer.text),
+            _ => panic!("unexpected response: {}", answer.text),
         }
     }
 }
 
-/// The claims of a token, which nobody has checked.
-fn claims(token: &str) -> Value {
+/// The claims of a token, without verification.
+fn claims_of(token: &str) -> Value {
     use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
     let body = URL_SAFE_NO_PAD.decode(token.split('.').nth(1).expect("a JWT")).expect("base64");
     serde_json::from_slice(&body).expect("JSON")
 }
 
 #[tokio::test]
-async fn a_refresh_answers_a_new_pair_for_the_same_session() {
-    let shop = Shop::open().await;
-    let session = Session::of(&shop).await;
+async fn a_refresh_returns_a_new_pair_for_the_same_session() {
+    let shop = TestApp::start().await;
+    let session = Session::open(&shop).await;
     let answer = session.refresh(&shop, session.refresh_token()).await.expect(StatusCode::OK);
     assert_eq!(answer.header("cache-control"), Some("no-store"));
     assert_eq!(answer.string("token_type"), "Bearer");
     assert_eq!(answer.string("session_id"), session.login.string("session_id"));
     assert_eq!(answer.string("local_id"), session.login.body["user"]["id"].as_str().unwrap());
     assert_ne!(answer.string("refresh_token"), session.refresh_token());
-    let (old, new) = (claims(session.login.string("token")), claims(answer.string("access_token")));
+    let (old, new) = (claims_of(session.login.string("token")), claims_of(answer.string("access_token")));
     for same in ["iss", "aud", "sub", "sid", "client_id", "auth_time", "amr", "email", "email_verified", "name"] {
         assert_eq!(new[same], old[same], "{same}");
     }
     assert_ne!(new["jti"], old["jti"]);
     assert_eq!(new["exp"], answer.integer("expires_at"));
     assert_eq!(new["name"], NAME);
-    session.client.signed_in(shop.id(), answer.string("access_token")).get("sessions").await.expect(StatusCode::OK);
+    session.client.with_token(shop.id(), answer.string("access_token")).get("sessions").await.expect(StatusCode::OK);
 }
 
 #[tokio::test]
-async fn a_refresh_may_be_a_form_and_may_leave_out_the_grant_type() {
-    let shop = Shop::open().await;
-    let session = Session::of(&shop).await;
+async fn a_refresh_can_be_a_form_and_can_omit_the_grant_type() {
+    let shop = TestApp::start().await;
+    let session = Session::open(&shop).await;
     let path = format!("v1/{}/token", shop.id());
     let form = [("grant_type", "refresh_token"), ("refresh_token", session.refresh_token()), ("client_id", "x")];
     let first = session.client.post_form(&path, &form).await.expect(StatusCode::OK);
@@ -93,9 +93,9 @@ async fn a_refresh_may_be_a_form_and_may_leave_out_the_grant_type() {
 }
 
 #[tokio::test]
-async fn what_is_no_refresh_token_of_the_app_is_refused_and_ends_nothing() {
-    let shop = Shop::open().await;
-    let session = Session::of(&shop).await;
+async fn an_invalid_refresh_token_is_refused_and_ends_nothing() {
+    let shop = TestApp::start().await;
+    let session = Session::open(&shop).await;
     let good = session.refresh_token().to_owned();
     let other = App::new("other");
     shop.stack.apply(&other).unwrap();
@@ -130,8 +130,8 @@ async fn what_is_no_refresh_token_of_the_app_is_refused_and_ends_nothing() {
 
 #[tokio::test]
 async fn sixty_four_refreshes_of_one_token_at_once_get_one_result() {
-    let shop = Shop::open().await;
-    let session = Session::of(&shop).await;
+    let shop = TestApp::start().await;
+    let session = Session::open(&shop).await;
     let answers = join_all((0..64).map(|_| session.refresh(&shop, session.refresh_token()))).await;
     let tokens: BTreeSet<String> =
         answers.into_iter().map(|answer| answer.expect(StatusCode::OK).string("refresh_token").to_owned()).collect();
@@ -141,9 +141,9 @@ async fn sixty_four_refreshes_of_one_token_at_once_get_one_result() {
 }
 
 #[tokio::test]
-async fn a_token_older_than_the_last_ends_the_session() {
-    let shop = Shop::open().await;
-    let session = Session::of(&shop).await;
+async fn a_token_two_generations_old_ends_the_session() {
+    let shop = TestApp::start().await;
+    let session = Session::open(&shop).await;
     let second = session.refresh(&shop, session.refresh_token()).await.expect(StatusCode::OK);
     let third = session.refresh(&shop, second.string("refresh_token")).await.expect(StatusCode::OK);
     let stolen = session.refresh(&shop, session.refresh_token()).await;
@@ -154,8 +154,8 @@ async fn a_token_older_than_the_last_ends_the_session() {
 
 #[tokio::test]
 async fn new_generations_are_limited_and_the_refusal_consumes_nothing() {
-    let shop = Shop::with(app().limit("refreshesPerSession", &[(2, 600)])).await;
-    let session = Session::of(&shop).await;
+    let shop = TestApp::start_with(app().limit("refreshesPerSession", &[(2, 600)])).await;
+    let session = Session::open(&shop).await;
     let second = session.refresh(&shop, session.refresh_token()).await.expect(StatusCode::OK);
     session.refresh(&shop, session.refresh_token()).await.expect(StatusCode::OK);
     let third = session.refresh(&shop, second.string("refresh_token")).await.expect(StatusCode::OK);
@@ -168,9 +168,9 @@ async fn new_generations_are_limited_and_the_refusal_consumes_nothing() {
 }
 
 #[tokio::test]
-async fn a_revoked_token_ends_its_session_and_a_wrong_one_is_answered_alike() {
-    let shop = Shop::open().await;
-    let session = Session::of(&shop).await;
+async fn a_revoked_token_ends_its_session_and_a_wrong_one_gets_the_same_response() {
+    let shop = TestApp::start().await;
+    let session = Session::open(&shop).await;
     let path = format!("v1/{}/revoke", shop.id());
     for nothing in ["x", "lkr_AAAA", "a.b.c"] {
         let answer = session.client.post(&path, &json!({ "token": nothing })).await.expect(StatusCode::OK);
@@ -182,7 +182,7 @@ async fn a_revoked_token_ends_its_session_and_a_wrong_one_is_answered_alike() {
     assert!(!session.is_live(&shop).await);
     session.refresh(&shop, session.refresh_token()).await.expect_error(StatusCode::BAD_REQUEST, "invalid_grant");
 
-    let session = Session::again(&shop, session.client).await;
+    let session = Session::open_another(&shop, session.client).await;
     let body = json!({ "token": session.login.string("token") });
     session.client.post(&path, &body).await.expect(StatusCode::OK);
     assert!(!session.is_live(&shop).await);
@@ -191,15 +191,15 @@ async fn a_revoked_token_ends_its_session_and_a_wrong_one_is_answered_alike() {
 
 #[tokio::test]
 async fn logging_out_while_another_tab_refreshes_ends_the_session() {
-    let shop = Shop::open().await;
+    let shop = TestApp::start().await;
     for _ in 0..5 {
         let client = shop.client();
         if shop.stack.mails().to(EMAIL).is_empty() {
             shop.register(EMAIL).await;
             client.confirm(shop.id(), &shop.code(EMAIL, 1).await).await.expect(StatusCode::OK);
         }
-        let session = Session::again(&shop, client).await;
-        let signed_in = session.client.signed_in(shop.id(), session.login.string("token"));
+        let session = Session::open_another(&shop, client).await;
+        let signed_in = session.client.with_token(shop.id(), session.login.string("token"));
         let nothing = json!({});
         let (out, refreshed) =
             tokio::join!(signed_in.post("logout", &nothing), session.refresh(&shop, session.refresh_token()));
@@ -217,15 +217,15 @@ async fn logging_out_while_another_tab_refreshes_ends_the_session() {
 }
 
 #[tokio::test]
-async fn a_user_sees_the_sessions_and_ends_one_or_all_others() {
-    let shop = Shop::open().await;
-    let first = Session::of(&shop).await;
-    let second = Session::again(&shop, shop.client()).await;
-    let third = Session::again(&shop, shop.client()).await;
-    let signed_in = first.client.signed_in(shop.id(), first.login.string("token"));
+async fn a_user_can_list_the_sessions_and_end_one_or_all_others() {
+    let shop = TestApp::start().await;
+    let first = Session::open(&shop).await;
+    let second = Session::open_another(&shop, shop.client()).await;
+    let third = Session::open_another(&shop, shop.client()).await;
+    let signed_in = first.client.with_token(shop.id(), first.login.string("token"));
     let listed = signed_in.get("sessions").await.expect(StatusCode::OK);
     let sessions = listed.body["sessions"].as_array().unwrap();
-    // The confirmation opened one as well.
+    // The confirmation opened a session too.
     assert_eq!(sessions.len(), 4, "{}", listed.text);
     let current: Vec<_> = sessions.iter().filter(|session| session["current"] == true).collect();
     assert_eq!(current.len(), 1);
@@ -254,38 +254,38 @@ async fn a_user_sees_the_sessions_and_ends_one_or_all_others() {
 
 #[tokio::test]
 async fn another_users_session_cannot_be_ended() {
-    let shop = Shop::open().await;
-    let session = Session::of(&shop).await;
-    let stranger = shop.client();
+    let shop = TestApp::start().await;
+    let session = Session::open(&shop).await;
+    let other_client = shop.client();
     shop.register("eve@example.com").await;
-    let eve = stranger.sign_in(shop.id(), "eve@example.com", PASSWORD).await;
+    let eve = other_client.authenticate(shop.id(), "eve@example.com", PASSWORD).await;
     let path = format!("sessions/{}", session.login.string("session_id"));
     eve.delete(&path).await.expect_error(StatusCode::NOT_FOUND, "not_found");
     assert!(session.is_live(&shop).await);
 }
 
 #[tokio::test]
-async fn a_refresh_waits_for_redis_and_needs_no_postgres() {
+async fn a_refresh_needs_redis_and_no_postgres() {
     let app = app();
     let stack = Stack::builder().app(&app).proxied().start().await;
-    let shop = Shop { stack, app };
-    let session = Session::of(&shop).await;
+    let shop = TestApp { stack, app };
+    let session = Session::open(&shop).await;
     let postgres = shop.stack.postgres_proxy.as_ref().unwrap();
     postgres.refuse().await;
     let next = session.refresh(&shop, session.refresh_token()).await.expect(StatusCode::OK);
     assert!(session.is_live(&shop).await);
     let redis = shop.stack.redis_proxy.as_ref().unwrap();
     redis.refuse().await;
-    let away = session.refresh(&shop, next.string("refresh_token")).await;
-    let away = away.expect_error(StatusCode::SERVICE_UNAVAILABLE, "temporarily_unavailable");
-    assert!(away.header("retry-after").is_some());
+    let unavailable = session.refresh(&shop, next.string("refresh_token")).await;
+    let unavailable = unavailable.expect_error(StatusCode::SERVICE_UNAVAILABLE, "temporarily_unavailable");
+    assert!(unavailable.header("retry-after").is_some());
     redis.restore().unwrap();
     eventually("Redis is reached again", LIVE_LIMIT, || async {
         let answer = session.refresh(&shop, next.string("refresh_token")).await;
         match answer.status {
             StatusCode::OK => Some(()),
             StatusCode::SERVICE_UNAVAILABLE => None,
-            _ => panic!("the answer was: {}", answer.text),
+            _ => panic!("unexpected response: {}", answer.text),
         }
     })
     .await;
@@ -293,12 +293,12 @@ async fn a_refresh_waits_for_redis_and_needs_no_postgres() {
 }
 
 #[tokio::test]
-async fn a_refresh_asks_redis_once() {
+async fn a_refresh_calls_redis_once() {
     const TIMES: u64 = 20;
     let app = app();
     let stack = Stack::builder().app(&app).own_redis(redis::Options::for_tests()).start().await;
-    let shop = Shop { stack, app };
-    let session = Session::of(&shop).await;
+    let shop = TestApp { stack, app };
+    let session = Session::open(&shop).await;
     let calls = async || {
         let mut connection = shop.stack.redis().connect().await.unwrap();
         let stats: String = ::redis::cmd("INFO").arg("commandstats").query_async(&mut connection).await.unwrap();
@@ -315,31 +315,31 @@ async fn a_refresh_asks_redis_once() {
 }
 
 #[tokio::test]
-async fn of_150_sessions_the_hundred_used_last_are_left() {
-    const MOST: usize = 100;
-    let shop = Shop::with(app().limit("loginsPerClient", &[(1000, 60)])).await;
-    let client = shop.confirmed(EMAIL).await;
+async fn of_150_sessions_the_100_most_recently_used_stay() {
+    const MAX_SESSIONS: usize = 100;
+    let shop = TestApp::start_with(app().limit("loginsPerClient", &[(1000, 60)])).await;
+    let client = shop.register_and_confirm(EMAIL).await;
     let mut logins = Vec::new();
     for number in 0..150 {
         logins.push(client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK));
         if number == 60 {
-            // The first of all is used again.
+            // The first session is used again.
             client.refresh(shop.id(), logins[0].string("refresh_token")).await.expect(StatusCode::OK);
         }
     }
-    let id = |login: &Answer| login.string("session_id").to_owned();
-    // 99 of the end, and the first: it was used after the 61st had begun.
-    let left: BTreeSet<String> = logins[51..].iter().chain(&logins[..1]).map(id).collect();
-    assert_eq!(left.len(), MOST);
-    let newest = client.signed_in(shop.id(), logins[149].string("token"));
+    let id = |login: &ApiResponse| login.string("session_id").to_owned();
+    // The newest 99, and the first: it was used after the 61st had started.
+    let expected: BTreeSet<String> = logins[51..].iter().chain(&logins[..1]).map(id).collect();
+    assert_eq!(expected.len(), MAX_SESSIONS);
+    let newest = client.with_token(shop.id(), logins[149].string("token"));
     let listed = newest.get("sessions").await.expect(StatusCode::OK);
     let listed: BTreeSet<String> =
         listed.body["sessions"].as_array().unwrap().iter().map(|one| one["id"].as_str().unwrap().to_owned()).collect();
-    assert_eq!(listed, left);
+    assert_eq!(listed, expected);
     for login in &logins {
-        let look = client.signed_in(shop.id(), login.string("token")).get("user").await;
-        let wanted = if left.contains(&id(login)) { StatusCode::OK } else { StatusCode::UNAUTHORIZED };
-        assert_eq!(look.status, wanted, "{}", look.text);
+        let response = client.with_token(shop.id(), login.string("token")).get("user").await;
+        let wanted = if expected.contains(&id(login)) { StatusCode::OK } else { StatusCode::UNAUTHORIZED };
+        assert_eq!(response.status, wanted, "{}", response.text);
     }
     for ended in [1, 25, 50] {
         let answer = client.refresh(shop.id(), logins[ended].string("refresh_token")).await;

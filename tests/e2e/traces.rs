@@ -1,31 +1,31 @@
-//! Spans: what a collector is told of a request, and of a reconcile; and that nothing depends on it.
+//! Spans: what a collector receives of a request and of a reconcile; and nothing depends on the collector.
 
 use std::time::{Duration, Instant};
 
 use http::{Method, StatusCode};
 use latchkey_tests::{
     builders::App,
-    client::{Anonymous, Answer},
-    cluster::Cluster,
-    otlp::{Collector, Told},
+    client::{ApiClient, ApiResponse},
+    cluster::TestCluster,
+    otlp::{Collector, ReceivedSpan},
     process,
     stack::{Builder, Stack},
-    tls::Tls,
+    tls::ServerTls,
 };
 use serde_json::{Value, json};
 
-use crate::support::{NAME, PASSWORD, Shop, WRONG_CODE, WRONG_PASSWORD, app};
+use crate::support::{NAME, PASSWORD, TestApp, WRONG_CODE, WRONG_PASSWORD, app};
 
 const EMAIL: &str = "Ada.Lovelace@example.com";
-/// The example of W3C Trace Context, 3.2.
-const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
-const CALLER: &str = "00f067aa0ba902b7";
-/// What a collector that is away may add to anything: far more than it does, far less than a wait for it.
-const AWAY_LIMIT: Duration = Duration::from_secs(20);
+/// The example of W3C Trace Context, section 3.2.
+const TRACE_ID: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+const CALLER_SPAN: &str = "00f067aa0ba902b7";
+/// The longest delay by an unavailable collector: far more than it causes, far less than a wait for it.
+const OUTAGE_LIMIT: Duration = Duration::from_secs(20);
 
-fn kind(told: &Told) -> &'static str {
-    // enum SpanKind of OTLP.
-    match told.span.kind {
+fn span_kind(span: &ReceivedSpan) -> &'static str {
+    // `SpanKind` of OTLP.
+    match span.span.kind {
         1 => "internal",
         2 => "server",
         3 => "client",
@@ -35,8 +35,8 @@ fn kind(told: &Told) -> &'static str {
     }
 }
 
-/// A service that tells that collector of its spans, soon.
-fn traced(app: &App, endpoint: &str) -> Builder {
+/// A service that exports its spans to that collector after a short delay.
+fn builder_with_collector(app: &App, endpoint: &str) -> Builder {
     Stack::builder()
         .app(app)
         .env("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
@@ -45,30 +45,31 @@ fn traced(app: &App, endpoint: &str) -> Builder {
         .env("OTEL_BSP_SCHEDULE_DELAY", "50")
 }
 
-async fn shop(collector: &Collector) -> Shop {
+async fn start_app(collector: &Collector) -> TestApp {
     let app = app();
-    Shop { stack: traced(&app, &collector.endpoint()).start().await, app }
+    TestApp { stack: builder_with_collector(&app, &collector.endpoint()).start().await, app }
 }
 
-async fn log_in(shop: &Shop, client: &Anonymous, password: &str, traceparent: &str) -> Answer {
+async fn log_in(shop: &TestApp, client: &ApiClient, password: &str, traceparent: &str) -> ApiResponse {
     let body: Value = json!({ "email": EMAIL, "password": password });
-    let request = client.request(Method::POST, &format!("{}?state=secretInTheQuery", shop.path("login")));
+    let request = client.request(Method::POST, &format!("{}?state=secretInTheQuery", shop.email_path("login")));
     client.send(request.json(&body).header("traceparent", traceparent).header("tracestate", "vendor=value")).await
 }
 
-fn is_server(told: &Told) -> bool {
-    kind(told) == "server"
+fn is_server_span(span: &ReceivedSpan) -> bool {
+    span_kind(span) == "server"
 }
 
 #[tokio::test]
-async fn a_login_is_a_span_of_its_callers_trace_with_what_it_waited_for_inside() {
+async fn a_login_is_a_span_of_the_callers_trace_with_its_waits_as_children() {
     let collector = Collector::start().await.unwrap();
-    let shop = shop(&collector).await;
-    let client = shop.confirmed(EMAIL).await;
-    log_in(&shop, &client, PASSWORD, &format!("00-{TRACE}-{CALLER}-01")).await.expect(StatusCode::OK);
+    let shop = start_app(&collector).await;
+    let client = shop.register_and_confirm(EMAIL).await;
+    log_in(&shop, &client, PASSWORD, &format!("00-{TRACE_ID}-{CALLER_SPAN}-01")).await.expect(StatusCode::OK);
 
-    let server = collector.wait_for("the span of the login", |told| told.trace_id() == TRACE && is_server(told)).await;
-    assert_eq!(server.parent(), CALLER);
+    let server =
+        collector.wait_for("the span of the login", |span| span.trace_id() == TRACE_ID && is_server_span(span)).await;
+    assert_eq!(server.parent(), CALLER_SPAN);
     assert_eq!(server.name(), "POST /v1/{APPID}/email/login");
     assert_eq!(server.span.trace_state, "vendor=value");
     let attribute = |key| server.attribute(key).unwrap_or_else(|| panic!("no {key} in {server:?}"));
@@ -81,10 +82,11 @@ async fn a_login_is_a_span_of_its_callers_trace_with_what_it_waited_for_inside()
     assert_eq!(server.resource["deployment.environment.name"], "tests");
     assert_eq!(collector.headers()[0]["x-collector-key"], "of-the-collector");
 
-    let children = collector.trace(TRACE);
+    let children = collector.trace(TRACE_ID);
     let child = |of: &str, key: &str, value: &str| {
-        let fits =
-            |told: &&Told| kind(told) == of && (told.name() == value || told.attribute(key).as_deref() == Some(value));
+        let fits = |span: &&ReceivedSpan| {
+            span_kind(span) == of && (span.name() == value || span.attribute(key).as_deref() == Some(value))
+        };
         let found = children.iter().find(fits).unwrap_or_else(|| panic!("no {value} in {children:#?}"));
         assert_eq!(found.parent(), server.id(), "{found:?}");
         assert!(found.span.start_time_unix_nano >= server.span.start_time_unix_nano);
@@ -97,20 +99,20 @@ async fn a_login_is_a_span_of_its_callers_trace_with_what_it_waited_for_inside()
     let hashing = child("internal", "", "verify password");
     assert!(hashing.attribute("latchkey.hashing.wait_ms").is_some());
 
-    let log = shop.stack.server().logged();
-    let line = log.lines().find(|line| line.contains("\"access\"") && line.contains(TRACE));
-    assert!(line.is_some(), "the line of the request names the trace:\n{log}");
+    let log = shop.stack.server().read_log();
+    let line = log.lines().find(|line| line.contains("\"access\"") && line.contains(TRACE_ID));
+    assert!(line.is_some(), "the request's log line has the trace id:\n{log}");
 }
 
 #[tokio::test]
-async fn a_mail_is_a_trace_of_its_own_linked_to_the_request_that_asked_for_it() {
+async fn a_mail_has_its_own_trace_with_a_link_to_its_request() {
     let collector = Collector::start().await.unwrap();
-    let shop = shop(&collector).await;
+    let shop = start_app(&collector).await;
     shop.register(EMAIL).await;
     shop.code(EMAIL, 1).await;
     let register =
-        collector.wait_for("the request", |told| is_server(told) && told.name().ends_with("/register")).await;
-    let mail = collector.wait_for("the mail", |told| kind(told) == "consumer").await;
+        collector.wait_for("the request", |span| is_server_span(span) && span.name().ends_with("/register")).await;
+    let mail = collector.wait_for("the mail", |span| span_kind(span) == "consumer").await;
     assert_eq!((mail.name(), mail.parent()), ("deliver mail", String::new()));
     assert_ne!(mail.trace_id(), register.trace_id());
     let [link] = &mail.span.links[..] else { panic!("not one link: {mail:?}") };
@@ -119,17 +121,17 @@ async fn a_mail_is_a_trace_of_its_own_linked_to_the_request_that_asked_for_it() 
     assert_eq!(mail.attribute("latchkey.mail").as_deref(), Some("confirm"));
     assert_eq!(mail.attribute("latchkey.outbox.outcome").as_deref(), Some("done"));
     let of_it = collector.trace(&mail.trace_id());
-    let sent = of_it.iter().find(|told| told.name() == "send mail").unwrap_or_else(|| panic!("{of_it:#?}"));
-    assert_eq!((kind(sent), sent.parent()), ("client", mail.id()));
-    // What looks for mail every second, and finds none, is no trace.
-    assert!(!collector.spans().iter().any(|told| told.name() == "claim"));
+    let sent = of_it.iter().find(|span| span.name() == "send mail").unwrap_or_else(|| panic!("{of_it:#?}"));
+    assert_eq!((span_kind(sent), sent.parent()), ("client", mail.id()));
+    // The check for mail every second makes no trace if there is none.
+    assert!(!collector.spans().iter().any(|span| span.name() == "claim"));
 }
 
 #[tokio::test]
 async fn no_secret_and_no_address_reaches_a_collector() {
     let collector = Collector::start().await.unwrap();
-    let shop = shop(&collector).await;
-    let (id, sampled) = (shop.id(), format!("00-{TRACE}-{CALLER}-01"));
+    let shop = start_app(&collector).await;
+    let (id, sampled) = (shop.id(), format!("00-{TRACE_ID}-{CALLER_SPAN}-01"));
     shop.register(EMAIL).await;
     let code = shop.code(EMAIL, 1).await;
     let client = shop.client();
@@ -139,23 +141,23 @@ async fn no_secret_and_no_address_reaches_a_collector() {
     client.confirm(id, WRONG_CODE).await.expect(StatusCode::BAD_REQUEST);
     client.get(&format!("{id}/nobody/callback?code=secretInTheQuery&state=secretInTheQuery")).await;
     client.get("secretInThePath/at/all").await.expect(StatusCode::NOT_FOUND);
-    client.signed_in(id, "stolenTokenOfNobody").verify().await.expect(StatusCode::UNAUTHORIZED);
+    client.with_token(id, "stolenTokenOfNobody").verify().await.expect(StatusCode::UNAUTHORIZED);
     let request = client.request(Method::GET, &format!("v1/{id}/user")).bearer_auth(login.string("token"));
     let request = request.header("cookie", "session=secretInTheCookie").header("user-agent", "secretInTheAgent");
     client.send(request).await.expect(StatusCode::OK);
     let refreshed = client.refresh(id, login.string("refresh_token")).await.expect(StatusCode::OK);
     let reset = shop.reset_code(EMAIL, 2).await;
-    shop.mails_in_the_end(EMAIL).await;
-    // Faults too, with their causes.
+    shop.settled_mail_count(EMAIL).await;
+    // Errors too, with their causes.
     shop.sql("ALTER TABLE users RENAME TO elsewhere").await;
     log_in(&shop, &client, PASSWORD, &sampled).await.expect(StatusCode::INTERNAL_SERVER_ERROR);
-    let failed = |told: &Told| told.attribute("http.response.status_code").as_deref() == Some("500");
+    let failed = |span: &ReceivedSpan| span.attribute("http.response.status_code").as_deref() == Some("500");
     let failed = collector.wait_for("the span of the failure", failed).await;
-    // enum StatusCode of OTLP: an error.
+    // `StatusCode` of OTLP: an error.
     assert_eq!(failed.span.status.as_ref().map(|status| status.code), Some(2));
-    assert!(collector.spans().iter().any(|told| told.name() == "GET"), "what has no route has a span as well");
+    assert!(collector.spans().iter().any(|span| span.name() == "GET"), "a request without a route has a span too");
 
-    let told = String::from_utf8_lossy(&collector.bytes()).to_lowercase();
+    let exported = String::from_utf8_lossy(&collector.bytes()).to_lowercase();
     let local_id = confirmed.string("local_id");
     let mut secrets = vec![
         EMAIL,
@@ -180,7 +182,7 @@ async fn no_secret_and_no_address_reaches_a_collector() {
     }
     secrets.extend([login.string("token"), login.string("refresh_token")]);
     for secret in secrets {
-        assert!(!told.contains(&secret.to_lowercase()), "{secret:?} was told");
+        assert!(!exported.contains(&secret.to_lowercase()), "{secret:?} was exported");
     }
 }
 
@@ -188,58 +190,60 @@ async fn no_secret_and_no_address_reaches_a_collector() {
 async fn the_sampled_flag_of_a_public_caller_does_not_decide_what_is_exported() {
     let collector = Collector::start().await.unwrap();
     let app = app();
-    // The clients are listed proxies, which alone is not enough.
+    // The clients are listed proxies, but this alone is not enough.
     let traced = |sampler| {
         let proxies = ["--trusted-proxies", "127.0.0.0/8"];
-        traced(&app, &collector.endpoint()).env("OTEL_TRACES_SAMPLER", sampler).args(proxies)
+        builder_with_collector(&app, &collector.endpoint()).env("OTEL_TRACES_SAMPLER", sampler).args(proxies)
     };
-    let never = Shop { stack: traced("parentbased_always_off").start().await, app: app.clone() };
-    let sampled = format!("00-{TRACE}-{CALLER}-01");
+    let never = TestApp { stack: traced("parentbased_always_off").start().await, app: app.clone() };
+    let sampled = format!("00-{TRACE_ID}-{CALLER_SPAN}-01");
     log_in(&never, &never.client(), PASSWORD, &sampled).await.expect(StatusCode::UNAUTHORIZED);
-    // What it has is sent when it ends.
+    // Its remaining spans are exported when it ends.
     assert!(never.stack.server().terminate().await.is_some_and(|status| status.success()));
     assert!(collector.spans().is_empty(), "{:#?}", collector.spans());
 
-    let always = Shop { stack: traced("parentbased_always_on").start().await, app: app.clone() };
-    let unsampled = format!("00-{TRACE}-{CALLER}-00");
+    let always = TestApp { stack: traced("parentbased_always_on").start().await, app: app.clone() };
+    let unsampled = format!("00-{TRACE_ID}-{CALLER_SPAN}-00");
     log_in(&always, &always.client(), PASSWORD, &unsampled).await.expect(StatusCode::UNAUTHORIZED);
-    let span = collector.wait_for("the login", |told| told.trace_id() == TRACE && is_server(told)).await;
-    assert_eq!(span.parent(), CALLER, "the trace is the caller's");
+    let span = collector.wait_for("the login", |span| span.trace_id() == TRACE_ID && is_server_span(span)).await;
+    assert_eq!(span.parent(), CALLER_SPAN, "the trace is the caller's");
 }
 
 #[tokio::test]
-async fn what_a_trusted_caller_does_not_sample_is_not_told_and_what_is_malformed_is_passed_over() {
+async fn unsampled_traces_are_not_exported_and_malformed_headers_are_ignored() {
     let collector = Collector::start().await.unwrap();
     let app = app();
     let flags = ["--trusted-proxies", "127.0.0.0/8", "--trust-traceparent"];
-    let shop = Shop { stack: traced(&app, &collector.endpoint()).args(flags).start().await, app };
+    let shop = TestApp { stack: builder_with_collector(&app, &collector.endpoint()).args(flags).start().await, app };
     let client = shop.client();
-    let unsampled = format!("00-{TRACE}-{CALLER}-00");
+    let unsampled = format!("00-{TRACE_ID}-{CALLER_SPAN}-00");
     log_in(&shop, &client, PASSWORD, &unsampled).await.expect(StatusCode::UNAUTHORIZED);
-    for malformed in ["no-trace", &format!("ff-{TRACE}-{CALLER}-01"), &format!("00-{TRACE}-0000000000000000-01")] {
+    for malformed in
+        ["no-trace", &format!("ff-{TRACE_ID}-{CALLER_SPAN}-01"), &format!("00-{TRACE_ID}-0000000000000000-01")]
+    {
         log_in(&shop, &client, PASSWORD, malformed).await.expect(StatusCode::UNAUTHORIZED);
     }
-    // All before it have been told when this one has.
+    // All earlier spans have arrived when this one has.
     client.get("the/last/one").await.expect(StatusCode::NOT_FOUND);
-    collector.wait_for("the last span", |told| told.name() == "GET").await;
+    collector.wait_for("the last span", |span| span.name() == "GET").await;
     let spans = collector.spans();
-    assert!(!spans.iter().any(|told| told.trace_id() == TRACE), "{spans:#?}");
-    let logins = spans.iter().filter(|told| told.name().ends_with("/email/login"));
-    let parents: Vec<String> = logins.map(Told::parent).collect();
-    assert_eq!(parents, ["", "", ""], "each malformed one is a new trace");
+    assert!(!spans.iter().any(|span| span.trace_id() == TRACE_ID), "{spans:#?}");
+    let logins = spans.iter().filter(|span| span.name().ends_with("/email/login"));
+    let parents: Vec<String> = logins.map(ReceivedSpan::parent).collect();
+    assert_eq!(parents, ["", "", ""], "each malformed header starts a new trace");
 }
 
 #[tokio::test]
-async fn spans_go_by_grpc_where_the_variables_say_so() {
+async fn spans_are_exported_over_grpc_if_configured() {
     let collector = Collector::start().await.unwrap();
     let app = app();
-    let stack = traced(&app, &collector.endpoint())
+    let stack = builder_with_collector(&app, &collector.endpoint())
         .env("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
         .env("OTEL_SERVICE_NAME", "login")
         .start()
         .await;
     stack.client().get(&format!("{}/.well-known/jwks.json", app.id())).await.expect(StatusCode::OK);
-    let span = collector.wait_for("the span", is_server).await;
+    let span = collector.wait_for("the span", is_server_span).await;
     assert_eq!(span.name(), "GET /{APPID}/.well-known/jwks.json");
     assert_eq!(span.resource["service.name"], "login");
     let headers = &collector.headers()[0];
@@ -248,52 +252,54 @@ async fn spans_go_by_grpc_where_the_variables_say_so() {
 }
 
 #[tokio::test]
-async fn a_collector_is_believed_by_the_authority_that_the_variable_names() {
-    let tls = Tls::new().unwrap();
+async fn a_collector_is_verified_with_the_configured_authority() {
+    let tls = ServerTls::new().unwrap();
     let authority = process::fresh_dir("authority").join("ca.pem");
     std::fs::write(&authority, &tls.ca).unwrap();
     let collector = Collector::start_at(process::free_addr(), Some(tls)).await.unwrap();
     let app = app();
     for protocol in ["http/protobuf", "grpc"] {
-        let stack = traced(&app, &collector.endpoint())
+        let stack = builder_with_collector(&app, &collector.endpoint())
             .env("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
             .env("OTEL_EXPORTER_OTLP_CERTIFICATE", &authority.display().to_string())
             .env("OTEL_SERVICE_NAME", protocol)
             .start()
             .await;
         stack.client().get(&format!("{}/.well-known/jwks.json", app.id())).await.expect(StatusCode::OK);
-        collector.wait_for("the span", |told| told.resource["service.name"] == protocol).await;
+        collector.wait_for("the span", |span| span.resource["service.name"] == protocol).await;
     }
-    // Without it, nothing is told.
-    let stack = traced(&app, &collector.endpoint()).env("OTEL_SERVICE_NAME", "untrusting").start().await;
+    // Without the authority nothing is exported.
+    let stack =
+        builder_with_collector(&app, &collector.endpoint()).env("OTEL_SERVICE_NAME", "untrusting").start().await;
     stack.client().get(&format!("{}/.well-known/jwks.json", app.id())).await.expect(StatusCode::OK);
-    latchkey_tests::eventually("it is said that spans are lost", AWAY_LIMIT, || async {
-        stack.server().logged().contains("spans cannot be exported").then_some(())
+    latchkey_tests::eventually("the log reports lost spans", OUTAGE_LIMIT, || async {
+        stack.server().read_log().contains("spans cannot be exported").then_some(())
     })
     .await;
-    assert!(!collector.spans().iter().any(|told| told.resource["service.name"] == "untrusting"));
+    assert!(!collector.spans().iter().any(|span| span.resource["service.name"] == "untrusting"));
 }
 
 #[tokio::test]
-async fn the_last_spans_are_told_when_a_server_ends() {
+async fn the_last_spans_are_exported_when_a_server_ends() {
     let collector = Collector::start().await.unwrap();
     let app = app();
-    // Nothing is sent by itself before the test is over.
-    let stack = traced(&app, &collector.endpoint()).env("OTEL_BSP_SCHEDULE_DELAY", "3600000").start().await;
+    // The next scheduled export is after the end of the test.
+    let stack =
+        builder_with_collector(&app, &collector.endpoint()).env("OTEL_BSP_SCHEDULE_DELAY", "3600000").start().await;
     stack.client().get(&format!("{}/.well-known/jwks.json", app.id())).await.expect(StatusCode::OK);
     assert!(stack.server().terminate().await.is_some_and(|status| status.success()));
-    assert_eq!(collector.spans().iter().filter(|told| is_server(told)).count(), 1);
+    assert_eq!(collector.spans().iter().filter(|span| is_server_span(span)).count(), 1);
 }
 
 #[tokio::test]
-async fn a_collector_that_is_away_slows_nothing_and_does_not_fill_the_log() {
+async fn an_unavailable_collector_delays_nothing_and_does_not_fill_the_log() {
     let addr = process::free_addr();
     let app = app();
-    // One that refuses, and one that takes a connection and says nothing.
+    // One endpoint refuses connections, the other accepts them and never responds.
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoints = [format!("http://{addr}"), format!("http://{}", silent.local_addr().unwrap())];
     for (endpoint, protocol) in endpoints.iter().zip(["http/protobuf", "grpc"]) {
-        let stack = traced(&app, endpoint)
+        let stack = builder_with_collector(&app, endpoint)
             .env("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
             .env("OTEL_BSP_MAX_QUEUE_SIZE", "64")
             .env("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "16")
@@ -305,38 +311,38 @@ async fn a_collector_that_is_away_slows_nothing_and_does_not_fill_the_log() {
             client.get(&format!("{}/.well-known/jwks.json", app.id())).await.expect(StatusCode::OK);
         }
         client.login(app.id(), EMAIL, PASSWORD).await.expect(StatusCode::UNAUTHORIZED);
-        assert!(began.elapsed() < AWAY_LIMIT, "200 requests took {:?}", began.elapsed());
+        assert!(began.elapsed() < OUTAGE_LIMIT, "200 requests took {:?}", began.elapsed());
         let began = Instant::now();
         assert!(stack.server().terminate().await.is_some_and(|status| status.success()));
-        assert!(began.elapsed() < AWAY_LIMIT, "it took {:?} to end", began.elapsed());
-        let log = stack.server().logged();
+        assert!(began.elapsed() < OUTAGE_LIMIT, "it took {:?} to end", began.elapsed());
+        let log = stack.server().read_log();
         let lines = log.lines().filter(|line| line.contains("spans")).count();
         assert!((1..=3).contains(&lines), "{lines} lines of spans:\n{log}");
     }
 }
 
 #[tokio::test]
-async fn a_collector_that_comes_back_is_told_again() {
+async fn a_recovered_collector_receives_spans_again() {
     let addr = process::free_addr();
     let app = app();
-    let stack = traced(&app, &format!("http://{addr}")).start().await;
+    let stack = builder_with_collector(&app, &format!("http://{addr}")).start().await;
     let path = format!("{}/.well-known/jwks.json", app.id());
     stack.client().get(&path).await.expect(StatusCode::OK);
-    latchkey_tests::eventually("it is said that spans are lost", AWAY_LIMIT, || async {
-        stack.server().logged().contains("spans cannot be exported").then_some(())
+    latchkey_tests::eventually("the log reports lost spans", OUTAGE_LIMIT, || async {
+        stack.server().read_log().contains("spans cannot be exported").then_some(())
     })
     .await;
     let collector = Collector::start_at(addr, None).await.unwrap();
     stack.client().get(&path).await.expect(StatusCode::OK);
-    collector.wait_for("a span", is_server).await;
-    latchkey_tests::eventually("it is said that they are exported", AWAY_LIMIT, || async {
-        stack.server().logged().contains("spans are exported again").then_some(())
+    collector.wait_for("a span", is_server_span).await;
+    latchkey_tests::eventually("the log reports exported spans", OUTAGE_LIMIT, || async {
+        stack.server().read_log().contains("spans are exported again").then_some(())
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_server_does_not_start_with_settings_that_it_cannot_use() {
+async fn a_server_does_not_start_with_invalid_settings() {
     let started =
         Stack::builder().app(&app()).env("OTEL_EXPORTER_OTLP_ENDPOINT", "collector.example:4318").try_start().await;
     let error = format!("{:#}", started.err().expect("it does not start"));
@@ -344,35 +350,38 @@ async fn a_server_does_not_start_with_settings_that_it_cannot_use() {
 }
 
 #[tokio::test]
-async fn a_reconcile_is_a_span_with_its_requests_inside() {
+async fn a_reconcile_is_a_span_with_its_requests_as_children() {
     let collector = Collector::start().await.unwrap();
-    let install = Cluster::shared()
+    let install = TestCluster::shared()
         .await
         .builder()
         .operator_env("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.endpoint())
         .operator_env("OTEL_BSP_SCHEDULE_DELAY", "50")
         .install()
         .await;
-    let _operator = install.operator().await;
+    let _operator = install.start_operator().await;
     let app = App::new("shop");
     install.apply(&app).await.unwrap();
-    let _servers = install.serve(1).await;
-    install.ready(&app).await;
+    let _servers = install.start_servers(1).await;
+    install.wait_until_ready(&app).await;
 
-    let published = |told: &Told| told.name() == "PATCH secrets" && kind(told) == "client";
+    let published = |span: &ReceivedSpan| span.name() == "PATCH secrets" && span_kind(span) == "client";
     let published = collector.wait_for("the request that publishes", published).await;
     assert_eq!(published.attribute("k8s.namespace.name").as_deref(), Some(install.namespace()));
     assert!(matches!(published.attribute("http.response.status_code").as_deref(), Some("200" | "201")));
-    let of_app = |told: &Told| told.id() == published.parent();
+    let of_app = |span: &ReceivedSpan| span.id() == published.parent();
     let reconcile = collector.wait_for("the reconcile", of_app).await;
-    assert_eq!((reconcile.name(), kind(&reconcile), reconcile.parent()), ("reconcile App", "internal", String::new()));
+    assert_eq!(
+        (reconcile.name(), span_kind(&reconcile), reconcile.parent()),
+        ("reconcile App", "internal", String::new())
+    );
     assert_eq!(reconcile.attribute("k8s.namespace.name").as_deref(), Some(install.tenant()));
     assert_eq!(reconcile.attribute("latchkey.object.name").as_deref(), Some(app.id()));
     assert_eq!(reconcile.attribute("latchkey.outcome").as_deref(), Some("success"));
     assert_eq!(reconcile.resource["service.name"], "latchkey-operator");
     collector
-        .wait_for("the status", |told| told.name() == "PATCH apps/status" || told.name() == "PUT apps/status")
+        .wait_for("the status", |span| span.name() == "PATCH apps/status" || span.name() == "PUT apps/status")
         .await;
-    // Watches are nobody's reconcile.
-    assert!(collector.spans().iter().all(|told| kind(told) == "internal" || !told.parent().is_empty()));
+    // Watches do not belong to a reconcile.
+    assert!(collector.spans().iter().all(|span| span_kind(span) == "internal" || !span.parent().is_empty()));
 }

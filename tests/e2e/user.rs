@@ -1,4 +1,5 @@
-//! The own account (contract 4): read, renamed, deleted, and what `userinfo` says of it.
+//! The user's own account: read, renamed and deleted, and the response of *userinfo* (specification: Accounts, Deletion
+//! of an account).
 
 use std::sync::Arc;
 
@@ -12,21 +13,23 @@ use tokio::{
 };
 
 use crate::{
-    owner::Owner,
-    support::{MAIL_LIMIT, NAME, NEW_PASSWORD, PASSWORD, Shop, WRONG_CODE, WRONG_PASSWORD, app, read_all, status_of},
-    trouble::loose,
+    fault_support::unlimited_app,
+    support::{
+        MAIL_LIMIT, NAME, NEW_PASSWORD, PASSWORD, TestApp, WRONG_CODE, WRONG_PASSWORD, app, read_all, status_of,
+    },
+    user_session::UserSession,
 };
 
 const EMAIL: &str = "ada@example.com";
 
-fn names(body: &Value) -> Vec<&str> {
+fn field_names(body: &Value) -> Vec<&str> {
     body.as_object().expect("an object").keys().map(String::as_str).collect()
 }
 
 // === the token ===
 
-/// A request for a new name that asks before it sends its body.
-async fn asking(shop: &Shop, token: &str, body: &str) -> TcpStream {
+/// Sends the head of a rename that waits for `100 Continue` before its body.
+async fn send_head_expecting_continue(shop: &TestApp, token: &str, body: &str) -> TcpStream {
     let mut stream = TcpStream::connect(shop.stack.server().public).await.unwrap();
     let (path, length) = (format!("/v1/{}/user", shop.id()), body.len());
     let head = format!(
@@ -38,43 +41,43 @@ async fn asking(shop: &Shop, token: &str, body: &str) -> TcpStream {
 }
 
 #[tokio::test]
-async fn no_body_is_read_without_a_token_and_none_counts_whose_session_has_ended_meanwhile() {
-    let shop = Shop::open().await;
-    let owner = shop.owner(EMAIL).await;
+async fn no_body_is_read_without_a_token_or_used_after_its_session_has_ended() {
+    let shop = TestApp::start().await;
+    let owner = shop.log_in_new_user(EMAIL).await;
     let body = json!({ "name": "Grace" }).to_string();
     for token in ["", "Authorization: Bearer a.b.c\r\n"] {
-        let answer = read_all(&mut asking(&shop, token, &body).await).await;
+        let answer = read_all(&mut send_head_expecting_continue(&shop, token, &body).await).await;
         assert_eq!(status_of(&answer), Some(401), "{answer}");
     }
 
     let token = format!("Authorization: Bearer {}\r\n", owner.signed_in.token());
-    let mut stream = asking(&shop, &token, &body).await;
-    let mut asked = [0; 25];
-    stream.read_exact(&mut asked).await.unwrap();
-    assert_eq!(&asked, b"HTTP/1.1 100 Continue\r\n\r\n");
+    let mut stream = send_head_expecting_continue(&shop, &token, &body).await;
+    let mut interim = [0; 25];
+    stream.read_exact(&mut interim).await.unwrap();
+    assert_eq!(&interim, b"HTTP/1.1 100 Continue\r\n\r\n");
     owner.signed_in.post("logout", &json!({})).await.expect(StatusCode::OK);
     stream.write_all(body.as_bytes()).await.unwrap();
     let answer = read_all(&mut stream).await;
     assert_eq!(status_of(&answer), Some(401), "{answer}");
-    assert_eq!(shop.count(&format!("SELECT count(*) FROM users WHERE name = '{NAME}'")).await, 1);
+    assert_eq!(shop.query_number(&format!("SELECT count(*) FROM users WHERE name = '{NAME}'")).await, 1);
 }
 
 // === read ===
 
 #[tokio::test]
-async fn a_user_reads_what_is_kept_of_them() {
-    let shop = Shop::open().await;
+async fn a_user_can_read_the_stored_data() {
+    let shop = TestApp::start().await;
     shop.register(EMAIL).await;
-    let early = shop.another_login(EMAIL).await;
-    let answer = early.read().await.expect(StatusCode::OK);
-    assert_eq!(answer.body["email"], EMAIL, "its owner may see an address that is not verified yet");
+    let early = shop.log_in_again(EMAIL).await;
+    let answer = early.get_user().await.expect(StatusCode::OK);
+    assert_eq!(answer.body["email"], EMAIL, "the owner can see an unverified address");
     assert_eq!(answer.body["email_verified"], false);
 
     let code = shop.code(EMAIL, 1).await;
     early.signed_in.confirm(&code).await.expect(StatusCode::OK);
-    let answer = early.read().await.expect(StatusCode::OK);
+    let answer = early.get_user().await.expect(StatusCode::OK);
     assert_eq!(answer.header("cache-control"), Some("no-store"));
-    let created: i64 = shop.count("SELECT floor(extract(epoch FROM created_at))::bigint FROM users").await;
+    let created: i64 = shop.query_number("SELECT floor(extract(epoch FROM created_at))::bigint FROM users").await;
     assert_eq!(
         answer.body,
         json!({
@@ -92,34 +95,34 @@ async fn a_user_reads_what_is_kept_of_them() {
 }
 
 #[tokio::test]
-async fn an_account_may_have_no_password_and_no_address() {
-    let shop = Shop::open().await;
-    let owner = shop.owner(EMAIL).await;
+async fn an_account_can_have_no_password_and_no_address() {
+    let shop = TestApp::start().await;
+    let owner = shop.log_in_new_user(EMAIL).await;
     shop.sql("UPDATE users SET password_hash = NULL, email = NULL, email_canonical = NULL, email_verified_at = NULL")
         .await;
-    let body = owner.read().await.expect(StatusCode::OK).body;
+    let body = owner.get_user().await.expect(StatusCode::OK).body;
     assert_eq!(
         (&body["email"], &body["email_verified"], &body["has_password"]),
         (&json!(null), &json!(false), &json!(false))
     );
     let body = owner.signed_in.get("userinfo").await.expect(StatusCode::OK).body;
-    assert_eq!(names(&body), ["email_verified", "name", "sub", "updated_at"]);
+    assert_eq!(field_names(&body), ["email_verified", "name", "sub", "updated_at"]);
 }
 
 #[tokio::test]
-async fn userinfo_answers_the_claims_of_openid_connect() {
-    let shop = Shop::open().await;
+async fn userinfo_returns_the_claims_of_openid_connect() {
+    let shop = TestApp::start().await;
     shop.register(EMAIL).await;
-    let owner = shop.another_login(EMAIL).await;
+    let owner = shop.log_in_again(EMAIL).await;
     let body = owner.signed_in.get("userinfo").await.expect(StatusCode::OK).body;
-    assert_eq!(names(&body), ["email_verified", "name", "sub", "updated_at"], "no address before it is verified");
+    assert_eq!(field_names(&body), ["email_verified", "name", "sub", "updated_at"], "no address before it is verified");
     assert_eq!(body["email_verified"], false);
 
     owner.signed_in.confirm(&shop.code(EMAIL, 1).await).await.expect(StatusCode::OK);
     let answer = owner.signed_in.get("userinfo").await.expect(StatusCode::OK);
     assert_eq!(answer.header("cache-control"), Some("no-store"));
     assert_eq!(answer.header("content-type"), Some("application/json"));
-    let updated: i64 = shop.count("SELECT floor(extract(epoch FROM updated_at))::bigint FROM users").await;
+    let updated: i64 = shop.query_number("SELECT floor(extract(epoch FROM updated_at))::bigint FROM users").await;
     assert_eq!(
         answer.body,
         json!({ "sub": owner.user, "name": NAME, "email": EMAIL, "email_verified": true, "updated_at": updated })
@@ -130,8 +133,8 @@ async fn userinfo_answers_the_claims_of_openid_connect() {
     assert!(challenge.starts_with("Bearer ") && !challenge.contains("error="), "{challenge}");
 }
 
-/// Every call on the own account, with a body that would do.
-fn calls() -> [(Method, &'static str, Value); 6] {
+/// Every call on the user's own account, with a valid body.
+fn account_calls() -> [(Method, &'static str, Value); 6] {
     [
         (Method::GET, "user", Value::Null),
         (Method::GET, "userinfo", Value::Null),
@@ -142,43 +145,43 @@ fn calls() -> [(Method, &'static str, Value); 6] {
     ]
 }
 
-async fn call(owner: &Owner, method: Method, path: &str, body: &Value) -> latchkey_tests::client::Answer {
+async fn call(owner: &UserSession, method: Method, path: &str, body: &Value) -> latchkey_tests::client::ApiResponse {
     let request = owner.signed_in.request(method, path);
     owner.signed_in.send(if body.is_null() { request } else { request.json(body) }).await
 }
 
 #[tokio::test]
-async fn a_user_who_is_gone_or_disabled_while_redis_still_has_the_session_is_signed_in_no_more() {
-    let shop = Shop::open().await;
-    for (email, away) in [
+async fn a_session_in_redis_of_a_deleted_or_disabled_user_is_refused() {
+    let shop = TestApp::start().await;
+    for (email, change) in [
         ("ada@example.com", "UPDATE users SET disabled_at = now()"),
         ("grace@example.com", "DELETE FROM users"),
         ("joan@example.com", "UPDATE users SET epoch = epoch + 1"),
     ] {
-        let owner = shop.owner(email).await;
-        shop.mails_in_the_end(email).await;
-        shop.sql(&format!("{away} WHERE email_canonical = '{email}'")).await;
-        let before = shop.everything().await;
-        for (method, path, body) in calls() {
+        let owner = shop.log_in_new_user(email).await;
+        shop.settled_mail_count(email).await;
+        shop.sql(&format!("{change} WHERE email_canonical = '{email}'")).await;
+        let before = shop.database_checksum().await;
+        for (method, path, body) in account_calls() {
             let answer = call(&owner, method.clone(), path, &body).await;
-            assert_eq!(answer.status, StatusCode::UNAUTHORIZED, "{away}: {method} {path}: {}", answer.text);
-            assert_eq!(answer.body["error"], "invalid_token", "{away}: {method} {path}");
+            assert_eq!(answer.status, StatusCode::UNAUTHORIZED, "{change}: {method} {path}: {}", answer.text);
+            assert_eq!(answer.body["error"], "invalid_token", "{change}: {method} {path}");
         }
         owner.signed_in.verify().await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
-        assert_eq!(shop.everything().await, before, "{away}");
+        assert_eq!(shop.database_checksum().await, before, "{change}");
     }
 }
 
 #[tokio::test]
-async fn the_own_account_needs_a_token_of_a_live_session_of_the_app() {
+async fn the_account_needs_a_token_of_a_live_session_of_the_app() {
     let (one, other) = (app(), app());
     let stack = latchkey_tests::stack::Stack::builder().app(&one).app(&other).start().await;
-    let shop = Shop { stack, app: one };
-    let owner = shop.owner(EMAIL).await;
-    let before = shop.everything().await;
-    let stranger = owner.client.signed_in(other.id(), owner.signed_in.token());
-    for (method, path, body) in calls() {
-        let elsewhere = stranger.send(stranger.request(method.clone(), path).json(&body)).await;
+    let shop = TestApp { stack, app: one };
+    let owner = shop.log_in_new_user(EMAIL).await;
+    let before = shop.database_checksum().await;
+    let other_app = owner.client.with_token(other.id(), owner.signed_in.token());
+    for (method, path, body) in account_calls() {
+        let elsewhere = other_app.send(other_app.request(method.clone(), path).json(&body)).await;
         elsewhere.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
         let anonymous = owner.client.request(method.clone(), &format!("v1/{}/{path}", shop.id())).json(&body);
         let anonymous = owner.client.send(anonymous).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
@@ -187,13 +190,13 @@ async fn the_own_account_needs_a_token_of_a_live_session_of_the_app() {
         let query = owner.client.send(owner.client.request(method, &query).json(&body)).await;
         query.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
     }
-    assert_eq!(shop.everything().await, before);
-    owner.goes_on().await;
+    assert_eq!(shop.database_checksum().await, before);
+    owner.assert_live().await;
 }
 
 #[tokio::test]
-async fn a_wrong_method_names_those_that_are_taken() {
-    let shop = Shop::open().await;
+async fn a_wrong_method_gets_the_allowed_ones() {
+    let shop = TestApp::start().await;
     for (path, allow) in [
         ("user", ["DELETE", "GET", "HEAD", "OPTIONS", "PATCH"].as_slice()),
         ("userinfo", &["GET", "HEAD", "OPTIONS"]),
@@ -212,25 +215,25 @@ async fn a_wrong_method_names_those_that_are_taken() {
 // === rename ===
 
 #[tokio::test]
-async fn a_new_name_is_trimmed_and_stands_in_every_token_from_then_on() {
-    let shop = Shop::open().await;
+async fn a_new_name_is_trimmed_and_appears_in_every_later_token() {
+    let shop = TestApp::start().await;
     shop.register(EMAIL).await;
-    // Unverified sessions may rename.
-    let owner = shop.another_login(EMAIL).await;
-    let other = shop.another_login(EMAIL).await;
-    let renamed = owner.rename("  Grace \u{1f680} Hopper\t").await.expect(StatusCode::OK);
+    // A user with an unverified address can change the name.
+    let owner = shop.log_in_again(EMAIL).await;
+    let other = shop.log_in_again(EMAIL).await;
+    let renamed = owner.rename_user("  Grace \u{1f680} Hopper\t").await.expect(StatusCode::OK);
     assert_eq!(renamed.body["name"], "Grace \u{1f680} Hopper");
-    assert_eq!(renamed.body, owner.read().await.body, "the answer is the user");
+    assert_eq!(renamed.body, owner.get_user().await.body, "the response is the user");
     for owner in [owner, other] {
         let refreshed = owner.refresh().await.expect(StatusCode::OK);
         let claims = claims(refreshed.string("access_token"));
         assert_eq!((&claims["name"], &claims["sub"]), (&json!("Grace \u{1f680} Hopper"), &json!(owner.user)));
     }
-    let profiles = shop.count("SELECT count(*) FROM outbox WHERE kind = 'profile'").await;
-    assert_eq!(profiles, 0, "the request carried it itself");
+    let profiles = shop.query_number("SELECT count(*) FROM outbox WHERE kind = 'profile'").await;
+    assert_eq!(profiles, 0, "the request updated the sessions itself");
 }
 
-/// What a token says; its signature is looked at elsewhere.
+/// The claims of a token, without verification.
 fn claims(token: &str) -> Value {
     use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
     let body = token.split('.').nth(1).expect("a JWT");
@@ -238,10 +241,10 @@ fn claims(token: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_name_that_is_none_is_refused_and_changes_nothing() {
-    let shop = Shop::open().await;
-    let owner = shop.owner(EMAIL).await;
-    let before = shop.everything().await;
+async fn an_invalid_name_is_refused_and_changes_nothing() {
+    let shop = TestApp::start().await;
+    let owner = shop.log_in_new_user(EMAIL).await;
+    let before = shop.database_checksum().await;
     for (body, code) in [
         (json!({}), "missing"),
         (json!({ "nickname": "Grace" }), "missing"),
@@ -269,19 +272,19 @@ async fn a_name_that_is_none_is_refused_and_changes_nothing() {
     let request = owner.signed_in.request(Method::PATCH, "user").header("content-type", "text/plain");
     let answer = owner.signed_in.send(request.body("{\"name\": \"Grace\"}")).await;
     answer.expect_error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type");
-    assert_eq!(shop.everything().await, before);
-    assert_eq!(owner.read().await.body["name"], NAME);
+    assert_eq!(shop.database_checksum().await, before);
+    assert_eq!(owner.get_user().await.body["name"], NAME);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_many_new_names_at_once_the_last_one_kept_is_that_of_the_tokens() {
-    let shop = Shop::of(loose("names"), latchkey_tests::stack::Stack::builder().servers(2)).await;
-    let owner = Arc::new(shop.owner(EMAIL).await);
+async fn after_concurrent_renames_the_tokens_have_the_stored_name() {
+    let shop = TestApp::from_builder(unlimited_app("names"), latchkey_tests::stack::Stack::builder().servers(2)).await;
+    let owner = Arc::new(shop.log_in_new_user(EMAIL).await);
     let start = Arc::new(Barrier::new(6));
     let tasks: Vec<_> = (0..6)
         .map(|number| {
             let (owner, start) = (owner.clone(), start.clone());
-            let client = shop.stack.client_of(number % 2).signed_in(shop.id(), owner.signed_in.token());
+            let client = shop.stack.client_of(number % 2).with_token(shop.id(), owner.signed_in.token());
             tokio::spawn(async move {
                 start.wait().await;
                 let body = json!({ "name": format!("Name {number}") });
@@ -290,21 +293,21 @@ async fn of_many_new_names_at_once_the_last_one_kept_is_that_of_the_tokens() {
         })
         .collect();
     for task in tasks {
-        task.await.expect("a call does not panic");
+        task.await.expect("no call panics");
     }
-    let kept = owner.read().await.expect(StatusCode::OK);
+    let stored = owner.get_user().await.expect(StatusCode::OK);
     let refreshed = owner.refresh().await.expect(StatusCode::OK);
-    assert_eq!(claims(refreshed.string("access_token"))["name"], kept.body["name"]);
+    assert_eq!(claims(refreshed.string("access_token"))["name"], stored.body["name"]);
 }
 
 // === delete ===
 
 #[tokio::test]
-async fn a_deleted_account_is_gone_with_all_that_hung_on_it() {
-    let shop = Shop::open().await;
-    let owner = shop.owner(EMAIL).await;
-    let other = shop.another_login(EMAIL).await;
-    let bystander = shop.owner("grace@example.com").await;
+async fn deleting_an_account_deletes_all_its_data() {
+    let shop = TestApp::start().await;
+    let owner = shop.log_in_new_user(EMAIL).await;
+    let other = shop.log_in_again(EMAIL).await;
+    let bystander = shop.log_in_new_user("grace@example.com").await;
     shop.sql(&format!(
         "INSERT INTO identities (app_id, authority, subject, user_id, provider, linked_at)
          SELECT app_id, 'https://id.example', id::text, id, 'id', now() FROM users;
@@ -314,112 +317,112 @@ async fn a_deleted_account_is_gone_with_all_that_hung_on_it() {
     ))
     .await;
     let reset = shop.reset_code(EMAIL, 2).await;
-    shop.stale(&owner).await;
+    shop.make_login_stale(&owner).await;
 
-    let answer = owner.delete(&json!({ "password": PASSWORD })).await.expect(StatusCode::OK);
+    let answer = owner.delete_user(&json!({ "password": PASSWORD })).await.expect(StatusCode::OK);
     assert_eq!(answer.body, json!({}));
-    owner.is_out().await;
-    other.is_out().await;
+    owner.assert_ended().await;
+    other.assert_ended().await;
     let login = shop.client().login(shop.id(), EMAIL, PASSWORD).await;
     login.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
     let late = shop.client().confirm_password(shop.id(), EMAIL, &reset, NEW_PASSWORD).await;
     late.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
     let of_user = |table: &str, column: &str| format!("SELECT count(*) FROM {table} WHERE {column} = '{}'", owner.user);
-    assert_eq!(shop.count(&of_user("users", "id")).await, 0);
-    assert_eq!(shop.count(&of_user("identities", "user_id")).await, 0);
-    assert_eq!(shop.count(&of_user("outbox", "user_id")).await, 0, "neither mails nor dead letters");
-    assert_eq!(shop.mails_in_the_end(EMAIL).await, 2, "no mail after that");
+    assert_eq!(shop.query_number(&of_user("users", "id")).await, 0);
+    assert_eq!(shop.query_number(&of_user("identities", "user_id")).await, 0);
+    assert_eq!(shop.query_number(&of_user("outbox", "user_id")).await, 0, "neither mails nor dead letters");
+    assert_eq!(shop.settled_mail_count(EMAIL).await, 2, "no mail after that");
 
-    // The address is free, and whoever takes it is somebody else.
+    // The address is free, and its next owner is another user.
     shop.register(EMAIL).await;
     let code = shop.code(EMAIL, 3).await;
     let anew = shop.client().confirm(shop.id(), &code).await.expect(StatusCode::OK);
     assert_ne!(anew.string("local_id"), owner.user);
-    owner.is_out().await;
-    bystander.goes_on().await;
-    assert_eq!(shop.count("SELECT count(*) FROM identities").await, 1);
+    owner.assert_ended().await;
+    bystander.assert_live().await;
+    assert_eq!(shop.query_number("SELECT count(*) FROM identities").await, 1);
 }
 
 #[tokio::test]
-async fn a_deletion_needs_the_password_or_a_login_of_late() {
-    let shop = Shop::open().await;
-    let owner = shop.owner(EMAIL).await;
-    let before = shop.everything().await;
-    // A wrong password is one even after a fresh login.
-    let wrong = owner.delete(&json!({ "password": WRONG_PASSWORD })).await;
+async fn a_deletion_needs_the_password_or_a_recent_login() {
+    let shop = TestApp::start().await;
+    let owner = shop.log_in_new_user(EMAIL).await;
+    let before = shop.database_checksum().await;
+    // A wrong password is refused even after a recent login.
+    let wrong = owner.delete_user(&json!({ "password": WRONG_PASSWORD })).await;
     let wrong = wrong.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
     assert!(wrong.header("www-authenticate").unwrap().starts_with("Bearer"));
-    shop.stale(&owner).await;
+    shop.make_login_stale(&owner).await;
     for body in [json!({}), json!({ "current_password": PASSWORD })] {
-        let stale = owner.delete(&body).await;
+        let stale = owner.delete_user(&body).await;
         let stale = stale.expect_error(StatusCode::UNAUTHORIZED, "reauthentication_required");
         assert!(stale.header("www-authenticate").unwrap().starts_with("Bearer"));
     }
     let bare = owner.signed_in.send(owner.signed_in.request(Method::DELETE, "user")).await;
     bare.expect_error(StatusCode::UNAUTHORIZED, "reauthentication_required");
     for body in [json!({ "password": "" }), json!({ "password": null }), json!({ "password": [PASSWORD] })] {
-        owner.delete(&body).await.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
+        owner.delete_user(&body).await.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
     }
-    assert_eq!(shop.everything().await, before);
-    owner.goes_on().await;
+    assert_eq!(shop.database_checksum().await, before);
+    owner.assert_live().await;
 
-    // No body at all is as good as an empty one.
-    let owner = shop.another_login(EMAIL).await;
+    // A request without a body is like one with an empty object.
+    let owner = shop.log_in_again(EMAIL).await;
     let bare = owner.signed_in.send(owner.signed_in.request(Method::DELETE, "user")).await.expect(StatusCode::OK);
     assert_eq!(bare.body, json!({}));
-    owner.is_out().await;
+    owner.assert_ended().await;
 }
 
 #[tokio::test]
-async fn a_password_that_is_checked_for_a_deletion_counts_as_a_login() {
-    let shop = Shop::with(app().limit("loginFailuresPerClient", &[(3, 600)])).await;
-    let owner = shop.owner(EMAIL).await;
+async fn a_password_check_for_a_deletion_counts_as_a_login() {
+    let shop = TestApp::start_with(app().limit("loginFailuresPerClient", &[(3, 600)])).await;
+    let owner = shop.log_in_new_user(EMAIL).await;
     for _ in 0..3 {
-        let wrong = owner.delete(&json!({ "password": WRONG_PASSWORD })).await;
+        let wrong = owner.delete_user(&json!({ "password": WRONG_PASSWORD })).await;
         wrong.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials");
     }
-    let limited = owner.delete(&json!({ "password": PASSWORD })).await;
+    let limited = owner.delete_user(&json!({ "password": PASSWORD })).await;
     let limited = limited.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
     assert!(limited.header("ratelimit-policy").unwrap().contains("loginFailuresPerClient"));
     let login = owner.client.login(shop.id(), EMAIL, PASSWORD).await;
     login.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
-    owner.goes_on().await;
+    owner.assert_live().await;
 }
 
 #[tokio::test]
-async fn while_its_address_is_unverified_a_session_may_not_delete_or_change_password_or_address() {
-    let shop = Shop::open().await;
+async fn a_user_with_an_unverified_address_cannot_delete_the_account_or_change_password_or_address() {
+    let shop = TestApp::start().await;
     shop.register(EMAIL).await;
-    let owner = shop.another_login(EMAIL).await;
-    shop.mails_in_the_end(EMAIL).await;
-    let before = shop.everything().await;
+    let owner = shop.log_in_again(EMAIL).await;
+    shop.settled_mail_count(EMAIL).await;
+    let before = shop.database_checksum().await;
     for answer in [
-        owner.delete(&json!({})).await,
-        owner.delete(&json!({ "password": PASSWORD })).await,
-        owner.delete(&json!({ "password": WRONG_PASSWORD })).await,
+        owner.delete_user(&json!({})).await,
+        owner.delete_user(&json!({ "password": PASSWORD })).await,
+        owner.delete_user(&json!({ "password": WRONG_PASSWORD })).await,
         owner.change_password(Some(PASSWORD), NEW_PASSWORD).await,
         owner.change_password(None, NEW_PASSWORD).await,
         owner.change_address(Some(PASSWORD), "new@example.com").await,
     ] {
         answer.expect_error(StatusCode::FORBIDDEN, "email_not_verified");
     }
-    assert_eq!(shop.everything().await, before);
-    assert_eq!(shop.mails_in_the_end("new@example.com").await, 0);
-    owner.goes_on().await;
+    assert_eq!(shop.database_checksum().await, before);
+    assert_eq!(shop.settled_mail_count("new@example.com").await, 0);
+    owner.assert_live().await;
 
-    // An account without any address is bound by none of this.
+    // This does not apply to an account without an address.
     shop.sql("UPDATE users SET email = NULL, email_canonical = NULL").await;
-    owner.delete(&json!({})).await.expect(StatusCode::OK);
-    owner.is_out().await;
+    owner.delete_user(&json!({})).await.expect(StatusCode::OK);
+    owner.assert_ended().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deletion_that_races_logins_and_refreshes_leaves_no_session() {
-    let shop = Shop::of(loose("gone"), latchkey_tests::stack::Stack::builder().servers(2)).await;
+    let shop = TestApp::from_builder(unlimited_app("gone"), latchkey_tests::stack::Stack::builder().servers(2)).await;
     for round in 0..6_u64 {
         let email = format!("ada{round}@example.com");
-        let owner = Arc::new(shop.owner(&email).await);
-        let tab = Arc::new(shop.another_login(&email).await);
+        let owner = Arc::new(shop.log_in_new_user(&email).await);
+        let tab = Arc::new(shop.log_in_again(&email).await);
         let start = Arc::new(Barrier::new(9));
         let mut tasks = Vec::new();
         for number in 0..8_u64 {
@@ -432,35 +435,35 @@ async fn a_deletion_that_races_logins_and_refreshes_leaves_no_session() {
             }));
         }
         start.wait().await;
-        owner.delete(&json!({ "password": PASSWORD })).await.expect(StatusCode::OK);
+        owner.delete_user(&json!({ "password": PASSWORD })).await.expect(StatusCode::OK);
         for task in tasks {
-            let answer = task.await.expect("a call does not panic");
+            let answer = task.await.expect("no call panics");
             match answer.status {
                 StatusCode::OK => {
                     let token = answer.body["token"].as_str().or(answer.body["access_token"].as_str()).unwrap();
-                    shop.look(token).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+                    shop.verify(token).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
                 }
                 StatusCode::BAD_REQUEST => drop(answer.expect_error(StatusCode::BAD_REQUEST, "invalid_grant")),
                 _ => drop(answer.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials")),
             }
         }
-        tab.is_out().await;
-        assert_eq!(shop.sessions().await, 0, "in round {round}");
+        tab.assert_ended().await;
+        assert_eq!(shop.session_count().await, 0, "in round {round}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_two_deletions_at_once_one_deletes_and_the_other_finds_nobody() {
-    let shop = Shop::of(loose("twice"), latchkey_tests::stack::Stack::builder().servers(2)).await;
-    let owner = Arc::new(shop.owner(EMAIL).await);
+async fn of_two_deletions_at_once_one_deletes_and_the_other_finds_no_user() {
+    let shop = TestApp::from_builder(unlimited_app("twice"), latchkey_tests::stack::Stack::builder().servers(2)).await;
+    let owner = Arc::new(shop.log_in_new_user(EMAIL).await);
     let mut tasks = Vec::new();
     for _ in 0..8 {
         let owner = owner.clone();
-        tasks.push(tokio::spawn(async move { owner.delete(&json!({})).await }));
+        tasks.push(tokio::spawn(async move { owner.delete_user(&json!({})).await }));
     }
     let mut deleted = 0;
     for task in tasks {
-        let answer = task.await.expect("a call does not panic");
+        let answer = task.await.expect("no call panics");
         if answer.status == StatusCode::OK {
             deleted += 1;
         } else {
@@ -468,15 +471,15 @@ async fn of_two_deletions_at_once_one_deletes_and_the_other_finds_nobody() {
         }
     }
     assert_eq!(deleted, 1);
-    assert_eq!(shop.count("SELECT count(*) FROM users").await, 0);
+    assert_eq!(shop.query_number("SELECT count(*) FROM users").await, 0);
 }
 
 #[tokio::test]
-async fn the_outbox_ends_the_sessions_of_a_deleted_user_where_the_request_could_not() {
-    let shop = Shop::open().await;
-    let owner = shop.owner(EMAIL).await;
-    shop.mails_in_the_end(EMAIL).await;
-    // What a server leaves that dies between Postgres and Redis.
+async fn the_outbox_ends_the_sessions_of_a_deleted_user_if_the_request_could_not() {
+    let shop = TestApp::start().await;
+    let owner = shop.log_in_new_user(EMAIL).await;
+    shop.settled_mail_count(EMAIL).await;
+    // The state that a server leaves if it dies between Postgres and Redis.
     shop.sql(&format!(
         "INSERT INTO outbox (app_id, kind, user_id, epoch)
          SELECT app_id, 'epoch', id, epoch + 1 FROM users WHERE id = '{0}';
@@ -486,17 +489,17 @@ async fn the_outbox_ends_the_sessions_of_a_deleted_user_where_the_request_could_
     .await;
     let ended = || async { (owner.refresh().await.status == StatusCode::BAD_REQUEST).then_some(()) };
     eventually("the end of the session", MAIL_LIMIT, ended).await;
-    owner.is_out().await;
-    assert_eq!(shop.sessions().await, 0);
+    owner.assert_ended().await;
+    assert_eq!(shop.session_count().await, 0);
     let code = shop.client().confirm(shop.id(), WRONG_CODE).await;
     code.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
 }
 
 #[tokio::test]
-async fn a_deletion_takes_form_and_limits_of_every_call() {
-    let shop = Shop::with(App::new("form")).await;
-    let owner = shop.owner(EMAIL).await;
-    let before = shop.everything().await;
+async fn a_deletion_follows_the_common_rules_for_bodies_and_limits() {
+    let shop = TestApp::start_with(App::new("form")).await;
+    let owner = shop.log_in_new_user(EMAIL).await;
+    let before = shop.database_checksum().await;
     let send = async |content_type: &str, body: String| {
         let request = owner.signed_in.request(Method::DELETE, "user").header("content-type", content_type);
         owner.signed_in.send(request.body(body)).await
@@ -508,6 +511,6 @@ async fn a_deletion_takes_form_and_limits_of_every_call() {
     send("application/json", large).await.expect_error(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large");
     let plain = send("text/plain", "{}".to_owned()).await;
     plain.expect_error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type");
-    assert_eq!(shop.everything().await, before);
-    owner.goes_on().await;
+    assert_eq!(shop.database_checksum().await, before);
+    owner.assert_live().await;
 }

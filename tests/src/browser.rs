@@ -1,4 +1,4 @@
-//! A real browser: Debian's Chromium without a window, driven over WebDriver (W3C) by its ChromeDriver.
+//! A real browser: headless Chromium, driven over WebDriver (W3C) by ChromeDriver.
 
 use std::{
     fs,
@@ -20,22 +20,22 @@ use crate::{
 
 /// Chromium starts within a few seconds; a loaded machine takes longer.
 const START_LIMIT: Duration = Duration::from_secs(120);
-/// For a page to become what is waited for.
-const LIMIT: Duration = Duration::from_secs(60);
-/// For one answer of ChromeDriver, which waits for a page that loads.
-const ANSWER_LIMIT: Duration = Duration::from_secs(120);
-/// The name by which WebDriver refers to an element (W3C WebDriver, 12.1).
+/// Limit for a page to reach an expected state.
+const PAGE_LIMIT: Duration = Duration::from_secs(60);
+/// Limit for one response of ChromeDriver, which waits until a page is loaded.
+const RESPONSE_LIMIT: Duration = Duration::from_secs(120);
+/// The key of an element's reference (W3C WebDriver, 12.1).
 const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
 
-/// What Chromium is started with beside its profile.
+/// Flags of Chromium, in addition to its profile.
 const FLAGS: [&str; 14] = [
     "--headless",
-    // It is root in a container, where its sandbox cannot be; the pages are our own.
+    // It is root in a container, where its sandbox does not work. The pages are our own.
     "--no-sandbox",
     "--disable-gpu",
-    // Small in containers.
+    // /dev/shm is small in containers.
     "--disable-dev-shm-usage",
-    // It says nothing to its maker, and nothing leaves this machine.
+    // No telemetry, and no connections to other machines.
     "--disable-background-networking",
     "--disable-breakpad",
     "--disable-component-update",
@@ -44,15 +44,15 @@ const FLAGS: [&str; 14] = [
     "--no-first-run",
     "--no-proxy-server",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost",
-    // No key ring of the desktop.
+    // No keyring of the desktop.
     "--password-store=basic",
     "--lang=en-US",
 ];
 
-/// A running browser with a profile of its own: its cookies are nobody else's. It ends when this value is dropped.
+/// A running browser with its own profile, and so its own cookies. It ends when this value is dropped.
 pub struct Browser {
     http: reqwest::Client,
-    /// Where this session's commands go.
+    /// Base URL of this session's commands.
     session: String,
     driver: Process,
     chromium: Process,
@@ -63,7 +63,7 @@ pub struct Browser {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tab(String);
 
-/// A cookie as the browser keeps it.
+/// A cookie as WebDriver reports it.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Cookie {
@@ -83,8 +83,8 @@ impl Browser {
         Self::start_with(&[]).await
     }
 
-    /// One that believes every certificate: nobody's root vouches for those of tests.
-    pub async fn start_believing_certificates() -> Result<Self> {
+    /// Starts a browser that accepts every certificate, because no trusted root signs the certificates of tests.
+    pub async fn start_accepting_all_certificates() -> Result<Self> {
         Self::start_with(&["--ignore-certificate-errors"]).await
     }
 
@@ -96,7 +96,7 @@ impl Browser {
             .with_context(|| format!("ChromeDriver {missing} `chromium-driver`"))?;
         let dir = process::fresh_dir("browser");
         let profile = dir.join("profile");
-        // ChromeDriver is only lent it: then it dies with this process, however that ends.
+        // ChromeDriver attaches to it instead of starting it, so that Chromium dies with this process in every case.
         let chromium = Program::new("chromium", chromium, dir.join("chromium.log"))
             .env("HOME", &dir.display().to_string())
             .args(FLAGS)
@@ -104,13 +104,13 @@ impl Browser {
             .arg(format!("--user-data-dir={}", profile.display()))
             .args(["--remote-debugging-port=0", "about:blank"])
             .start()?;
-        let debugger = debugger(&chromium, &profile).await?;
+        let debugger = debugger_address(&chromium, &profile).await?;
         let addr = process::free_addr();
         let driver = Program::new("chromedriver", driver, dir.join("chromedriver.log"))
             .env("HOME", &dir.display().to_string())
             .arg(format!("--port={}", addr.port()))
             .start()?;
-        let http = reqwest::Client::builder().timeout(ANSWER_LIMIT).no_proxy().build()?;
+        let http = reqwest::Client::builder().timeout(RESPONSE_LIMIT).no_proxy().build()?;
         let mut this = Self { http, session: format!("http://{addr}/session"), driver, chromium, dir };
         let options = json!({ "debuggerAddress": debugger });
         let wanted = json!({ "capabilities": { "alwaysMatch": { "goog:chromeOptions": options } } });
@@ -118,7 +118,7 @@ impl Browser {
         let session = loop {
             match this.command(Method::POST, "", Some(&wanted)).await {
                 Ok(session) => break session,
-                Err(error) if Instant::now() > end => return Err(error.context("ChromeDriver gives no session")),
+                Err(error) if Instant::now() > end => return Err(error.context("ChromeDriver creates no session")),
                 Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
             }
         };
@@ -127,49 +127,49 @@ impl Browser {
         Ok(this)
     }
 
-    /// Goes to an address as if it was typed, and waits until what it leads to is loaded.
+    /// Opens a URL, as if typed, and waits until the page is loaded.
     pub async fn open(&self, url: &str) {
         let opened = self.command(Method::POST, "/url", Some(&json!({ "url": url }))).await;
         opened.unwrap_or_else(|error| panic!("{url} does not open: {error:#}"));
     }
 
-    /// What the address bar shows.
+    /// The URL in the address bar.
     pub async fn url(&self) -> Url {
         self.try_url().await.expect("the browser has an address")
     }
 
-    /// Waits until the address is such a one.
-    pub async fn until_url(&self, what: &str, is_it: impl Fn(&Url) -> bool) -> Url {
-        self.patiently(what, async || {
+    /// Waits until the URL matches.
+    pub async fn wait_for_url(&self, what: &str, is_it: impl Fn(&Url) -> bool) -> Url {
+        self.retry(what, async || {
             let url = self.try_url().await?;
             if is_it(&url) { Ok(url) } else { bail!("it is at {url}") }
         })
         .await
     }
 
-    /// The text that a person sees on the page.
+    /// The visible text of the page.
     pub async fn text(&self) -> String {
         self.text_of("body").await
     }
 
-    /// The text that a person sees of the first element that a CSS selector names, once it is there.
+    /// The visible text of the first element that matches a CSS selector. Waits until it exists.
     pub async fn text_of(&self, css: &str) -> String {
-        self.patiently(&format!("the text of {css}"), async || self.element(css, Method::GET, "/text", None).await)
+        self.retry(&format!("the text of {css}"), async || self.element(css, Method::GET, "/text", None).await)
             .await
             .as_str()
             .map(str::to_owned)
             .expect("a text is text")
     }
 
-    /// What the tab is called.
+    /// The title of the page.
     pub async fn title(&self) -> String {
         let title = self.command(Method::GET, "/title", None).await.expect("the browser has a page");
         title.as_str().map(str::to_owned).expect("a title is text")
     }
 
-    /// Waits until the page shows this.
-    pub async fn until_text(&self, wanted: &str) -> String {
-        self.patiently(&format!("the text {wanted:?}"), async || {
+    /// Waits until the page shows this text.
+    pub async fn wait_for_text(&self, wanted: &str) -> String {
+        self.retry(&format!("the text {wanted:?}"), async || {
             let text = self.element("body", Method::GET, "/text", None).await?;
             match text.as_str() {
                 Some(text) if text.contains(wanted) => Ok(text.to_owned()),
@@ -179,41 +179,41 @@ impl Browser {
         .await
     }
 
-    /// Types into the first field that a CSS selector names, once it is there, in place of what it had.
+    /// Replaces the text of the first field that matches a CSS selector. Waits until it exists.
     pub async fn fill(&self, css: &str, text: &str) {
-        self.patiently(&format!("the field {css}"), async || {
+        self.retry(&format!("the field {css}"), async || {
             self.element(css, Method::POST, "/clear", Some(json!({}))).await?;
             self.element(css, Method::POST, "/value", Some(json!({ "text": text }))).await
         })
         .await;
     }
 
-    /// Clicks the first element that a CSS selector names, once it is there.
+    /// Clicks the first element that matches a CSS selector. Waits until it exists.
     pub async fn click(&self, css: &str) {
-        self.patiently(&format!("the click on {css}"), async || {
+        self.retry(&format!("the click on {css}"), async || {
             self.element(css, Method::POST, "/click", Some(json!({}))).await
         })
         .await;
     }
 
-    /// Back, as by the button.
+    /// Goes back, as with the button.
     pub async fn back(&self) {
         self.command(Method::POST, "/back", Some(&json!({}))).await.expect("the browser goes back");
     }
 
-    /// The cookies that the page's address would get, those that scripts cannot see too.
+    /// The cookies that are sent to the page's URL, including those that scripts cannot read.
     pub async fn cookies(&self) -> Vec<Cookie> {
-        let cookies = self.command(Method::GET, "/cookie", None).await.expect("the browser tells its cookies");
-        serde_json::from_value(cookies).expect("cookies as WebDriver tells them")
+        let cookies = self.command(Method::GET, "/cookie", None).await.expect("the browser returns its cookies");
+        serde_json::from_value(cookies).expect("cookies as WebDriver defines them")
     }
 
-    /// The tab that commands go to.
+    /// The tab that receives the commands.
     pub async fn tab(&self) -> Tab {
         let handle = self.command(Method::GET, "/window", None).await.expect("the browser has a tab");
         Tab(handle.as_str().expect("a tab has a name").to_owned())
     }
 
-    /// Opens one more tab, to which commands go from now on.
+    /// Opens a tab, which receives the commands from now on.
     pub async fn new_tab(&self) -> Tab {
         let opened = self.command(Method::POST, "/window/new", Some(&json!({ "type": "tab" }))).await;
         let opened = opened.expect("the browser opens a tab");
@@ -222,13 +222,13 @@ impl Browser {
         tab
     }
 
-    /// Lets commands go to that tab.
+    /// Makes a tab receive the commands.
     pub async fn switch_to(&self, tab: &Tab) {
         let switched = self.command(Method::POST, "/window", Some(&json!({ "handle": tab.0 }))).await;
-        switched.expect("the tab is still there");
+        switched.expect("the tab exists");
     }
 
-    /// A picture of what is seen, as PNG: for a person who looks for a fault.
+    /// Writes a PNG screenshot, for debugging.
     pub async fn screenshot(&self, path: &Path) -> Result<()> {
         let picture = self.command(Method::GET, "/screenshot", None).await?;
         let picture = BASE64_STANDARD.decode(picture.as_str().context("a picture is text")?)?;
@@ -240,7 +240,7 @@ impl Browser {
         Ok(url.as_str().context("an address is text")?.parse()?)
     }
 
-    /// One command to the first element that a CSS selector names.
+    /// Sends a command to the first element that matches a CSS selector.
     async fn element(&self, css: &str, method: Method, path: &str, body: Option<Value>) -> Result<Value> {
         let wanted = json!({ "using": "css selector", "value": css });
         let element = self.command(Method::POST, "/element", Some(&wanted)).await?;
@@ -248,10 +248,10 @@ impl Browser {
         self.command(method, &format!("/element/{id}{path}"), body.as_ref()).await
     }
 
-    /// Tries until it succeeds: pages load, and elements are replaced.
-    async fn patiently<T>(&self, what: &str, attempt: impl AsyncFn() -> Result<T>) -> T {
-        eventually_ok(what, LIMIT, || async {
-            let end = self.chromium.ended();
+    /// Retries until it succeeds, because pages load and elements are replaced.
+    async fn retry<T>(&self, what: &str, attempt: impl AsyncFn() -> Result<T>) -> T {
+        eventually_ok(what, PAGE_LIMIT, || async {
+            let end = self.chromium.exit_status();
             let failed = |error: anyhow::Error| match end {
                 Some(status) => error.context(format!("Chromium ended with {status}")),
                 None => error,
@@ -288,16 +288,16 @@ impl Drop for Browser {
     }
 }
 
-/// Where Chromium listens for who drives it: a port of its own choice, which it writes into its profile.
-async fn debugger(chromium: &Process, profile: &Path) -> Result<String> {
+/// The debugger's address. Chromium chooses the port and writes it into its profile.
+async fn debugger_address(chromium: &Process, profile: &Path) -> Result<String> {
     let end = Instant::now() + START_LIMIT;
     loop {
-        let told = fs::read_to_string(profile.join("DevToolsActivePort")).unwrap_or_default();
-        // The second line is written with the first.
-        if let Some((port, _)) = told.split_once('\n') {
+        let content = fs::read_to_string(profile.join("DevToolsActivePort")).unwrap_or_default();
+        // A second line means that the first is complete.
+        if let Some((port, _)) = content.split_once('\n') {
             return Ok(format!("127.0.0.1:{port}"));
         }
-        if let Some(status) = chromium.ended() {
+        if let Some(status) = chromium.exit_status() {
             bail!("Chromium ended with {status}:\n{}", process::tail(chromium.log(), 20));
         }
         if Instant::now() > end {

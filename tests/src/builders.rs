@@ -1,13 +1,13 @@
-//! Manifests as people write them, for tests: an App of its own for each, with what the test wants to be different.
+//! Manifests for tests, written as users write them: each test builds its own App and changes what it needs.
 
 use serde_json::{Map, Value, json};
 
 use crate::smtp::{Security, Smtp};
 
-/// The namespace of manifests in folders, unless a test chooses another.
-const NAMESPACE: &str = "tests";
+/// Default namespace of manifests in folders.
+const DEFAULT_NAMESPACE: &str = "tests";
 
-/// An App's manifest, with the Secret of its relay where it has one.
+/// The manifest of an App, with the Secret of its relay and the ConfigMap of its templates if it has them.
 #[derive(Clone, Debug)]
 pub struct App {
     id: String,
@@ -27,7 +27,7 @@ pub struct Relay {
     pub login: Option<(String, String)>,
 }
 
-/// A Provider's manifest, with the Secret of its client.
+/// The manifest of a Provider, with the Secret of its client.
 #[derive(Clone, Debug)]
 pub struct Provider {
     name: String,
@@ -40,22 +40,22 @@ pub struct Provider {
 // === impl App ===
 
 impl App {
-    /// An App whose id begins with `prefix` and is no other test's.
+    /// An App with a unique id that starts with `prefix`.
     pub fn new(prefix: &str) -> Self {
         Self::with_id(&format!("{prefix}-{:010x}", rand::random::<u64>() >> 24))
     }
 
-    /// An App of that very id.
+    /// An App with this id.
     pub fn with_id(id: &str) -> Self {
         let spec = json!({
             "displayName": "The Shop",
             "mail": { "from": format!("The Shop <hello@{id}.test>") },
         });
         let Value::Object(spec) = spec else { unreachable!("an object is written above") };
-        Self { id: id.to_owned(), namespace: NAMESPACE.to_owned(), spec, smtp: None, templates: Map::new() }
+        Self { id: id.to_owned(), namespace: DEFAULT_NAMESPACE.to_owned(), spec, smtp: None, templates: Map::new() }
     }
 
-    /// In this namespace, where its manifest lies in a folder.
+    /// Sets the namespace of the manifest in a folder.
     pub fn namespace(mut self, namespace: &str) -> Self {
         namespace.clone_into(&mut self.namespace);
         self
@@ -65,58 +65,58 @@ impl App {
         &self.id
     }
 
-    /// Sets a field of the spec: `set("/tokens/accessLifetimeSeconds", 60)`. What is on the way is made.
+    /// Sets a field of the spec: `set("/tokens/accessLifetimeSeconds", 60)`. Creates missing parents.
     pub fn set(mut self, pointer: &str, value: impl Into<Value>) -> Self {
         let mut names: Vec<&str> = pointer.trim_start_matches('/').split('/').collect();
         let last = names.pop().expect("a pointer names a field");
         let mut at = &mut self.spec;
         for name in names {
             let entry = at.entry(name).or_insert_with(|| json!({}));
-            at = entry.as_object_mut().unwrap_or_else(|| panic!("{name} in {pointer} is no object"));
+            at = entry.as_object_mut().unwrap_or_else(|| panic!("{name} in {pointer} is not an object"));
         }
         at.insert(last.to_owned(), value.into());
         self
     }
 
-    /// A field of the spec as it was set.
+    /// A field of the spec that was set before.
     pub fn spec_value(&self, pointer: &str) -> Option<Value> {
         Value::Object(self.spec.clone()).pointer(pointer).cloned()
     }
 
-    /// One limit of the contract's section 7, as `(count, windowSeconds)`.
+    /// Sets a limit, as `(count, windowSeconds)` (specification: Limits, Rate limits).
     pub fn limit(self, name: &str, windows: &[(u32, u32)]) -> Self {
         let windows: Vec<Value> =
             windows.iter().map(|(count, seconds)| json!({ "count": count, "windowSeconds": seconds })).collect();
         self.set(&format!("/limits/{name}"), windows)
     }
 
-    /// Sends its mail over a relay of its own.
+    /// Makes the App send its mail over its own relay.
     pub fn relay(mut self, relay: Relay) -> Self {
         let name = format!("{}-smtp", self.id);
         self.smtp = Some(relay);
         self.set("/mail/smtpSecretRef", json!({ "name": name }))
     }
 
-    /// Replaces a part of a mail, `confirm.txt`, by a template of its own.
+    /// Replaces a part of a mail, for example `confirm.txt`, by a template.
     pub fn template(mut self, part: &str, template: &str) -> Self {
         let name = format!("{}-mail", self.id);
         self.templates.insert(part.to_owned(), json!(template));
         self.set("/mail/templatesRef", json!({ "name": name }))
     }
 
-    /// Offers a social login.
+    /// References a Provider, which adds its social login.
     pub fn provider(mut self, provider: &Provider) -> Self {
         let refs = self.spec.entry("providerRefs").or_insert_with(|| json!([]));
         refs.as_array_mut().expect("providerRefs is a list").push(json!({ "name": provider.name }));
         self
     }
 
-    /// The manifest, its Secret and its ConfigMap, as a YAML stream.
+    /// The App, its Secret and its ConfigMap, as a YAML stream.
     pub fn manifest(&self) -> String {
         yaml_stream(&self.objects(&self.namespace))
     }
 
-    /// The App, its Secret and its ConfigMap, for that namespace.
+    /// The App, its Secret and its ConfigMap, for this namespace.
     pub fn objects(&self, namespace: &str) -> Vec<Value> {
         let mut objects = vec![json!({
             "apiVersion": "latchkey.dev/v1alpha1",
@@ -152,7 +152,7 @@ impl App {
 // === impl Provider ===
 
 impl Provider {
-    /// A client of that preset (`github`, …) whose secret is no other test's.
+    /// A Provider of a preset (`github`, …) with a unique client secret.
     pub fn new(name: &str, preset: &'static str) -> Self {
         let settings = json!({
             "clientID": format!("client-of-{name}"),
@@ -161,14 +161,14 @@ impl Provider {
         let Value::Object(settings) = settings else { unreachable!("an object is written above") };
         Self {
             name: name.to_owned(),
-            namespace: NAMESPACE.to_owned(),
+            namespace: DEFAULT_NAMESPACE.to_owned(),
             preset,
             settings,
             secret: format!("{:032x}", rand::random::<u128>()),
         }
     }
 
-    /// In this namespace, where its manifest lies in a folder.
+    /// Sets the namespace of the manifest in a folder.
     pub fn namespace(mut self, namespace: &str) -> Self {
         namespace.clone_into(&mut self.namespace);
         self
@@ -192,13 +192,13 @@ impl Provider {
         &self.secret
     }
 
-    /// With another client secret.
+    /// Sets the client secret.
     pub fn with_secret(mut self, secret: &str) -> Self {
         secret.clone_into(&mut self.secret);
         self
     }
 
-    /// The manifest and its Secret, as a YAML stream.
+    /// The Provider and its Secret, as a YAML stream.
     pub fn manifest(&self) -> String {
         yaml_stream(&[self.object(&self.namespace), self.secret_object(&self.namespace)])
     }
@@ -213,7 +213,7 @@ impl Provider {
         })
     }
 
-    /// The Secret of its client.
+    /// The Secret of the Provider's client.
     pub fn secret_object(&self, namespace: &str) -> Value {
         json!({
             "apiVersion": "v1",
@@ -227,14 +227,14 @@ impl Provider {
 // === impl Relay ===
 
 impl Relay {
-    /// The way to that server.
-    pub fn to(smtp: &Smtp) -> Self {
+    /// The settings to connect to an SMTP server.
+    pub fn of(smtp: &Smtp) -> Self {
         let tls = match smtp.security() {
             Security::None => "none",
             Security::StartTls => "starttls",
             Security::Implicit => "implicit",
         };
-        // By name where a certificate is checked.
+        // By name if a certificate is checked.
         let host = if smtp.ca().is_some() { "localhost".to_owned() } else { smtp.addr().ip().to_string() };
         Self { host, port: smtp.addr().port(), tls, login: smtp.login().cloned() }
     }
@@ -251,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_manifest_is_what_people_write() {
+    fn the_builder_writes_a_plain_manifest() {
         let app = App::with_id("shop").set("/tokens/accessLifetimeSeconds", 60).limit("loginsPerClient", &[(9, 60)]);
         let relay = Relay {
             host: "127.0.0.1".to_owned(),

@@ -1,5 +1,5 @@
-//! Latchkey in a cluster for one test: the chart's own objects on a real control plane, the operator and the servers as
-//! real processes under the chart's ServiceAccounts, and a namespace for the test's Apps.
+//! Latchkey in a cluster, for one test: the chart's own objects on a real control plane, the operator and the servers
+//! as real processes with the chart's ServiceAccounts, and a namespace for the test's Apps.
 
 pub mod chart;
 mod objects;
@@ -34,37 +34,37 @@ use tokio::sync::OnceCell;
 pub use self::{
     objects::apply,
     rbac::Permission,
-    scripted::{ScriptedServer, Words},
+    scripted::{RevisionScript, ScriptedServer},
     servers::{Endpoint, PodServer, ServerPod},
 };
 use crate::{
     builders,
-    client::Anonymous,
-    control_plane::{Account, ControlPlane},
+    client::ApiClient,
+    control_plane::{ControlPlane, ServiceAccountToken},
     eventually, eventually_ok,
     postgres::{Database, Postgres},
     process::{self, Process, Program},
     redis::Redis,
     smtp::{self, Smtp},
-    stack::{self, Store},
+    stack::{self, SharedOrOwn},
 };
 
-/// The API server takes definitions within a second or two.
+/// The API server accepts CRDs within a second or two.
 const ESTABLISH_LIMIT: Duration = Duration::from_secs(60);
-/// What the operator does, it does within a second or two; a loaded machine takes longer.
+/// The operator acts within a second or two; a loaded machine takes longer.
 const CONDITION_LIMIT: Duration = Duration::from_secs(60);
-/// An operator that ends gives its Lease back.
+/// An operator that ends releases its Lease.
 const END_LIMIT: Duration = Duration::from_secs(30);
 
-/// A control plane that knows the resources of Latchkey.
-pub struct Cluster {
-    plane: Store<ControlPlane>,
+/// A control plane with Latchkey's CRDs.
+pub struct TestCluster {
+    plane: SharedOrOwn<ControlPlane>,
 }
 
-/// What a test wants of an install to be different.
+/// Settings of an install that a test changes.
 pub struct Builder<'a> {
-    cluster: &'a Cluster,
-    everywhere: bool,
+    cluster: &'a TestCluster,
+    watch_all_namespaces: bool,
     tenants: usize,
     server_args: Vec<String>,
     server_envs: Vec<(String, String)>,
@@ -73,21 +73,21 @@ pub struct Builder<'a> {
     values: Vec<String>,
 }
 
-/// Latchkey, installed: in a namespace of its own, with the chart's objects, and at first without a program that runs.
-/// What runs ends when this value is dropped; when the test fails it says where to look.
-pub struct Install<'a> {
+/// An installation of Latchkey in its own namespace, with the chart's objects; at first no program runs. Everything
+/// ends when this value is dropped. If the test fails, it prints where the logs are.
+pub struct Installation<'a> {
     pub smtp: Smtp,
     pub database: Database,
-    cluster: &'a Cluster,
+    cluster: &'a TestCluster,
     admin: Client,
     release: String,
     namespace: String,
     tenants: Vec<String>,
-    everywhere: bool,
+    watch_all_namespaces: bool,
     objects: Vec<Value>,
-    operator: Account,
-    server: Account,
-    /// Where the first server listens for users.
+    operator: ServiceAccountToken,
+    server: ServiceAccountToken,
+    /// Public address of the first server.
     public: SocketAddr,
     server_args: Vec<String>,
     server_envs: Vec<(String, String)>,
@@ -98,49 +98,49 @@ pub struct Install<'a> {
     dir: PathBuf,
 }
 
-/// A `latchkey-operator`, running or not.
-pub struct Operator {
+/// A `latchkey-operator` process, running or not.
+pub struct OperatorProcess {
     pub ops: SocketAddr,
     identity: String,
-    account: Account,
+    account: ServiceAccountToken,
     args: Vec<String>,
     envs: Vec<(String, String)>,
     log: PathBuf,
     process: Mutex<Option<Process>>,
 }
 
-/// A condition as a test looks at it.
+/// A condition of an App.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct ObservedCondition {
     pub status: ConditionStatus,
     pub reason: String,
     pub message: String,
-    /// The generation that it was judged on; -1 where nobody has judged yet.
+    /// The observed generation; -1 if the operator has not reconciled the App yet.
     pub generation: i64,
 }
 
-// === impl Cluster ===
+// === impl TestCluster ===
 
-impl Cluster {
-    /// The one of this test process. Its installs each watch namespaces of their own.
+impl TestCluster {
+    /// The cluster that all tests of this process share. Each install watches its own namespaces.
     pub async fn shared() -> &'static Self {
-        static SHARED: OnceCell<Cluster> = OnceCell::const_new();
+        static SHARED: OnceCell<TestCluster> = OnceCell::const_new();
         let make = || async {
-            let plane = Store::Shared(ControlPlane::shared().await);
-            Self::with(plane).await.expect("the cluster knows Latchkey's resources")
+            let plane = SharedOrOwn::Shared(ControlPlane::shared().await);
+            Self::with(plane).await.expect("the cluster accepts Latchkey's CRDs")
         };
         SHARED.get_or_init(make).await
     }
 
-    /// One of its own: for a test that breaks the API server, that counts every request, whose operator watches all
-    /// namespaces, or that changes the definitions.
+    /// A cluster of its own: for a test that stops the API server, counts every request, watches all namespaces, or
+    /// changes the CRDs.
     pub async fn start() -> Result<Self> {
-        Self::with(Store::Own(Box::new(ControlPlane::start().await?))).await
+        Self::with(SharedOrOwn::Own(Box::new(ControlPlane::start().await?))).await
     }
 
-    async fn with(plane: Store<ControlPlane>) -> Result<Self> {
+    async fn with(plane: SharedOrOwn<ControlPlane>) -> Result<Self> {
         let this = Self { plane };
-        this.apply_definitions().await?;
+        this.apply_crds().await?;
         Ok(this)
     }
 
@@ -148,20 +148,20 @@ impl Cluster {
         &self.plane
     }
 
-    /// A client that may do everything. It belongs to the runtime of the test that asks.
+    /// A client with all permissions. It belongs to the runtime of the calling test.
     pub async fn admin(&self) -> Client {
         self.plane.admin().await
     }
 
-    /// Latchkey with one tenant's namespace, the only one that its operator watches.
-    pub async fn install(&self) -> Install<'_> {
+    /// Installs Latchkey with one tenant namespace, the only one that its operator watches.
+    pub async fn install(&self) -> Installation<'_> {
         self.builder().install().await
     }
 
     pub fn builder(&self) -> Builder<'_> {
         Builder {
             cluster: self,
-            everywhere: false,
+            watch_all_namespaces: false,
             tenants: 1,
             server_args: Vec::new(),
             server_envs: Vec::new(),
@@ -171,18 +171,18 @@ impl Cluster {
         }
     }
 
-    /// The definitions as the chart has them, applied and taken up.
-    pub async fn apply_definitions(&self) -> Result<()> {
+    /// Applies the chart's CRDs and waits until they are established.
+    pub async fn apply_crds(&self) -> Result<()> {
         let client = self.admin().await;
-        let rendered = helm_template("latchkey", "latchkey", &[]).await?;
-        let definitions: Vec<Value> = rendered.into_iter().filter(is_definition).collect();
-        ensure!(!definitions.is_empty(), "the chart has no definitions");
+        let rendered = render_chart("latchkey", "latchkey", &[]).await?;
+        let definitions: Vec<Value> = rendered.into_iter().filter(is_crd).collect();
+        ensure!(!definitions.is_empty(), "the chart has no CRDs");
         for definition in &definitions {
             apply(&client, definition).await?;
         }
         let api: Api<CustomResourceDefinition> = Api::all(client);
         for definition in &definitions {
-            let name = definition["metadata"]["name"].as_str().context("a definition has a name")?;
+            let name = definition["metadata"]["name"].as_str().context("a CRD has a name")?;
             eventually(&format!("{name} is established"), ESTABLISH_LIMIT, || async {
                 let status = api.get(name).await.ok()?.status?;
                 let conditions = status.conditions.unwrap_or_default();
@@ -197,55 +197,55 @@ impl Cluster {
 // === impl Builder ===
 
 impl<'a> Builder<'a> {
-    /// The operator watches all namespaces. Only in a cluster of the test's own: it would take up other tests' Apps.
-    pub fn everywhere(mut self) -> Self {
-        assert!(matches!(self.cluster.plane, Store::Own(_)), "the shared cluster has other tests' Apps");
-        self.everywhere = true;
+    /// The operator watches all namespaces. Only in a cluster of its own, because it would reconcile other tests' Apps.
+    pub fn watch_all_namespaces(mut self) -> Self {
+        assert!(matches!(self.cluster.plane, SharedOrOwn::Own(_)), "the shared cluster has other tests' Apps");
+        self.watch_all_namespaces = true;
         self
     }
 
-    /// So many namespaces for Apps.
+    /// The number of namespaces for Apps.
     pub fn tenants(mut self, tenants: usize) -> Self {
         self.tenants = tenants;
         self
     }
 
-    /// More flags for the servers.
+    /// Adds flags of the servers.
     pub fn server_args<I: IntoIterator<Item: AsRef<str>>>(mut self, args: I) -> Self {
         self.server_args.extend(args.into_iter().map(|arg| arg.as_ref().to_owned()));
         self
     }
 
-    /// An environment variable of the servers.
+    /// Sets an environment variable of the servers.
     pub fn server_env(mut self, name: &str, value: &str) -> Self {
         self.server_envs.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// A variable in the operators' environment.
+    /// Sets an environment variable of the operators.
     pub fn operator_env(mut self, name: &str, value: &str) -> Self {
         self.operator_envs.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// Starts the servers by this command; see [`Program::wrapper`].
+    /// Starts the servers through this command; see [`Program::wrapper`].
     pub fn server_wrapper(mut self, command: &[String]) -> Self {
         self.server_wrapper = command.to_vec();
         self
     }
 
-    /// A value of the chart, as `helm --set` takes it.
+    /// Sets a value of the chart, as `helm --set` does.
     pub fn value(mut self, value: &str) -> Self {
         self.values.push(value.to_owned());
         self
     }
 
-    /// Panics where it cannot be made, which fails the test.
-    pub async fn install(self) -> Install<'a> {
+    /// Installs Latchkey. Panics, and so fails the test, if that is not possible.
+    pub async fn install(self) -> Installation<'a> {
         self.try_install().await.expect("Latchkey is installed")
     }
 
-    pub async fn try_install(self) -> Result<Install<'a>> {
+    pub async fn try_install(self) -> Result<Installation<'a>> {
         let plane = self.cluster.plane();
         let namespace = plane.namespace("install").await?;
         let mut tenants = Vec::new();
@@ -253,13 +253,13 @@ impl<'a> Builder<'a> {
             tenants.push(plane.namespace("tenant").await?);
         }
         let mut values = self.values;
-        if !self.everywhere {
+        if !self.watch_all_namespaces {
             ensure!(!tenants.is_empty(), "an operator that watches no namespace watches all");
             values.push(format!("operator.watchNamespaces={{{}}}", tenants.join(",")));
         }
         let release = "latchkey".to_owned();
-        let rendered = helm_template(&release, &namespace, &values).await?;
-        let objects: Vec<Value> = rendered.into_iter().filter(|object| !is_definition(object)).collect();
+        let rendered = render_chart(&release, &namespace, &values).await?;
+        let objects: Vec<Value> = rendered.into_iter().filter(|object| !is_crd(object)).collect();
         let client = plane.admin().await;
         for object in &objects {
             apply(&client, object).await?;
@@ -278,7 +278,7 @@ impl<'a> Builder<'a> {
         let database = Postgres::shared().await.database().await?;
         let smtp = Smtp::start(smtp::Options::plain()).await?;
         stack::write_store_files(&dir, &database.url, &Redis::shared().await.url(), &smtp)?;
-        Ok(Install {
+        Ok(Installation {
             smtp,
             database,
             cluster: self.cluster,
@@ -288,7 +288,7 @@ impl<'a> Builder<'a> {
             release,
             namespace,
             tenants,
-            everywhere: self.everywhere,
+            watch_all_namespaces: self.watch_all_namespaces,
             objects,
             public: process::free_addr(),
             server_args: self.server_args,
@@ -302,14 +302,14 @@ impl<'a> Builder<'a> {
     }
 }
 
-// === impl Install ===
+// === impl Installation ===
 
-impl Install<'_> {
-    pub fn cluster(&self) -> &Cluster {
+impl Installation<'_> {
+    pub fn cluster(&self) -> &TestCluster {
         self.cluster
     }
 
-    /// A client that may do everything. It belongs to the runtime of the test that installed.
+    /// A client with all permissions. It belongs to the runtime of the test that installed.
     pub fn admin(&self) -> Client {
         self.admin.clone()
     }
@@ -318,7 +318,7 @@ impl Install<'_> {
         &self.namespace
     }
 
-    /// The namespace of the test's Apps.
+    /// The namespace of the test's Apps, the first if there are several.
     pub fn tenant(&self) -> &str {
         &self.tenants[0]
     }
@@ -328,26 +328,26 @@ impl Install<'_> {
     }
 
     /// The operator's ServiceAccount.
-    pub fn operator_account(&self) -> &Account {
+    pub fn operator_account(&self) -> &ServiceAccountToken {
         &self.operator
     }
 
     /// The servers' ServiceAccount.
-    pub fn server_account(&self) -> &Account {
+    pub fn server_account(&self) -> &ServiceAccountToken {
         &self.server
     }
 
-    /// What the chart made, as Helm rendered it, without the definitions.
+    /// The chart's objects as Helm rendered them, without the CRDs.
     pub fn objects(&self) -> &[Value] {
         &self.objects
     }
 
-    /// Where users reach the service: the first server.
+    /// The URL of the first server.
     pub fn base_url(&self) -> String {
         format!("http://{}", self.public)
     }
 
-    /// The headless Service of the servers' operations ports.
+    /// The name of the headless Service of the servers' operations ports.
     pub fn ops_service(&self) -> &str {
         let found = self.objects.iter().find(|object| {
             object["kind"] == "Service"
@@ -364,15 +364,15 @@ impl Install<'_> {
 
     // --- The operator
 
-    /// Starts one more operator, under the chart's ServiceAccount with a token of its own.
-    pub async fn operator(&self) -> Operator {
+    /// Starts an operator with the chart's ServiceAccount and its own token.
+    pub async fn start_operator(&self) -> OperatorProcess {
         let account = self.cluster.plane().account(&self.namespace, self.operator.name()).await;
-        self.operator_as(&account.expect("a token for the operator"), &[])
+        self.start_operator_as(&account.expect("a token for the operator"), &[])
     }
 
-    /// The same, under an account that reaches the API server by another way (see [`ControlPlane::account_at`]) and with
-    /// more flags.
-    pub fn operator_as(&self, account: &Account, more: &[&str]) -> Operator {
+    /// Starts an operator with another account, for example one that reaches the API server through a proxy (see
+    /// [`ControlPlane::account_at`]), and with more flags.
+    pub fn start_operator_as(&self, account: &ServiceAccountToken, more: &[&str]) -> OperatorProcess {
         let index = self.operators.fetch_add(1, Ordering::Relaxed);
         let identity = format!("operator-{index}");
         let ops = process::free_addr();
@@ -389,14 +389,14 @@ impl Install<'_> {
         .collect();
         args.push("--allow-insecure".to_owned());
         if !more.contains(&"--requests-end-seconds") {
-            // The default is longer than a test can wait, and no test has a request that runs on.
+            // The default is longer than a test can wait, and no test has a request that runs longer.
             args.extend(["--requests-end-seconds".to_owned(), "1".to_owned()]);
         }
-        if !self.everywhere {
+        if !self.watch_all_namespaces {
             args.extend(["--watch-namespaces".to_owned(), self.tenants.join(",")]);
         }
         args.extend(more.iter().map(|arg| (*arg).to_owned()));
-        let operator = Operator {
+        let operator = OperatorProcess {
             ops,
             log: self.dir.join(format!("{identity}.log")),
             identity,
@@ -409,7 +409,7 @@ impl Install<'_> {
         operator
     }
 
-    /// The Lease that the chart gives the operator.
+    /// The name of the operator's Lease.
     pub fn lease(&self) -> &str {
         let names = self.objects.iter().flat_map(|object| object["rules"].as_array().into_iter().flatten());
         let lease = names
@@ -420,12 +420,12 @@ impl Install<'_> {
 
     // --- Apps and Providers
 
-    /// Applies an App with its Secret and ConfigMap in the tenant's namespace.
+    /// Applies an App with its Secret and ConfigMap in the tenant namespace.
     pub async fn apply(&self, app: &builders::App) -> Result<()> {
         self.apply_all(&app.objects(self.tenant())).await
     }
 
-    /// Applies a Provider with its Secret in the tenant's namespace.
+    /// Applies a Provider with its Secret in the tenant namespace.
     pub async fn apply_provider(&self, provider: &builders::Provider) -> Result<()> {
         self.apply_all(&[provider.secret_object(self.tenant()), provider.object(self.tenant())]).await
     }
@@ -443,12 +443,12 @@ impl Install<'_> {
         Ok(())
     }
 
-    /// The Apps of the tenant's namespace.
+    /// The Apps of the tenant namespace.
     pub fn apps(&self) -> Api<app::App> {
         Api::namespaced(self.admin(), self.tenant())
     }
 
-    /// The Providers of the tenant's namespace.
+    /// The Providers of the tenant namespace.
     pub fn providers(&self) -> Api<provider::Provider> {
         Api::namespaced(self.admin(), self.tenant())
     }
@@ -457,20 +457,20 @@ impl Install<'_> {
         Ok(self.apps().get(app.id()).await?)
     }
 
-    /// A condition of an App as it stands now.
-    pub async fn condition(&self, app: &builders::App, type_: ConditionType) -> Result<Told> {
+    /// The current state of an App's condition.
+    pub async fn condition(&self, app: &builders::App, type_: ConditionType) -> Result<ObservedCondition> {
         let app = self.get(app).await?;
         let conditions = app.status.map(|status| status.conditions).unwrap_or_default();
-        Told::find(&conditions, type_)
+        ObservedCondition::find_in(&conditions, type_)
     }
 
-    /// Waits until an App is Ready as it is written now.
-    pub async fn ready(&self, app: &builders::App) {
-        self.until(app, ConditionType::Ready, ConditionStatus::True, "Ready").await;
+    /// Waits until the current generation of an App is Ready.
+    pub async fn wait_until_ready(&self, app: &builders::App) {
+        self.wait_for_condition(app, ConditionType::Ready, ConditionStatus::True, "Ready").await;
     }
 
-    /// Waits until a condition of an App says this about the App as it is written now, and gives its message.
-    pub async fn until(
+    /// Waits until a condition has this status and reason for the App's current generation. Returns its message.
+    pub async fn wait_for_condition(
         &self,
         app: &builders::App,
         type_: ConditionType,
@@ -482,21 +482,25 @@ impl Install<'_> {
             let app = apps.get(app.id()).await?;
             let generation = app.metadata.generation.unwrap_or_default();
             let conditions = app.status.map(|status| status.conditions).unwrap_or_default();
-            let told = Told::find(&conditions, type_)?;
-            ensure!(told.generation == generation, "of generation {}, not {generation}: {told:?}", told.generation);
-            ensure!(told.status == status && told.reason == reason, "{told:?}");
-            Ok(told.message)
+            let condition = ObservedCondition::find_in(&conditions, type_)?;
+            ensure!(
+                condition.generation == generation,
+                "for generation {}, not {generation}: {condition:?}",
+                condition.generation
+            );
+            ensure!(condition.status == status && condition.reason == reason, "{condition:?}");
+            Ok(condition.message)
         })
         .await
     }
 
-    /// Somebody new, who talks to that server.
-    pub fn client_of(&self, server: &PodServer) -> Anonymous {
-        Anonymous::new(server.public)
+    /// A new client of that server.
+    pub fn client_of(&self, server: &PodServer) -> ApiClient {
+        ApiClient::new(server.public)
     }
 }
 
-impl Drop for Install<'_> {
+impl Drop for Installation<'_> {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             drop(fs::remove_dir_all(&self.dir));
@@ -510,16 +514,16 @@ impl Drop for Install<'_> {
     }
 }
 
-// === impl Operator ===
+// === impl OperatorProcess ===
 
-impl Operator {
-    /// Its name in the Lease.
+impl OperatorProcess {
+    /// Its identity in the Lease.
     pub fn identity(&self) -> &str {
         &self.identity
     }
 
-    /// Whom it acts as. By its credential the audit log tells which operator wrote what.
-    pub fn account(&self) -> &Account {
+    /// Its account. The token's credential id shows in the audit log which operator sent a request.
+    pub fn account(&self) -> &ServiceAccountToken {
         &self.account
     }
 
@@ -527,14 +531,14 @@ impl Operator {
         &self.log
     }
 
-    /// Everything it has logged, of earlier starts too.
-    pub fn logged(&self) -> String {
+    /// Its complete log, including earlier starts.
+    pub fn read_log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Starts it again, after [`Operator::kill`] or [`Operator::terminate`].
+    /// Starts it again, after [`OperatorProcess::kill`] or [`OperatorProcess::terminate`].
     pub fn start(&self) -> Result<()> {
-        let mut program = Program::new(&self.identity, process::our_program("latchkey-operator")?, &self.log)
+        let mut program = Program::new(&self.identity, process::find_built_program("latchkey-operator")?, &self.log)
             .args(&self.args)
             .env("KUBECONFIG", &self.account.kubeconfig().display().to_string());
         for (name, value) in &self.envs {
@@ -544,31 +548,31 @@ impl Operator {
         Ok(())
     }
 
-    /// As `kill -9`.
+    /// Kills it with SIGKILL.
     pub fn kill(&self) {
         drop(process::lock(&self.process).take());
     }
 
-    /// SIGTERM, and waits for its end; `None` where it had to be killed.
+    /// Sends SIGTERM and waits; `None` if it had to be killed.
     pub async fn terminate(&self) -> Option<ExitStatus> {
         let process = process::lock(&self.process).take()?;
         process.signal(Signal::TERM);
-        tokio::time::timeout(END_LIMIT, process.exit()).await.ok()
+        tokio::time::timeout(END_LIMIT, process.wait_for_exit()).await.ok()
     }
 
-    /// SIGSTOP.
+    /// Sends SIGSTOP.
     pub fn pause(&self) {
         self.signal(Signal::STOP);
     }
 
-    /// SIGCONT.
+    /// Sends SIGCONT.
     pub fn resume(&self) {
         self.signal(Signal::CONT);
     }
 
-    /// Its exit status, once it has ended by itself.
-    pub fn ended(&self) -> Option<ExitStatus> {
-        process::lock(&self.process).as_ref().and_then(Process::ended)
+    /// The exit status, if it has ended by itself.
+    pub fn exit_status(&self) -> Option<ExitStatus> {
+        process::lock(&self.process).as_ref().and_then(Process::exit_status)
     }
 
     pub fn pid(&self) -> Option<u32> {
@@ -582,10 +586,10 @@ impl Operator {
     }
 }
 
-// === impl Told ===
+// === impl ObservedCondition ===
 
-impl Told {
-    fn find(conditions: &[Condition], type_: ConditionType) -> Result<Self> {
+impl ObservedCondition {
+    fn find_in(conditions: &[Condition], type_: ConditionType) -> Result<Self> {
         let found = conditions.iter().find(|condition| condition.type_ == type_.as_str());
         let Some(found) = found else { bail!("no condition {type_:?}") };
         Ok(Self {
@@ -597,14 +601,14 @@ impl Told {
     }
 }
 
-/// The chart as Helm renders it, with the least that it must be told.
-async fn helm_template(release: &str, namespace: &str, values: &[String]) -> Result<Vec<Value>> {
+/// The objects that Helm renders from the chart with the minimal values.
+async fn render_chart(release: &str, namespace: &str, values: &[String]) -> Result<Vec<Value>> {
     let least = process::root().join("charts/latchkey/ci/minimal-values.yaml");
     let mut args = vec!["--values".to_owned(), least.display().to_string()];
     args.extend(values.iter().flat_map(|value| ["--set".to_owned(), value.clone()]));
     chart::template(release, namespace, &args).await
 }
 
-fn is_definition(object: &Value) -> bool {
+fn is_crd(object: &Value) -> bool {
     object["kind"] == "CustomResourceDefinition"
 }

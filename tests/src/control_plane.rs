@@ -1,9 +1,9 @@
-//! A real Kubernetes control plane in processes of our own: etcd and kube-apiserver with RBAC, TLS and an audit log; one
-//! for all tests of a process, or one for a test that breaks it.
+//! A real Kubernetes control plane in its own processes: etcd and kube-apiserver with RBAC, TLS and an audit log. All
+//! tests of a process share one; a test that breaks it starts its own.
 //!
-//! No controller runs beside it. So nobody makes EndpointSlices or a namespace's default ServiceAccount, nobody fills
-//! aggregated ClusterRoles or collects what belonged to a deleted owner, and a namespace that is deleted stays in
-//! `Terminating` with its objects. A test that needs one of these makes it itself.
+//! No controller runs. So nothing creates EndpointSlices or a namespace's default ServiceAccount, nothing fills
+//! aggregated ClusterRoles, and nothing collects the objects of a deleted owner. A deleted namespace stays in
+//! `Terminating` with its objects. A test that needs one of these creates it itself.
 
 pub mod audit;
 
@@ -32,26 +32,26 @@ use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
 use crate::{
-    control_plane::audit::{Event, Mark},
+    control_plane::audit::{AuditEvent, Mark},
     postgres::write_private,
     process::{self, Process, Program},
-    tls::{self, Authority},
+    tls::{self, CertificateAuthority},
     tools,
 };
 
 /// It starts within a few seconds; a loaded machine takes longer.
 const START_LIMIT: Duration = Duration::from_secs(120);
-/// A server that drains waits for what runs.
+/// A server that drains waits for running requests.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
-/// For one question whether it is ready. A server that is about to start may hold it.
-const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+/// Limit for one readiness check. A server that is about to start can hold it.
+const READYZ_LIMIT: Duration = Duration::from_secs(5);
 /// Longer than any test or benchmark runs.
 const TOKEN_SECONDS: i64 = 24 * 3600;
-/// Of the tokens of ServiceAccounts.
+/// Issuer of ServiceAccount tokens.
 const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
 
-/// What is written to the audit log: who asked for what and what became of it, no bodies. Left out are the API server's
-/// own requests to itself and those without a resource (health, discovery).
+/// The audit log contains who requested what, and the result, without bodies. Excluded are the API server's requests to
+/// itself and requests without a resource (health, discovery).
 const AUDIT_POLICY: &str = "\
 apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -67,18 +67,18 @@ rules:
 /// A running control plane. It is killed when this value is dropped.
 pub struct ControlPlane {
     dir: PathBuf,
-    programs: Programs,
+    programs: ProgramPaths,
     addr: SocketAddr,
     etcd_addr: SocketAddr,
-    /// None where it was stopped.
+    /// `None` while it is stopped.
     api_server: Mutex<Option<Process>>,
-    /// Dropped after the API server, which would complain.
+    /// Dropped after the API server, which would log errors otherwise.
     _etcd: Process,
 }
 
-/// A ServiceAccount with a token, as a pod of it has.
+/// A ServiceAccount with a token, as in one of its pods.
 #[derive(Clone, Debug)]
-pub struct Account {
+pub struct ServiceAccountToken {
     namespace: String,
     name: String,
     credential: String,
@@ -86,7 +86,7 @@ pub struct Account {
     kubeconfig: PathBuf,
 }
 
-struct Programs {
+struct ProgramPaths {
     etcd: PathBuf,
     api_server: PathBuf,
 }
@@ -96,39 +96,39 @@ pub fn kubectl() -> Result<PathBuf> {
     control_plane_program("kubectl")
 }
 
-/// The `helm` of `tests/tools`.
+/// `helm` of the version in `tests/tools`.
 pub fn helm() -> Result<PathBuf> {
-    tools::built("tools", "helm.sh/helm/v4", "helm", "helm")
+    tools::built_tool("tools", "helm.sh/helm/v4", "helm", "helm")
 }
 
-/// From `KUBEBUILDER_ASSETS` where that is set, else as `scripts/need` built it.
+/// From `KUBEBUILDER_ASSETS` if it is set, otherwise the program that `scripts/need` built.
 fn control_plane_program(name: &str) -> Result<PathBuf> {
     match std::env::var_os("KUBEBUILDER_ASSETS").filter(|folder| !folder.is_empty()) {
         Some(folder) => {
             let path = Path::new(&folder).join(name);
             if !path.is_file() {
-                bail!("KUBEBUILDER_ASSETS is set, but {} is not there", path.display());
+                bail!("KUBEBUILDER_ASSETS is set, but {} does not exist", path.display());
             }
             Ok(path)
         }
-        None => tools::built("tools", "k8s.io/kubernetes", "control-plane", name),
+        None => tools::built_tool("tools", "k8s.io/kubernetes", "control-plane", name),
     }
 }
 
 // === impl ControlPlane ===
 
 impl ControlPlane {
-    /// The one of this test process. Each test has namespaces of its own.
+    /// The control plane that all tests of this process share. Each test has its own namespaces.
     pub async fn shared() -> &'static Self {
         static SHARED: OnceCell<ControlPlane> = OnceCell::const_new();
         SHARED.get_or_init(|| async { Self::start().await.expect("the control plane starts") }).await
     }
 
-    /// One of its own, for a test that breaks it or that counts every request.
+    /// A control plane of its own, for a test that breaks it or counts every request.
     pub async fn start() -> Result<Self> {
         let dir = process::fresh_dir("control-plane");
         let programs =
-            Programs { etcd: control_plane_program("etcd")?, api_server: control_plane_program("kube-apiserver")? };
+            ProgramPaths { etcd: control_plane_program("etcd")?, api_server: control_plane_program("kube-apiserver")? };
         let (addr, etcd_addr) = (process::free_addr(), process::free_addr());
         write_certificates(&dir)?;
         fs::write(dir.join("audit-policy.yaml"), AUDIT_POLICY)?;
@@ -139,29 +139,29 @@ impl ControlPlane {
         Ok(this)
     }
 
-    /// Where the API server listens.
+    /// The API server's address.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// A client that may do everything. It belongs to the runtime of the test that asks.
+    /// A client with all permissions. It belongs to the runtime of the calling test.
     pub async fn admin(&self) -> Client {
         client_of(&self.admin_kubeconfig()).await.expect("a client for the control plane's administrator")
     }
 
-    /// The same, but by way of another address (a proxy's).
+    /// Like [`ControlPlane::admin`], through another address (a proxy).
     pub async fn admin_at(&self, addr: SocketAddr) -> Result<Client> {
         let kubeconfig = process::fresh_dir("admin").join("kubeconfig");
         self.write_kubeconfig(&kubeconfig, addr, "default", &self.admin_user())?;
         client_of(&kubeconfig).await
     }
 
-    /// The file by which `kubectl` acts as the administrator.
+    /// The administrator's kubeconfig, for `kubectl`.
     pub fn admin_kubeconfig(&self) -> PathBuf {
         self.dir.join("admin.kubeconfig")
     }
 
-    /// Makes a namespace whose name begins with `prefix` and is no other test's.
+    /// Creates a namespace with a unique name that starts with `prefix`.
     pub async fn namespace(&self, prefix: &str) -> Result<String> {
         let name = format!("{prefix}-{:08x}", rand::random::<u32>());
         let namespace = Namespace {
@@ -172,20 +172,20 @@ impl ControlPlane {
         Ok(name)
     }
 
-    /// A token of a ServiceAccount that is there, with the files that a program needs to act as it.
-    pub async fn account(&self, namespace: &str, name: &str) -> Result<Account> {
+    /// Requests a token of an existing ServiceAccount, and writes the files that a program needs to use it.
+    pub async fn account(&self, namespace: &str, name: &str) -> Result<ServiceAccountToken> {
         let request = TokenRequest {
             spec: TokenRequestSpec { expiration_seconds: Some(TOKEN_SECONDS), ..TokenRequestSpec::default() },
             ..TokenRequest::default()
         };
         let accounts: Api<ServiceAccount> = Api::namespaced(self.admin().await, namespace);
         let answer = accounts.create_token_request(name, &PostParams::default(), &request).await?;
-        let token = answer.status.context("a TokenRequest is answered with a token")?.token;
+        let token = answer.status.context("a TokenRequest returns a token")?.token;
         let dir = process::fresh_dir("account");
-        let account = Account {
+        let account = ServiceAccountToken {
             namespace: namespace.to_owned(),
             name: name.to_owned(),
-            credential: credential_of(&token)?,
+            credential: credential_id(&token)?,
             token_file: dir.join("token"),
             kubeconfig: dir.join("kubeconfig"),
         };
@@ -194,21 +194,22 @@ impl ControlPlane {
         Ok(account)
     }
 
-    /// A token of a ServiceAccount for that audience, as a projected volume holds it.
+    /// A ServiceAccount's token for this audience, as in a projected volume.
     pub async fn token(&self, namespace: &str, name: &str, audience: &str) -> Result<String> {
         let spec = TokenRequestSpec { audiences: vec![audience.to_owned()], ..TokenRequestSpec::default() };
         let request = TokenRequest { spec, ..TokenRequest::default() };
         let accounts: Api<ServiceAccount> = Api::namespaced(self.admin().await, namespace);
         let answer = accounts.create_token_request(name, &PostParams::default(), &request).await?;
-        Ok(answer.status.context("a TokenRequest is answered with a token")?.token)
+        Ok(answer.status.context("a TokenRequest returns a token")?.token)
     }
 
-    /// The private key (PEM) by which the API server signs such tokens.
+    /// The private key (PEM) that signs ServiceAccount tokens.
     pub fn account_key(&self) -> Result<String> {
         Ok(fs::read_to_string(self.dir.join("accounts.key"))?)
     }
 
-    /// From its next start the API server signs with a new key, and takes what the one before signed, or not.
+    /// From its next start, the API server signs with a new key; `takes_old` says whether it still accepts the old
+    /// key's tokens.
     pub fn rotate_account_key(&self, takes_old: bool) -> Result<()> {
         let key = KeyPair::generate()?;
         let public = self.dir.join("accounts.pub");
@@ -217,16 +218,17 @@ impl ControlPlane {
         write_private(&self.dir.join("accounts.key"), &key.serialize_pem())
     }
 
-    /// The same account, but by way of another address (a proxy's).
-    pub fn account_at(&self, account: &Account, addr: SocketAddr) -> Result<Account> {
-        let account = Account { kubeconfig: process::fresh_dir("account").join("kubeconfig"), ..account.clone() };
+    /// The same account, through another address (a proxy).
+    pub fn account_at(&self, account: &ServiceAccountToken, addr: SocketAddr) -> Result<ServiceAccountToken> {
+        let account =
+            ServiceAccountToken { kubeconfig: process::fresh_dir("account").join("kubeconfig"), ..account.clone() };
         self.write_kubeconfig(&account.kubeconfig, addr, &account.namespace, &account.user())?;
         Ok(account)
     }
 
     // --- The API server as a process
 
-    /// SIGTERM, and waits for its end.
+    /// Sends SIGTERM and waits until it ends.
     pub fn stop(&self) {
         let process = process::lock(&self.api_server).take();
         if let Some(process) = process {
@@ -234,39 +236,40 @@ impl ControlPlane {
         }
     }
 
-    /// As `kill -9`.
+    /// Kills it with SIGKILL.
     pub fn kill(&self) {
-        // Dropping it kills it, and waits.
+        // Drop kills it and waits.
         drop(process::lock(&self.api_server).take());
     }
 
-    /// SIGSTOP: it is there and says nothing.
+    /// Sends SIGSTOP: it accepts connections but does not respond.
     pub fn pause(&self) {
         self.signal(Signal::STOP);
     }
 
-    /// SIGCONT.
+    /// Sends SIGCONT.
     pub fn resume(&self) {
         self.signal(Signal::CONT);
     }
 
-    /// Starts it on the same port with the same data, where it was stopped or killed, and waits until it is ready.
+    /// Starts it with the same port and data after [`ControlPlane::stop`] or [`ControlPlane::kill`], and waits until it
+    /// is ready.
     pub async fn start_api_server(&self) -> Result<()> {
         let process = self.api_server_program().start()?;
         drop(process::lock(&self.api_server).replace(process));
         let end = tokio::time::Instant::now() + START_LIMIT;
         loop {
-            let said = match tokio::time::timeout(ANSWER_LIMIT, self.readyz()).await {
+            let reason = match tokio::time::timeout(READYZ_LIMIT, self.readyz()).await {
                 Ok(Ok(())) => return Ok(()),
                 Ok(Err(error)) => format!("{error:#}"),
-                Err(_) => format!("no answer within {ANSWER_LIMIT:?}"),
+                Err(_) => format!("no response within {READYZ_LIMIT:?}"),
             };
-            let ended = process::lock(&self.api_server).as_ref().and_then(Process::ended);
+            let ended = process::lock(&self.api_server).as_ref().and_then(Process::exit_status);
             if let Some(status) = ended {
                 bail!("kube-apiserver ended with {status}:\n{}", process::tail(&self.log(), 30));
             }
             if tokio::time::Instant::now() > end {
-                bail!("kube-apiserver is not ready ({said}):\n{}", process::tail(&self.log(), 30));
+                bail!("kube-apiserver is not ready ({reason}):\n{}", process::tail(&self.log(), 30));
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
@@ -278,13 +281,13 @@ impl ControlPlane {
 
     // --- The audit log
 
-    /// The end of the audit log as it is now.
+    /// The current end of the audit log.
     pub fn audit_mark(&self) -> Mark {
         audit::mark(&self.audit_log())
     }
 
-    /// What was asked of the API server since then and has been answered (of a watch: has begun).
-    pub fn audit_since(&self, mark: Mark) -> Result<Vec<Event>> {
+    /// The requests since the mark that were completed (for a watch: that started).
+    pub fn audit_since(&self, mark: Mark) -> Result<Vec<AuditEvent>> {
         audit::since(&self.audit_log(), mark)
     }
 
@@ -303,7 +306,7 @@ impl ControlPlane {
         Program::new("kube-apiserver", &self.programs.api_server, self.log())
             .args(["--etcd-servers", &format!("http://{}", self.etcd_addr)])
             .args(["--bind-address", &self.addr.ip().to_string(), "--secure-port", &self.addr.port().to_string()])
-            // It refuses to find out by itself where there is no network but loopback.
+            // Without a network other than loopback it cannot determine these by itself.
             .args(["--advertise-address", &self.addr.ip().to_string(), "--endpoint-reconciler-type", "none"])
             .args(["--service-cluster-ip-range", "10.96.0.0/16"])
             .path_arg("--tls-cert-file", &file("server.pem"))
@@ -315,7 +318,7 @@ impl ControlPlane {
             .path_arg("--service-account-key-file", &file("accounts.pub"))
             .path_arg("--audit-policy-file", &file("audit-policy.yaml"))
             .path_arg("--audit-log-path", &self.audit_log())
-            // In MB. It is never rotated: a mark is a place in the one file.
+            // In MB. The log is never rotated, because a mark is an offset in one file.
             .args(["--audit-log-maxsize", "1000000"])
             .args(["--profiling=false"])
     }
@@ -366,9 +369,9 @@ impl Drop for ControlPlane {
     }
 }
 
-// === impl Account ===
+// === impl ServiceAccountToken ===
 
-impl Account {
+impl ServiceAccountToken {
     pub fn namespace(&self) -> &str {
         &self.namespace
     }
@@ -377,12 +380,12 @@ impl Account {
         &self.name
     }
 
-    /// As the API server calls it, in RBAC and in the audit log.
+    /// Its user name in RBAC and in the audit log.
     pub fn user_name(&self) -> String {
         format!("system:serviceaccount:{}:{}", self.namespace, self.name)
     }
 
-    /// Its token, as the audit log calls it: by it two programs of one ServiceAccount are told apart.
+    /// The id of its token in the audit log. It distinguishes two programs with the same ServiceAccount.
     pub fn credential(&self) -> &str {
         &self.credential
     }
@@ -392,7 +395,7 @@ impl Account {
         &self.kubeconfig
     }
 
-    /// A client that acts as it. It belongs to the runtime of the test that asks.
+    /// A client with its permissions. It belongs to the runtime of the calling test.
     pub async fn client(&self) -> Client {
         client_of(&self.kubeconfig).await.expect("a client for a ServiceAccount")
     }
@@ -407,7 +410,7 @@ enum UserEntry {
     Token(PathBuf),
 }
 
-fn credential_of(token: &str) -> Result<String> {
+fn credential_id(token: &str) -> Result<String> {
     let claims = token.split('.').nth(1).context("a token is a JWT")?;
     let claims: Value = serde_json::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(claims)?)?;
     let id = claims["jti"].as_str().context("a token has an id")?;
@@ -422,7 +425,7 @@ async fn client_of(kubeconfig: &Path) -> Result<Client> {
 }
 
 fn write_certificates(dir: &Path) -> Result<()> {
-    let authority = Authority::new()?;
+    let authority = CertificateAuthority::new()?;
     let server = authority.server(&["localhost", "127.0.0.1", "kubernetes.default.svc"])?;
     let admin = authority.client("admin", "system:masters")?;
     let accounts = KeyPair::generate()?;
@@ -442,9 +445,9 @@ fn start_etcd(program: &Path, dir: &Path, addr: SocketAddr) -> Result<Process> {
         .args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients])
         .args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers])
         .args(["--initial-cluster", &format!("default={peers}")])
-        // Its data ends with it.
+        // The data is not needed after a crash.
         .arg("--unsafe-no-fsync")
-        // The benchmark with 10,000 Apps stays below it.
+        // The benchmark with 10,000 Apps stays below this.
         .args(["--quota-backend-bytes", "4294967296"])
         .args(["--log-level", "warn"])
         .start()

@@ -19,41 +19,41 @@ use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
-    client::Anonymous,
-    dev::{manifests::Manifests, provider::Local},
+    client::ApiClient,
+    dev::{manifests::Manifests, provider::LocalProvider},
     dex,
     inbox::Inbox,
     mail::Mailbox,
     postgres::{self, Postgres},
     process::{self, Process, Program},
     redis::{self, Redis},
-    service_account::{AUDIENCE, Issuer},
+    service_account::{AUDIENCE, ServiceAccountIssuer},
     smtp::{self, Security, Smtp},
     stack::write_smtp_file,
 };
 
-/// A schema change of a big database takes a while.
+/// Limit for migrations; a schema change of a large database takes time.
 const MIGRATE_LIMIT: Duration = Duration::from_secs(300);
 const READY_LIMIT: Duration = Duration::from_secs(60);
-/// How long the first manifests may take: the making of keys, on a slow machine.
+/// Limit for the first rendering, including the creation of keys on a slow machine.
 const RENDER_LIMIT: Duration = Duration::from_secs(30);
-/// The administrator's token is made anew at each start.
-const TOKEN_LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
-/// Who that is.
+/// Lifetime of the administrator's token, which is created at each start.
+const TOKEN_LIFETIME: Duration = Duration::from_secs(30 * 24 * 3600);
+/// Namespace and name of the administrator's ServiceAccount.
 const ADMINISTRATOR: (&str, &str) = ("latchkey-dev", "admin");
-/// Ctrl-C is not to keep anybody waiting: who has not ended by then is killed.
+/// After Ctrl-C, a process that has not ended by then is killed.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
-/// How often the logs are looked at for something to tell.
-const LOOK_EVERY: Duration = Duration::from_millis(300);
-/// A fault that repeats is not to fill the terminal: so many lines each look, the rest is counted.
-const LINES_AT_ONCE: usize = 8;
+/// How often the logs are checked for new lines.
+const POLL_INTERVAL: Duration = Duration::from_millis(300);
+/// Lines printed per check, so that a repeated error does not fill the terminal. The rest is only counted.
+const MAX_LINES_PER_POLL: usize = 8;
 
-/// The addresses where nothing else is set, which manifests may name.
-const PUBLIC: &str = "127.0.0.1:8080";
-const INBOX: &str = "127.0.0.1:8025";
-const PROVIDER: &str = "127.0.0.1:5556";
+/// The default addresses, which manifests can contain.
+const DEFAULT_PUBLIC_ADDR: &str = "127.0.0.1:8080";
+const DEFAULT_INBOX_ADDR: &str = "127.0.0.1:8025";
+const DEFAULT_PROVIDER_ADDR: &str = "127.0.0.1:5556";
 
-/// What the environment says.
+/// Settings from the environment.
 struct Settings {
     manifests: PathBuf,
     data: PathBuf,
@@ -67,23 +67,23 @@ struct Settings {
 
 /// Everything that was started, in the order in which it is stopped.
 #[derive(Default)]
-struct Started {
+struct Processes {
     server: Option<Process>,
     operator: Option<Process>,
-    provider: Option<Local>,
+    provider: Option<LocalProvider>,
     inbox: Option<Inbox>,
     smtp: Option<Smtp>,
     redis: Option<Redis>,
     postgres: Option<Postgres>,
 }
 
-/// A log, read on from where it was left.
-struct Follower {
-    who: &'static str,
+/// A log file that is read from where the last read ended.
+struct LogFollower {
+    name: &'static str,
     path: PathBuf,
-    at: u64,
-    /// From which level on its lines are told.
-    from: Level,
+    offset: u64,
+    /// Lines below this level are not printed.
+    min_level: Level,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -92,13 +92,13 @@ enum Level {
     Warn,
 }
 
-/// Lines on the terminal, coloured where it is one.
+/// Output on the terminal, colored if it is one.
 #[derive(Clone, Copy)]
 struct Terminal {
-    colours: bool,
+    colors: bool,
 }
 
-/// Starts everything, tells how to use it, and stops everything when it is told to or when a part ends.
+/// Starts everything, prints how to use it, and stops everything on a signal or when a part ends.
 pub async fn run() -> Result<()> {
     let terminal = Terminal::new();
     let settings = Settings::from_env()?;
@@ -114,15 +114,15 @@ pub async fn run() -> Result<()> {
     let mut signals = [
         signal(SignalKind::interrupt())?,
         signal(SignalKind::terminate())?,
-        // The terminal is gone.
+        // The terminal was closed.
         signal(SignalKind::hangup())?,
     ];
-    let mut started = Started::default();
+    let mut started = Processes::default();
     let outcome = tokio::select! {
         outcome = serve(&settings, &mut started, terminal) => outcome,
-        () = any(&mut signals) => Ok(()),
+        () = any_signal(&mut signals) => Ok(()),
     };
-    // At once: stopping the rest may take a while where a store is gone. What is said last is the short form.
+    // Printed before the rest is stopped, which can take long if a store is down. The last line is a short version.
     let outcome = match outcome {
         Ok(()) => {
             terminal.note("\nStopping …");
@@ -134,15 +134,15 @@ pub async fn run() -> Result<()> {
             Err(anyhow!("{}", text.lines().next().unwrap_or_default().to_owned()))
         }
     };
-    // A second Ctrl-C does not wait.
+    // A second Ctrl-C stops immediately.
     tokio::select! {
         () = started.stop() => {}
-        () = any(&mut signals) => {}
+        () = any_signal(&mut signals) => {}
     }
     outcome
 }
 
-async fn any(signals: &mut [tokio::signal::unix::Signal; 3]) {
+async fn any_signal(signals: &mut [tokio::signal::unix::Signal; 3]) {
     let [interrupt, terminate, hangup] = signals;
     tokio::select! {
         _ = interrupt.recv() => {}
@@ -151,52 +151,52 @@ async fn any(signals: &mut [tokio::signal::unix::Signal; 3]) {
     }
 }
 
-/// Comes back only with what went wrong.
-async fn serve(settings: &Settings, started: &mut Started, terminal: Terminal) -> Result<()> {
+/// Returns only an error.
+async fn serve(settings: &Settings, started: &mut Processes, terminal: Terminal) -> Result<()> {
     start_stores(settings, started, terminal).await?;
     start_inbox(settings, started, terminal).await?;
     write_service_account(settings)?;
 
-    // What an earlier run rendered may be of manifests that are gone; the keys stay.
+    // Documents of an earlier run can belong to deleted manifests. The keys are kept.
     let rendered = settings.data.join("rendered");
     if rendered.exists() {
         fs::remove_dir_all(&rendered)?;
     }
     fs::create_dir_all(&rendered)?;
-    let mut operator_log = Follower::at_end("manifests", settings.log("operator"), Level::Info);
-    let mut server_log = Follower::at_end("server", settings.log("server"), Level::Warn);
+    let mut operator_log = LogFollower::at_end("manifests", settings.log("operator"), Level::Info);
+    let mut server_log = LogFollower::at_end("server", settings.log("server"), Level::Warn);
     let step = terminal.step(&format!("Rendering {}", settings.manifests.display()));
     let mut manifests = settings.manifests()?;
     let operator = started.operator.insert(start_operator(settings, manifests.folder(), &rendered)?);
-    let apps = first_apps(operator, &rendered).await?;
-    step.done(&count(apps.len(), "App"));
-    operator_log.tell(terminal)?;
+    let apps = wait_for_first_apps(operator, &rendered).await?;
+    step.done(&pluralize(apps.len(), "App"));
+    operator_log.print_new_lines(terminal)?;
 
     let step = terminal.step("Starting the local provider");
     let (data, log) = (settings.data.join("provider"), settings.log("provider"));
-    started.provider = Some(Local::start(settings.provider, &data, log, &rendered).await?);
+    started.provider = Some(LocalProvider::start(settings.provider, &data, log, &rendered).await?);
     step.done(&format!("on {}", settings.provider));
 
     let step = terminal.step("Starting the server");
     started.server = Some(start_server(settings, &rendered)?);
-    ready(settings, started).await?;
+    wait_until_ready(settings, started).await?;
     step.done("ready");
-    println!("\n{}", welcome(settings, &apps, &rendered, terminal)?);
+    println!("\n{}", welcome_text(settings, &apps, &rendered, terminal)?);
 
     loop {
-        tokio::time::sleep(LOOK_EVERY).await;
-        // First of all: what fails below may only follow from it.
-        started.all_run()?;
+        tokio::time::sleep(POLL_INTERVAL).await;
+        // Checked first: errors below can be consequences of a process that ended.
+        started.check_all_running()?;
         manifests.follow()?;
         if let Some(local) = &mut started.provider {
             local.follow().await?;
         }
-        operator_log.tell(terminal)?;
-        server_log.tell(terminal)?;
+        operator_log.print_new_lines(terminal)?;
+        server_log.print_new_lines(terminal)?;
     }
 }
 
-async fn start_stores(settings: &Settings, started: &mut Started, terminal: Terminal) -> Result<()> {
+async fn start_stores(settings: &Settings, started: &mut Processes, terminal: Terminal) -> Result<()> {
     let step = terminal.step("Starting Postgres");
     let options = postgres::Options {
         data: settings.data.join("postgres"),
@@ -217,7 +217,7 @@ async fn start_stores(settings: &Settings, started: &mut Started, terminal: Term
         log: settings.log("redis"),
         addr: process::free_addr(),
         durable: true,
-        // On a machine that others use too, the sessions are not for them.
+        // Other users of the machine must not reach the sessions.
         password: Some(format!("{:032x}", rand::random::<u128>())),
         user: None,
         tls: None,
@@ -229,17 +229,20 @@ async fn start_stores(settings: &Settings, started: &mut Started, terminal: Term
     postgres::write_private(&settings.data.join("redis-url"), &redis.url())?;
     step.done(&format!("on {}", redis.addr()));
 
-    let step = terminal.step("Bringing the database up to date");
-    let migrate =
-        Program::new("latchkey-server migrate", process::our_program("latchkey-server")?, settings.log("migrate"))
-            .arg("migrate")
-            .path_arg("--database-url-file", &settings.data.join("database-url"));
+    let step = terminal.step("Migrating the database");
+    let migrate = Program::new(
+        "latchkey-server migrate",
+        process::find_built_program("latchkey-server")?,
+        settings.log("migrate"),
+    )
+    .arg("migrate")
+    .path_arg("--database-url-file", &settings.data.join("database-url"));
     tokio::task::spawn_blocking(move || migrate.run(MIGRATE_LIMIT)).await??;
     step.done("done");
     Ok(())
 }
 
-async fn start_inbox(settings: &Settings, started: &mut Started, terminal: Terminal) -> Result<()> {
+async fn start_inbox(settings: &Settings, started: &mut Processes, terminal: Terminal) -> Result<()> {
     let step = terminal.step("Opening the inbox");
     let mails = Mailbox::open(&settings.data.join("inbox"))?;
     let options = smtp::Options { addr: settings.smtp, security: Security::None, login: None, mails: mails.clone() };
@@ -247,31 +250,38 @@ async fn start_inbox(settings: &Settings, started: &mut Started, terminal: Termi
     write_smtp_file(&settings.data.join("smtp.json"), smtp, "Latchkey <hello@latchkey.test>")?;
     let kept = mails.all().len();
     started.inbox = Some(Inbox::start(settings.inbox, mails)?);
-    step.done(&format!("{} from before", count(kept, "mail")));
+    step.done(&format!("{} from earlier runs", pluralize(kept, "mail")));
     Ok(())
 }
 
-/// A key as a cluster has one for the tokens of its ServiceAccounts, and the token of an administrator.
+/// Writes a key that signs ServiceAccount tokens, as a cluster has one, and an administrator's token.
 fn write_service_account(settings: &Settings) -> Result<()> {
-    let issuer = Issuer::kept_in(&settings.data.join("serviceaccount-key.pem"))?;
+    let issuer = ServiceAccountIssuer::load_or_create(&settings.data.join("serviceaccount-key.pem"))?;
     postgres::write_private(&settings.service_account_keys(), &issuer.jwks()?.to_string())?;
     let (namespace, name) = ADMINISTRATOR;
-    postgres::write_private(&settings.service_account_token(), &issuer.token(namespace, name, AUDIENCE, TOKEN_LIFE)?)
+    postgres::write_private(
+        &settings.service_account_token(),
+        &issuer.token(namespace, name, AUDIENCE, TOKEN_LIFETIME)?,
+    )
 }
 
 fn start_operator(settings: &Settings, manifests: &Path, rendered: &Path) -> Result<Process> {
-    Program::new("latchkey-operator render", process::our_program("latchkey-operator")?, settings.log("operator"))
-        .arg("render")
-        .path_arg("--from", manifests)
-        .path_arg("--to", rendered)
-        .path_arg("--keys", &settings.data.join("keys"))
-        .args(["--base-url", &settings.base_url(), "--allow-insecure", "--watch"])
-        .start()
+    Program::new(
+        "latchkey-operator render",
+        process::find_built_program("latchkey-operator")?,
+        settings.log("operator"),
+    )
+    .arg("render")
+    .path_arg("--from", manifests)
+    .path_arg("--to", rendered)
+    .path_arg("--keys", &settings.data.join("keys"))
+    .args(["--base-url", &settings.base_url(), "--allow-insecure", "--watch"])
+    .start()
 }
 
 fn start_server(settings: &Settings, rendered: &Path) -> Result<Process> {
     let file = |name: &str| settings.data.join(name);
-    Program::new("latchkey-server", process::our_program("latchkey-server")?, settings.log("server"))
+    Program::new("latchkey-server", process::find_built_program("latchkey-server")?, settings.log("server"))
         .path_arg("--config-dir", rendered)
         .args(["--public-addr", &settings.public.to_string()])
         .args(["--admin-addr", &settings.admin.to_string()])
@@ -281,13 +291,13 @@ fn start_server(settings: &Settings, rendered: &Path) -> Result<Process> {
         .path_arg("--redis-url-file", &file("redis-url"))
         .path_arg("--smtp-file", &file("smtp.json"))
         .path_arg("--service-account-keys", &settings.service_account_keys())
-        // No load balancer has to catch up.
+        // There is no load balancer to wait for.
         .args(["--allow-insecure", "--drain-seconds", "0"])
         .start()
 }
 
-/// The Apps of the first rendering; none where every manifest was refused.
-async fn first_apps(operator: &Process, rendered: &Path) -> Result<Vec<String>> {
+/// The Apps of the first rendering; empty if every manifest was rejected.
+async fn wait_for_first_apps(operator: &Process, rendered: &Path) -> Result<Vec<String>> {
     let end = Instant::now() + RENDER_LIMIT;
     let mut before = Vec::new();
     loop {
@@ -297,10 +307,10 @@ async fn first_apps(operator: &Process, rendered: &Path) -> Result<Vec<String>> 
             .filter_map(|entry| Some(entry.file_name().to_str()?.strip_suffix(".json")?.to_owned()))
             .collect();
         now.sort();
-        if let Some(status) = operator.ended() {
+        if let Some(status) = operator.exit_status() {
             bail!("rendering the manifests ended with {status}:\n\n{}", process::tail(operator.log(), 25));
         }
-        // Not while more are being written.
+        // Waits until no more files appear.
         if !now.is_empty() && now == before {
             return Ok(now);
         }
@@ -311,12 +321,12 @@ async fn first_apps(operator: &Process, rendered: &Path) -> Result<Vec<String>> 
     }
 }
 
-async fn ready(settings: &Settings, started: &Started) -> Result<()> {
-    let client = Anonymous::from_address(settings.ops, settings.ops.ip());
+async fn wait_until_ready(settings: &Settings, started: &Processes) -> Result<()> {
+    let client = ApiClient::from_address(settings.ops, settings.ops.ip());
     let end = Instant::now() + READY_LIMIT;
     loop {
-        started.all_run()?;
-        let said = match client.try_send(client.request(http::Method::GET, "readyz")).await {
+        started.check_all_running()?;
+        let reason = match client.try_send(client.request(http::Method::GET, "readyz")).await {
             Ok(answer) if answer.status.is_success() => return Ok(()),
             Ok(answer) => answer.text,
             Err(error) => format!("{error:#}"),
@@ -324,14 +334,14 @@ async fn ready(settings: &Settings, started: &Started) -> Result<()> {
         ensure!(
             Instant::now() < end,
             "the server is not ready ({}). Its log's end:\n\n{}",
-            said.trim(),
+            reason.trim(),
             process::tail(&settings.log("server"), 25)
         );
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
-fn welcome(settings: &Settings, apps: &[String], rendered: &Path, terminal: Terminal) -> Result<String> {
+fn welcome_text(settings: &Settings, apps: &[String], rendered: &Path, terminal: Terminal) -> Result<String> {
     let mut text = String::new();
     let rows = [
         ("Public API", settings.base_url()),
@@ -340,8 +350,8 @@ fn welcome(settings: &Settings, apps: &[String], rendered: &Path, terminal: Term
         ("Inbox", format!("http://{}", settings.inbox)),
         ("SMTP", settings.smtp.to_string()),
         ("Local provider", dex::issuer(settings.provider)),
-        ("Manifests", format!("{}   (edit them: live at once)", settings.manifests.display())),
-        ("Admin's token", format!("{}", settings.service_account_token().display())),
+        ("Manifests", format!("{}   (edits take effect immediately)", settings.manifests.display())),
+        ("Admin token", format!("{}", settings.service_account_token().display())),
         ("Logs", format!("{}", settings.data.join("logs").display())),
     ];
     text += &terminal.bold("Latchkey is running.\n\n");
@@ -349,57 +359,57 @@ fn welcome(settings: &Settings, apps: &[String], rendered: &Path, terminal: Term
         text += &format!("  {name:<16} {value}\n");
     }
     let Some(app) = apps.iter().find(|app| *app == "shop").or(apps.first()) else {
-        text += &format!("\n  No App yet: put a manifest into {}.\n", settings.manifests.display());
+        text += &format!("\n  No App yet: add a manifest to {}.\n", settings.manifests.display());
         text += "\nCtrl-C stops everything.\n";
         return Ok(text);
     };
-    let session = session(settings, app, &introspection(settings, app)?);
+    let session = session_script(settings, app, &introspection_command(settings, app)?);
     let script = settings.data.join("session.sh");
     fs::write(&script, &session)?;
     text += &format!("  {:<16} {}\n", "Apps", apps.join(", "));
-    if let Some(link) = provider::link(rendered, settings.provider, &format!("http://{}/done", settings.inbox)) {
-        let (person, unverified, password) = (provider::PERSON, provider::UNVERIFIED, dex::PASSWORD);
+    if let Some(link) = provider::login_link(rendered, settings.provider, &format!("http://{}/done", settings.inbox)) {
+        let (person, unverified, password) = (provider::PERSON, provider::UNVERIFIED, dex::DEX_PASSWORD);
         text += &format!("\nLog in with the local provider, in a browser:\n\n  {link}\n\n");
         text += &format!(
             "as {person} with the password {password} (or as {unverified}, an address that is not verified).\n"
         );
     }
-    text += &format!("\nPaste this into a bash, or run: bash {}\n\n{session}\n", script.display());
-    text += "Ctrl-C stops everything; the data stays.\n";
+    text += &format!("\nPaste this into bash, or run: bash {}\n\n{session}\n", script.display());
+    text += "Ctrl-C stops everything; the data is kept.\n";
     Ok(text)
 }
 
-/// The whole way of an account, for curl. It makes a new address each time, so it can be pasted again.
-fn session(settings: &Settings, app: &str, introspection: &str) -> String {
+/// A complete account scenario for curl. It uses a new address each time, so it can be pasted again.
+fn session_script(settings: &Settings, app: &str, introspection: &str) -> String {
     let (api, inbox) = (settings.base_url(), settings.inbox);
     format!(
-        r#"# Where it is, and who comes.
+        r#"# The endpoints and a new user.
 APP={api}/v1/{app}/email INBOX=http://{inbox}/api/messages
 EMAIL="ada.$(date +%s).$RANDOM@example.com" PASSWORD=violet-Anchor-mills-27
 JSON='Content-Type: application/json'
 
-# Register: the answer is the same whether or not the address was known.
+# Register: the response is the same whether or not the address is known.
 curl -sS -H "$JSON" $APP/register -d '{{"name": "Ada Lovelace", "email": "'$EMAIL'", "password": "'$PASSWORD'"}}'; echo
 
-# The mail with the code; it is on the inbox page too.
+# Wait for the mail with the code; the inbox page shows it too.
 MAIL=$(curl -sS "$INBOX/latest?to=$EMAIL&wait=30"); CODE=$(sed 's/.*"code":"\([^"]*\)".*/\1/' <<< "$MAIL"); echo "The code is $CODE"
 
-# Confirm the address with it.
+# Confirm the address with the code.
 curl -sS -H "$JSON" $APP/confirm -d '{{"code": "'$CODE'"}}'; echo
 
 # Log in.
 LOGIN=$(curl -sS -H "$JSON" $APP/login -d '{{"email": "'$EMAIL'", "password": "'$PASSWORD'"}}'); echo "$LOGIN"
 TOKEN=$(sed 's/.*"token":"\([^"]*\)".*/\1/' <<< "$LOGIN")
 
-# Ask for the confirmation again: verified already, so no mail.
+# Request another confirmation: the address is verified already, so no mail is sent.
 curl -sS -X POST $APP/verify -H "Authorization: Bearer $TOKEN"; echo
 {introspection}
-# The password is forgotten: the next mail brings another code.
+# Reset the password: the next mail contains another code.
 SEEN=$(sed 's/^{{"id":\([0-9]*\).*/\1/' <<< "$MAIL")
 curl -sS -H "$JSON" $APP/forgot-password -d '{{"email": "'$EMAIL'"}}'; echo
 MAIL=$(curl -sS "$INBOX/latest?to=$EMAIL&after=$SEEN&wait=30"); CODE=$(sed 's/.*"code":"\([^"]*\)".*/\1/' <<< "$MAIL"); echo "The code is $CODE"
 
-# Set a new one, and log in with it.
+# Set a new password, and log in with it.
 PASSWORD=copper-Lantern-drift-58
 curl -sS -H "$JSON" $APP/confirm-password -d '{{"email": "'$EMAIL'", "code": "'$CODE'", "password": "'$PASSWORD'"}}'; echo
 curl -sS -H "$JSON" $APP/login -d '{{"email": "'$EMAIL'", "password": "'$PASSWORD'"}}'; echo
@@ -407,8 +417,8 @@ curl -sS -H "$JSON" $APP/login -d '{{"email": "'$EMAIL'", "password": "'$PASSWOR
     )
 }
 
-/// What a program of the cluster does, where the App lists the administrator.
-fn introspection(settings: &Settings, app: &str) -> Result<String> {
+/// A curl command that introspects the token, if the App lists the administrator.
+fn introspection_command(settings: &Settings, app: &str) -> Result<String> {
     let document = fs::read(settings.data.join("rendered").join(format!("{app}.json")))?;
     let document: Value = serde_json::from_slice(&document)?;
     let (namespace, name) = ADMINISTRATOR;
@@ -422,13 +432,13 @@ fn introspection(settings: &Settings, app: &str) -> Result<String> {
     let token = token.display();
     Ok(format!(
         r#"
-# A program in the cluster asks whose token this is; it shows its own, that of its ServiceAccount.
+# Introspect the token as a program in the cluster does, with the token of its ServiceAccount.
 curl -sS {api}/v1/{app}/introspect -H "Authorization: Bearer $(<'{token}')" -d "token=$TOKEN"; echo
 "#
     ))
 }
 
-fn count(number: usize, thing: &str) -> String {
+fn pluralize(number: usize, thing: &str) -> String {
     format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }
 
@@ -437,16 +447,16 @@ fn count(number: usize, thing: &str) -> String {
 impl Settings {
     fn from_env() -> Result<Self> {
         let manifests = absolute("MANIFESTS", "tests/examples");
-        ensure!(manifests.is_dir(), "MANIFESTS: {} is no folder", manifests.display());
+        ensure!(manifests.is_dir(), "MANIFESTS: {} is not a folder", manifests.display());
         Ok(Self {
             manifests,
             data: absolute("DEV_DATA", "target/dev"),
-            public: address("PUBLIC_ADDR", PUBLIC)?,
+            public: address("PUBLIC_ADDR", DEFAULT_PUBLIC_ADDR)?,
             admin: address("ADMIN_ADDR", "127.0.0.1:8081")?,
             ops: address("OPS_ADDR", "127.0.0.1:9090")?,
-            inbox: address("INBOX_ADDR", INBOX)?,
+            inbox: address("INBOX_ADDR", DEFAULT_INBOX_ADDR)?,
             smtp: address("SMTP_ADDR", "127.0.0.1:1025")?,
-            provider: address("PROVIDER_ADDR", PROVIDER)?,
+            provider: address("PROVIDER_ADDR", DEFAULT_PROVIDER_ADDR)?,
         })
     }
 
@@ -455,7 +465,11 @@ impl Settings {
     }
 
     fn manifests(&self) -> Result<Manifests> {
-        let addresses = [(PUBLIC, self.public), (INBOX, self.inbox), (PROVIDER, self.provider)];
+        let addresses = [
+            (DEFAULT_PUBLIC_ADDR, self.public),
+            (DEFAULT_INBOX_ADDR, self.inbox),
+            (DEFAULT_PROVIDER_ADDR, self.provider),
+        ];
         Manifests::new(&self.manifests, self.data.join("manifests"), &addresses)
     }
 
@@ -471,7 +485,7 @@ impl Settings {
         self.data.join("logs").join(format!("{name}.log"))
     }
 
-    /// Says of every port that is taken how to choose another.
+    /// Reports every port that is in use, and how to choose another.
     fn check_ports(&self) -> Result<()> {
         let wanted = [
             ("PUBLIC_ADDR", self.public),
@@ -504,7 +518,7 @@ impl Settings {
 fn absolute(variable: &str, default: &str) -> PathBuf {
     let given = env::var_os(variable).filter(|value| !value.is_empty());
     match given {
-        // As the caller sees it, which is where make was called.
+        // Relative to the folder in which make was called.
         Some(path) => env::current_dir().unwrap_or_default().join(path),
         None => process::root().join(default),
     }
@@ -518,25 +532,27 @@ fn address(variable: &str, default: &str) -> Result<SocketAddr> {
     Ok(addr)
 }
 
-// === impl Started ===
+// === impl Processes ===
 
-impl Started {
+impl Processes {
     fn processes(&self) -> impl Iterator<Item = &Process> {
         let stores = [self.redis.as_ref().map(Redis::process), self.postgres.as_ref().map(Postgres::process)];
-        let provider = self.provider.as_ref().and_then(Local::process);
+        let provider = self.provider.as_ref().and_then(LocalProvider::process);
         stores.into_iter().chain([self.server.as_ref(), self.operator.as_ref(), provider]).flatten()
     }
 
-    /// An error if a part has ended, with its name and the end of its log. A store before what depends on it.
-    fn all_run(&self) -> Result<()> {
-        let Some((process, status)) = self.processes().find_map(|process| Some((process, process.ended()?))) else {
+    /// An error if a process has ended, with its name and the end of its log. A store is reported before its
+    /// dependents.
+    fn check_all_running(&self) -> Result<()> {
+        let Some((process, status)) = self.processes().find_map(|process| Some((process, process.exit_status()?)))
+        else {
             return Ok(());
         };
         let (name, log) = (process.name(), process.log());
         bail!("{name} ended by itself ({status}). The end of {}:\n\n{}", log.display(), process::tail(log, 25));
     }
 
-    /// The server first, so that what it still has to write finds its stores.
+    /// Stops the server first, so that its last writes reach the stores.
     async fn stop(self) {
         drop(self.inbox);
         let stopped = tokio::task::spawn_blocking(move || {
@@ -556,47 +572,47 @@ impl Started {
                 postgres.stop(STOP_LIMIT);
             }
         });
-        // A panic there has killed them all.
+        // After a panic in the task, all of them are killed.
         drop(stopped.await);
         drop(self.smtp);
     }
 }
 
-// === impl Follower ===
+// === impl LogFollower ===
 
-impl Follower {
+impl LogFollower {
     fn at_end(who: &'static str, path: PathBuf, from: Level) -> Self {
         let at = fs::metadata(&path).map_or(0, |metadata| metadata.len());
-        Self { who, path, at, from }
+        Self { name: who, path, offset: at, min_level: from }
     }
 
-    /// Prints what has come since.
-    fn tell(&mut self, terminal: Terminal) -> Result<()> {
+    /// Prints the new lines.
+    fn print_new_lines(&mut self, terminal: Terminal) -> Result<()> {
         let lines = self.new_lines()?;
-        let told: Vec<String> = lines.iter().filter_map(|line| short(line, self.from)).collect();
-        for line in told.iter().take(LINES_AT_ONCE) {
-            terminal.note(&format!("{}: {line}", self.who));
+        let printed: Vec<String> = lines.iter().filter_map(|line| format_log_line(line, self.min_level)).collect();
+        for line in printed.iter().take(MAX_LINES_PER_POLL) {
+            terminal.note(&format!("{}: {line}", self.name));
         }
-        if told.len() > LINES_AT_ONCE {
-            terminal.note(&format!("{}: … and {} more lines", self.who, told.len() - LINES_AT_ONCE));
+        if printed.len() > MAX_LINES_PER_POLL {
+            terminal.note(&format!("{}: … and {} more lines", self.name, printed.len() - MAX_LINES_PER_POLL));
         }
         Ok(())
     }
 
     fn new_lines(&mut self) -> Result<Vec<String>> {
         let Ok(mut file) = File::open(&self.path) else { return Ok(Vec::new()) };
-        file.seek(SeekFrom::Start(self.at))?;
+        file.seek(SeekFrom::Start(self.offset))?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes)?;
-        // A line that is not whole yet is read the next time.
+        // An incomplete line is read the next time.
         let whole = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
-        self.at += u64::try_from(whole)?;
+        self.offset += u64::try_from(whole)?;
         Ok(String::from_utf8_lossy(&bytes[..whole]).lines().map(str::to_owned).collect())
     }
 }
 
-/// A log line for the eye, where it is grave enough.
-fn short(line: &str, from: Level) -> Option<String> {
+/// The short form of a log line, if its level is high enough.
+fn format_log_line(line: &str, from: Level) -> Option<String> {
     let Ok(Value::Object(record)) = serde_json::from_str(line) else {
         let grave = ["WARN", "ERROR", "panicked"].iter().any(|word| line.contains(word));
         return (grave || from == Level::Info).then(|| line.trim().to_owned()).filter(|line| !line.is_empty());
@@ -618,16 +634,16 @@ fn short(line: &str, from: Level) -> Option<String> {
             text += &format!(" {name}={value}");
         }
     }
-    let mut told: String = format!("{level} {}", text.trim()).chars().take(400).collect();
-    if told.len() == 400 {
-        told.push('…');
+    let mut shortened: String = format!("{level} {}", text.trim()).chars().take(400).collect();
+    if shortened.len() == 400 {
+        shortened.push('…');
     }
-    Some(told)
+    Some(shortened)
 }
 
 // === impl Terminal ===
 
-/// A line that tells of a step, and then how it went.
+/// A printed step, whose result is added when it is done.
 struct Step {
     began: Instant,
     terminal: Terminal,
@@ -635,13 +651,13 @@ struct Step {
 
 impl Terminal {
     fn new() -> Self {
-        Self { colours: io::stdout().is_terminal() && env::var_os("NO_COLOR").is_none() }
+        Self { colors: io::stdout().is_terminal() && env::var_os("NO_COLOR").is_none() }
     }
 
     fn step(self, what: &str) -> Step {
         use std::io::Write;
         print!("{what} … ");
-        // Nobody who reads is no reason to stop.
+        // Without a reader the output is lost, which is not an error.
         drop(io::stdout().flush());
         Step { began: Instant::now(), terminal: self }
     }
@@ -651,11 +667,11 @@ impl Terminal {
     }
 
     fn bold(self, text: &str) -> String {
-        if self.colours { format!("\u{1b}[1m{text}\u{1b}[0m") } else { text.to_owned() }
+        if self.colors { format!("\u{1b}[1m{text}\u{1b}[0m") } else { text.to_owned() }
     }
 
     fn faint(self, text: &str) -> String {
-        if self.colours { format!("\u{1b}[2m{text}\u{1b}[0m") } else { text.to_owned() }
+        if self.colors { format!("\u{1b}[2m{text}\u{1b}[0m") } else { text.to_owned() }
     }
 }
 
@@ -671,14 +687,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_log_line_is_told_short_where_it_is_grave() {
+    fn only_log_lines_of_a_high_level_are_printed() {
         let warning = r#"{"timestamp":"…","level":"WARN","fields":{"message":"refused","file":"a.yaml"},"target":"x"}"#;
-        assert_eq!(short(warning, Level::Warn), Some("WARN refused file=a.yaml".to_owned()));
+        assert_eq!(format_log_line(warning, Level::Warn), Some("WARN refused file=a.yaml".to_owned()));
         let flat = r#"{"timestamp":"…","level":"ERROR","message":"no","target":"x"}"#;
-        assert_eq!(short(flat, Level::Warn), Some("ERROR no".to_owned()));
-        assert_eq!(short(r#"{"level":"INFO","message":"m"}"#, Level::Warn), None);
-        assert_eq!(short("thread 'main' panicked at", Level::Warn), Some("thread 'main' panicked at".to_owned()));
-        assert_eq!(short("rendered shop", Level::Warn), None);
-        assert_eq!(short("rendered shop", Level::Info), Some("rendered shop".to_owned()));
+        assert_eq!(format_log_line(flat, Level::Warn), Some("ERROR no".to_owned()));
+        assert_eq!(format_log_line(r#"{"level":"INFO","message":"m"}"#, Level::Warn), None);
+        assert_eq!(
+            format_log_line("thread 'main' panicked at", Level::Warn),
+            Some("thread 'main' panicked at".to_owned())
+        );
+        assert_eq!(format_log_line("rendered shop", Level::Warn), None);
+        assert_eq!(format_log_line("rendered shop", Level::Info), Some("rendered shop".to_owned()));
     }
 }

@@ -1,4 +1,4 @@
-//! A real OpenID provider, Dex, in a process of our own: people log in on its pages by password.
+//! A real OpenID provider, Dex, in its own process: users log in on its pages by password.
 
 use std::{
     fs,
@@ -16,60 +16,60 @@ use url::{Url, form_urlencoded};
 use crate::{
     browser::Browser,
     builders::Provider,
-    client::Anonymous,
+    client::ApiClient,
     postgres::write_private,
     process::{self, Process, Program},
-    tls::{Front, Tls},
+    tls::{ServerTls, TlsProxy},
     tools,
 };
 
-/// The password of everybody.
-pub const PASSWORD: &str = "open-sesame";
-/// Of that password, by bcrypt with the least cost that Dex takes.
+/// The password of every user.
+pub const DEX_PASSWORD: &str = "open-sesame";
+/// The bcrypt hash of that password, with the lowest cost that Dex accepts.
 const PASSWORD_HASH: &str = "$2b$10$EoHY6U86IlFkazC440nOW.o4sgH5Mg/45Pl4siaFa7Bnxt8gk/LX2";
-/// It makes an RSA key first.
+/// At its start it generates an RSA key.
 const START_LIMIT: Duration = Duration::from_secs(60);
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
-/// How to run one.
+/// Settings of a provider.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub data: PathBuf,
     pub log: PathBuf,
     pub addr: SocketAddr,
-    /// What people call, where something stands in front.
+    /// The URL that users call, if a proxy is in front.
     pub base_url: Option<String>,
-    pub people: Vec<Person>,
+    pub users: Vec<User>,
     pub clients: Vec<Client>,
-    /// Whether it asks, after the password, if the client may know who this is: a page to grant it or to cancel.
-    pub asks: bool,
+    /// Whether it asks for consent after the password: a page to grant or cancel.
+    pub requires_consent: bool,
 }
 
-/// Somebody who can log in.
+/// A user of the provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Person {
+pub struct User {
     pub email: String,
     pub name: String,
-    /// What Dex says of the address.
+    /// Whether Dex reports the address as verified.
     pub verified: bool,
 }
 
-/// Who may send people here.
+/// An OAuth client of the provider.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Client {
     pub id: String,
     pub secret: String,
-    /// Where they may be sent back to, byte for byte.
+    /// Redirect URIs, compared byte for byte.
     pub callbacks: Vec<String>,
 }
 
-/// A running provider. What it knows is in its memory: after a start it has other keys and has forgotten who is on the way.
+/// A running provider. It keeps its state in memory: after a restart it has other keys and no pending logins.
 pub struct Dex {
     process: Process,
     options: Options,
 }
 
-/// The issuer of the one at that address.
+/// The issuer of the provider at that address.
 pub fn issuer(addr: SocketAddr) -> String {
     format!("http://{addr}/dex")
 }
@@ -77,7 +77,7 @@ pub fn issuer(addr: SocketAddr) -> String {
 // === impl Options ===
 
 impl Options {
-    /// On a free port, with nobody yet.
+    /// On a free port, without users and clients.
     pub fn for_tests() -> Self {
         let dir = process::fresh_dir("dex");
         Self {
@@ -85,9 +85,9 @@ impl Options {
             data: dir,
             addr: process::free_addr(),
             base_url: None,
-            people: Vec::new(),
+            users: Vec::new(),
             clients: Vec::new(),
-            asks: false,
+            requires_consent: false,
         }
     }
 
@@ -95,15 +95,15 @@ impl Options {
         self.base_url.as_ref().map_or_else(|| issuer(self.addr), |base| format!("{base}/dex"))
     }
 
-    /// TLS in front of it: people and servers call that, at its address.
-    pub async fn behind_tls(mut self, tls: &Tls) -> Result<(Self, Front)> {
-        let front = Front::start(tls, self.addr).await?;
+    /// Puts TLS in front: users and servers call that URL.
+    pub async fn behind_tls(mut self, tls: &ServerTls) -> Result<(Self, TlsProxy)> {
+        let front = TlsProxy::start(tls, self.addr).await?;
         self.base_url = Some(front.url("127.0.0.1"));
         Ok((self, front))
     }
 
-    pub fn person(mut self, person: Person) -> Self {
-        self.people.push(person);
+    pub fn user(mut self, person: User) -> Self {
+        self.users.push(person);
         self
     }
 
@@ -112,16 +112,16 @@ impl Options {
         self
     }
 
-    /// With a page to grant or to cancel.
-    pub fn asking(mut self) -> Self {
-        self.asks = true;
+    /// Adds a consent page.
+    pub fn with_consent_page(mut self) -> Self {
+        self.requires_consent = true;
         self
     }
 
-    /// Its configuration file, of which YAML is only one spelling.
-    fn file(&self) -> Value {
+    /// The configuration file, as JSON, which is valid YAML.
+    fn config_file(&self) -> Value {
         let people: Vec<Value> = self
-            .people
+            .users
             .iter()
             .map(|person| {
                 json!({
@@ -150,7 +150,7 @@ impl Options {
             "issuer": self.issuer(),
             "storage": { "type": "memory" },
             "web": { "http": self.addr.to_string() },
-            "oauth2": { "skipApprovalScreen": !self.asks },
+            "oauth2": { "skipApprovalScreen": !self.requires_consent },
             "enablePasswordDB": true,
             "staticPasswords": people,
             "staticClients": clients,
@@ -158,10 +158,10 @@ impl Options {
     }
 }
 
-// === impl Person ===
+// === impl User ===
 
-impl Person {
-    /// With an address that Dex calls verified.
+impl User {
+    /// A user with a verified address.
     pub fn new(name: &str, email: &str) -> Self {
         Self { email: email.to_owned(), name: name.to_owned(), verified: true }
     }
@@ -175,7 +175,7 @@ impl Person {
 // === impl Client ===
 
 impl Client {
-    /// The one of a Provider's manifest.
+    /// The client that a Provider's manifest names.
     pub fn of(provider: &Provider, callback: &str) -> Self {
         Self {
             id: provider.client_id().to_owned(),
@@ -189,15 +189,15 @@ impl Client {
 
 impl Dex {
     pub async fn start(options: Options) -> Result<Self> {
-        let program = tools::built("dex", "github.com/dexidp/dex", "dex", "dex")?;
+        let program = tools::built_tool("dex", "github.com/dexidp/dex", "dex", "dex")?;
         fs::create_dir_all(&options.data)?;
-        // It holds the secrets of the clients.
+        // The file contains the clients' secrets.
         let file = options.data.join("dex.json");
-        write_private(&file, &serde_json::to_string_pretty(&options.file())?)?;
+        write_private(&file, &serde_json::to_string_pretty(&options.config_file())?)?;
         let process =
             Program::new("dex", program, &options.log).arg("serve").arg(file.display().to_string()).start()?;
         let this = Self { process, options };
-        this.ready().await?;
+        this.wait_until_ready().await?;
         Ok(this)
     }
 
@@ -217,71 +217,71 @@ impl Dex {
         self.options.issuer()
     }
 
-    /// Lets what runs finish, then ends. True if it ended by itself.
+    /// Sends SIGTERM and waits. Returns whether it ended within the limit.
     pub fn stop(&self, limit: Duration) -> bool {
         self.process.stop(Signal::TERM, limit)
     }
 
-    /// The same provider, down and up again.
+    /// Stops the provider and starts it again.
     pub async fn restart(self) -> Result<Self> {
         self.stop(STOP_LIMIT);
         Self::start(self.options).await
     }
 
-    async fn ready(&self) -> Result<()> {
-        let client = Anonymous::from_address(self.addr(), self.addr().ip());
+    async fn wait_until_ready(&self) -> Result<()> {
+        let client = ApiClient::from_address(self.addr(), self.addr().ip());
         let end = Instant::now() + START_LIMIT;
         loop {
-            if let Some(status) = self.process.ended() {
+            if let Some(status) = self.process.exit_status() {
                 bail!("Dex ended with {status}:\n{}", process::tail(self.process.log(), 20));
             }
-            let said = match client.try_send(client.request(Method::GET, "dex/.well-known/openid-configuration")).await
-            {
-                Ok(answer) if answer.status.is_success() => return Ok(()),
-                Ok(answer) => answer.text,
-                Err(error) => format!("{error:#}"),
-            };
+            let reason =
+                match client.try_send(client.request(Method::GET, "dex/.well-known/openid-configuration")).await {
+                    Ok(answer) if answer.status.is_success() => return Ok(()),
+                    Ok(answer) => answer.text,
+                    Err(error) => format!("{error:#}"),
+                };
             if Instant::now() > end {
-                bail!("Dex is not ready ({said}):\n{}", process::tail(self.process.log(), 20));
+                bail!("Dex is not ready ({reason}):\n{}", process::tail(self.process.log(), 20));
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 }
 
-/// Types an address and the password on its page, and sends them.
+/// Fills in and submits the login form.
 pub async fn log_in(browser: &Browser, email: &str) {
     browser.fill("#login", email).await;
-    browser.fill("#password", PASSWORD).await;
+    browser.fill("#password", DEX_PASSWORD).await;
     browser.click("#submit-login").await;
 }
 
-/// Lets the client know who this is, on the page of one that asks.
+/// Grants consent on the page of a provider that asks for it.
 pub async fn grant(browser: &Browser) {
     browser.click("form:has(input[value=approve]) button").await;
 }
 
-/// The other button of that page. Dex does not lead back then: it says itself what happened.
+/// Cancels on that page. Dex then does not redirect back; it shows the result itself.
 pub async fn cancel(browser: &Browser) {
     browser.click("form:has(input[value=rejected]) button").await;
 }
 
-/// Logs in without a browser, at one that does not ask: the address that a browser at this authorization address would be
-/// sent back to. The client must follow nobody.
-pub async fn way_back(http: &reqwest::Client, authorization: &str, email: &str) -> Result<Url> {
-    // Up to the page with the form, which is sent to its own address.
+/// Logs in without a browser, at a provider without a consent page. Returns the URL that a browser would be redirected
+/// to from this authorization URL. `http` must not follow redirects.
+pub async fn callback_url(http: &reqwest::Client, authorization: &str, email: &str) -> Result<Url> {
+    // Follows redirects up to the page with the form, which is submitted to its own URL.
     let mut form: Url = authorization.parse()?;
     let mut redirects = 0;
     while let Some(location) = http.get(form.clone()).send().await?.error_for_status()?.headers().get("location") {
         redirects += 1;
-        ensure!(redirects <= 5, "Dex leads on and on: {location:?}");
+        ensure!(redirects <= 5, "Dex redirects too often: {location:?}");
         form = form.join(location.to_str()?)?;
     }
     let body: String = form_urlencoded::Serializer::new(String::new())
-        .extend_pairs([("login", email), ("password", PASSWORD)])
+        .extend_pairs([("login", email), ("password", DEX_PASSWORD)])
         .finish();
     let form = http.post(form).header("content-type", "application/x-www-form-urlencoded").body(body);
     let answer = form.send().await?;
-    let back = answer.headers().get("location").with_context(|| format!("Dex answered {}", answer.status()))?;
+    let back = answer.headers().get("location").with_context(|| format!("Dex returned {}", answer.status()))?;
     Ok(back.to_str()?.parse()?)
 }

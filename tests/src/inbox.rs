@@ -1,5 +1,5 @@
-//! The inbox of `make run`: a page that shows mails as they come, and the same as JSON for a shell; and the page to which
-//! a social login leads back.
+//! The inbox of `make run`: a page that shows incoming mails, the same as JSON for scripts, and the landing page after
+//! a social login.
 
 use std::{
     convert::Infallible,
@@ -28,17 +28,17 @@ use crate::{
     smtp::listen,
 };
 
-const PAGE: &str = include_str!("inbox/page.html");
-const DONE: &str = include_str!("inbox/done.html");
-/// The longest that `wait` may ask for, in seconds.
-const LONGEST_WAIT: u64 = 300;
-/// A comment this often keeps the stream of a page open, and shows when the page is gone.
+const INBOX_PAGE: &str = include_str!("inbox/page.html");
+const DONE_PAGE: &str = include_str!("inbox/done.html");
+/// Maximum of `wait`, in seconds.
+const MAX_WAIT_SECONDS: u64 = 300;
+/// Interval of comments in the event stream. They keep it open and detect that the page was closed.
 const HEARTBEAT: Duration = Duration::from_secs(15);
-/// What a mail's HTML may do in its frame: nothing but look good; links open in a new tab.
-const MAIL_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; \
+/// Content security policy of a mail's HTML in its frame: styles only, and links open in a new tab.
+const MAIL_CSP: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; \
                            sandbox allow-popups allow-popups-to-escape-sandbox";
 
-/// A running inbox page. It ends when this value is dropped.
+/// A running inbox. It ends when this value is dropped.
 pub struct Inbox {
     addr: SocketAddr,
     accepting: JoinHandle<()>,
@@ -46,7 +46,7 @@ pub struct Inbox {
 
 type Body = BoxBody<Bytes, Infallible>;
 
-/// The paths that there are.
+/// The paths that exist.
 enum Route {
     Page,
     Done,
@@ -70,9 +70,9 @@ impl Inbox {
                 tokio::spawn(async move {
                     let service = service_fn(move |request| {
                         let mails = mails.clone();
-                        async move { Ok::<_, Infallible>(answer(&request, &mails).await) }
+                        async move { Ok::<_, Infallible>(respond(&request, &mails).await) }
                     });
-                    // A browser that goes away in the middle is no fault.
+                    // A browser that disconnects is not an error.
                     drop(
                         http1::Builder::new()
                             .timer(TokioTimer::new())
@@ -97,18 +97,18 @@ impl Drop for Inbox {
     }
 }
 
-async fn answer(request: &Request<Incoming>, mails: &Mailbox) -> Response<Body> {
-    if !host_is_ours(request) {
+async fn respond(request: &Request<Incoming>, mails: &Mailbox) -> Response<Body> {
+    if !is_host_allowed(request) {
         return text(StatusCode::MISDIRECTED_REQUEST, "call the inbox by its IP address or as localhost\n");
     }
     let Some(route) = route(request.uri().path()) else { return text(StatusCode::NOT_FOUND, "not found\n") };
     match (request.method(), route) {
-        (&Method::GET | &Method::HEAD, Route::Page) => page(PAGE),
-        (&Method::GET | &Method::HEAD, Route::Done) => page(DONE),
+        (&Method::GET | &Method::HEAD, Route::Page) => html_page(INBOX_PAGE),
+        (&Method::GET | &Method::HEAD, Route::Done) => html_page(DONE_PAGE),
         (&Method::GET, Route::Events) => events(mails),
         (&Method::GET | &Method::HEAD, Route::Messages) => {
             let query = Query::parse(request);
-            let fitting: Vec<_> = mails.all().into_iter().rev().filter(|mail| query.fits(mail)).collect();
+            let fitting: Vec<_> = mails.all().into_iter().rev().filter(|mail| query.matches(mail)).collect();
             json(StatusCode::OK, &json!({ "messages": fitting }))
         }
         (&Method::DELETE, Route::Messages) => {
@@ -117,9 +117,9 @@ async fn answer(request: &Request<Incoming>, mails: &Mailbox) -> Response<Body> 
         }
         (&Method::GET, Route::Latest) => {
             let query = Query::parse(request);
-            match mails.find(|mail| query.fits(mail), query.wait).await {
+            match mails.find(|mail| query.matches(mail), query.wait).await {
                 Some(mail) => json(StatusCode::OK, &*mail),
-                None => json(StatusCode::NOT_FOUND, &json!({ "error": "no such mail has come" })),
+                None => json(StatusCode::NOT_FOUND, &json!({ "error": "no such mail has arrived" })),
             }
         }
         (&Method::GET | &Method::HEAD, Route::Message(id)) => match mails.get(id) {
@@ -151,8 +151,8 @@ fn route(path: &str) -> Option<Route> {
     })
 }
 
-/// A page of somebody else's whose name was made to lead here (DNS rebinding) still sends that name.
-fn host_is_ours(request: &Request<Incoming>) -> bool {
+/// Rejects foreign host names: after DNS rebinding, a foreign page reaches the inbox under its own name.
+fn is_host_allowed(request: &Request<Incoming>) -> bool {
     let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
     host.and_then(|host| host.parse::<Authority>().ok()).is_some_and(|authority| {
         let host = authority.host();
@@ -160,7 +160,7 @@ fn host_is_ours(request: &Request<Incoming>) -> bool {
     })
 }
 
-/// The query of a listing: `to`, `after` (an id) and `wait` (seconds).
+/// Query of a list: `to`, `after` (an id) and `wait` (seconds).
 struct Query {
     to: Option<String>,
     after: u64,
@@ -174,21 +174,21 @@ impl Query {
             match &*name {
                 "to" => this.to = Some(value.into_owned()),
                 "after" => this.after = value.parse().unwrap_or(0),
-                "wait" => this.wait = Duration::from_secs(value.parse().unwrap_or(0).min(LONGEST_WAIT)),
+                "wait" => this.wait = Duration::from_secs(value.parse().unwrap_or(0).min(MAX_WAIT_SECONDS)),
                 _ => {}
             }
         }
         this
     }
 
-    fn fits(&self, mail: &Mail) -> bool {
+    fn matches(&self, mail: &Mail) -> bool {
         mail.id > self.after && self.to.as_ref().is_none_or(|to| mail.is_to(to))
     }
 }
 
-fn page(html: &str) -> Response<Body> {
+fn html_page(html: &str) -> Response<Body> {
     let nonce = format!("{:032x}", rand::random::<u128>());
-    let mut response = whole(StatusCode::OK, "text/html; charset=utf-8", html.replace("{nonce}", &nonce));
+    let mut response = full_response(StatusCode::OK, "text/html; charset=utf-8", html.replace("{nonce}", &nonce));
     let policy = format!(
         "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; \
          frame-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -197,7 +197,7 @@ fn page(html: &str) -> Response<Body> {
     response
 }
 
-/// Server-sent events: one at once, and one whenever the box changes. The page then asks for the list.
+/// Server-sent events: one immediately, and one after each change of the mailbox. The page then requests the list.
 fn events(mails: &Mailbox) -> Response<Body> {
     let frames = stream::unfold((mails.watch(), true), |(mut changes, first)| async move {
         let event = if first {
@@ -206,7 +206,7 @@ fn events(mails: &Mailbox) -> Response<Body> {
             match tokio::time::timeout(HEARTBEAT, changes.changed()).await {
                 Ok(Ok(())) => Bytes::from_static(b"data: changed\n\n"),
                 Ok(Err(_)) => return None,
-                Err(_) => Bytes::from_static(b": still here\n\n"),
+                Err(_) => Bytes::from_static(b": heartbeat\n\n"),
             }
         };
         changes.borrow_and_update();
@@ -219,24 +219,24 @@ fn events(mails: &Mailbox) -> Response<Body> {
 }
 
 fn html_of(mail: &Arc<Mail>) -> Response<Body> {
-    // Links leave the frame, which could not show where they lead.
+    // Links open outside the frame, because the frame would not show their target.
     let html = format!("<base target=\"_blank\">{}", mail.html);
-    let mut response = whole(StatusCode::OK, "text/html; charset=utf-8", html);
-    set(&mut response, header::CONTENT_SECURITY_POLICY, MAIL_POLICY);
+    let mut response = full_response(StatusCode::OK, "text/html; charset=utf-8", html);
+    set(&mut response, header::CONTENT_SECURITY_POLICY, MAIL_CSP);
     response
 }
 
 fn json(status: StatusCode, value: &impl serde::Serialize) -> Response<Body> {
     let mut text = serde_json::to_string(value).expect("mails are JSON");
     text.push('\n');
-    whole(status, "application/json", text)
+    full_response(status, "application/json", text)
 }
 
 fn text(status: StatusCode, text: &str) -> Response<Body> {
-    whole(status, "text/plain; charset=utf-8", text.to_owned())
+    full_response(status, "text/plain; charset=utf-8", text.to_owned())
 }
 
-fn whole(status: StatusCode, content_type: &str, content: String) -> Response<Body> {
+fn full_response(status: StatusCode, content_type: &str, content: String) -> Response<Body> {
     let mut response = Response::new(Full::new(Bytes::from(content)).boxed());
     *response.status_mut() = status;
     set(&mut response, header::CONTENT_TYPE, content_type);
@@ -247,6 +247,6 @@ fn whole(status: StatusCode, content_type: &str, content: String) -> Response<Bo
 }
 
 fn set(response: &mut Response<Body>, name: header::HeaderName, value: &str) {
-    let value = HeaderValue::from_str(value).expect("header values of ours are ASCII");
+    let value = HeaderValue::from_str(value).expect("our header values are ASCII");
     response.headers_mut().insert(name, value);
 }

@@ -1,9 +1,13 @@
-//! The real processes that tests, benchmarks and `make run` stand on: a Kubernetes control plane, Postgres, Redis, SMTP,
-//! an OpenID provider, a browser, the two programs, and a network that fails on request.
+//! The test harness: real processes for tests, benchmarks and `make run`. A Kubernetes control plane, Postgres, Redis,
+//! SMTP, an OpenID provider, a browser, the two programs, and a proxy that injects network faults.
+//!
+//! `tests/README.md` explains how to write a test with it.
 
 pub mod browser;
 pub mod builders;
 pub mod chaos;
+#[cfg(test)]
+mod citations;
 pub mod client;
 pub mod cluster;
 pub mod control_plane;
@@ -11,22 +15,22 @@ pub mod dev;
 pub mod dex;
 pub mod inbox;
 pub mod mail;
+pub mod mock_provider;
 pub mod nginx;
 pub mod otlp;
 pub mod postgres;
-pub mod prepare;
 pub mod process;
 pub mod provider_down;
 pub mod proxy;
+pub mod raw_connection;
 pub mod redis;
 pub mod service_account;
 pub mod smtp;
+pub mod sqlx_metadata;
 pub mod stack;
 pub mod tls;
 pub mod tools;
 pub mod tunnel;
-pub mod upstream;
-pub mod wire;
 
 use std::{
     fmt::Debug,
@@ -34,10 +38,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often [`eventually`] looks.
-const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// Polling interval of [`eventually`].
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Looks until there is something to see, or panics with `what` when the limit is over.
+/// Polls until `look` returns a value. Panics with `what` after the limit.
 pub async fn eventually<T, F, Fut>(what: &str, limit: Duration, mut look: F) -> T
 where
     F: FnMut() -> Fut,
@@ -49,11 +53,11 @@ where
             return seen;
         }
         assert!(Instant::now() < end, "{what}: not within {limit:?}");
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
-/// Like [`eventually`], for what is tried and may fail; the last error is part of the panic.
+/// Like [`eventually`] for operations that can fail. The panic contains the last error.
 pub async fn eventually_ok<T, E: Debug, F, Fut>(what: &str, limit: Duration, mut attempt: F) -> T
 where
     F: FnMut() -> Fut,
@@ -65,6 +69,6 @@ where
             Ok(done) => return done,
             Err(error) => assert!(Instant::now() < end, "{what}: not within {limit:?}: {error:?}"),
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }

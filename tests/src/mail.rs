@@ -1,4 +1,4 @@
-//! Mails as a recipient sees them, and the box they arrive in.
+//! Mails as recipients see them, and the mailbox that holds them.
 
 use std::{
     fs,
@@ -14,35 +14,35 @@ use tokio::sync::watch;
 
 use crate::process;
 
-/// So many mails are kept; older ones go.
-const KEPT: usize = 500;
-/// The letters of a code: Crockford's base32 (contract, 2).
+/// Maximum number of mails; the oldest are removed.
+const MAX_MAILS: usize = 500;
+/// Characters of a code: Crockford's base32 (specification: Sessions and tokens, Codes).
 const CODE_SYMBOLS: &str = "0123456789ABCDEFGHJKMNPQRSTVWXYZ";
 
-/// One mail, to whom the envelope says.
+/// A mail with its envelope.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mail {
-    /// Counts up in the order in which mails were accepted.
+    /// Increases in the order of acceptance.
     pub id: u64,
     /// The first code in the text.
     pub code: Option<String>,
     /// Unix seconds.
     pub received_at: u64,
-    /// The envelope's sender and recipients.
+    /// Sender and recipients of the envelope.
     pub envelope_from: String,
     pub to: Vec<String>,
-    /// The header's `From`, with the display name.
+    /// The `From` header, with the display name.
     pub from: String,
     pub subject: String,
     pub text: String,
     pub html: String,
-    /// In the mail's order, decoded.
+    /// In the order of the mail, decoded.
     pub headers: Vec<(String, String)>,
-    /// As it came, without what is not UTF-8.
+    /// The raw mail; bytes that are not UTF-8 are replaced.
     pub raw: String,
 }
 
-/// What an SMTP server accepted. Clones are the same box.
+/// The mails that an SMTP server accepted. Clones share the same mailbox.
 #[derive(Clone)]
 pub struct Mailbox {
     inner: Arc<Inner>,
@@ -50,9 +50,9 @@ pub struct Mailbox {
 
 struct Inner {
     mails: Mutex<Vec<Arc<Mail>>>,
-    /// The id of the newest mail; wakes who waits.
+    /// The id of the newest mail; wakes waiting tasks.
     newest: watch::Sender<u64>,
-    /// A file per mail, where they are to survive.
+    /// Folder with one file per mail, if they must survive a restart.
     folder: Option<PathBuf>,
 }
 
@@ -68,7 +68,7 @@ pub fn find_code(text: &str) -> Option<String> {
 
 impl Mail {
     pub fn parse(id: u64, envelope_from: &str, to: &[String], raw: &[u8]) -> Result<Self> {
-        let parsed = mailparse::parse_mail(raw).context("a mail that is no MIME message")?;
+        let parsed = mailparse::parse_mail(raw).context("a mail that is not a MIME message")?;
         let (mut text, mut html) = (String::new(), String::new());
         collect_bodies(&parsed, &mut text, &mut html)?;
         let header = |name: &str| parsed.headers.get_first_value(name).unwrap_or_default();
@@ -87,7 +87,7 @@ impl Mail {
         })
     }
 
-    /// The code that the mail brings; panics where there is none.
+    /// The code in the mail; panics if there is none.
     pub fn code(&self) -> String {
         self.code.clone().unwrap_or_else(|| panic!("no code in the mail {:?}:\n{}", self.subject, self.text))
     }
@@ -124,13 +124,13 @@ impl Default for Mailbox {
 }
 
 impl Mailbox {
-    /// One that keeps its mails in a folder and begins with those that are there.
+    /// A mailbox that keeps its mails in a folder and starts with the mails in it.
     pub fn open(folder: &Path) -> Result<Self> {
         fs::create_dir_all(folder)?;
         let mut mails: Vec<Arc<Mail>> = Vec::new();
         for entry in fs::read_dir(folder)? {
             let path = entry?.path();
-            // A file that does not parse is one that a crash cut off.
+            // A file that does not parse is incomplete because of a crash.
             if let Ok(mail) = serde_json::from_slice(&fs::read(&path)?) {
                 mails.push(Arc::new(mail));
             }
@@ -144,7 +144,7 @@ impl Mailbox {
         Self { inner: Arc::new(Inner { mails: Mutex::new(mails), newest, folder }) }
     }
 
-    /// Takes what an SMTP server accepted.
+    /// Adds a mail that an SMTP server accepted.
     pub fn deliver(&self, envelope_from: &str, to: &[String], raw: &[u8]) -> Result<()> {
         let mut mails = process::lock(&self.inner.mails);
         let id = *self.inner.newest.borrow() + 1;
@@ -153,7 +153,7 @@ impl Mailbox {
             crate::postgres::write_private(&file_of(folder, id), &serde_json::to_string(&*mail)?)?;
         }
         mails.push(mail);
-        let too_many = mails.len().saturating_sub(KEPT);
+        let too_many = mails.len().saturating_sub(MAX_MAILS);
         for gone in mails.drain(..too_many) {
             self.remove_file(gone.id);
         }
@@ -162,7 +162,7 @@ impl Mailbox {
         Ok(())
     }
 
-    /// All that are kept, oldest first.
+    /// All mails, oldest first.
     pub fn all(&self) -> Vec<Arc<Mail>> {
         process::lock(&self.inner.mails).clone()
     }
@@ -171,7 +171,7 @@ impl Mailbox {
         process::lock(&self.inner.mails).iter().find(|mail| mail.id == id).cloned()
     }
 
-    /// All to one address, oldest first.
+    /// All mails to one address, oldest first.
     pub fn to(&self, address: &str) -> Vec<Arc<Mail>> {
         self.all().into_iter().filter(|mail| mail.is_to(address)).collect()
     }
@@ -180,16 +180,16 @@ impl Mailbox {
         for gone in process::lock(&self.inner.mails).drain(..) {
             self.remove_file(gone.id);
         }
-        // Wakes the pages that show what is gone.
+        // Wakes the pages, which must remove the mails.
         self.inner.newest.send_modify(|_| {});
     }
 
-    /// Tells of every change.
+    /// Notifies about every change.
     pub fn watch(&self) -> watch::Receiver<u64> {
         self.inner.newest.subscribe()
     }
 
-    /// The newest mail that fits, waiting until there is one.
+    /// The newest mail that matches. Waits for one until the limit.
     pub async fn find(&self, fits: impl Fn(&Mail) -> bool, limit: Duration) -> Option<Arc<Mail>> {
         let mut changes = self.watch();
         tokio::time::timeout(limit, async {
@@ -207,12 +207,12 @@ impl Mailbox {
         .ok()
     }
 
-    /// As [`Mailbox::find`], for tests: panics, telling what came instead.
+    /// Like [`Mailbox::find`]; panics with a list of the mails if none matches.
     pub async fn wait_for(&self, fits: impl Fn(&Mail) -> bool, limit: Duration) -> Arc<Mail> {
         self.find(fits, limit).await.unwrap_or_else(|| {
             let came: Vec<String> =
                 self.all().iter().map(|mail| format!("{} to {}", mail.subject, mail.to.join(", "))).collect();
-            panic!("the mail did not come within {limit:?}; there are {}: {came:#?}", came.len())
+            panic!("no such mail within {limit:?}; there are {}: {came:#?}", came.len())
         })
     }
 
@@ -238,7 +238,7 @@ mod tests {
         <p>hi</p>\r\n--b--\r\n";
 
     #[test]
-    fn a_mail_is_taken_apart() {
+    fn a_mail_is_parsed() {
         let mail = Mail::parse(1, "bounce@shop.test", &["ada@example.com".to_owned()], BOTH.as_bytes()).unwrap();
         assert_eq!(mail.from, "The Shöp <hello@shop.test>");
         assert_eq!(mail.subject, "Confirm");
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_code_is_taken_for_one() {
+    fn only_a_code_is_recognized_as_one() {
         assert_eq!(find_code("call 555-0100 or use https://x.test/?code=ABCDE-12345."), Some("ABCDE-12345".to_owned()));
         for none in ["ABCDE-1234", "ABCDE-123456", "ABCDU-12345", "abcde-12345", ""] {
             assert_eq!(find_code(none), None, "{none}");
@@ -257,14 +257,14 @@ mod tests {
     }
 
     #[test]
-    fn mails_survive_in_a_folder_and_the_oldest_go() {
+    fn mails_survive_in_a_folder_and_the_oldest_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         let mails = Mailbox::open(folder.path()).unwrap();
-        for _ in 0..KEPT + 2 {
+        for _ in 0..MAX_MAILS + 2 {
             mails.deliver("a@x.test", &["b@x.test".to_owned()], b"Subject: s\r\n\r\nt\r\n").unwrap();
         }
         let again = Mailbox::open(folder.path()).unwrap().all();
-        assert_eq!(again.len(), KEPT);
-        assert_eq!((again[0].id, again[KEPT - 1].id), (3, KEPT as u64 + 2));
+        assert_eq!(again.len(), MAX_MAILS);
+        assert_eq!((again[0].id, again[MAX_MAILS - 1].id), (3, MAX_MAILS as u64 + 2));
     }
 }

@@ -1,4 +1,4 @@
-//! A real NGINX in a process of our own.
+//! A real NGINX in its own process.
 
 use std::{fs, net::SocketAddr, path::Path, time::Duration};
 
@@ -22,22 +22,22 @@ pub struct Nginx {
 // === impl Nginx ===
 
 impl Nginx {
-    /// One whose `http` block has this in it, and listens at this address.
+    /// Starts NGINX with this content of the `http` block, which must listen on `addr`.
     pub async fn start(addr: SocketAddr, http: &str) -> Result<Self> {
-        // Debian keeps it out of the PATH of those who are not root.
+        // On Debian it is outside the PATH of users other than root.
         let program = process::find_program(["/usr/sbin/nginx", "nginx"])
-            .context("NGINX is not there: run `make tools`, or `make test`, which does it")?;
+            .context("NGINX is not installed: run `make tools`, or `make test`, which does it")?;
         let dir = process::fresh_dir("nginx");
         let config = dir.join("nginx.conf");
         fs::write(&config, configuration(&dir, http))?;
         let process = Program::new("nginx", program, dir.join("nginx.log"))
             .path_arg("-p", &dir)
             .path_arg("-c", &config)
-            // Until the configuration is read it would complain to a file that is not ours.
+            // Before the configuration is read, NGINX would log to a system file.
             .args(["-e", "stderr"])
             .start()?;
         eventually_ok("NGINX listens", START_LIMIT, || async {
-            if let Some(status) = process.ended() {
+            if let Some(status) = process.exit_status() {
                 panic!("NGINX ended with {status}:\n{}", process::tail(process.log(), 20));
             }
             TcpStream::connect(addr).await
@@ -51,7 +51,7 @@ impl Nginx {
     }
 }
 
-/// One process, so that nothing of it outlives the test; all of its files lie in its folder.
+/// One process, so that nothing outlives the test. All its files are in its folder.
 fn configuration(dir: &Path, http: &str) -> String {
     let dir = dir.display();
     format!(

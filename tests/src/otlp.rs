@@ -1,4 +1,4 @@
-//! A collector that speaks OTLP, by HTTP and by gRPC, and keeps what it is sent.
+//! An OpenTelemetry collector that accepts OTLP over HTTP and gRPC and keeps the received spans.
 
 use std::{
     collections::HashMap,
@@ -34,30 +34,30 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-use crate::{eventually, process, tls::Tls};
+use crate::{eventually, process, tls::ServerTls};
 
-/// Batches come every five seconds, where a test does not say otherwise; a loaded machine takes longer.
+/// Batches arrive every five seconds by default; a loaded machine takes longer.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Runs until it is dropped.
+/// A running collector. It ends when this value is dropped.
 pub struct Collector {
     addr: SocketAddr,
-    tls: Option<Tls>,
-    seen: Arc<Mutex<Seen>>,
+    tls: Option<ServerTls>,
+    received: Arc<Mutex<Received>>,
     serving: JoinHandle<()>,
 }
 
 #[derive(Default)]
-struct Seen {
-    /// Bodies as they came.
+struct Received {
+    /// The request bodies.
     bytes: Vec<u8>,
     headers: Vec<HeaderMap>,
-    spans: Vec<Told>,
+    spans: Vec<ReceivedSpan>,
 }
 
-/// A span, and who told of it.
+/// A span with the resource that reported it.
 #[derive(Clone, Debug)]
-pub struct Told {
+pub struct ReceivedSpan {
     pub span: Span,
     pub resource: HashMap<String, String>,
 }
@@ -69,42 +69,42 @@ impl Collector {
         Self::start_at(process::free_addr(), None).await
     }
 
-    pub async fn start_at(addr: SocketAddr, tls: Option<Tls>) -> Result<Self> {
+    pub async fn start_at(addr: SocketAddr, tls: Option<ServerTls>) -> Result<Self> {
         let listener = TcpListener::bind(addr).await?;
-        let acceptor = tls.as_ref().map(Tls::server_config).transpose()?.map(TlsAcceptor::from);
-        let seen = Arc::new(Mutex::new(Seen::default()));
+        let acceptor = tls.as_ref().map(ServerTls::server_config).transpose()?.map(TlsAcceptor::from);
+        let seen = Arc::new(Mutex::new(Received::default()));
         let serving = tokio::spawn(accept(listener, acceptor, Arc::clone(&seen)));
-        Ok(Self { addr, tls, seen, serving })
+        Ok(Self { addr, tls, received: seen, serving })
     }
 
-    /// The value of `OTEL_EXPORTER_OTLP_ENDPOINT`.
+    /// The value for `OTEL_EXPORTER_OTLP_ENDPOINT`.
     pub fn endpoint(&self) -> String {
         format!("{}://{}", if self.tls.is_some() { "https" } else { "http" }, self.addr)
     }
 
-    /// Everything it was sent, as it came over the wire.
+    /// All received bodies, as bytes.
     pub fn bytes(&self) -> Vec<u8> {
-        process::lock(&self.seen).bytes.clone()
+        process::lock(&self.received).bytes.clone()
     }
 
-    /// The headers of each export.
+    /// The headers of each export request.
     pub fn headers(&self) -> Vec<HeaderMap> {
-        process::lock(&self.seen).headers.clone()
+        process::lock(&self.received).headers.clone()
     }
 
-    pub fn spans(&self) -> Vec<Told> {
-        process::lock(&self.seen).spans.clone()
+    pub fn spans(&self) -> Vec<ReceivedSpan> {
+        process::lock(&self.received).spans.clone()
     }
 
-    /// Those of one trace, by its id in hexadecimal.
-    pub fn trace(&self, id: &str) -> Vec<Told> {
+    /// The spans of one trace, by its id in hexadecimal.
+    pub fn trace(&self, id: &str) -> Vec<ReceivedSpan> {
         let mut spans = self.spans();
         spans.retain(|told| told.trace_id() == id);
         spans
     }
 
-    /// Waits for one.
-    pub async fn wait_for(&self, what: &str, fits: impl Fn(&Told) -> bool) -> Told {
+    /// Waits for a span that matches.
+    pub async fn wait_for(&self, what: &str, fits: impl Fn(&ReceivedSpan) -> bool) -> ReceivedSpan {
         eventually(what, LIMIT, || async { self.spans().into_iter().find(&fits) }).await
     }
 }
@@ -115,9 +115,9 @@ impl Drop for Collector {
     }
 }
 
-// === impl Told ===
+// === impl ReceivedSpan ===
 
-impl Told {
+impl ReceivedSpan {
     pub fn name(&self) -> &str {
         &self.span.name
     }
@@ -130,7 +130,7 @@ impl Told {
         hex(&self.span.span_id)
     }
 
-    /// Empty where it has none.
+    /// Empty for a root span.
     pub fn parent(&self) -> String {
         hex(&self.span.parent_span_id)
     }
@@ -154,7 +154,7 @@ fn text(attribute: &KeyValue) -> String {
     }
 }
 
-async fn accept(listener: TcpListener, acceptor: Option<TlsAcceptor>, seen: Arc<Mutex<Seen>>) {
+async fn accept(listener: TcpListener, acceptor: Option<TlsAcceptor>, seen: Arc<Mutex<Received>>) {
     while let Ok((stream, _)) = listener.accept().await {
         let (acceptor, seen) = (acceptor.clone(), Arc::clone(&seen));
         tokio::spawn(async move {
@@ -170,23 +170,23 @@ async fn accept(listener: TcpListener, acceptor: Option<TlsAcceptor>, seen: Arc<
     }
 }
 
-async fn serve<S: AsyncRead + AsyncWrite + Unpin + 'static>(stream: S, seen: Arc<Mutex<Seen>>) {
-    let service = service_fn(|request| answer(request, Arc::clone(&seen)));
+async fn serve<S: AsyncRead + AsyncWrite + Unpin + 'static>(stream: S, seen: Arc<Mutex<Received>>) {
+    let service = service_fn(|request| respond(request, Arc::clone(&seen)));
     drop(Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await);
 }
 
-async fn answer(
+async fn respond(
     request: Request<Incoming>,
-    seen: Arc<Mutex<Seen>>,
+    seen: Arc<Mutex<Received>>,
 ) -> Result<Response<BoxBody<Bytes, Infallible>>, hyper::Error> {
     let (head, body) = request.into_parts();
     let body = body.collect().await?.to_bytes();
     let (message, frames) = match head.uri.path() {
-        // OTLP, 1.3: the path for traces.
+        // The path for traces (OTLP 1.3).
         "/v1/traces" => (body.clone(), Vec::new()),
         "/opentelemetry.proto.collector.trace.v1.TraceService/Export" => {
-            // gRPC over HTTP/2: each message has a head of five octets, and the status comes last. An empty message says
-            // that all was taken.
+            // gRPC over HTTP/2: a message starts with a header of five bytes, and the status is in the trailers. An
+            // empty message means that everything was accepted.
             let mut empty = BytesMut::new();
             empty.put_bytes(0, 5);
             let mut trailers = HeaderMap::new();
@@ -195,18 +195,18 @@ async fn answer(
         }
         _ => return Ok(plain(StatusCode::NOT_FOUND)),
     };
-    let Ok(told) = ExportTraceServiceRequest::decode(message) else { return Ok(plain(StatusCode::BAD_REQUEST)) };
+    let Ok(export) = ExportTraceServiceRequest::decode(message) else { return Ok(plain(StatusCode::BAD_REQUEST)) };
     let grpc = !frames.is_empty();
     {
         let mut seen = process::lock(&seen);
         seen.bytes.extend_from_slice(&body);
         seen.headers.push(head.headers);
-        for of_resource in told.resource_spans {
+        for of_resource in export.resource_spans {
             let resource = of_resource.resource.unwrap_or_default();
             let resource: HashMap<_, _> =
                 resource.attributes.iter().map(|attribute| (attribute.key.clone(), text(attribute))).collect();
             let spans = of_resource.scope_spans.into_iter().flat_map(|scope| scope.spans);
-            seen.spans.extend(spans.map(|span| Told { span, resource: resource.clone() }));
+            seen.spans.extend(spans.map(|span| ReceivedSpan { span, resource: resource.clone() }));
         }
     }
     let mut response = Response::new(StreamBody::new(stream::iter(frames.into_iter().map(Ok))).boxed());

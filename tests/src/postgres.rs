@@ -1,4 +1,4 @@
-//! A real Postgres in a process of our own: one for all tests of a process, with a database for each.
+//! A real Postgres in its own process. All tests of a process share one, each with its own database.
 
 use std::{
     fs,
@@ -15,33 +15,33 @@ use tokio::sync::OnceCell;
 
 use crate::{
     process::{self, Process, Program},
-    tls::Tls,
+    tls::ServerTls,
 };
 
 /// The role that owns everything.
 const ROLE: &str = "latchkey";
-/// The database whose copies the tests get, migrated once.
+/// The migrated database from which the databases of tests are copied.
 const TEMPLATE: &str = "latchkey_template";
-/// Making a cluster on a loaded machine.
+/// Limit for the creation of a database cluster, on a loaded machine.
 const INITDB_LIMIT: Duration = Duration::from_secs(120);
 /// A Postgres that lost its parent ends within a second or two.
 const PREDECESSOR_LIMIT: Duration = Duration::from_secs(15);
-/// A process id that Linux never gives (its most is 2^22).
-const NO_PID: u32 = 2_147_483_646;
-/// Starting one, with recovery after a kill.
+/// A process id that Linux never assigns (the maximum is 2^22).
+const UNUSED_PID: u32 = 2_147_483_646;
+/// Limit for a start, including recovery after a kill.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
-/// How to run one.
+/// Settings of a server.
 pub struct Options {
-    /// Where its data is; made where it is empty.
+    /// The data folder; initialized if it is empty.
     pub data: PathBuf,
     pub log: PathBuf,
     pub addr: SocketAddr,
-    /// Whether what is committed survives the machine's crash; tests do without.
+    /// Whether commits survive a crash of the machine; tests do not need that.
     pub durable: bool,
-    /// Only TLS, with the certificate of this authority.
-    pub tls: Option<Tls>,
-    /// Settings beyond ours, `name=value`.
+    /// Accepts only TLS connections, with this server certificate.
+    pub tls: Option<ServerTls>,
+    /// Additional settings, `name=value`.
     pub settings: Vec<String>,
 }
 
@@ -50,17 +50,17 @@ pub struct Postgres {
     process: Process,
     addr: SocketAddr,
     password: String,
-    /// The authority's certificate, where it speaks TLS only.
+    /// The CA certificate, if it accepts only TLS.
     ca: Option<PathBuf>,
     template: OnceCell<()>,
 }
 
-/// A database in it.
+/// A database of the server.
 #[derive(Clone, Debug)]
 pub struct Database {
     pub name: String,
     pub addr: SocketAddr,
-    /// With the role and its password.
+    /// Includes role and password.
     pub url: String,
 }
 
@@ -82,21 +82,21 @@ impl Options {
 // === impl Postgres ===
 
 impl Postgres {
-    /// The one of this test process.
+    /// The server that all tests of this process share.
     pub async fn shared() -> &'static Self {
         static SHARED: OnceCell<Postgres> = OnceCell::const_new();
         SHARED.get_or_init(|| async { Self::start(Options::for_tests()).await.expect("Postgres starts") }).await
     }
 
-    /// Starts one, making its data where there is none.
+    /// Starts a server and initializes its data folder if necessary.
     pub async fn start(options: Options) -> Result<Self> {
-        let user = server_user()?;
+        let user = system_user()?;
         let data = reachable_data_dir(&options.data, user.as_ref())?;
         let fresh = !data.join("PG_VERSION").exists();
-        let programs = programs(&data)?;
+        let programs = find_programs(&data)?;
         let password_file = options.data.with_extension("password");
         if fresh {
-            make_cluster(&programs, &data, &options.log, &password_file, user.as_ref()).await?;
+            init_data(&programs, &data, &options.log, &password_file, user.as_ref()).await?;
         }
         let password = fs::read_to_string(&password_file)
             .with_context(|| format!("the password of the database in {}", data.display()))?;
@@ -118,7 +118,7 @@ impl Postgres {
             .args(settings(&options).iter().flat_map(|setting| ["-c", setting.as_str()]))
             .start()?;
         let this = Self { process, addr: options.addr, password, ca, template: OnceCell::new() };
-        this.ready().await?;
+        this.wait_until_ready().await?;
         Ok(this)
     }
 
@@ -130,33 +130,33 @@ impl Postgres {
         self.addr
     }
 
-    /// The authority that signed its certificate.
+    /// The CA that signed its certificate.
     pub fn ca(&self) -> Option<&Path> {
         self.ca.as_deref()
     }
 
-    /// The URL of a database, made or not, as seen at another address (a proxy's).
+    /// The URL of a database, which need not exist, at an address (the server's or a proxy's).
     pub fn url(&self, name: &str, addr: SocketAddr) -> String {
         let tls = self.ca.as_ref().map(|ca| format!("?sslmode=verify-full&sslrootcert={}", ca.display()));
         format!("postgres://{ROLE}:{}@{addr}/{name}{}", self.password, tls.unwrap_or_default())
     }
 
-    /// A new database for one test, with the schema in it.
+    /// Creates a migrated database for one test.
     pub async fn database(&self) -> Result<Database> {
         self.template.get_or_try_init(|| self.make_template()).await?;
         let name = format!("t_{:016x}", rand::random::<u64>());
         self.execute("postgres", &format!("CREATE DATABASE {name} TEMPLATE {TEMPLATE}")).await?;
-        Ok(self.describe(name))
+        Ok(self.database_info(name))
     }
 
-    /// A new database with nothing in it.
+    /// Creates an empty database.
     pub async fn empty_database(&self) -> Result<Database> {
         let name = format!("e_{:016x}", rand::random::<u64>());
         self.execute("postgres", &format!("CREATE DATABASE {name}")).await?;
-        Ok(self.describe(name))
+        Ok(self.database_info(name))
     }
 
-    /// The database of that name, made where it is missing.
+    /// The database of this name; created if it does not exist.
     pub async fn database_named(&self, name: &str) -> Result<Database> {
         let mut connection = self.connect("postgres").await?;
         let there: bool = sqlx::query_scalar("SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)")
@@ -167,10 +167,10 @@ impl Postgres {
         if !there {
             self.execute("postgres", &format!("CREATE DATABASE {name}")).await?;
         }
-        Ok(self.describe(name.to_owned()))
+        Ok(self.database_info(name.to_owned()))
     }
 
-    /// Runs SQL of our own making.
+    /// Executes SQL of the test.
     pub async fn execute(&self, database: &str, sql: &str) -> Result<()> {
         let mut connection = self.connect(database).await?;
         sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&mut connection).await?;
@@ -182,12 +182,12 @@ impl Postgres {
         Ok(options.disable_statement_logging().connect().await?)
     }
 
-    /// Ends it as an administrator does: sessions are cut, what is committed is written.
+    /// Stops it with a fast shutdown: sessions are closed, commits are written.
     pub fn stop(&self, limit: Duration) -> bool {
         self.process.stop(Signal::INT, limit)
     }
 
-    async fn ready(&self) -> Result<()> {
+    async fn wait_until_ready(&self) -> Result<()> {
         let end = tokio::time::Instant::now() + START_LIMIT;
         loop {
             let error = match self.connect("postgres").await {
@@ -195,7 +195,7 @@ impl Postgres {
                 Err(error) => error,
             };
             let log = self.process.log();
-            if let Some(status) = self.process.ended() {
+            if let Some(status) = self.process.exit_status() {
                 bail!("Postgres ended with {status}; the end of {}:\n{}", log.display(), process::tail(log, 20));
             }
             if tokio::time::Instant::now() > end {
@@ -207,10 +207,10 @@ impl Postgres {
 
     async fn make_template(&self) -> Result<()> {
         self.execute("postgres", &format!("CREATE DATABASE {TEMPLATE}")).await?;
-        migrate(&self.describe(TEMPLATE.to_owned()))
+        migrate(&self.database_info(TEMPLATE.to_owned()))
     }
 
-    fn describe(&self, name: String) -> Database {
+    fn database_info(&self, name: String) -> Database {
         Database { url: self.url(&name, self.addr), addr: self.addr, name }
     }
 }
@@ -224,18 +224,18 @@ impl Database {
     }
 }
 
-/// Brings a database to the server's schema by the server's own command.
+/// Migrates a database with `latchkey-server migrate`.
 pub fn migrate(database: &Database) -> Result<()> {
     let dir = process::fresh_dir("migrate");
     let url_file = dir.join("database-url");
     write_private(&url_file, &database.url)?;
-    Program::new("latchkey-server migrate", process::our_program("latchkey-server")?, dir.join("migrate.log"))
+    Program::new("latchkey-server migrate", process::find_built_program("latchkey-server")?, dir.join("migrate.log"))
         .arg("migrate")
         .path_arg("--database-url-file", &url_file)
         .run(Duration::from_secs(60))
 }
 
-/// Writes a file that only we can read.
+/// Writes a file that only the current user can read.
 pub fn write_private(path: &Path, content: &str) -> Result<()> {
     let unfinished = path.with_extension("unfinished");
     drop(fs::remove_file(&unfinished));
@@ -244,13 +244,14 @@ pub fn write_private(path: &Path, content: &str) -> Result<()> {
     Ok(fs::rename(&unfinished, path)?)
 }
 
-struct User {
+struct SystemUser {
     name: String,
     uid: u32,
 }
 
-/// Whom the server runs as: us, or where we are root, which it refuses, somebody who owns nothing else.
-fn server_user() -> Result<Option<User>> {
+/// The user that runs the server: `None` for the current user. Postgres refuses root, so root uses a user that owns
+/// nothing else.
+fn system_user() -> Result<Option<SystemUser>> {
     if !process::is_root() {
         return Ok(None);
     }
@@ -259,17 +260,17 @@ fn server_user() -> Result<Option<User>> {
         passwd.lines().find_map(|line| {
             let mut fields = line.split(':');
             let name = fields.next().filter(|name| *name == wanted)?;
-            Some(User { name: name.to_owned(), uid: fields.nth(1)?.parse().ok()? })
+            Some(SystemUser { name: name.to_owned(), uid: fields.nth(1)?.parse().ok()? })
         })
     };
     let user = find("postgres").or_else(|| find("nobody")).context("no user `postgres` or `nobody` to run Postgres")?;
     Ok(Some(user))
 }
 
-/// The data's folder, made and owned by the server's user. Where that user cannot walk to it, a link leads to a folder
-/// in /var/tmp.
-fn reachable_data_dir(wanted: &Path, user: Option<&User>) -> Result<PathBuf> {
-    let parent = wanted.parent().context("a data folder lies in a folder")?;
+/// The data folder, created and owned by the server's user. If that user cannot reach it, it is a link to a folder in
+/// /var/tmp.
+fn reachable_data_dir(wanted: &Path, user: Option<&SystemUser>) -> Result<PathBuf> {
+    let parent = wanted.parent().context("the data folder has a parent")?;
     fs::create_dir_all(parent)?;
     let Some(user) = user else {
         make_private_dir(wanted)?;
@@ -305,7 +306,8 @@ fn make_private_dir(path: &Path) -> Result<()> {
     Ok(fs::set_permissions(path, fs::Permissions::from_mode(0o700))?)
 }
 
-/// One that was killed a moment ago may not be gone yet, or be dead and not reaped: then its lock looks taken to Postgres.
+/// Waits for a killed predecessor that has not ended or is not reaped yet, because Postgres would consider its lock
+/// taken.
 async fn await_predecessor(data: &Path) -> Result<()> {
     let lock = data.join("postmaster.pid");
     let end = tokio::time::Instant::now() + PREDECESSOR_LIMIT;
@@ -315,14 +317,14 @@ async fn await_predecessor(data: &Path) -> Result<()> {
         let process = Path::new("/proc").join(pid.trim());
         let status = fs::read_to_string(process.join("status")).unwrap_or_default();
         let Some(state) = status.lines().find_map(|line| line.strip_prefix("State:")) else {
-            // Gone, which Postgres sees by itself.
+            // No such process: Postgres detects that itself.
             return Ok(());
         };
         let dead = state.trim_start().starts_with(['Z', 'X']);
-        // A server works in its data's folder; else the number was given to somebody new.
+        // A server's working directory is its data folder; otherwise the id belongs to another process now.
         if dead || fs::read_link(process.join("cwd")).ok() != data.canonicalize().ok() {
-            // The rest of the file stays: by it Postgres makes sure that nobody uses the old shared memory.
-            return Ok(fs::write(&lock, format!("{NO_PID}\n{rest}"))?);
+            // Keeps the rest of the file, from which Postgres checks that the old shared memory is unused.
+            return Ok(fs::write(&lock, format!("{UNUSED_PID}\n{rest}"))?);
         }
         ensure!(
             tokio::time::Instant::now() < end,
@@ -334,8 +336,8 @@ async fn await_predecessor(data: &Path) -> Result<()> {
     }
 }
 
-/// The folder of Postgres's programs: of the version that made the data, else the newest.
-fn programs(data: &Path) -> Result<PathBuf> {
+/// The folder of the Postgres programs: the version that created the data, otherwise the newest.
+fn find_programs(data: &Path) -> Result<PathBuf> {
     let mut installed: Vec<(u32, PathBuf)> = fs::read_dir("/usr/lib/postgresql")
         .into_iter()
         .flatten()
@@ -364,22 +366,22 @@ fn programs(data: &Path) -> Result<PathBuf> {
         .context("Postgres is not installed: run `make tools`, or install Debian's package `postgresql`")
 }
 
-async fn make_cluster(
+async fn init_data(
     programs: &Path,
     data: &Path,
     log: &Path,
     password_file: &Path,
-    user: Option<&User>,
+    user: Option<&SystemUser>,
 ) -> Result<()> {
     let password = format!("{:032x}", rand::random::<u128>());
     write_private(password_file, &password)?;
-    // initdb reads the password as the server's user, for whom the lasting file is closed.
+    // initdb runs as the server's user, who cannot read the permanent password file.
     let handed_over = tempfile::Builder::new().prefix("latchkey-").tempfile()?;
     fs::write(handed_over.path(), &password)?;
     if let Some(user) = user {
         std::os::unix::fs::chown(handed_over.path(), Some(user.uid), None)?;
     }
-    // Not in place: one that is stopped half-way would look like a whole one to the next run.
+    // In another folder first: an initialization that was interrupted must not look complete to the next run.
     let unfinished = data.with_extension("unfinished");
     if unfinished.exists() {
         fs::remove_dir_all(&unfinished)?;
@@ -407,9 +409,9 @@ fn settings(options: &Options) -> Vec<String> {
         "max_connections=400".to_owned(),
     ];
     if !options.durable {
-        // Nothing survives this process; the disk would only slow it down.
+        // The data is not needed after a crash; disk writes would only cost time.
         settings.extend(["fsync=off", "synchronous_commit=off", "full_page_writes=off"].map(str::to_owned));
-        // It would start a process for one after another of hundreds of databases that nobody uses any more.
+        // Autovacuum would start a process for each of hundreds of unused databases.
         settings.push("autovacuum=off".to_owned());
     }
     if options.tls.is_some() {

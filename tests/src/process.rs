@@ -1,4 +1,4 @@
-//! Child processes that cannot outlive the process that started them, and the folders and ports they use.
+//! Child processes that cannot outlive this process, and the folders and ports that they use.
 
 use std::{
     collections::HashSet,
@@ -20,7 +20,7 @@ use rustix::{
     process::{Pid, Signal, WaitId, WaitIdOptions, waitid},
 };
 
-/// What to start, and as whom.
+/// A program to start, with its arguments and user.
 pub struct Program {
     name: String,
     path: PathBuf,
@@ -31,7 +31,7 @@ pub struct Program {
     log: PathBuf,
 }
 
-/// A running child. It is killed when this value is dropped, and by the kernel when this process dies in any way.
+/// A running child. It is killed when this value is dropped; if this process dies, the kernel kills it.
 pub struct Process {
     name: String,
     log: PathBuf,
@@ -39,22 +39,22 @@ pub struct Process {
     child: Mutex<Child>,
 }
 
-/// A folder for the files of this process, taken away by the next run when the process is gone.
+/// A folder for the files of this process. A later run removes it after the process has ended.
 pub struct RunDir {
     path: PathBuf,
     _lock: File,
 }
 
-/// The repository's root, where `target`, `crds`, `server` … are.
+/// The root of the repository, which contains `target`, `crds`, `server` and so on.
 pub fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests crate lies in the workspace").to_owned()
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests crate is in the workspace").to_owned()
 }
 
-/// One of our own programs, which cargo leaves beside the test's executable or in the folder above it.
+/// The path of one of our programs. Cargo writes it next to the test's executable or one folder above.
 ///
-/// `LATCHKEY_BENCH_SERVER` and `LATCHKEY_BENCH_OPERATOR` name another build of a program, so that one benchmark can
-/// measure two builds.
-pub fn our_program(name: &str) -> Result<PathBuf> {
+/// `LATCHKEY_BENCH_SERVER` and `LATCHKEY_BENCH_OPERATOR` name another build of a program, so that a benchmark can
+/// compare two builds.
+pub fn find_built_program(name: &str) -> Result<PathBuf> {
     let variable = match name {
         "latchkey-server" => Some("LATCHKEY_BENCH_SERVER"),
         "latchkey-operator" => Some("LATCHKEY_BENCH_OPERATOR"),
@@ -62,7 +62,7 @@ pub fn our_program(name: &str) -> Result<PathBuf> {
     };
     if let Some((variable, path)) = variable.and_then(|variable| Some((variable, std::env::var_os(variable)?))) {
         let path = PathBuf::from(path);
-        ensure!(path.is_file(), "{variable} is {}, which is no file", path.display());
+        ensure!(path.is_file(), "{variable} is {}, which is not a file", path.display());
         return Ok(path);
     }
     let own = std::env::current_exe().context("the path of this executable")?;
@@ -71,14 +71,14 @@ pub fn our_program(name: &str) -> Result<PathBuf> {
     })
 }
 
-/// Whether this process is root, which Postgres refuses to be.
+/// Whether this process runs as root, which Postgres refuses.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// A TCP port of 127.0.0.1 that nobody listens on and that no other call of this process got.
+/// An unused TCP port of 127.0.0.1 that no other call of this process returned.
 ///
-/// It lies below the range that the kernel takes source ports from, so that no outgoing connection can hold it.
+/// It is below the range of ephemeral ports, so that no outgoing connection uses it.
 pub fn free_port() -> u16 {
     static GIVEN: Mutex<Option<HashSet<u16>>> = Mutex::new(None);
     let mut given = lock(&GIVEN);
@@ -97,12 +97,12 @@ pub fn free_addr() -> SocketAddr {
     SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), free_port())
 }
 
-/// The folder of this process's files, made on first use.
+/// The folder for the files of this process, created on first use.
 pub fn run_dir() -> &'static Path {
     static DIR: OnceLock<RunDir> = OnceLock::new();
     let dir = DIR.get_or_init(|| {
-        // Postgres, which runs as another user where we are root, must reach its files, so they cannot lie in a
-        // checkout below a closed home.
+        // As root, Postgres runs as another user, who must reach its files. So they cannot be in a checkout below a
+        // private home folder.
         let base = if is_root() { std::env::temp_dir().join("latchkey-tests") } else { root().join("target/tmp") };
         RunDir::create(&base).expect("a folder for the files of this run")
     });
@@ -116,7 +116,7 @@ pub fn fresh_dir(name: &str) -> PathBuf {
     path
 }
 
-/// The end of a text file, whole lines, at most so many.
+/// The last `lines` lines of a text file, from its last 64 KiB.
 pub fn tail(path: &Path, lines: usize) -> String {
     let read = || -> io::Result<Vec<u8>> {
         let mut file = File::open(path)?;
@@ -136,7 +136,7 @@ pub fn tail(path: &Path, lines: usize) -> String {
     }
 }
 
-/// A mutex in tests is never left in a bad state: what a panicking holder changed is whole.
+/// Locks a mutex even if it is poisoned: in tests, a panic leaves no partial changes behind a mutex.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -144,7 +144,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 // === impl Program ===
 
 impl Program {
-    /// `log` gets what the program writes to its standard output and error, appended.
+    /// `log` is the file to which standard output and error are appended.
     pub fn new(name: &str, path: impl Into<PathBuf>, log: impl Into<PathBuf>) -> Self {
         Self {
             name: name.to_owned(),
@@ -176,30 +176,30 @@ impl Program {
         self
     }
 
-    /// Runs it as that user; needs root.
+    /// Runs it as this user; requires root.
     pub fn user(mut self, user: Option<&str>) -> Self {
         self.user = user.map(str::to_owned);
         self
     }
 
-    /// Starts it by this command, which ends by executing its arguments: `prlimit --data=…`, `nice` …
+    /// Runs it through a command that executes its arguments at the end: `prlimit --data=…`, `nice` and so on.
     pub fn wrapper(mut self, command: &[String]) -> Self {
         self.wrapper = command.to_vec();
         self
     }
 
-    /// Starts it and lets it run.
+    /// Starts it and does not wait.
     pub fn start(self) -> Result<Process> {
         let child = self.spawn()?;
         let pid = Pid::from_child(&child);
         Ok(Process { name: self.name, log: self.log, pid, child: Mutex::new(child) })
     }
 
-    /// Runs it to its end; an exit code other than 0 is an error with the end of what it wrote.
+    /// Runs it until it ends. An exit code other than 0 is an error that contains the end of its log.
     pub fn run(self, limit: Duration) -> Result<()> {
         let (name, log) = (self.name.clone(), self.log.clone());
         let process = self.start()?;
-        let Some(status) = process.wait(limit) else { bail!("{name} has not ended within {limit:?}") };
+        let Some(status) = process.wait_blocking(limit) else { bail!("{name} has not ended within {limit:?}") };
         if !status.success() {
             bail!("{name} ended with {status}; the end of {}:\n{}", log.display(), tail(&log, 20));
         }
@@ -211,8 +211,8 @@ impl Program {
             fs::create_dir_all(folder)?;
         }
         let log = File::options().create(true).append(true).open(&self.log).context("opening its log")?;
-        // The kernel kills the child when the thread that started it ends; doing this before exec would be `unsafe`
-        // here, so util-linux does it.
+        // `setpriv` of util-linux makes the kernel kill the child when the thread that started it ends. Setting this
+        // between fork and exec needs `unsafe` in Rust.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL"]);
         if let Some(user) = &self.user {
@@ -227,25 +227,26 @@ impl Program {
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
-            // Ctrl-C in a terminal goes to its whole process group: the children end when we say so, in order.
+            // Ctrl-C in a terminal goes to the whole process group. The children must end in our order instead.
             .process_group(0);
         if self.user.is_some() {
             command.current_dir("/");
         }
-        spawn_from_a_lasting_thread(command)
+        spawn_from_permanent_thread(command)
             .with_context(|| format!("starting {} ({})", self.name, self.path.display()))
     }
 }
 
 type SpawnRequest = (Command, mpsc::Sender<io::Result<Child>>);
 
-/// `PR_SET_PDEATHSIG` watches the starting thread, and threads of tests end long before what they share.
-fn spawn_from_a_lasting_thread(command: Command) -> Result<Child> {
+/// Spawns from a thread that never ends: `PR_SET_PDEATHSIG` is bound to the thread that spawns, and test threads end
+/// before the processes that they share.
+fn spawn_from_permanent_thread(command: Command) -> Result<Child> {
     static SPAWNER: LazyLock<Mutex<mpsc::Sender<SpawnRequest>>> = LazyLock::new(|| {
         let (requests, inbox) = mpsc::channel::<SpawnRequest>();
         thread::spawn(move || {
             for (mut command, answer) in inbox {
-                // A caller that is gone does not want the child either; dropping it there leaves it to the kernel.
+                // The caller no longer waits, so nothing would own the child.
                 if let Err(mpsc::SendError(Ok(mut orphan))) = answer.send(command.spawn()) {
                     drop(orphan.kill());
                 }
@@ -254,8 +255,8 @@ fn spawn_from_a_lasting_thread(command: Command) -> Result<Child> {
         Mutex::new(requests)
     });
     let (answer, result) = mpsc::channel();
-    lock(&SPAWNER).send((command, answer)).context("the thread that starts processes is gone")?;
-    Ok(result.recv().context("the thread that starts processes is gone")??)
+    lock(&SPAWNER).send((command, answer)).context("the thread that starts processes has ended")?;
+    Ok(result.recv().context("the thread that starts processes has ended")??)
 }
 
 // === impl Process ===
@@ -273,29 +274,29 @@ impl Process {
         &self.log
     }
 
-    /// Its exit status, once it has ended.
-    pub fn ended(&self) -> Option<ExitStatus> {
-        lock(&self.child).try_wait().expect("the child is ours to wait for")
+    /// The exit status, if it has ended.
+    pub fn exit_status(&self) -> Option<ExitStatus> {
+        lock(&self.child).try_wait().expect("this process can wait for its child")
     }
 
-    /// Sends a signal. SIGSTOP is waited for, since threads stop one by one: after it none runs any more.
+    /// Sends a signal. Waits until SIGSTOP has stopped all threads, which stop one by one.
     pub fn signal(&self, signal: Signal) {
-        // The child is not reaped while we hold its lock, so the id cannot be another's.
+        // The child is not reaped while its lock is held, so its id cannot belong to another process.
         let mut child = lock(&self.child);
         if child.try_wait().is_ok_and(|ended| ended.is_none()) {
-            rustix::process::kill_process(self.pid, signal).expect("the child is ours to signal");
+            rustix::process::kill_process(self.pid, signal).expect("this process can signal its child");
             if signal == Signal::STOP {
                 let stopped = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
-                retry_on_intr(|| waitid(WaitId::Pid(self.pid), stopped)).expect("the child is ours to wait for");
+                retry_on_intr(|| waitid(WaitId::Pid(self.pid), stopped)).expect("this process can wait for its child");
             }
         }
     }
 
-    /// Waits on this thread.
-    pub fn wait(&self, limit: Duration) -> Option<ExitStatus> {
+    /// Waits for its end; blocks this thread.
+    pub fn wait_blocking(&self, limit: Duration) -> Option<ExitStatus> {
         let end = Instant::now() + limit;
         loop {
-            if let Some(status) = self.ended() {
+            if let Some(status) = self.exit_status() {
                 return Some(status);
             }
             if Instant::now() >= end {
@@ -305,34 +306,34 @@ impl Process {
         }
     }
 
-    /// Waits without holding up the thread.
-    pub async fn exit(&self) -> ExitStatus {
+    /// Waits for its end without blocking the thread.
+    pub async fn wait_for_exit(&self) -> ExitStatus {
         loop {
-            if let Some(status) = self.ended() {
+            if let Some(status) = self.exit_status() {
                 return status;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 
-    /// As `kill -9`, and waits until it is gone.
+    /// Sends SIGKILL and waits until it has ended.
     pub fn kill(&self) {
         let mut child = lock(&self.child);
         drop(child.kill());
         drop(child.wait());
     }
 
-    /// Asks with a signal, and kills it when the limit is over. True if it ended by itself.
+    /// Sends a signal, and kills it after the limit. Returns whether it ended before that.
     pub fn stop(&self, signal: Signal, limit: Duration) -> bool {
         self.signal(signal);
-        let ended = self.wait(limit).is_some();
+        let ended = self.wait_blocking(limit).is_some();
         if !ended {
             self.kill();
         }
         ended
     }
 
-    /// Whether a line of its log has this in it.
+    /// Whether its log contains this text.
     pub fn has_logged(&self, text: impl AsRef<str>) -> bool {
         fs::read(&self.log).is_ok_and(|log| String::from_utf8_lossy(&log).contains(text.as_ref()))
     }
@@ -347,7 +348,7 @@ impl Drop for Process {
 // === impl RunDir ===
 
 impl RunDir {
-    /// Makes a folder of its own below `base`, and takes away those whose process is gone.
+    /// Creates a folder below `base` and removes the folders of processes that have ended.
     pub fn create(base: &Path) -> Result<Self> {
         fs::create_dir_all(base)?;
         for entry in fs::read_dir(base)?.flatten() {
@@ -359,7 +360,7 @@ impl RunDir {
         let path = tempfile::Builder::new().prefix("run-").tempdir_in(base)?.keep();
         open_to_all(&path)?;
         let lock = File::create(path.join("lock"))?;
-        lock.try_lock().context("locking a folder that was just made")?;
+        lock.try_lock().context("locking a new folder")?;
         Ok(Self { path, _lock: lock })
     }
 
@@ -374,13 +375,13 @@ impl Drop for RunDir {
     }
 }
 
-/// Lets every user walk through, so that Postgres under its own user reaches its files.
+/// Lets every user traverse the folder, so that Postgres reaches its files as another user.
 fn open_to_all(path: &Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     Ok(fs::set_permissions(path, fs::Permissions::from_mode(0o755))?)
 }
 
-/// The first of these programs that is there: a path, or a name looked up in `PATH`.
+/// The first of these programs that exists: a path, or a name that is searched in `PATH`.
 pub(crate) fn find_program<I: IntoIterator<Item: AsRef<OsStr>>>(candidates: I) -> Option<PathBuf> {
     let search = std::env::var_os("PATH").unwrap_or_default();
     candidates.into_iter().find_map(|candidate| {

@@ -1,5 +1,5 @@
-//! A TCP proxy in front of Postgres or Redis that fails on request: refuses, stalls, delays, and cuts connections, also
-//! in the middle of what a client says.
+//! A TCP proxy in front of Postgres or Redis that injects faults: it refuses, stalls, delays and cuts connections, also
+//! in the middle of a request.
 
 use std::{
     io,
@@ -23,22 +23,22 @@ use crate::{process, smtp::listen};
 
 /// What happens to bytes, in both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flow {
+pub enum Forwarding {
     Pass,
-    /// Each piece is held for so long.
+    /// Delays each chunk.
     Delay(Duration),
-    /// Nothing moves; connections stay, new ones are taken.
+    /// No bytes are forwarded. Connections stay open, and new ones are accepted.
     Stall,
 }
 
-/// A trap that cuts one connection, and is then gone.
+/// A trigger that cuts one connection, once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trap {
-    /// When a client sends this, before the server gets it.
+    /// When a client sends this, before the server receives it.
     Before(Vec<u8>),
-    /// When a client has sent this and the server has got it; the answer is lost.
+    /// When a client has sent this and the server has received it; the response is lost.
     After(Vec<u8>),
-    /// After so many more bytes from clients.
+    /// After this number of further bytes from clients.
     AfterBytes(usize),
 }
 
@@ -51,28 +51,28 @@ pub struct Proxy {
 
 struct Shared {
     upstream: SocketAddr,
-    flow: watch::Sender<Flow>,
-    /// Raised to cut what is open.
+    flow: watch::Sender<Forwarding>,
+    /// Increased to close the open connections.
     epoch: watch::Sender<u64>,
-    /// Raised to lose in silence what is open.
+    /// Increased to silently drop the traffic of the open connections.
     lost: AtomicUsize,
     trap: Mutex<Option<Trap>>,
-    sprung: Notify,
+    triggered: Notify,
     connections: AtomicUsize,
 }
 
 // === impl Proxy ===
 
 impl Proxy {
-    /// In front of that address, on a free port.
+    /// Starts a proxy for that address, on a free port.
     pub fn start(upstream: SocketAddr) -> Result<Self> {
         let shared = Arc::new(Shared {
             upstream,
-            flow: watch::Sender::new(Flow::Pass),
+            flow: watch::Sender::new(Forwarding::Pass),
             epoch: watch::Sender::new(0),
             lost: AtomicUsize::new(0),
             trap: Mutex::new(None),
-            sprung: Notify::new(),
+            triggered: Notify::new(),
             connections: AtomicUsize::new(0),
         });
         let this = Self { addr: process::free_addr(), shared, accepting: Mutex::new(None) };
@@ -84,28 +84,28 @@ impl Proxy {
         self.addr
     }
 
-    /// Connections taken so far.
+    /// Number of connections accepted so far.
     pub fn connections(&self) -> usize {
         self.shared.connections.load(Ordering::Relaxed)
     }
 
-    /// Cuts what is open; new connections are served.
+    /// Closes the open connections; new ones are accepted.
     pub fn cut(&self) {
         self.shared.epoch.send_modify(|epoch| *epoch += 1);
     }
 
-    /// As `cut`, and waits until all that was open is closed. What is new meanwhile is waited for too.
-    pub async fn cut_off(&self) {
+    /// Like [`Proxy::cut`], and waits until all connections are closed, including new ones.
+    pub async fn cut_and_wait(&self) {
         self.cut();
         self.shared.epoch.closed().await;
     }
 
-    /// What is open stays open and carries nothing any more, as where a router forgets it; new connections are served.
+    /// Open connections stay open but carry no data any more, as if a router lost them; new ones are accepted.
     pub fn lose(&self) {
         self.shared.lost.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Closes the port and cuts what is open: the server is gone.
+    /// Closes the port and the open connections, as if the server was down.
     pub async fn refuse(&self) {
         let accepting = process::lock(&self.accepting).take();
         if let Some(accepting) = accepting {
@@ -116,26 +116,26 @@ impl Proxy {
     }
 
     pub fn delay(&self, by: Duration) {
-        self.shared.flow.send_replace(Flow::Delay(by));
+        self.shared.flow.send_replace(Forwarding::Delay(by));
     }
 
     pub fn stall(&self) {
-        self.shared.flow.send_replace(Flow::Stall);
+        self.shared.flow.send_replace(Forwarding::Stall);
     }
 
     pub fn set_trap(&self, trap: Trap) {
         *process::lock(&self.shared.trap) = Some(trap);
     }
 
-    /// Until the trap has cut a connection.
-    pub async fn sprung(&self) {
-        self.shared.sprung.notified().await;
+    /// Waits until the trap has cut a connection.
+    pub async fn trap_triggered(&self) {
+        self.shared.triggered.notified().await;
     }
 
-    /// Everything as it should be. Connections that were stalled go on.
+    /// Ends all faults. Stalled connections continue.
     pub fn restore(&self) -> io::Result<()> {
         *process::lock(&self.shared.trap) = None;
-        self.shared.flow.send_replace(Flow::Pass);
+        self.shared.flow.send_replace(Forwarding::Pass);
         if process::lock(&self.accepting).is_none() {
             self.accept()?;
         }
@@ -167,8 +167,8 @@ async fn accept_all(listener: TcpListener, shared: Arc<Shared>) {
         let mut epoch = shared.epoch.subscribe();
         tokio::spawn(async move {
             tokio::select! {
-                // However it ends, both sides are closed.
-                _ = shared.carry(client) => {}
+                // Both sides are closed in any case.
+                _ = shared.forward(client) => {}
                 _ = epoch.changed() => {}
             }
         });
@@ -178,18 +178,18 @@ async fn accept_all(listener: TcpListener, shared: Arc<Shared>) {
 // === impl Shared ===
 
 impl Shared {
-    async fn carry(&self, client: TcpStream) -> io::Result<()> {
+    async fn forward(&self, client: TcpStream) -> io::Result<()> {
         let server = TcpStream::connect(self.upstream).await?;
         client.set_nodelay(true)?;
         server.set_nodelay(true)?;
         let (mut from_client, mut to_client) = client.into_split();
         let (mut from_server, mut to_server) = server.into_split();
-        // Raised when the trap has sprung: from then on the client hears nothing.
+        // Set when the trap has triggered; from then on nothing is forwarded to the client.
         let cut = AtomicBool::new(false);
-        let born = self.lost.load(Ordering::Relaxed);
+        let lost_at_start = self.lost.load(Ordering::Relaxed);
         tokio::select! {
-            ended = self.pump(&mut from_client, &mut to_server, true, &cut, born) => ended,
-            ended = self.pump(&mut from_server, &mut to_client, false, &cut, born) => ended,
+            ended = self.pump(&mut from_client, &mut to_server, true, &cut, lost_at_start) => ended,
+            ended = self.pump(&mut from_server, &mut to_client, false, &cut, lost_at_start) => ended,
         }
     }
 
@@ -207,13 +207,13 @@ impl Shared {
     {
         let mut flow = self.flow.subscribe();
         let mut buffer = vec![0; 64 * 1024];
-        // The end of the piece before, in case a pattern lies across two.
+        // The end of the previous chunk, because a pattern can span two chunks.
         let mut before = Vec::new();
         loop {
             let read = from.read(&mut buffer).await?;
             let lost = self.lost.load(Ordering::Relaxed) > born;
             if lost && !of_client && read == 0 {
-                // The client does not hear of the end either.
+                // The client does not notice the end of the connection either.
                 std::future::pending::<()>().await;
             }
             if read == 0 {
@@ -225,20 +225,20 @@ impl Shared {
             let piece = &buffer[..read];
             let now = *flow.borrow_and_update();
             match now {
-                Flow::Pass => {}
-                Flow::Delay(by) => tokio::time::sleep(by).await,
-                Flow::Stall => drop(flow.wait_for(|flow| *flow != Flow::Stall).await),
+                Forwarding::Pass => {}
+                Forwarding::Delay(by) => tokio::time::sleep(by).await,
+                Forwarding::Stall => drop(flow.wait_for(|flow| *flow != Forwarding::Stall).await),
             }
             if of_client {
-                if let Some(passes) = self.spring(&mut before, piece) {
+                if let Some(passes) = self.check_trap(&mut before, piece) {
                     cut.store(true, Ordering::Relaxed);
                     to.write_all(&piece[..passes]).await?;
                     to.flush().await?;
                     if passes == read {
-                        // The server is to have read it before it sees the end of the connection.
+                        // The server must read it before it sees the end of the connection.
                         tokio::time::sleep(Duration::from_millis(50)).await;
                     }
-                    self.sprung.notify_one();
+                    self.triggered.notify_one();
                     return Ok(());
                 }
             } else if cut.load(Ordering::Relaxed) {
@@ -249,8 +249,8 @@ impl Shared {
         }
     }
 
-    /// Whether the trap cuts here, and how many bytes of the piece still pass.
-    fn spring(&self, before: &mut Vec<u8>, piece: &[u8]) -> Option<usize> {
+    /// How many bytes of the chunk are still forwarded, if the trap triggers in it.
+    fn check_trap(&self, before: &mut Vec<u8>, piece: &[u8]) -> Option<usize> {
         let mut trap = process::lock(&self.trap);
         match trap.as_mut()? {
             Trap::AfterBytes(left) if *left > piece.len() => {

@@ -1,4 +1,4 @@
-//! A real Redis in a process of our own: one for all tests of a process, or one for a test that breaks it; also behind
+//! A real Redis in its own process. All tests of a process share one; a test that breaks it starts its own. Also with
 //! sentinels, and as a cluster.
 
 use std::{
@@ -16,7 +16,7 @@ use tokio::sync::OnceCell;
 use crate::{
     postgres::write_private,
     process::{self, Process, Program},
-    tls::{self, Tls},
+    tls::{self, ServerTls},
 };
 
 mod cluster;
@@ -25,11 +25,11 @@ mod sentinel;
 pub use cluster::RedisCluster;
 pub use sentinel::{RedisSentinel, SentinelOptions};
 
-/// Starting one, with a long append-only file to read.
+/// Limit for a start, including reading a long append-only file.
 const START_LIMIT: Duration = Duration::from_secs(30);
-/// For each command of a test's own.
-const ANSWER_LIMIT: Duration = Duration::from_secs(10);
-/// How to run one.
+/// Limit for each command of a test.
+const COMMAND_LIMIT: Duration = Duration::from_secs(10);
+/// Settings of a server.
 #[derive(Clone)]
 pub struct Options {
     pub data: PathBuf,
@@ -37,26 +37,26 @@ pub struct Options {
     pub addr: SocketAddr,
     /// Whether it keeps an append-only file.
     pub durable: bool,
-    /// Of the user `default`, who may do all.
+    /// Password of the user `default`, who has all permissions.
     pub password: Option<String>,
-    /// Who uses it; without one it is the user `default`.
+    /// The user in the URL; `default` if `None`.
     pub user: Option<User>,
-    /// Only TLS, with the certificate of this authority.
-    pub tls: Option<Tls>,
-    /// Replicates the one at this address.
+    /// Accepts only TLS connections, with this server certificate.
+    pub tls: Option<ServerTls>,
+    /// Replicates the server at this address.
     pub replica_of: Option<SocketAddr>,
-    /// A member of a cluster.
+    /// Whether it is a cluster node.
     pub cluster: bool,
-    /// Settings beyond ours, name and value.
+    /// Additional settings, name and value.
     pub settings: Vec<(String, String)>,
 }
 
-/// A user of a server's access control list.
+/// A user of the server's access control list.
 #[derive(Clone, Debug)]
 pub struct User {
     pub name: String,
     pub password: String,
-    /// As `ACL SETUSER` takes them.
+    /// Rules as in `ACL SETUSER`.
     pub rules: String,
 }
 
@@ -88,8 +88,8 @@ impl Options {
         }
     }
 
-    /// The same for another server: with a folder and an address of its own.
-    fn elsewhere(&self) -> Self {
+    /// The same settings with another folder and address.
+    fn with_new_location(&self) -> Self {
         let Self { data, log, addr, .. } = Self::for_tests();
         Self { data, log, addr, ..self.clone() }
     }
@@ -98,7 +98,7 @@ impl Options {
 // === impl Redis ===
 
 impl Redis {
-    /// The one of this test process. An App's id leads every key, so tests do not meet.
+    /// The server that all tests of this process share. Every key starts with an App's id, so tests do not interfere.
     pub async fn shared() -> &'static Self {
         static SHARED: OnceCell<Redis> = OnceCell::const_new();
         SHARED.get_or_init(|| async { Self::start(Options::for_tests()).await.expect("Redis starts") }).await
@@ -109,17 +109,17 @@ impl Redis {
             .context("Redis is not installed: run `make tools`, or install Debian's package `redis-server`")?;
         fs::create_dir_all(&options.data)?;
         let port = options.addr.port().to_string();
-        // In a file, since command lines are seen by all.
+        // In a file, because other users can see command lines.
         let secrets = options.data.join("redis-secrets.conf");
         let password = options.password.as_ref();
         let lines = password.map(|password| format!("requirepass {password}\nmasterauth {password}\n"));
-        let user = options.user.as_ref().map(User::line);
+        let user = options.user.as_ref().map(User::acl_line);
         write_private(&secrets, &[lines, user].into_iter().flatten().collect::<String>())?;
         let mut command = Program::new("redis-server", program, &options.log)
             .arg(secrets.display().to_string())
             .args(["--bind", &options.addr.ip().to_string(), "--daemonize", "no", "--save", ""])
             .args(["--appendonly", if options.durable { "yes" } else { "no" }])
-            // Replicas of tests do not wait for more of them to come.
+            // By default, a primary waits for more replicas before it starts to replicate.
             .args(["--repl-diskless-sync-delay", "0"])
             .path_arg("--dir", &options.data);
         let mut ca = None;
@@ -150,7 +150,7 @@ impl Redis {
         }
         let Options { addr, password, user, .. } = options;
         let this = Self { process: command.start()?, addr, password, user, ca };
-        this.ready().await?;
+        this.wait_until_ready().await?;
         Ok(this)
     }
 
@@ -162,7 +162,7 @@ impl Redis {
         self.addr
     }
 
-    /// The authority that signed its certificate, where it speaks TLS only.
+    /// The CA of its certificate, if it accepts only TLS.
     pub fn ca(&self) -> Option<&Path> {
         self.ca.as_deref()
     }
@@ -171,23 +171,23 @@ impl Redis {
         self.url_at(self.addr)
     }
 
-    /// As seen at another address (a proxy's).
+    /// The URL with another address (a proxy's).
     pub fn url_at(&self, addr: SocketAddr) -> String {
-        format!("{}://{}{addr}/0", self.scheme("redis"), self.login())
+        format!("{}://{}{addr}/0", self.url_scheme("redis"), self.url_userinfo())
     }
 
     pub async fn connect(&self) -> Result<MultiplexedConnection> {
         let login = self.password.as_ref().map(|password| format!(":{password}@")).unwrap_or_default();
-        open(&format!("{}://{login}{}/0", self.scheme("redis"), self.addr), self.ca()).await
+        open_connection(&format!("{}://{login}{}/0", self.url_scheme("redis"), self.addr), self.ca()).await
     }
 
-    fn scheme(&self, plain: &str) -> String {
+    fn url_scheme(&self, plain: &str) -> String {
         let secure = plain.replacen("redis", "rediss", 1);
         if self.ca.is_some() { secure } else { plain.to_owned() }
     }
 
-    /// What stands before the host in a URL.
-    fn login(&self) -> String {
+    /// The user information of the URL, including the `@`.
+    fn url_userinfo(&self) -> String {
         match (&self.user, &self.password) {
             (Some(user), _) => format!("{}:{}@", user.name, user.password),
             (None, Some(password)) => format!(":{password}@"),
@@ -195,12 +195,12 @@ impl Redis {
         }
     }
 
-    /// Ends it as an administrator does: what is to be kept is written.
+    /// Stops it with SIGTERM; durable data is written.
     pub fn stop(&self, limit: Duration) -> bool {
         self.process.stop(Signal::TERM, limit)
     }
 
-    async fn ready(&self) -> Result<()> {
+    async fn wait_until_ready(&self) -> Result<()> {
         let end = tokio::time::Instant::now() + START_LIMIT;
         loop {
             let error = match self.ping().await {
@@ -208,7 +208,7 @@ impl Redis {
                 Err(error) => error,
             };
             let log = self.process.log();
-            if let Some(status) = self.process.ended() {
+            if let Some(status) = self.process.exit_status() {
                 bail!("Redis ended with {status}; the end of {}:\n{}", log.display(), process::tail(log, 20));
             }
             if tokio::time::Instant::now() > end {
@@ -220,7 +220,7 @@ impl Redis {
 
     async fn ping(&self) -> Result<()> {
         let answer: String = redis::cmd("PING").query_async(&mut self.connect().await?).await?;
-        ensure!(answer == "PONG", "an answer to PING that is not PONG");
+        ensure!(answer == "PONG", "a reply to PING that is not PONG");
         Ok(())
     }
 }
@@ -228,12 +228,12 @@ impl Redis {
 // === impl User ===
 
 impl User {
-    fn line(&self) -> String {
+    fn acl_line(&self) -> String {
         format!("user {} on >{} {}\n", self.name, self.password, self.rules)
     }
 }
 
-async fn open(url: &str, ca: Option<&Path>) -> Result<MultiplexedConnection> {
+async fn open_connection(url: &str, ca: Option<&Path>) -> Result<MultiplexedConnection> {
     let client = match ca {
         None => Client::open(url)?,
         Some(ca) => {
@@ -242,15 +242,15 @@ async fn open(url: &str, ca: Option<&Path>) -> Result<MultiplexedConnection> {
             Client::build_with_tls(url, certificates)?
         }
     };
-    // The client's own limit of half a second is too short on a loaded machine.
+    // The client's default of half a second is too short on a loaded machine.
     let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(ANSWER_LIMIT))
-        .set_response_timeout(Some(ANSWER_LIMIT));
+        .set_connection_timeout(Some(COMMAND_LIMIT))
+        .set_response_timeout(Some(COMMAND_LIMIT));
     Ok(client.get_multiplexed_async_connection_with_config(&config).await?)
 }
 
-/// Looks until it holds, or tells that it did not.
-async fn until(what: &str, limit: Duration, mut holds: impl AsyncFnMut() -> Result<bool>) -> Result<()> {
+/// Polls until it holds; an error after the limit.
+async fn poll_until(what: &str, limit: Duration, mut holds: impl AsyncFnMut() -> Result<bool>) -> Result<()> {
     let end = tokio::time::Instant::now() + limit;
     loop {
         let outcome = holds().await;

@@ -1,4 +1,4 @@
-//! Tokens as a cluster makes them for its ServiceAccounts, signed by a key of our own: for servers without a cluster.
+//! ServiceAccount tokens as a cluster issues them, signed by our own key: for servers without a cluster.
 
 use std::{
     fs,
@@ -14,36 +14,37 @@ use uuid::Uuid;
 
 use crate::postgres::write_private;
 
-/// The audience that callers of Latchkey ask for.
+/// The audience of tokens for Latchkey.
 pub const AUDIENCE: &str = "latchkey";
 
-/// Signs tokens of ServiceAccounts.
-pub struct Issuer {
+/// Signs ServiceAccount tokens.
+pub struct ServiceAccountIssuer {
     id: String,
     pem: String,
     key: EncodingKey,
 }
 
-// === impl Issuer ===
+// === impl ServiceAccountIssuer ===
 
-impl Issuer {
+impl ServiceAccountIssuer {
     /// With a new key.
     pub fn new() -> Result<Self> {
-        Self::of(&KeyPair::generate()?.serialize_pem())
+        Self::from_pem(&KeyPair::generate()?.serialize_pem())
     }
 
-    /// With the key in this file, made where it is missing.
-    pub fn kept_in(path: &Path) -> Result<Self> {
+    /// With the key in this file, which is created if it does not exist.
+    pub fn load_or_create(path: &Path) -> Result<Self> {
         if path.exists() {
             let pem = fs::read_to_string(path)?;
-            return Self::of(&pem).with_context(|| format!("{} is no key; remove it to get a new one", path.display()));
+            return Self::from_pem(&pem)
+                .with_context(|| format!("{} is not a key; delete it to renew it", path.display()));
         }
         let issuer = Self::new()?;
         write_private(path, &issuer.pem)?;
         Ok(issuer)
     }
 
-    fn of(pem: &str) -> Result<Self> {
+    fn from_pem(pem: &str) -> Result<Self> {
         let key = EncodingKey::from_ec_pem(pem.as_bytes())?;
         let jwk = Jwk::from_encoding_key(&key, Algorithm::ES256)?;
         let id = jwk.thumbprint(jsonwebtoken::jwk::ThumbprintHash::SHA256)?;
@@ -55,7 +56,7 @@ impl Issuer {
         &self.pem
     }
 
-    /// The public key, as the API server has it under `/openid/v1/jwks`.
+    /// The public key in the format of the API server's `/openid/v1/jwks`.
     pub fn jwks(&self) -> Result<Value> {
         let mut jwk = json!(Jwk::from_encoding_key(&self.key, Algorithm::ES256)?);
         jwk["kid"] = json!(self.id);
@@ -64,19 +65,19 @@ impl Issuer {
         Ok(json!({ "keys": [jwk] }))
     }
 
-    /// A token of a ServiceAccount, as a projected volume holds it.
+    /// A ServiceAccount's token, as in a projected volume.
     pub fn token(&self, namespace: &str, name: &str, audience: &str, lifetime: Duration) -> Result<String> {
         self.sign(&claims(namespace, name, audience, lifetime)?)
     }
 
-    /// Any claims.
+    /// Signs any claims.
     pub fn sign(&self, claims: &Value) -> Result<String> {
         let header = Header { kid: Some(self.id.clone()), ..Header::new(Algorithm::ES256) };
         Ok(jsonwebtoken::encode(&header, claims, &self.key)?)
     }
 }
 
-/// What such a token says.
+/// The claims of a ServiceAccount token.
 pub fn claims(namespace: &str, name: &str, audience: &str, lifetime: Duration) -> Result<Value> {
     let now = now()?;
     Ok(json!({
@@ -91,7 +92,7 @@ pub fn claims(namespace: &str, name: &str, audience: &str, lifetime: Duration) -
     }))
 }
 
-#[expect(clippy::disallowed_methods, reason = "tokens are made for programs that go by the machine's clock")]
+#[expect(clippy::disallowed_methods, reason = "programs check tokens by the machine's clock")]
 fn now() -> Result<u64> {
     Ok(SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs())
 }

@@ -1,4 +1,4 @@
-//! An SMTP server (RFC 5321) that keeps what it is sent and misbehaves on request: the relay of tests and of
+//! An SMTP server (RFC 5321) that keeps the mails it receives and injects faults on request: the relay of tests and of
 //! `make run`.
 
 use std::{
@@ -22,26 +22,26 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-use crate::{mail::Mailbox, process, tls::Tls};
+use crate::{mail::Mailbox, process, tls::ServerTls};
 
-/// RFC 5321, 4.5.3.1.6 asks for 998 octets at least in a line of text; this only bounds memory.
-const LINE_MAX: u64 = 64 * 1024;
-/// A mail of ours is a few kilobytes.
-const MAIL_MAX: usize = 4 * 1024 * 1024;
-/// A client that says nothing for so long is gone (RFC 5321, 4.5.3.2.7 says five minutes).
+/// RFC 5321, 4.5.3.1.6 requires at least 998 bytes per line of text; this only bounds memory.
+const MAX_LINE_BYTES: u64 = 64 * 1024;
+/// Latchkey's mails are a few kilobytes.
+const MAX_MAIL_BYTES: usize = 4 * 1024 * 1024;
+/// An idle client counts as gone after five minutes (RFC 5321, 4.5.3.2.7).
 const IDLE_LIMIT: Duration = Duration::from_secs(300);
 
-/// How a session is protected.
+/// TLS of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Security {
     None,
-    /// TLS has to be asked for before anything else.
+    /// The client must request TLS before anything else.
     StartTls,
     /// TLS from the first byte (RFC 8314).
     Implicit,
 }
 
-/// The steps of a session at which it can go wrong.
+/// The steps of a session at which a fault can be injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     Connect,
@@ -53,25 +53,25 @@ pub enum Step {
     EndOfData,
 }
 
-/// What the server does with those who come.
+/// How the server treats its clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Behaviour {
+pub enum Behavior {
     Accept,
-    /// Answers that step with a code (421, 450, 550 …) and a text.
+    /// Responds to that step with a code (421, 450, 550 and so on) and a text.
     Refuse(Step, u16, String),
-    /// Refuses one recipient and takes the others.
+    /// Refuses one recipient and accepts the others.
     RefuseRecipient(String, u16),
-    /// Says nothing more from that step on and keeps the connection.
+    /// Stops responding at that step and keeps the connection open.
     Hang(Step),
-    /// Cuts the connection at that step. At `EndOfData` the mail has been accepted, only the answer is lost.
+    /// Closes the connection at that step. At `EndOfData` the mail is accepted and only the response is lost.
     Cut(Step),
 }
 
-/// How to run one.
+/// Settings of a server.
 pub struct Options {
     pub addr: SocketAddr,
     pub security: Security,
-    /// Demands AUTH with this name and password.
+    /// Requires AUTH with this name and password.
     pub login: Option<(String, String)>,
     pub mails: Mailbox,
 }
@@ -79,7 +79,7 @@ pub struct Options {
 /// A running server. It ends when this value is dropped.
 pub struct Smtp {
     addr: SocketAddr,
-    tls: Option<Tls>,
+    tls: Option<ServerTls>,
     shared: Arc<Shared>,
     accepting: Mutex<Option<JoinHandle<()>>>,
 }
@@ -89,15 +89,15 @@ struct Shared {
     login: Option<(String, String)>,
     acceptor: Option<TlsAcceptor>,
     mails: Mailbox,
-    behaviour: Mutex<Behaviour>,
-    /// Raised to end every session that is open.
+    behavior: Mutex<Behavior>,
+    /// Increased to end all open sessions.
     epoch: watch::Sender<u64>,
     sessions: AtomicUsize,
     logins: AtomicUsize,
     open: AtomicUsize,
 }
 
-/// Where a session stands.
+/// State of a session.
 struct Session<'a> {
     shared: &'a Shared,
     secured: bool,
@@ -108,10 +108,10 @@ struct Session<'a> {
 }
 
 /// What follows a command.
-enum Next {
+enum NextAction {
     Reply(String),
     StartTls,
-    /// AUTH goes on with what the client answers to this challenge.
+    /// AUTH continues with the client's response to this challenge.
     Challenge(Challenge),
     ReadData,
     Close(String),
@@ -125,9 +125,9 @@ enum Challenge {
     LoginPassword(String),
 }
 
-enum Ended {
+enum SessionEnd {
     Done,
-    /// The client asked for TLS and was told to begin.
+    /// The client requested TLS and must start the handshake.
     Upgrade,
 }
 
@@ -151,7 +151,7 @@ impl Smtp {
     pub async fn start(options: Options) -> Result<Self> {
         let tls = match options.security {
             Security::None => None,
-            Security::StartTls | Security::Implicit => Some(Tls::new()?),
+            Security::StartTls | Security::Implicit => Some(ServerTls::new()?),
         };
         let acceptor = match &tls {
             Some(tls) => Some(TlsAcceptor::from(tls.server_config()?)),
@@ -162,7 +162,7 @@ impl Smtp {
             login: options.login,
             acceptor,
             mails: options.mails,
-            behaviour: Mutex::new(Behaviour::Accept),
+            behavior: Mutex::new(Behavior::Accept),
             epoch: watch::Sender::new(0),
             sessions: AtomicUsize::new(0),
             logins: AtomicUsize::new(0),
@@ -173,7 +173,7 @@ impl Smtp {
             _ => options.addr,
         };
         let this = Self { addr, tls, shared, accepting: Mutex::new(None) };
-        this.up().context("the SMTP server")?;
+        this.listen().context("the SMTP server")?;
         Ok(this)
     }
 
@@ -181,7 +181,7 @@ impl Smtp {
         self.addr
     }
 
-    /// The authority to trust, PEM.
+    /// The CA to trust, PEM.
     pub fn ca(&self) -> Option<&str> {
         self.tls.as_ref().map(|tls| tls.ca.as_str())
     }
@@ -198,38 +198,38 @@ impl Smtp {
         &self.shared.mails
     }
 
-    pub fn behave(&self, behaviour: Behaviour) {
-        *process::lock(&self.shared.behaviour) = behaviour;
+    pub fn set_behavior(&self, behaviour: Behavior) {
+        *process::lock(&self.shared.behavior) = behaviour;
     }
 
-    /// Sessions begun so far.
+    /// Number of sessions so far.
     pub fn sessions(&self) -> usize {
         self.shared.sessions.load(Ordering::Relaxed)
     }
 
-    /// Sessions open now.
+    /// Number of open sessions.
     pub fn open_sessions(&self) -> usize {
         self.shared.open.load(Ordering::Relaxed)
     }
 
-    /// Times that AUTH succeeded.
+    /// Number of successful AUTH commands.
     pub fn logins(&self) -> usize {
         self.shared.logins.load(Ordering::Relaxed)
     }
 
     /// Closes the port and every session.
-    pub async fn down(&self) {
+    pub async fn stop(&self) {
         let accepting = process::lock(&self.accepting).take();
         if let Some(accepting) = accepting {
             accepting.abort();
-            // The port is closed when the task is gone.
+            // The port is closed when the task has ended.
             drop(accepting.await);
         }
         self.shared.epoch.send_modify(|epoch| *epoch += 1);
     }
 
     /// Opens the port again.
-    pub fn up(&self) -> io::Result<()> {
+    pub fn listen(&self) -> io::Result<()> {
         let listener = listen(self.addr)?;
         let shared = Arc::clone(&self.shared);
         *process::lock(&self.accepting) = Some(tokio::spawn(async move {
@@ -252,7 +252,7 @@ impl Drop for Smtp {
     }
 }
 
-/// A port that can be opened again while old connections linger.
+/// A listener on a port that can be reopened while old connections linger.
 pub(crate) fn listen(addr: SocketAddr) -> io::Result<TcpListener> {
     let socket = if addr.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     socket.set_reuseaddr(true)?;
@@ -268,7 +268,7 @@ impl Shared {
         self.open.fetch_add(1, Ordering::Relaxed);
         let mut epoch = self.epoch.subscribe();
         tokio::select! {
-            // A session that breaks is the client's to tell of.
+            // A broken session is an error that the client reports.
             _ = self.session(stream) => {}
             _ = epoch.changed() => {}
         }
@@ -283,9 +283,8 @@ impl Shared {
             }
             (Some(acceptor), Security::StartTls) => {
                 let mut plain = BufReader::new(stream);
-                if let Ended::Upgrade = Session::new(self, false).run(&mut plain, true).await? {
-                    // What the client sent before the handshake is not to be believed (RFC 3207, 6): it goes with the
-                    // buffer.
+                if let SessionEnd::Upgrade = Session::new(self, false).run(&mut plain, true).await? {
+                    // The buffer is discarded with everything that the client sent before the handshake (RFC 3207, 6).
                     let mut stream = BufReader::new(acceptor.accept(plain.into_inner()).await?);
                     Session::new(self, true).run(&mut stream, false).await?;
                 }
@@ -297,23 +296,23 @@ impl Shared {
         Ok(())
     }
 
-    /// What is to happen at a step instead of what should.
-    fn fault(&self, step: Step) -> Option<Next> {
-        match &*process::lock(&self.behaviour) {
-            Behaviour::Refuse(at, 421, text) if *at == step => Some(Next::Close(format!("421 {text}"))),
-            Behaviour::Refuse(at, code, text) if *at == step => Some(Next::Reply(format!("{code} {text}"))),
-            Behaviour::Hang(at) if *at == step => Some(Next::Hang),
-            Behaviour::Cut(at) if *at == step => Some(Next::Cut),
-            Behaviour::Accept
-            | Behaviour::Refuse(..)
-            | Behaviour::RefuseRecipient(..)
-            | Behaviour::Hang(_)
-            | Behaviour::Cut(_) => None,
+    /// The fault injected at a step, if any.
+    fn fault(&self, step: Step) -> Option<NextAction> {
+        match &*process::lock(&self.behavior) {
+            Behavior::Refuse(at, 421, text) if *at == step => Some(NextAction::Close(format!("421 {text}"))),
+            Behavior::Refuse(at, code, text) if *at == step => Some(NextAction::Reply(format!("{code} {text}"))),
+            Behavior::Hang(at) if *at == step => Some(NextAction::Hang),
+            Behavior::Cut(at) if *at == step => Some(NextAction::Cut),
+            Behavior::Accept
+            | Behavior::Refuse(..)
+            | Behavior::RefuseRecipient(..)
+            | Behavior::Hang(_)
+            | Behavior::Cut(_) => None,
         }
     }
 
     fn refuses_recipient(&self, recipient: &str) -> Option<String> {
-        if let Behaviour::RefuseRecipient(refused, code) = &*process::lock(&self.behaviour)
+        if let Behavior::RefuseRecipient(refused, code) = &*process::lock(&self.behavior)
             && refused.eq_ignore_ascii_case(recipient)
         {
             return Some(format!("{code} no such mailbox"));
@@ -333,76 +332,76 @@ impl<'a> Session<'a> {
         mut self,
         stream: &mut BufReader<S>,
         greet: bool,
-    ) -> io::Result<Ended> {
+    ) -> io::Result<SessionEnd> {
         if greet {
-            let next = self.shared.fault(Step::Connect).unwrap_or(Next::Reply("220 inbox ESMTP".to_owned()));
-            let refused = matches!(&next, Next::Reply(reply) if !reply.starts_with("220"));
-            if let Some(ended) = self.follow(stream, next).await? {
+            let next = self.shared.fault(Step::Connect).unwrap_or(NextAction::Reply("220 inbox ESMTP".to_owned()));
+            let refused = matches!(&next, NextAction::Reply(reply) if !reply.starts_with("220"));
+            if let Some(ended) = self.execute(stream, next).await? {
                 return Ok(ended);
             }
             if refused {
-                return Ok(Ended::Done);
+                return Ok(SessionEnd::Done);
             }
         }
         while let Some(line) = read_line(stream).await? {
             let next = self.command(&line);
-            if let Some(ended) = self.follow(stream, next).await? {
+            if let Some(ended) = self.execute(stream, next).await? {
                 return Ok(ended);
             }
         }
-        Ok(Ended::Done)
+        Ok(SessionEnd::Done)
     }
 
-    /// Does what follows; `Some` where the session is over.
-    async fn follow<S: AsyncRead + AsyncWrite + Unpin>(
+    /// Executes the next action; `Some` if the session is over.
+    async fn execute<S: AsyncRead + AsyncWrite + Unpin>(
         &mut self,
         stream: &mut BufReader<S>,
-        mut next: Next,
-    ) -> io::Result<Option<Ended>> {
+        mut next: NextAction,
+    ) -> io::Result<Option<SessionEnd>> {
         loop {
             match next {
-                Next::Reply(reply) => {
+                NextAction::Reply(reply) => {
                     write_line(stream, &reply).await?;
                     return Ok(None);
                 }
-                Next::StartTls => {
+                NextAction::StartTls => {
                     write_line(stream, "220 go ahead").await?;
-                    return Ok(Some(Ended::Upgrade));
+                    return Ok(Some(SessionEnd::Upgrade));
                 }
-                Next::Challenge(challenge) => {
+                NextAction::Challenge(challenge) => {
                     let asks = match &challenge {
                         Challenge::Plain => "334 ",
-                        // "Username:" and "Password:", as every client of LOGIN expects.
+                        // "Username:" and "Password:", as clients of LOGIN expect.
                         Challenge::LoginName => "334 VXNlcm5hbWU6",
                         Challenge::LoginPassword(_) => "334 UGFzc3dvcmQ6",
                     };
                     write_line(stream, asks).await?;
-                    let Some(answer) = read_line(stream).await? else { return Ok(Some(Ended::Done)) };
+                    let Some(answer) = read_line(stream).await? else { return Ok(Some(SessionEnd::Done)) };
                     next = self.answer(challenge, &answer);
                 }
-                Next::ReadData => {
-                    write_line(stream, "354 end with a line that is a dot").await?;
-                    let Some(data) = read_data(stream).await? else { return Ok(Some(Ended::Done)) };
+                NextAction::ReadData => {
+                    write_line(stream, "354 end with a dot on a line").await?;
+                    let Some(data) = read_data(stream).await? else { return Ok(Some(SessionEnd::Done)) };
                     next = self.end_of_data(&data);
                 }
-                Next::Close(reply) => {
+                NextAction::Close(reply) => {
                     write_line(stream, &reply).await?;
-                    return Ok(Some(Ended::Done));
+                    return Ok(Some(SessionEnd::Done));
                 }
-                Next::Cut => return Ok(Some(Ended::Done)),
-                Next::Hang => std::future::pending().await,
+                NextAction::Cut => return Ok(Some(SessionEnd::Done)),
+                NextAction::Hang => std::future::pending().await,
             }
         }
     }
 
-    fn command(&mut self, line: &str) -> Next {
+    fn command(&mut self, line: &str) -> NextAction {
         let (verb, rest) = line.split_once(' ').unwrap_or((line, ""));
-        let reply = |text: &str| Next::Reply(text.to_owned());
+        let reply = |text: &str| NextAction::Reply(text.to_owned());
         match verb.to_ascii_uppercase().as_str() {
             "EHLO" => {
                 self.reset();
                 self.greeted = true;
-                Next::Reply(self.capabilities())
+                NextAction::Reply(self.capabilities())
             }
             "HELO" => {
                 self.reset();
@@ -414,17 +413,17 @@ impl<'a> Session<'a> {
                 self.reset();
                 reply("250 ok")
             }
-            "QUIT" => Next::Close("221 bye".to_owned()),
-            "VRFY" => reply("252 send some mail and see"),
-            "STARTTLS" if self.shared.security == Security::StartTls && !self.secured => Next::StartTls,
-            "AUTH" | "MAIL" | "RCPT" | "DATA" if !self.greeted => reply("503 greet first"),
+            "QUIT" => NextAction::Close("221 bye".to_owned()),
+            "VRFY" => reply("252 cannot verify"),
+            "STARTTLS" if self.shared.security == Security::StartTls && !self.secured => NextAction::StartTls,
+            "AUTH" | "MAIL" | "RCPT" | "DATA" if !self.greeted => reply("503 send EHLO first"),
             "AUTH" | "MAIL" if self.must_secure() => reply("530 5.7.0 STARTTLS first"),
             "AUTH" => self.auth(rest),
             "MAIL" if self.shared.login.is_some() && !self.authenticated => reply("530 5.7.0 log in first"),
             "MAIL" => self.mail(rest),
             "RCPT" => self.rcpt(rest),
-            "DATA" if self.to.is_empty() => reply("503 to whom?"),
-            "DATA" => self.shared.fault(Step::Data).unwrap_or(Next::ReadData),
+            "DATA" if self.to.is_empty() => reply("503 no recipients"),
+            "DATA" => self.shared.fault(Step::Data).unwrap_or(NextAction::ReadData),
             _ => reply("500 unknown command"),
         }
     }
@@ -447,86 +446,88 @@ impl<'a> Session<'a> {
         marked.collect::<Vec<_>>().join("\r\n")
     }
 
-    fn auth(&mut self, rest: &str) -> Next {
+    fn auth(&mut self, rest: &str) -> NextAction {
         if self.shared.login.is_none() {
-            return Next::Reply("502 no AUTH here".to_owned());
+            return NextAction::Reply("502 no AUTH here".to_owned());
         }
         let (mechanism, initial) = rest.split_once(' ').unwrap_or((rest, ""));
         match (mechanism.to_ascii_uppercase().as_str(), initial) {
-            ("PLAIN", "") => Next::Challenge(Challenge::Plain),
+            ("PLAIN", "") => NextAction::Challenge(Challenge::Plain),
             ("PLAIN", initial) => self.answer(Challenge::Plain, initial),
-            ("LOGIN", "") => Next::Challenge(Challenge::LoginName),
+            ("LOGIN", "") => NextAction::Challenge(Challenge::LoginName),
             ("LOGIN", initial) => self.answer(Challenge::LoginName, initial),
-            _ => Next::Reply("504 5.5.4 PLAIN or LOGIN".to_owned()),
+            _ => NextAction::Reply("504 5.5.4 PLAIN or LOGIN".to_owned()),
         }
     }
 
-    fn answer(&mut self, challenge: Challenge, answer: &str) -> Next {
+    fn answer(&mut self, challenge: Challenge, answer: &str) -> NextAction {
         let decoded = BASE64_STANDARD.decode(answer.trim()).ok().and_then(|bytes| String::from_utf8(bytes).ok());
-        let Some(decoded) = decoded else { return Next::Reply("501 5.5.2 not base64".to_owned()) };
+        let Some(decoded) = decoded else { return NextAction::Reply("501 5.5.2 not base64".to_owned()) };
         match challenge {
-            // RFC 4616: authorization id, name and password, apart by NUL.
+            // RFC 4616: authorization id, name and password, separated by NUL.
             Challenge::Plain => {
                 let mut parts = decoded.split('\0').skip(1);
                 let (name, password) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
                 self.log_in(name, password)
             }
-            Challenge::LoginName => Next::Challenge(Challenge::LoginPassword(decoded)),
+            Challenge::LoginName => NextAction::Challenge(Challenge::LoginPassword(decoded)),
             Challenge::LoginPassword(name) => self.log_in(&name, &decoded),
         }
     }
 
-    fn log_in(&mut self, name: &str, password: &str) -> Next {
+    fn log_in(&mut self, name: &str, password: &str) -> NextAction {
         if let Some(fault) = self.shared.fault(Step::Auth) {
             return fault;
         }
         let right = self.shared.login.as_ref().is_some_and(|(n, p)| n == name && p == password);
         if !right {
-            return Next::Reply("535 5.7.8 wrong name or password".to_owned());
+            return NextAction::Reply("535 5.7.8 wrong name or password".to_owned());
         }
         self.authenticated = true;
         self.shared.logins.fetch_add(1, Ordering::Relaxed);
-        Next::Reply("235 2.7.0 welcome".to_owned())
+        NextAction::Reply("235 2.7.0 welcome".to_owned())
     }
 
-    fn mail(&mut self, rest: &str) -> Next {
-        let Some(path) = path_after("FROM:", rest) else { return Next::Reply("501 5.5.4 MAIL FROM:<…>".to_owned()) };
+    fn mail(&mut self, rest: &str) -> NextAction {
+        let Some(path) = path_after("FROM:", rest) else {
+            return NextAction::Reply("501 5.5.4 MAIL FROM:<…>".to_owned());
+        };
         if let Some(fault) = self.shared.fault(Step::MailFrom) {
             return fault;
         }
         self.reset();
         self.from = Some(path.to_owned());
-        Next::Reply("250 2.1.0 ok".to_owned())
+        NextAction::Reply("250 2.1.0 ok".to_owned())
     }
 
-    fn rcpt(&mut self, rest: &str) -> Next {
+    fn rcpt(&mut self, rest: &str) -> NextAction {
         let Some(path) = path_after("TO:", rest).filter(|path| !path.is_empty()) else {
-            return Next::Reply("501 5.5.4 RCPT TO:<…>".to_owned());
+            return NextAction::Reply("501 5.5.4 RCPT TO:<…>".to_owned());
         };
         if self.from.is_none() {
-            return Next::Reply("503 5.5.1 from whom?".to_owned());
+            return NextAction::Reply("503 5.5.1 no sender".to_owned());
         }
         if let Some(fault) = self.shared.fault(Step::RcptTo) {
             return fault;
         }
         if let Some(refusal) = self.shared.refuses_recipient(path) {
-            return Next::Reply(refusal);
+            return NextAction::Reply(refusal);
         }
         self.to.push(path.to_owned());
-        Next::Reply("250 2.1.5 ok".to_owned())
+        NextAction::Reply("250 2.1.5 ok".to_owned())
     }
 
-    fn end_of_data(&mut self, data: &[u8]) -> Next {
+    fn end_of_data(&mut self, data: &[u8]) -> NextAction {
         let fault = self.shared.fault(Step::EndOfData);
         let accepted = match &fault {
-            None | Some(Next::Cut) => true,
+            None | Some(NextAction::Cut) => true,
             Some(_) => false,
         };
         let (from, to) = (self.from.take().unwrap_or_default(), std::mem::take(&mut self.to));
         if accepted && let Err(error) = self.shared.mails.deliver(&from, &to, data) {
-            return Next::Reply(format!("554 5.6.0 {error}"));
+            return NextAction::Reply(format!("554 5.6.0 {error}"));
         }
-        fault.unwrap_or(Next::Reply("250 2.0.0 kept".to_owned()))
+        fault.unwrap_or(NextAction::Reply("250 2.0.0 kept".to_owned()))
     }
 
     fn reset(&mut self) {
@@ -550,7 +551,7 @@ async fn write_line<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut BufReader<S>
     stream.flush().await
 }
 
-/// A line without its end; `None` where the client is gone.
+/// A line without its end; `None` if the client has disconnected.
 async fn read_line<S: AsyncRead + Unpin>(stream: &mut BufReader<S>) -> io::Result<Option<String>> {
     let line = read_raw_line(stream).await?;
     Ok(line.map(|line| String::from_utf8_lossy(&line).trim_end_matches(['\r', '\n']).to_owned()))
@@ -558,19 +559,19 @@ async fn read_line<S: AsyncRead + Unpin>(stream: &mut BufReader<S>) -> io::Resul
 
 async fn read_raw_line<S: AsyncRead + Unpin>(stream: &mut BufReader<S>) -> io::Result<Option<Vec<u8>>> {
     let mut line = Vec::new();
-    let mut bounded = (&mut *stream).take(LINE_MAX);
+    let mut bounded = (&mut *stream).take(MAX_LINE_BYTES);
     let read = timeout(IDLE_LIMIT, bounded.read_until(b'\n', &mut line)).await??;
     Ok((read > 0 && line.ends_with(b"\n")).then_some(line))
 }
 
-/// The mail up to the line that is a dot, with the dots that the client put in front taken away (RFC 5321, 4.5.2).
+/// The mail up to the line with only a dot, with the client's leading dots removed (RFC 5321, 4.5.2).
 async fn read_data<S: AsyncRead + Unpin>(stream: &mut BufReader<S>) -> io::Result<Option<Vec<u8>>> {
     let mut data = Vec::new();
     while let Some(line) = read_raw_line(stream).await? {
         if line == b".\r\n" {
             return Ok(Some(data));
         }
-        if data.len() + line.len() > MAIL_MAX {
+        if data.len() + line.len() > MAX_MAIL_BYTES {
             return Ok(None);
         }
         data.extend_from_slice(line.strip_prefix(b".").unwrap_or(&line));

@@ -1,5 +1,5 @@
-//! The whole service for one test: manifests, rendered by the operator's program, served by the server's, over a real
-//! Postgres, Redis and SMTP.
+//! The whole service for one test: manifests rendered by the operator, served by servers, with a real Postgres, Redis
+//! and SMTP.
 
 use std::{
     fs,
@@ -16,36 +16,36 @@ use serde_json::json;
 
 use crate::{
     builders::{App, Provider, Relay},
-    client::{Anonymous, Answer},
+    client::{ApiClient, ApiResponse},
     mail::Mailbox,
+    mock_provider,
     postgres::{self, Database, Postgres},
     process::{self, Process, Program},
     proxy::Proxy,
     redis::{self, Redis},
     smtp::{self, Smtp},
-    tls::{Front, Tls},
-    upstream,
+    tls::{ServerTls, TlsProxy},
 };
 
-/// Rendering a few Apps; the making of an RSA key is the slowest part.
+/// Limit for rendering a few Apps; the generation of an RSA key is the slowest part.
 const RENDER_LIMIT: Duration = Duration::from_secs(60);
 /// A server starts within a second; a loaded machine takes longer.
 const READY_LIMIT: Duration = Duration::from_secs(60);
-/// A server that drains waits for what runs.
+/// A server that drains waits for running requests.
 const DRAIN_LIMIT: Duration = Duration::from_secs(60);
 
-/// What a test wants to be different.
+/// Settings that a test changes.
 pub struct Builder {
-    /// Where the first server will be.
+    /// Public address of the first server.
     public: SocketAddr,
-    /// What users call, where something stands in front.
+    /// The URL that users call, if a proxy is in front.
     base_url: Option<String>,
     apps: Vec<App>,
     providers: Vec<Provider>,
     smtp: smtp::Options,
     redis: Option<redis::Options>,
-    /// Where Redis is, and who vouches for it, where the test runs it.
-    redis_at: Option<(String, Option<PathBuf>)>,
+    /// URL and CA of a Redis that the test runs itself.
+    external_redis: Option<(String, Option<PathBuf>)>,
     postgres: Option<postgres::Options>,
     proxied: bool,
     servers: usize,
@@ -55,23 +55,23 @@ pub struct Builder {
     wrapper: Vec<String>,
 }
 
-/// A running service. Everything of it ends when this value is dropped; when the test fails it says where to look.
+/// A running service. Everything ends when this value is dropped. If the test fails, it prints where the logs are.
 pub struct Stack {
     pub smtp: Smtp,
     pub database: Database,
-    /// In front of the stores, where the test asked for it.
+    /// Proxies in front of the stores, if the test requested them.
     pub postgres_proxy: Option<Proxy>,
     pub redis_proxy: Option<Proxy>,
-    servers: Vec<Server>,
-    postgres: Store<Postgres>,
-    redis: Option<Store<Redis>>,
+    servers: Vec<ServerProcess>,
+    postgres: SharedOrOwn<Postgres>,
+    redis: Option<SharedOrOwn<Redis>>,
     watcher: Option<Process>,
     base_url: String,
     dir: PathBuf,
 }
 
-/// One `latchkey-server`, running or not.
-pub struct Server {
+/// A `latchkey-server` process, running or not.
+pub struct ServerProcess {
     pub public: SocketAddr,
     pub admin: SocketAddr,
     pub ops: SocketAddr,
@@ -83,13 +83,13 @@ pub struct Server {
     process: Mutex<Option<Process>>,
 }
 
-/// A store of this process's tests, or of this test alone.
-pub(crate) enum Store<T: 'static> {
+/// A store that all tests of this process share, or one of this test alone.
+pub(crate) enum SharedOrOwn<T: 'static> {
     Shared(&'static T),
     Own(Box<T>),
 }
 
-impl<T> std::ops::Deref for Store<T> {
+impl<T> std::ops::Deref for SharedOrOwn<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -108,68 +108,68 @@ impl Builder {
         self
     }
 
-    /// With that Provider and its Secret, which Apps name by [`App::provider`].
+    /// Adds a Provider and its Secret. Apps reference it with [`App::provider`].
     pub fn provider(mut self, provider: &Provider) -> Self {
         self.providers.push(provider.clone());
         self
     }
 
-    /// Where a provider sends people back to, which it is told before the service starts.
+    /// The callback URL to register at a provider, known before the service starts.
     pub fn callback(&self, app: &App, provider: &Provider) -> String {
         let base = self.base_url.clone().unwrap_or_else(|| format!("http://{}", self.public));
         format!("{base}/{}/{}/callback", app.id(), provider.name())
     }
 
-    /// TLS in front of the first server: people call that.
-    pub async fn behind_tls(mut self, tls: &Tls) -> Result<(Self, Front)> {
-        let front = Front::start(tls, self.public).await?;
+    /// Puts TLS in front of the first server: users call that URL.
+    pub async fn behind_tls(mut self, tls: &ServerTls) -> Result<(Self, TlsProxy)> {
+        let front = TlsProxy::start(tls, self.public).await?;
         self.base_url = Some(front.url("localhost"));
         Ok((self, front))
     }
 
-    /// The install's own relay.
+    /// Replaces the install's relay.
     pub fn smtp(mut self, options: smtp::Options) -> Self {
         self.smtp = options;
         self
     }
 
-    /// A Redis of its own, for tests that break it.
+    /// Starts its own Redis, for tests that break it.
     pub fn own_redis(mut self, options: redis::Options) -> Self {
         self.redis = Some(options);
         self
     }
 
-    /// A Redis that the test runs, in whatever form; `ca` is the authority of its certificates, where it speaks TLS.
-    pub fn redis_at(mut self, url: &str, ca: Option<&Path>) -> Self {
-        self.redis_at = Some((url.to_owned(), ca.map(Path::to_owned)));
+    /// Uses a Redis of any kind that the test runs; `ca` is the CA of its certificates if it accepts only TLS.
+    pub fn external_redis(mut self, url: &str, ca: Option<&Path>) -> Self {
+        self.external_redis = Some((url.to_owned(), ca.map(Path::to_owned)));
         self
     }
 
-    /// A Postgres of its own, for tests that break it.
+    /// Starts its own Postgres, for tests that break it.
     pub fn own_postgres(mut self, options: postgres::Options) -> Self {
         self.postgres = Some(options);
         self
     }
 
-    /// With proxies in front of Postgres and Redis.
+    /// Puts proxies in front of Postgres and Redis.
     pub fn proxied(mut self) -> Self {
         self.proxied = true;
         self
     }
 
-    /// So many servers over the same stores.
+    /// Starts this number of servers with the same stores.
     pub fn servers(mut self, servers: usize) -> Self {
         self.servers = servers;
         self
     }
 
-    /// With a `render --watch` that follows edits.
+    /// Starts `render --watch`, which follows changes of manifests.
     pub fn watch(mut self) -> Self {
         self.watch = true;
         self
     }
 
-    /// More flags for the servers.
+    /// Adds flags of the servers.
     pub fn args<I: IntoIterator<Item: AsRef<str>>>(mut self, args: I) -> Self {
         self.args.extend(args.into_iter().map(|arg| arg.as_ref().to_owned()));
         self
@@ -180,13 +180,13 @@ impl Builder {
         self
     }
 
-    /// Starts the servers by this command; see [`Program::wrapper`].
+    /// Starts the servers through this command; see [`Program::wrapper`].
     pub fn wrapper(mut self, command: &[String]) -> Self {
         self.wrapper = command.to_vec();
         self
     }
 
-    /// Starts all of it and waits until it is ready; panics where it does not come up, which fails the test.
+    /// Starts everything and waits until it is ready. Panics, and so fails the test, if that is not possible.
     pub async fn start(self) -> Stack {
         self.try_start().await.expect("the service starts")
     }
@@ -197,13 +197,13 @@ impl Builder {
             fs::create_dir_all(dir.join(folder))?;
         }
         let postgres = match self.postgres {
-            None => Store::Shared(Postgres::shared().await),
-            Some(options) => Store::Own(Box::new(Postgres::start(options).await?)),
+            None => SharedOrOwn::Shared(Postgres::shared().await),
+            Some(options) => SharedOrOwn::Own(Box::new(Postgres::start(options).await?)),
         };
-        let redis = match (&self.redis_at, self.redis) {
+        let redis = match (&self.external_redis, self.redis) {
             (Some(_), _) => None,
-            (None, None) => Some(Store::Shared(Redis::shared().await)),
-            (None, Some(options)) => Some(Store::Own(Box::new(Redis::start(options).await?))),
+            (None, None) => Some(SharedOrOwn::Shared(Redis::shared().await)),
+            (None, Some(options)) => Some(SharedOrOwn::Own(Box::new(Redis::start(options).await?))),
         };
         let database = postgres.database().await?;
         let smtp = Smtp::start(self.smtp).await?;
@@ -218,7 +218,7 @@ impl Builder {
             None => database.url.clone(),
             Some(proxy) => postgres.url(&database.name, proxy.addr()),
         };
-        let (redis_url, redis_ca) = match (self.redis_at, &redis) {
+        let (redis_url, redis_ca) = match (self.external_redis, &redis) {
             (Some(given), _) => given,
             (None, Some(redis)) => {
                 let url = redis_proxy.as_ref().map_or_else(|| redis.url(), |proxy| redis.url_at(proxy.addr()));
@@ -229,15 +229,16 @@ impl Builder {
         write_store_files(&dir, &database_url, &redis_url, &smtp)?;
 
         let mut envs = self.envs;
-        let authorities = [smtp.ca().map(str::to_owned), read(postgres.ca())?, read(redis_ca.as_deref())?];
+        let authorities =
+            [smtp.ca().map(str::to_owned), read_optional(postgres.ca())?, read_optional(redis_ca.as_deref())?];
         let authorities: Vec<String> = authorities.into_iter().flatten().collect();
         if !authorities.is_empty() {
-            // Where rustls-native-certs looks first.
+            // rustls-native-certs looks here first.
             let bundle = dir.join("authorities.pem");
             fs::write(&bundle, authorities.concat())?;
             envs.push(("SSL_CERT_FILE".to_owned(), bundle.display().to_string()));
         }
-        let mut servers: Vec<Server> = Vec::new();
+        let mut servers: Vec<ServerProcess> = Vec::new();
         let mut args = vec!["--config-dir".to_owned(), dir.join("rendered").display().to_string()];
         args.extend(self.args);
         for index in 0..self.servers {
@@ -247,7 +248,7 @@ impl Builder {
                 let first = servers.first().map_or(public, |first| first.public);
                 format!("http://{first}")
             });
-            let server = Server::new(index, &dir, (public, ops), &base_url, &args, &envs);
+            let server = ServerProcess::new(index, &dir, (public, ops), &base_url, &args, &envs);
             servers.push(server.wrapper(&self.wrapper));
         }
         let first = servers.first().context("a service has a server")?.public;
@@ -278,7 +279,7 @@ impl Builder {
             server.start()?;
         }
         for server in &stack.servers {
-            server.ready().await?;
+            server.wait_until_ready().await?;
         }
         Ok(stack)
     }
@@ -295,13 +296,14 @@ impl Stack {
             providers: Vec::new(),
             smtp: smtp::Options::plain(),
             redis: None,
-            redis_at: None,
+            external_redis: None,
             postgres: None,
             proxied: false,
             servers: 1,
             watch: false,
             args: Vec::new(),
-            // No load balancer has to catch up, and the machine's proxy is not the test's. What a test says goes first.
+            // There is no load balancer to wait for, and the machine's proxy must not be used. Variables of a test
+            // override these.
             envs: vec![
                 ("LATCHKEY_DRAIN_SECONDS".to_owned(), "0".to_owned()),
                 ("HTTPS_PROXY".to_owned(), String::new()),
@@ -310,26 +312,26 @@ impl Stack {
         }
     }
 
-    /// One server with that App.
+    /// Starts one server with this App.
     pub async fn with(app: &App) -> Self {
         Self::builder().app(app).start().await
     }
 
-    /// Somebody new, at a client address of their own.
-    pub fn client(&self) -> Anonymous {
-        Anonymous::new(self.servers[0].public)
+    /// A new client of the first server, at its own client address.
+    pub fn client(&self) -> ApiClient {
+        ApiClient::new(self.servers[0].public)
     }
 
-    /// Somebody new, who talks to that server.
-    pub fn client_of(&self, server: usize) -> Anonymous {
-        Anonymous::new(self.servers[server].public)
+    /// A new client of that server.
+    pub fn client_of(&self, server: usize) -> ApiClient {
+        ApiClient::new(self.servers[server].public)
     }
 
-    pub fn server(&self) -> &Server {
+    pub fn server(&self) -> &ServerProcess {
         &self.servers[0]
     }
 
-    pub fn servers(&self) -> &[Server] {
+    pub fn servers(&self) -> &[ServerProcess] {
         &self.servers
     }
 
@@ -341,9 +343,9 @@ impl Stack {
         &self.postgres
     }
 
-    /// Where this service runs it, or shares it.
+    /// The Redis that this service runs or shares.
     pub fn redis(&self) -> &Redis {
-        self.redis.as_ref().expect("the test did not bring a Redis of its own")
+        self.redis.as_ref().expect("the test does not run its own Redis")
     }
 
     pub fn base_url(&self) -> &str {
@@ -359,18 +361,18 @@ impl Stack {
         &self.dir
     }
 
-    /// Where the rendered documents are.
+    /// The folder of the rendered documents.
     pub fn rendered(&self) -> PathBuf {
         self.dir.join("rendered")
     }
 
-    /// Writes an App's manifest, new or in place of the one before, and renders unless a watcher does.
+    /// Creates or replaces an App's manifest, and renders unless a watcher does.
     pub fn apply(&self, app: &App) -> Result<()> {
         self.write_manifest(app)?;
         if self.watcher.is_none() { self.render() } else { Ok(()) }
     }
 
-    /// Writes manifests of several Apps and Providers, and renders once.
+    /// Writes the manifests of several Apps and Providers, and renders once.
     pub fn apply_all(&self, apps: &[App], providers: &[Provider]) -> Result<()> {
         for provider in providers {
             self.write_provider(provider)?;
@@ -381,19 +383,19 @@ impl Stack {
         if self.watcher.is_none() { self.render() } else { Ok(()) }
     }
 
-    /// Takes an App's manifest away, and renders unless a watcher does.
+    /// Deletes an App's manifest, and renders unless a watcher does.
     pub fn delete(&self, app: &App) -> Result<()> {
         fs::remove_file(self.manifest_path(app))?;
         if self.watcher.is_none() { self.render() } else { Ok(()) }
     }
 
-    /// `latchkey-operator render`, once.
+    /// Runs `latchkey-operator render` once.
     pub fn render(&self) -> Result<()> {
         self.render_program("render").run(RENDER_LIMIT)
     }
 
     fn render_program(&self, name: &str) -> Program {
-        let operator = process::our_program("latchkey-operator").expect("the operator's program is built");
+        let operator = process::find_built_program("latchkey-operator").expect("the operator's program is built");
         Program::new(name, operator, self.dir.join(format!("{name}.log")))
             .arg("render")
             .path_arg("--from", &self.dir.join("manifests"))
@@ -433,10 +435,11 @@ impl Drop for Stack {
     }
 }
 
-// === impl Server ===
+// === impl ServerProcess ===
 
-impl Server {
-    /// Not started. `dir` holds what [`write_store_files`] writes; `more` says where its documents come from.
+impl ServerProcess {
+    /// A server that is not started. `dir` contains the files of [`write_store_files`]; `more` are flags for the source
+    /// of documents.
     pub(crate) fn new(
         index: usize,
         dir: &Path,
@@ -460,7 +463,7 @@ impl Server {
         .flat_map(|(flag, value)| [flag.to_owned(), value])
         .collect();
         args.push("--allow-insecure".to_owned());
-        args.extend(upstream::nobody_args());
+        args.extend(mock_provider::unreachable_provider_args());
         args.extend(more.iter().cloned());
         Self {
             public,
@@ -475,7 +478,7 @@ impl Server {
         }
     }
 
-    /// Starts it by this command from now on; see [`Program::wrapper`].
+    /// Starts it through this command from now on; see [`Program::wrapper`].
     pub(crate) fn wrapper(mut self, command: &[String]) -> Self {
         self.wrapper = command.to_vec();
         self
@@ -485,15 +488,16 @@ impl Server {
         self.dir.join(format!("server-{}.log", self.index))
     }
 
-    /// Everything it has logged, of earlier starts too.
-    pub fn logged(&self) -> String {
+    /// Its complete log, including earlier starts.
+    pub fn read_log(&self) -> String {
         fs::read_to_string(self.log()).unwrap_or_default()
     }
 
-    /// Starts it, at the same addresses as before. Does not wait: see [`Server::ready`].
+    /// Starts it at the same addresses as before. Does not wait: see [`ServerProcess::ready`].
     pub fn start(&self) -> Result<()> {
         let name = format!("server {}", self.index);
-        let mut program = Program::new(&name, process::our_program("latchkey-server")?, self.log()).args(&self.args);
+        let mut program =
+            Program::new(&name, process::find_built_program("latchkey-server")?, self.log()).args(&self.args);
         program = program.wrapper(&self.wrapper);
         for (name, value) in &self.envs {
             program = program.env(name, value);
@@ -503,72 +507,72 @@ impl Server {
         Ok(())
     }
 
-    /// Waits until it says that it is ready.
-    pub async fn ready(&self) -> Result<()> {
-        let client = Anonymous::new(self.ops);
+    /// Waits until it reports that it is ready.
+    pub async fn wait_until_ready(&self) -> Result<()> {
+        let client = ApiClient::new(self.ops);
         let end = tokio::time::Instant::now() + READY_LIMIT;
         loop {
-            if let Some(status) = self.ended() {
+            if let Some(status) = self.exit_status() {
                 bail!("the server ended with {status}:\n{}", process::tail(&self.log(), 30));
             }
-            let said = match client.try_send(client.request(http::Method::GET, "readyz")).await {
+            let reason = match client.try_send(client.request(http::Method::GET, "readyz")).await {
                 Ok(answer) if answer.status.is_success() => return Ok(()),
                 Ok(answer) => answer.text,
                 Err(error) => format!("{error:#}"),
             };
             if tokio::time::Instant::now() > end {
-                bail!("the server is not ready ({said}):\n{}", process::tail(&self.log(), 30));
+                bail!("the server is not ready ({reason}):\n{}", process::tail(&self.log(), 30));
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 
-    /// Starts it and waits.
+    /// Starts it and waits until it is ready.
     pub async fn start_ready(&self) -> Result<()> {
         self.start()?;
-        self.ready().await
+        self.wait_until_ready().await
     }
 
-    /// As `kill -9`.
+    /// Kills it with SIGKILL.
     pub fn kill(&self) {
-        // Dropping it kills it, and waits.
+        // Drop kills it and waits.
         drop(process::lock(&self.process).take());
     }
 
-    /// SIGTERM, and waits for its end; `None` where it had to be killed.
+    /// Sends SIGTERM and waits; `None` if it had to be killed.
     pub async fn terminate(&self) -> Option<ExitStatus> {
         let process = process::lock(&self.process).take()?;
         process.signal(Signal::TERM);
-        tokio::time::timeout(DRAIN_LIMIT, process.exit()).await.ok()
+        tokio::time::timeout(DRAIN_LIMIT, process.wait_for_exit()).await.ok()
     }
 
-    /// SIGTERM, without waiting.
+    /// Sends SIGTERM and does not wait.
     pub fn begin_drain(&self) {
         self.signal(Signal::TERM);
     }
 
-    /// SIGSTOP: it is there and says nothing.
+    /// Sends SIGSTOP: it accepts connections but does not respond.
     pub fn pause(&self) {
         self.signal(Signal::STOP);
     }
 
-    /// SIGCONT.
+    /// Sends SIGCONT.
     pub fn resume(&self) {
         self.signal(Signal::CONT);
     }
 
-    /// Its exit status, once it has ended by itself.
-    pub fn ended(&self) -> Option<ExitStatus> {
-        process::lock(&self.process).as_ref().and_then(Process::ended)
+    /// The exit status, if it has ended by itself.
+    pub fn exit_status(&self) -> Option<ExitStatus> {
+        process::lock(&self.process).as_ref().and_then(Process::exit_status)
     }
 
     pub fn pid(&self) -> Option<u32> {
         process::lock(&self.process).as_ref().map(Process::pid)
     }
 
-    /// A path of the ops listener.
-    pub async fn ops(&self, path: &str) -> Answer {
-        Anonymous::new(self.ops).get(path).await
+    /// Sends a GET request to the operations port.
+    pub async fn get_ops(&self, path: &str) -> ApiResponse {
+        ApiClient::new(self.ops).get(path).await
     }
 
     fn signal(&self, signal: Signal) {
@@ -578,16 +582,16 @@ impl Server {
     }
 }
 
-/// The files by which servers find their stores and the install's relay.
+/// Writes the files that contain the servers' stores and relay.
 pub(crate) fn write_store_files(dir: &Path, database_url: &str, redis_url: &str, smtp: &Smtp) -> Result<()> {
     postgres::write_private(&dir.join("database-url"), database_url)?;
     postgres::write_private(&dir.join("redis-url"), redis_url)?;
     write_smtp_file(&dir.join("smtp.json"), smtp, "hello@latchkey.test")
 }
 
-/// The install's relay, as the server's `--smtp-file` wants it.
+/// Writes the relay's settings in the format of the server's `--smtp-file`.
 pub fn write_smtp_file(path: &Path, smtp: &Smtp, from: &str) -> Result<()> {
-    let relay = Relay::to(smtp);
+    let relay = Relay::of(smtp);
     let mut file = json!({ "host": relay.host, "port": relay.port, "tls": relay.tls, "from": from });
     if let Some((name, password)) = relay.login {
         file["username"] = json!(name);
@@ -596,7 +600,7 @@ pub fn write_smtp_file(path: &Path, smtp: &Smtp, from: &str) -> Result<()> {
     postgres::write_private(path, &serde_json::to_string_pretty(&file)?)
 }
 
-fn read(path: Option<&Path>) -> Result<Option<String>> {
+fn read_optional(path: Option<&Path>) -> Result<Option<String>> {
     Ok(match path {
         Some(path) => Some(fs::read_to_string(path)?),
         None => None,

@@ -1,5 +1,5 @@
-//! A certificate authority for one test, and what it signs: a certificate for `localhost` and 127.0.0.1, and clients'; and
-//! TLS in front of what speaks none.
+//! A certificate authority for one test and its certificates: for `localhost` and 127.0.0.1, and for clients; and a TLS
+//! proxy in front of a plain server.
 
 use std::{fs, net::SocketAddr, path::Path, sync::Arc};
 
@@ -18,10 +18,10 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-/// What a TLS server needs, and what its clients trust.
+/// Certificates of a TLS server, and the CA that its clients trust.
 #[derive(Clone)]
-pub struct Tls {
-    /// The authority's certificate, PEM.
+pub struct ServerTls {
+    /// The CA certificate, PEM.
     pub ca: String,
     /// The server's certificate, PEM.
     pub certificate: String,
@@ -30,7 +30,7 @@ pub struct Tls {
 }
 
 /// Signs the certificates of servers and clients.
-pub struct Authority {
+pub struct CertificateAuthority {
     certificate: String,
     issuer: Issuer<'static, KeyPair>,
 }
@@ -41,28 +41,28 @@ pub struct Identity {
     pub key: String,
 }
 
-/// Takes TLS and hands on what is in it. It ends when this value is dropped.
-pub struct Front {
+/// A proxy that terminates TLS. It ends when this value is dropped.
+pub struct TlsProxy {
     addr: SocketAddr,
     task: JoinHandle<()>,
 }
 
-/// Makes aws-lc-rs the process's provider; more than once does no harm.
+/// Installs aws-lc-rs as the process's crypto provider; repeated calls have no effect.
 pub fn install_crypto_provider() {
-    // An error says that one is installed already, which is what we want.
+    // An error means that a provider is installed already.
     drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
 }
 
-// === impl Tls ===
+// === impl ServerTls ===
 
-impl Tls {
+impl ServerTls {
     pub fn new() -> Result<Self> {
-        let authority = Authority::new()?;
+        let authority = CertificateAuthority::new()?;
         let Identity { certificate, key } = authority.server(&["localhost", "127.0.0.1"])?;
         Ok(Self { ca: authority.certificate, certificate, key })
     }
 
-    /// Writes `ca.pem`, `server.pem` and `server.key` (0600, owned by whom the server runs as).
+    /// Writes `ca.pem`, `server.pem` and `server.key` (0600, owned by the user that runs the server).
     pub fn write_to(&self, dir: &Path, owner: Option<u32>) -> Result<()> {
         use std::os::unix::fs::PermissionsExt;
         for (name, content) in [("ca.pem", &self.ca), ("server.pem", &self.certificate), ("server.key", &self.key)] {
@@ -84,7 +84,7 @@ impl Tls {
         Ok(Arc::new(ServerConfig::builder().with_no_client_auth().with_single_cert(chain, key)?))
     }
 
-    /// The authority as the only trusted root.
+    /// A root store with only this CA.
     pub fn roots(&self) -> Result<RootCertStore> {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_slice(self.ca.as_bytes())?)?;
@@ -92,9 +92,9 @@ impl Tls {
     }
 }
 
-// === impl Authority ===
+// === impl CertificateAuthority ===
 
-impl Authority {
+impl CertificateAuthority {
     pub fn new() -> Result<Self> {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, "Latchkey test authority");
@@ -105,22 +105,22 @@ impl Authority {
         Ok(Self { certificate, issuer: Issuer::new(params, key) })
     }
 
-    /// Its own certificate, PEM.
+    /// The CA certificate, PEM.
     pub fn certificate(&self) -> &str {
         &self.certificate
     }
 
-    /// For a server of these names and addresses.
+    /// A certificate for a server with these names and addresses.
     pub fn server(&self, names: &[&str]) -> Result<Identity> {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         let mut params = CertificateParams::new(names)?;
         params.distinguished_name.push(DnType::CommonName, "localhost");
-        // Nodes of a Redis Cluster show theirs to each other.
+        // Nodes of a Redis Cluster authenticate to each other with it.
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         self.sign(params)
     }
 
-    /// For a client, as Kubernetes reads it: the common name is the user, the organization its group.
+    /// A client certificate as Kubernetes reads it: the common name is the user, the organization its group.
     pub fn client(&self, user: &str, group: &str) -> Result<Identity> {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, user);
@@ -136,10 +136,10 @@ impl Authority {
     }
 }
 
-// === impl Front ===
+// === impl TlsProxy ===
 
-impl Front {
-    pub async fn start(tls: &Tls, behind: SocketAddr) -> Result<Self> {
+impl TlsProxy {
+    pub async fn start(tls: &ServerTls, behind: SocketAddr) -> Result<Self> {
         let acceptor = TlsAcceptor::from(tls.server_config()?);
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let addr = listener.local_addr()?;
@@ -156,13 +156,13 @@ impl Front {
         Ok(Self { addr, task })
     }
 
-    /// Under one of the names of its certificate.
+    /// The URL under one of the names of its certificate.
     pub fn url(&self, name: &str) -> String {
         format!("https://{name}:{}", self.addr.port())
     }
 }
 
-impl Drop for Front {
+impl Drop for TlsProxy {
     fn drop(&mut self) {
         self.task.abort();
     }

@@ -1,4 +1,4 @@
-//! The programs that `scripts/need` builds from the Go modules beside it, into a cache outside `target`.
+//! The programs that `scripts/need` builds from the Go modules in `tests`, into a cache outside `target`.
 
 use std::{fs, path::PathBuf};
 
@@ -6,13 +6,14 @@ use anyhow::{Context, Result, bail};
 
 use crate::process;
 
-/// `promtool`, which checks rules and runs them over made-up series.
+/// `promtool`, which checks alert rules and runs unit tests of them.
 pub fn promtool() -> Result<PathBuf> {
-    built("promtool", "github.com/prometheus/prometheus", "promtool", "promtool")
+    built_tool("promtool", "github.com/prometheus/prometheus", "promtool", "promtool")
 }
 
-/// The program `name` in the cache's `folder`, of the version that the Go module `tests/{module}` has of `dependency`.
-pub(crate) fn built(module: &str, dependency: &str, folder: &str, name: &str) -> Result<PathBuf> {
+/// The program `name` in the cache folder `folder`. Its version is that of `dependency` in the Go module
+/// `tests/{module}`.
+pub(crate) fn built_tool(module: &str, dependency: &str, folder: &str, name: &str) -> Result<PathBuf> {
     let go_mod = format!("tests/{module}/go.mod");
     let text = fs::read_to_string(process::root().join(&go_mod)).with_context(|| format!("reading {go_mod}"))?;
     let version = text

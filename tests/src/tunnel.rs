@@ -1,4 +1,4 @@
-//! An HTTP proxy that makes tunnels (RFC 9110, 9.3.6) to hosts that the test names, and tells who asked for what.
+//! An HTTP proxy that opens tunnels (RFC 9110, 9.3.6) to hosts that the test defines, and records the requests.
 
 use std::{
     collections::HashMap,
@@ -25,14 +25,14 @@ pub struct TunnelProxy {
 
 struct Shared {
     hosts: HashMap<String, SocketAddr>,
-    seen: Mutex<Vec<Asked>>,
+    requests: Mutex<Vec<ConnectRequest>>,
 }
 
-/// One request for a tunnel.
+/// A CONNECT request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct ConnectRequest {
     /// `CONNECT host:port HTTP/1.1`
-    pub line: String,
+    pub request_line: String,
     /// By name in lower case.
     pub headers: HashMap<String, String>,
 }
@@ -40,11 +40,11 @@ pub struct Asked {
 // === impl TunnelProxy ===
 
 impl TunnelProxy {
-    /// Leads to those hosts, whatever the port; any other is 502.
+    /// Starts a proxy for these hosts, with any port. Responds 502 for other hosts.
     pub async fn start(hosts: HashMap<String, SocketAddr>) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let addr = listener.local_addr()?;
-        let shared = Arc::new(Shared { hosts, seen: Mutex::default() });
+        let shared = Arc::new(Shared { hosts, requests: Mutex::default() });
         let accepting = tokio::spawn(accept(listener, Arc::clone(&shared)));
         Ok(Self { addr, shared, accepting })
     }
@@ -53,9 +53,9 @@ impl TunnelProxy {
         self.addr
     }
 
-    /// What it was asked for.
-    pub fn seen(&self) -> Vec<Asked> {
-        process::lock(&self.shared.seen).clone()
+    /// The requests so far.
+    pub fn requests(&self) -> Vec<ConnectRequest> {
+        process::lock(&self.shared.requests).clone()
     }
 }
 
@@ -80,7 +80,7 @@ async fn serve(mut client: BufReader<TcpStream>, shared: &Shared) -> io::Result<
         let Some((name, value)) = header.split_once(':') else { break };
         headers.insert(name.to_ascii_lowercase(), value.trim().to_owned());
     }
-    process::lock(&shared.seen).push(Asked { line: line.clone(), headers });
+    process::lock(&shared.requests).push(ConnectRequest { request_line: line.clone(), headers });
     let authority = line.strip_prefix("CONNECT ").and_then(|rest| rest.split_once(' ')).map(|(authority, _)| authority);
     let host = authority.and_then(|authority| authority.rsplit_once(':')).map(|(host, _)| host);
     let Some(upstream) = host.and_then(|host| shared.hosts.get(host)) else {

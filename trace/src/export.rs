@@ -1,4 +1,4 @@
-//! The way out: a batch of spans now and then, from threads of its own, so that no request waits for a collector.
+//! Exports spans in batches, from its own threads, so that no request waits for the collector.
 
 use std::{
     fmt, io,
@@ -34,70 +34,71 @@ use tracing_subscriber::{Layer, filter::Targets, registry::LookupSpan};
 
 use crate::{
     TARGET,
-    settings::{BadSetting, Protocol, Settings},
+    settings::{InvalidSetting, Protocol, Settings},
 };
 
-/// What the last spans may take when the process ends.
-const LAST: Duration = Duration::from_secs(3);
-const CONNECT: Duration = Duration::from_secs(5);
+/// Timeout of the last export when the process ends.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Spans are exported while this lives, and [`Export::finish`] sends the last ones.
-pub struct Export {
+/// Exports spans. [`Export::shutdown`] sends the last ones.
+pub struct TraceExporter {
     provider: SdkTracerProvider,
-    /// A thread of its own: exporting neither waits for requests nor holds them up.
+    /// A separate runtime: exports and requests do not wait for each other.
     runtime: Runtime,
 }
 
-/// Spans cannot be exported as the variables say.
+/// Why spans cannot be exported as configured.
 #[derive(Debug, thiserror::Error)]
-pub enum Unusable {
+pub enum ExportError {
     #[error(transparent)]
-    Setting(#[from] BadSetting),
-    #[error("the authorities in {} (OTEL_EXPORTER_OTLP_CERTIFICATE) cannot be used", path.display())]
-    Authorities { path: PathBuf, source: rustls::pki_types::pem::Error },
+    InvalidSetting(#[from] InvalidSetting),
+    #[error("the root certificates in {} (OTEL_EXPORTER_OTLP_CERTIFICATE) cannot be used", path.display())]
+    InvalidRoots { path: PathBuf, source: rustls::pki_types::pem::Error },
     #[error("TLS to the collector cannot be used")]
     Tls(#[from] rustls::Error),
     #[error("spans cannot be exported")]
     Exporter(#[from] ExporterBuildError),
-    #[error("spans have no thread to be exported from")]
-    Thread(#[from] io::Error),
+    #[error("the threads for the export of spans cannot be started")]
+    Runtime(#[from] io::Error),
 }
 
-/// Sends from the export's own runtime: the SDK calls from a thread without one.
+/// Sends requests on the export's runtime, because the SDK calls from a thread without a runtime.
 #[derive(Clone, Debug)]
-struct Client {
+struct RuntimeClient {
     http: HyperClient<HttpsConnector<HttpConnector>>,
     runtime: Handle,
 }
 
-/// Says once that the collector is away, and once that it is there again.
+/// Logs once when the collector becomes unavailable, and once when it is available again.
 #[derive(Debug)]
-struct Told {
+struct OutageLogger {
     exporter: SpanExporter,
-    away: AtomicBool,
+    is_unavailable: AtomicBool,
 }
 
 // === impl Export ===
 
-impl Export {
-    /// Nothing where the environment names no collector, or turns this off. `service` is the `service.name` where the
-    /// environment gives none.
-    pub fn from_env(service: &'static str, version: &'static str) -> Result<Option<Self>, Unusable> {
-        let Some(settings) = Settings::read(|name| std::env::var(name).ok())? else { return Ok(None) };
+impl TraceExporter {
+    /// Reads the environment. `None` if it names no collector or disables the export. `service` is the default of
+    /// `service.name`.
+    pub fn from_env(service: &'static str, version: &'static str) -> Result<Option<Self>, ExportError> {
+        let Some(settings) = Settings::from_variables(|name| std::env::var(name).ok())? else { return Ok(None) };
         let runtime = Builder::new_multi_thread().worker_threads(1).thread_name("spans").enable_all().build()?;
-        let exporter = Told { exporter: exporter(&settings, runtime.handle())?, away: AtomicBool::new(false) };
+        let exporter =
+            OutageLogger { exporter: exporter(&settings, runtime.handle())?, is_unavailable: AtomicBool::new(false) };
         let provider = SdkTracerProvider::builder()
             .with_resource(resource(service, version))
             .with_sampler(settings.sampler.clone())
             .with_span_processor(BatchSpanProcessor::builder(exporter).build())
             .build();
-        if settings.propagates {
+        if settings.propagates_context {
             global::set_text_map_propagator(TraceContextPropagator::new());
         }
         Ok(Some(Self { provider, runtime }))
     }
 
-    /// Hands on our own spans, and nothing else: what is logged may be for the operators' eyes alone.
+    /// The layer that exports spans with [`TARGET`] and nothing else, because log events can be confidential.
     pub fn layer<S>(&self) -> impl Layer<S> + Send + Sync + use<S>
     where
         S: Subscriber + for<'a> LookupSpan<'a> + Send + Sync,
@@ -112,33 +113,33 @@ impl Export {
             .with_filter(Targets::new().with_target(TARGET, LevelFilter::INFO))
     }
 
-    /// Sends what is left, for a short time at most.
-    pub fn finish(self) {
-        if self.provider.shutdown_with_timeout(LAST).is_err() {
+    /// Sends the remaining spans, within 3 seconds, and ends the export.
+    pub fn shutdown(self) {
+        if self.provider.shutdown_with_timeout(SHUTDOWN_TIMEOUT).is_err() {
             warn!("the last spans were not exported");
         }
         self.runtime.shutdown_background();
     }
 }
 
-impl fmt::Debug for Export {
+impl fmt::Debug for TraceExporter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Export(…)")
     }
 }
 
-fn exporter(settings: &Settings, runtime: &Handle) -> Result<SpanExporter, Unusable> {
+fn exporter(settings: &Settings, runtime: &Handle) -> Result<SpanExporter, ExportError> {
     match settings.protocol {
         Protocol::Http => {
             let http = HyperClient::new(connector(settings, &[])?, settings.timeout, None);
             let exporter = SpanExporter::builder()
                 .with_http()
                 .with_protocol(opentelemetry_otlp::Protocol::HttpBinary)
-                .with_http_client(Client { http, runtime: runtime.clone() });
+                .with_http_client(RuntimeClient { http, runtime: runtime.clone() });
             Ok(exporter.build()?)
         }
         Protocol::Grpc => {
-            // The channel's own task runs there.
+            // The task of the channel runs on this runtime.
             let _runtime = runtime.enter();
             let channel = tonic::transport::Endpoint::from(settings.endpoint.clone())
                 .timeout(settings.timeout)
@@ -148,15 +149,15 @@ fn exporter(settings: &Settings, runtime: &Handle) -> Result<SpanExporter, Unusa
     }
 }
 
-/// By TLS where the endpoint is `https`.
-fn connector(settings: &Settings, protocols: &[&[u8]]) -> Result<HttpsConnector<HttpConnector>, Unusable> {
+/// Connects with TLS if the endpoint is `https`.
+fn connector(settings: &Settings, protocols: &[&[u8]]) -> Result<HttpsConnector<HttpConnector>, ExportError> {
     let mut roots = RootCertStore::empty();
-    match &settings.authorities {
+    match &settings.root_certificates {
         None => {
             roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         }
         Some(path) => {
-            let unusable = |source| Unusable::Authorities { path: path.clone(), source };
+            let unusable = |source| ExportError::InvalidRoots { path: path.clone(), source };
             for certificate in CertificateDer::pem_file_iter(path).map_err(unusable)? {
                 roots.add(certificate.map_err(unusable)?)?;
             }
@@ -169,12 +170,13 @@ fn connector(settings: &Settings, protocols: &[&[u8]]) -> Result<HttpsConnector<
     tls.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
-    tcp.set_connect_timeout(Some(CONNECT));
+    tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
     tcp.set_nodelay(true);
     Ok(HttpsConnector::from((tcp, tls)))
 }
 
-/// Who we are: what the environment says (`OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`), else the program's name.
+/// The resource: the values of the environment (`OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`), with `service` as the
+/// default name.
 fn resource(service: &'static str, version: &'static str) -> Resource {
     let given = Resource::builder().build();
     let name = given.get(&Key::from_static_str("service.name"));
@@ -185,25 +187,25 @@ fn resource(service: &'static str, version: &'static str) -> Resource {
     if named { resource.build() } else { resource.with_service_name(service).build() }
 }
 
-// === impl Client ===
+// === impl RuntimeClient ===
 
 #[async_trait]
-impl HttpClient for Client {
+impl HttpClient for RuntimeClient {
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
         let http = self.http.clone();
         self.runtime.spawn(async move { http.send_bytes(request).await }).await?
     }
 }
 
-// === impl Told ===
+// === impl OutageLogger ===
 
-impl opentelemetry_sdk::trace::SpanExporter for Told {
+impl opentelemetry_sdk::trace::SpanExporter for OutageLogger {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
         let spans = batch.len();
         let exported = self.exporter.export(batch).await;
-        // The error is not told: it could quote what the collector said.
-        match (self.away.swap(exported.is_err(), Ordering::Relaxed), exported.is_err()) {
-            (false, true) => warn!(spans, "spans cannot be exported, and are lost until the collector takes them"),
+        // The error is not logged: it can quote the collector's response.
+        match (self.is_unavailable.swap(exported.is_err(), Ordering::Relaxed), exported.is_err()) {
+            (false, true) => warn!(spans, "spans cannot be exported and are lost until the collector accepts them"),
             (true, false) => info!("spans are exported again"),
             (false, false) | (true, true) => {}
         }

@@ -1,23 +1,24 @@
-//! Spans of both programs: made with `tracing`, exported over OTLP where the standard `OTEL_*` variables name a collector.
+//! Spans of both programs: created with `tracing`, exported over OTLP if the standard `OTEL_*` variables name a
+//! collector.
 //!
-//! Where they name none, nothing is installed, and a span of ours is never enabled: it costs a look at one static.
+//! Otherwise nothing is installed and no span is enabled: a span then costs one read of a static.
 
+mod context;
 mod export;
-mod link;
 mod sampler;
 mod settings;
 
-pub use export::{Export, Unusable};
-pub use link::{continue_from, follow, inject, is_traced, remember, trace_id};
-pub use settings::BadSetting;
+pub use context::{add_link, current_traceparent, inject_context, is_sampled, set_parent, trace_id};
+pub use export::{ExportError, TraceExporter};
+pub use settings::InvalidSetting;
 
-/// The target of all spans that are exported. Nothing else is: no log line, no span of a library.
+/// The target of all exported spans. Log events and spans of libraries are not exported.
 pub const TARGET: &str = "span";
 
-/// A span of ours: its kind (`server`, `client`, `consumer`, `internal`), its name, and attributes by the semantic
-/// conventions of OpenTelemetry. See [`fail`]. The name must stand in the code; `otel.name` may be put together.
+/// Creates a span: its kind (`server`, `client`, `consumer`, `internal`), its name, and attributes by the semantic
+/// conventions of OpenTelemetry. See [`fail`]. The name is a literal; `otel.name` can be computed.
 ///
-/// Attributes leave the process. None holds what must not reach a log line: see docs/logging.md.
+/// Attributes leave the process. None can contain what must not be logged: see docs/logging.md.
 #[macro_export]
 macro_rules! span {
     ($kind:literal, $name:literal $(, $($attributes:tt)*)?) => {
@@ -32,17 +33,17 @@ macro_rules! span {
     };
 }
 
-/// A span inside of another one that is exported; none where there is none. What runs in the background, every second,
-/// has no spans.
+/// Like [`span!`], but only inside another exported span; otherwise a disabled span. So background work that runs every
+/// second creates no spans.
 #[macro_export]
-macro_rules! child {
+macro_rules! child_span {
     ($($span:tt)*) => {
-        if $crate::is_traced() { $crate::span!($($span)*) } else { ::tracing::Span::none() }
+        if $crate::is_sampled() { $crate::span!($($span)*) } else { ::tracing::Span::none() }
     };
 }
 
-/// Says that what the span stands for failed; `kind` is one of few, and our own word.
-pub fn fail(span: &tracing::Span, kind: &str) {
+/// Marks a span as failed. `kind` is the error type: one of a few fixed words, never text from outside.
+pub fn record_error(span: &tracing::Span, kind: &str) {
     span.record("otel.status_code", "ERROR");
     span.record("error.type", kind);
 }

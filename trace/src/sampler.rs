@@ -1,4 +1,4 @@
-//! Which traces are exported: the standard samplers, which a caller who is not trusted cannot overrule.
+//! The standard samplers, which untrusted clients cannot override.
 
 use opentelemetry::{
     Context, KeyValue,
@@ -15,7 +15,7 @@ pub(crate) struct EnvSampler {
     pub(crate) is_parent_based: bool,
 }
 
-/// Marks the context of a caller who does not decide what is sampled.
+/// Marks a parent context from an untrusted client, which cannot decide the sampling.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UntrustedParent;
 
@@ -37,7 +37,7 @@ impl ShouldSample for EnvSampler {
         let span = parent.span();
         let caller = span.span_context();
         if caller.is_remote() && parent.get::<UntrustedParent>().is_some() {
-            // The caller also chooses the id of the trace, on which the ratio alone would depend.
+            // The client also chooses the trace ID, on which the ratio would depend. So a random ID decides.
             return by_ratio(RandomIdGenerator::default().new_trace_id());
         }
         if caller.is_remote() && !self.is_parent_based {
@@ -54,10 +54,10 @@ mod tests {
 
     use super::*;
 
-    /// A trace that every ratio above 0 samples.
-    const LUCKY: TraceId =
+    /// A trace ID that every ratio above 0 samples.
+    const SAMPLED_TRACE: TraceId =
         TraceId::from_bytes([0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0, 0]);
-    const UNLUCKY: TraceId = TraceId::from_bytes([0xff; 16]);
+    const UNSAMPLED_TRACE: TraceId = TraceId::from_bytes([0xff; 16]);
 
     fn parent(trace_id: TraceId, flags: TraceFlags, remote: bool) -> Context {
         let span = SpanId::from_bytes([1; 8]);
@@ -72,31 +72,31 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_who_is_not_trusted_overrules_no_sampler() {
+    fn an_untrusted_client_cannot_override_the_sampler() {
         for is_parent_based in [true, false] {
-            let sampled = parent(LUCKY, TraceFlags::SAMPLED, true).with_value(UntrustedParent);
+            let sampled = parent(SAMPLED_TRACE, TraceFlags::SAMPLED, true).with_value(UntrustedParent);
             assert!(!is_sampled(0.0, is_parent_based, &sampled));
-            // 10,000 of a ratio of 1 % are 100: 200 are 10 standard deviations away.
+            // The expected value is 1 % of 10,000, which is 100. 200 is 10 standard deviations away.
             let exported = (0..10_000).filter(|_| is_sampled(0.01, is_parent_based, &sampled)).count();
             assert!((1..200).contains(&exported), "{exported} of 10,000");
-            let unsampled = parent(UNLUCKY, TraceFlags::NOT_SAMPLED, true).with_value(UntrustedParent);
+            let unsampled = parent(UNSAMPLED_TRACE, TraceFlags::NOT_SAMPLED, true).with_value(UntrustedParent);
             assert!(is_sampled(1.0, is_parent_based, &unsampled));
         }
     }
 
     #[test]
-    fn a_trusted_caller_decides_if_the_sampler_is_parent_based() {
-        assert!(is_sampled(0.0, true, &parent(UNLUCKY, TraceFlags::SAMPLED, true)));
-        assert!(!is_sampled(1.0, true, &parent(LUCKY, TraceFlags::NOT_SAMPLED, true)));
-        assert!(!is_sampled(0.5, false, &parent(UNLUCKY, TraceFlags::SAMPLED, true)));
-        assert!(is_sampled(0.5, false, &parent(LUCKY, TraceFlags::NOT_SAMPLED, true)));
+    fn a_trusted_client_decides_if_the_sampler_is_parent_based() {
+        assert!(is_sampled(0.0, true, &parent(UNSAMPLED_TRACE, TraceFlags::SAMPLED, true)));
+        assert!(!is_sampled(1.0, true, &parent(SAMPLED_TRACE, TraceFlags::NOT_SAMPLED, true)));
+        assert!(!is_sampled(0.5, false, &parent(UNSAMPLED_TRACE, TraceFlags::SAMPLED, true)));
+        assert!(is_sampled(0.5, false, &parent(SAMPLED_TRACE, TraceFlags::NOT_SAMPLED, true)));
     }
 
     #[test]
-    fn a_span_inside_of_ours_follows_it() {
+    fn a_child_span_is_sampled_like_its_parent() {
         for is_parent_based in [true, false] {
-            // The mark of the caller is inherited.
-            let inside = |flags| parent(UNLUCKY, flags, false).with_value(UntrustedParent);
+            // Child contexts inherit the mark.
+            let inside = |flags| parent(UNSAMPLED_TRACE, flags, false).with_value(UntrustedParent);
             assert!(is_sampled(0.0, is_parent_based, &inside(TraceFlags::SAMPLED)));
             assert!(!is_sampled(1.0, is_parent_based, &inside(TraceFlags::NOT_SAMPLED)));
         }

@@ -1,4 +1,4 @@
-//! What the standard variables say. Those that are not read here are read by the SDK (docs/operations.md lists all).
+//! Reads the standard `OTEL_*` variables, except those that the SDK reads itself (docs/operations.md lists all).
 
 use std::{path::PathBuf, time::Duration};
 
@@ -6,20 +6,20 @@ use http::Uri;
 
 use crate::sampler::EnvSampler;
 
-/// The default of the specification, as of the SDK.
+/// The default of the specification and of the SDK.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Where spans go, and how.
+/// How spans are exported.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Settings {
     pub(crate) protocol: Protocol,
-    /// For gRPC; over HTTP a path may have to be added to it, which the exporter does.
+    /// Used for gRPC only: for HTTP the exporter reads the variables itself and adds the path where needed.
     pub(crate) endpoint: Uri,
-    /// What one export may take, tries again included.
+    /// Timeout of one export, including retries.
     pub(crate) timeout: Duration,
-    /// A file of the authorities that vouch for the collector, in place of the machine's.
-    pub(crate) authorities: Option<PathBuf>,
+    /// A file with root certificates for the collector, instead of those of the machine.
+    pub(crate) root_certificates: Option<PathBuf>,
     /// Whether `traceparent` is read and written.
-    pub(crate) propagates: bool,
+    pub(crate) propagates_context: bool,
     /// Which traces are exported.
     pub(crate) sampler: EnvSampler,
 }
@@ -30,10 +30,10 @@ pub(crate) enum Protocol {
     Grpc,
 }
 
-/// A variable has a value that cannot be used. The text does not quote it: some hold secrets.
+/// A variable has an invalid value. The text does not quote the value, which can be a secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{variable} {reason}")]
-pub struct BadSetting {
+pub struct InvalidSetting {
     pub(crate) variable: &'static str,
     pub(crate) reason: &'static str,
 }
@@ -41,17 +41,17 @@ pub struct BadSetting {
 // === impl Settings ===
 
 impl Settings {
-    /// Nothing where spans are not to be exported.
-    pub(crate) fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, BadSetting> {
-        // An empty value is none (OpenTelemetry, Environment Variable Specification).
+    /// `None` if spans are not exported.
+    pub(crate) fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, InvalidSetting> {
+        // An empty value counts as unset (OpenTelemetry, Environment Variable Specification).
         let get = |name: &'static str| {
             let value = variable(name)?;
             let value = value.trim();
             (!value.is_empty()).then(|| value.to_owned())
         };
-        // What is said of traces goes before what is said of every signal.
+        // Variables for traces take precedence over variables for all signals.
         let either = |one, all| get(one).map(|value| (one, value)).or_else(|| get(all).map(|value| (all, value)));
-        let bad = |variable, reason| BadSetting { variable, reason };
+        let bad = |variable, reason| InvalidSetting { variable, reason };
 
         if get("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
             return Ok(None);
@@ -87,7 +87,7 @@ impl Settings {
             either("OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", "OTEL_EXPORTER_OTLP_COMPRESSION")
             && value != "none"
         {
-            return Err(bad(variable, "is not none: nothing is compressed"));
+            return Err(bad(variable, "must be none: compression is not supported"));
         }
         let authorities = either("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "OTEL_EXPORTER_OTLP_CERTIFICATE");
         let sampler = get("OTEL_TRACES_SAMPLER");
@@ -101,18 +101,18 @@ impl Settings {
                 let is_ratio = |ratio: &f64| (0.0..=1.0).contains(ratio);
                 ratio.filter(is_ratio).ok_or(bad("OTEL_TRACES_SAMPLER_ARG", "is not a number from 0 to 1"))?
             }
-            _ => return Err(bad("OTEL_TRACES_SAMPLER", "is none of those that docs/operations.md lists")),
+            _ => return Err(bad("OTEL_TRACES_SAMPLER", "is not a sampler that docs/operations.md lists")),
         };
         let sampler = EnvSampler { ratio, is_parent_based: root.is_some() };
-        // Baggage, the other default, is read by nobody here.
+        // Baggage, the other default, is not used.
         let propagators = get("OTEL_PROPAGATORS").unwrap_or_else(|| "tracecontext".to_owned());
         Ok(Some(Self {
             protocol,
             endpoint,
             timeout,
-            authorities: authorities.map(|(_, path)| path.into()),
+            root_certificates: authorities.map(|(_, path)| path.into()),
             sampler,
-            propagates: propagators.split(',').any(|name| name.trim() == "tracecontext"),
+            propagates_context: propagators.split(',').any(|name| name.trim() == "tracecontext"),
         }))
     }
 }
@@ -123,31 +123,33 @@ mod tests {
 
     const ENDPOINT: (&str, &str) = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318");
 
-    fn read(variables: &[(&str, &str)]) -> Result<Option<Settings>, BadSetting> {
-        Settings::read(|name| variables.iter().find(|(given, _)| *given == name).map(|(_, value)| (*value).to_owned()))
+    fn read(variables: &[(&str, &str)]) -> Result<Option<Settings>, InvalidSetting> {
+        Settings::from_variables(|name| {
+            variables.iter().find(|(given, _)| *given == name).map(|(_, value)| (*value).to_owned())
+        })
     }
 
-    fn with(variable: &str, value: &str) -> Result<Option<Settings>, BadSetting> {
+    fn with(variable: &str, value: &str) -> Result<Option<Settings>, InvalidSetting> {
         read(&[ENDPOINT, (variable, value)])
     }
 
     #[test]
-    fn an_endpoint_turns_it_on_and_its_defaults_are_those_of_the_specification() {
+    fn an_endpoint_enables_export_with_the_defaults_of_the_specification() {
         assert_eq!(
             read(&[ENDPOINT]),
             Ok(Some(Settings {
                 protocol: Protocol::Http,
                 endpoint: "http://collector:4318".parse().unwrap(),
                 timeout: Duration::from_secs(10),
-                authorities: None,
-                propagates: true,
+                root_certificates: None,
+                propagates_context: true,
                 sampler: EnvSampler { ratio: 1.0, is_parent_based: true },
             }))
         );
     }
 
     #[test]
-    fn it_is_off_without_an_endpoint_and_where_it_is_said_to_be_off() {
+    fn export_is_off_without_an_endpoint_or_when_disabled() {
         assert_eq!(read(&[]), Ok(None));
         assert_eq!(read(&[(ENDPOINT.0, " ")]), Ok(None));
         assert_eq!(read(&[("OTEL_TRACES_EXPORTER", "otlp")]), Ok(None));
@@ -157,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_of_traces_goes_first() {
+    fn variables_for_traces_take_precedence() {
         let settings = read(&[
             ENDPOINT,
             ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://traces.example:4317"),
@@ -171,11 +173,11 @@ mod tests {
         let settings = settings.unwrap().unwrap();
         assert_eq!(settings.endpoint.host(), Some("traces.example"));
         assert_eq!((settings.protocol, settings.timeout), (Protocol::Grpc, Duration::from_secs(2)));
-        assert_eq!(settings.authorities, Some("/b".into()));
+        assert_eq!(settings.root_certificates, Some("/b".into()));
     }
 
     #[test]
-    fn what_cannot_be_used_is_named_and_not_quoted() {
+    fn an_invalid_variable_is_named_without_its_value() {
         for (variable, value) in [
             ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "telemetry:4318"),
             ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "ftp://collector"),
@@ -198,8 +200,8 @@ mod tests {
     }
 
     #[test]
-    fn trace_context_is_read_unless_another_propagator_is_named_alone() {
-        let propagates = |value| with("OTEL_PROPAGATORS", value).unwrap().unwrap().propagates;
+    fn trace_context_is_used_unless_only_other_propagators_are_named() {
+        let propagates = |value| with("OTEL_PROPAGATORS", value).unwrap().unwrap().propagates_context;
         assert!(propagates("") && propagates("baggage, tracecontext"));
         assert!(!propagates("none") && !propagates("b3"));
     }

@@ -2,7 +2,7 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
-{{- /* Short enough that the longest suffix, "-operator-watched", still makes a label. */ -}}
+{{- /* Truncated so that the name with the longest suffix, "-operator-watched", is a valid label. */ -}}
 {{- define "latchkey.fullname" -}}
 {{- if .Values.fullnameOverride }}
 {{- .Values.fullnameOverride | trunc 44 | trimSuffix "-" }}
@@ -13,7 +13,7 @@
 {{- end }}
 {{- end }}
 
-{{- /* For objects that are not of a namespace: two installs of one release name do not meet. */ -}}
+{{- /* For cluster-scoped objects: installs with the same release name in different namespaces do not conflict. */ -}}
 {{- define "latchkey.clusterName" -}}
 {{- printf "%s-%s" .Release.Namespace (include "latchkey.fullname" .) }}
 {{- end }}
@@ -48,7 +48,7 @@ app.kubernetes.io/component: operator
 {{- default (include "latchkey.operator.fullname" .) .Values.operator.serviceAccount.name }}
 {{- end }}
 
-{{- /* The Lease that the operator's replicas share. */ -}}
+{{- /* The Lease of the operator replicas. */ -}}
 {{- define "latchkey.operator.lease" -}}
 {{- include "latchkey.operator.fullname" . }}
 {{- end }}
@@ -72,7 +72,7 @@ app.kubernetes.io/component: server
 {{- default (include "latchkey.server.fullname" .) .Values.server.serviceAccount.name }}
 {{- end }}
 
-{{- /* The headless Service by which the operator finds the servers' pods. */ -}}
+{{- /* The headless Service through which the operator finds the server pods. */ -}}
 {{- define "latchkey.server.opsService" -}}
 {{- printf "%s-ops" (include "latchkey.server.fullname" .) }}
 {{- end }}
@@ -82,7 +82,7 @@ app.kubernetes.io/component: server
 {{- (urlParse .Values.baseURL).host | splitList ":" | first }}
 {{- end }}
 
-{{- /* An image by digest, tag, or the chart's appVersion. The argument: a dict of image and root. */ -}}
+{{- /* An image by digest, tag, or appVersion of the chart. The argument: a dict of image and root. */ -}}
 {{- define "latchkey.image" -}}
 {{- if .image.digest }}
 {{- printf "%s@%s" .image.repository .image.digest }}
@@ -91,7 +91,7 @@ app.kubernetes.io/component: server
 {{- end }}
 {{- end }}
 
-{{- /* What Pod Security's level `restricted` asks of a pod, and of a container. */ -}}
+{{- /* Security contexts of a pod and of a container for the Pod Security level `restricted`. */ -}}
 {{- define "latchkey.podSecurityContext" -}}
 runAsNonRoot: true
 runAsUser: 65532
@@ -109,13 +109,13 @@ capabilities:
   drop: [ALL]
 {{- end }}
 
-{{- /* One arena, and what is free is given back (docs/decisions/0011). */ -}}
+{{- /* One arena, and free memory is returned to the system (docs/decisions/0011). */ -}}
 {{- define "latchkey.malloc" -}}
 - name: GLIBC_TUNABLES
   value: glibc.malloc.arena_max=1:glibc.malloc.trim_threshold=131072
 {{- end }}
 
-{{- /* Where a pod may be. The argument: a dict of values (the component's), labels (its selector's) and root. */ -}}
+{{- /* Scheduling fields of a pod. The argument: a dict of values (of the component), labels (of its selector) and root. */ -}}
 {{- define "latchkey.scheduling" -}}
 {{- with .root.Values.imagePullSecrets }}
 imagePullSecrets:
@@ -145,7 +145,7 @@ topologySpreadConstraints:
   - topologyKey: {{ . }}
     maxSkew: 1
     whenUnsatisfiable: ScheduleAnyway
-    # A roll-out counts its own pods alone.
+    # During a rollout, only pods of the same revision count.
     matchLabelKeys: [pod-template-hash]
     labelSelector:
       matchLabels:
@@ -154,19 +154,19 @@ topologySpreadConstraints:
 {{- end }}
 {{- end }}
 
-{{- /* The URL of a store as a file. The argument: a dict of name, secret and key. */ -}}
+{{- /* A volume with one key of a Secret as a file. The argument: a dict of name, secret, key and path (default: url). */ -}}
 {{- define "latchkey.secretVolume" -}}
 - name: {{ .name }}
   secret:
     secretName: {{ .secret }}
-    # 0440; YAML 1.2 reads that otherwise.
+    # 0440, in decimal because YAML 1.2 would read 0440 as 440.
     defaultMode: 288
     items:
       - key: {{ .key }}
         path: {{ default "url" .path }}
 {{- end }}
 
-{{- /* Certificates beside the usual ones. A folder of certificates is read only by names as c_rehash gives them. */ -}}
+{{- /* Additional CA certificates. In SSL_CERT_DIR, only files with names in the format of c_rehash are read. */ -}}
 {{- define "latchkey.caVolume" -}}
 {{- with .Values.caBundle }}
 {{- if or .configMap .secret }}
@@ -204,7 +204,7 @@ topologySpreadConstraints:
 {{- end }}
 {{- end }}
 
-{{- /* Where spans go, by OpenTelemetry's own variables. */ -}}
+{{- /* Export of spans, with the standard variables of OpenTelemetry. */ -}}
 {{- define "latchkey.tracingEnv" -}}
 {{- with .Values.tracing }}
 {{- if .endpoint }}
@@ -261,14 +261,14 @@ topologySpreadConstraints:
 {{- printf "%s-admin" (include "latchkey.server.fullname" .) }}
 {{- end }}
 
-{{- /* The headless Service by which the operators' metrics are found. */ -}}
+{{- /* The headless Service through which Prometheus finds the operators. */ -}}
 {{- define "latchkey.operator.opsService" -}}
 {{- printf "%s-ops" (include "latchkey.operator.fullname" .) }}
 {{- end }}
 
 {{- /*
-Where an autoscaler takes the place of a fixed number, taking `replicas` away would set it to 1 for a moment, since Helm is
-its only owner. So what is there stays until the autoscaler has set it once and owns it.
+If an autoscaler replaces a fixed number, removing `replicas` would set it to 1 for a moment, because Helm is its only owner.
+So the current number stays until the autoscaler has set it once and owns the field.
 */ -}}
 {{- define "latchkey.server.keptReplicas" -}}
 {{- $live := lookup "apps/v1" "Deployment" .Release.Namespace (include "latchkey.server.fullname" .) }}

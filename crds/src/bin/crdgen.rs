@@ -1,15 +1,15 @@
-//! Prints the resource definitions as YAML; or, given two folders and a file, writes each definition into the first folder,
-//! as a template of the Helm chart into the second, and the reference of their fields into the file.
+//! Prints the CustomResourceDefinitions as YAML. With two folders and a file as arguments, writes them into the first
+//! folder, as templates of the Helm chart into the second, and the reference of their fields into the file.
 
 use std::{error::Error, fs, path::Path};
 
 use latchkey_crds::{
-    reference::to_markdown,
+    field_reference::to_markdown,
     schema::{to_chart_template, to_yaml},
 };
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let definitions = latchkey_crds::all();
+    let definitions = latchkey_crds::definitions();
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
     match arguments.as_slice() {
         [] => {
@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
             fs::write(reference, to_markdown(&definitions))?;
         }
-        _ => return Err("usage: crdgen [FOLDER-FOR-YAML FOLDER-FOR-CHART-TEMPLATES FILE-FOR-THE-REFERENCE]".into()),
+        _ => return Err("usage: crdgen [YAML-FOLDER CHART-TEMPLATES-FOLDER REFERENCE-FILE]".into()),
     }
     Ok(())
 }

@@ -1,78 +1,78 @@
-//! Templates made to cost too much, for the tests of all who check or render templates.
+//! Templates that are designed to use too much time or memory, for the tests of the checks.
 
-/// A template that must be refused, or rendered, within [`LIMIT`].
+/// A template that must be refused or rendered within [`LIMIT`].
 pub(super) struct Bomb {
-    /// What it does, as a name for messages.
-    pub(super) what: &'static str,
+    /// Its name in messages.
+    pub(super) name: &'static str,
     /// The name of the template.
-    pub(super) key: &'static str,
+    pub(super) template: &'static str,
     pub(super) source: String,
-    /// What the refusal says. `None`: it is harmless, and is rendered.
+    /// A part of the error. `None` if the template is valid.
     pub(super) refusal: Option<&'static str>,
 }
 
-/// How long one may take, in a debug build too.
+/// Maximum time for one template, also in a debug build.
 pub(super) const LIMIT: std::time::Duration = std::time::Duration::from_secs(2);
 
 const WORDS: &str = "a tag has more than 100 words and signs";
 const NESTING: &str = "a tag nests more than 8 parentheses";
 const FILTERS: &str = "a tag has more than 8 filters";
 const LENGTH: &str = "a tag has more than 2000 characters";
-/// Both are at their bounds.
+/// Filters and nesting both reach their bounds.
 const FILTERS_OR_NESTING: &str = "a tag ";
 const BLOCKS: &str = "has more than 20 blocks";
 const DEPTH: &str = "nests if and block more than 16 deep";
 const LINE: &str = "the line has more than 60000 characters";
-const TOKENS: &str = "all templates together may have 20000 words and signs";
+const TOKENS: &str = "all templates together can have at most 20000 words and signs";
 const ARITHMETIC: &str = "+ - * / % ** ~ are not available";
 
-/// Characters of most bombs: they fit into one line, and are far beyond what a stack takes without bounds.
-const LENGTH_OF_MOST: usize = 50_000;
+/// Characters of most bombs: they fit into one line, and overflow the stack without the bounds.
+const BOMB_LENGTH: usize = 50_000;
 
-/// As often as fits into one line.
-fn many(part: &str) -> String {
-    part.repeat(LENGTH_OF_MOST / part.len())
+/// Repeats `part` up to [`BOMB_LENGTH`] characters.
+fn repeat_to_length(part: &str) -> String {
+    part.repeat(BOMB_LENGTH / part.len())
 }
 
-/// Something inside of itself.
+/// Nests `open` and `close` around `inner`, up to [`BOMB_LENGTH`] characters.
 fn nested(open: &str, inner: &str, close: &str) -> String {
-    let times = LENGTH_OF_MOST / (open.len() + close.len());
+    let times = BOMB_LENGTH / (open.len() + close.len());
     format!("{}{inner}{}", open.repeat(times), close.repeat(times))
 }
 
 /// An expression in a tag.
-fn shown(expression: &str) -> String {
+fn tag(expression: &str) -> String {
     format!("{{{{ {expression} }}}}")
 }
 
 pub(super) fn bombs() -> Vec<Bomb> {
-    let text = |what, source: String, refusal| Bomb { what, key: "confirm.txt", source, refusal };
-    let html = |what, source: String, refusal| Bomb { what, key: "confirm.html", source, refusal };
+    let text = |what, source: String, refusal| Bomb { name: what, template: "confirm.txt", source, refusal };
+    let html = |what, source: String, refusal| Bomb { name: what, template: "confirm.html", source, refusal };
     // `{{ app + app + app … }}`.
-    let chain = |operator: &str| shown(&format!("app{}", many(&format!(" {operator} app"))));
+    let chain = |operator: &str| tag(&format!("app{}", repeat_to_length(&format!(" {operator} app"))));
     // `{{ not not not … 1 }}`.
-    let prefix = |operator: &str| shown(&format!("{}1", many(operator)));
-    let suffix = |operator: &str| shown(&format!("app{}", many(operator)));
-    let deep = |open: &str, close: &str| shown(&nested(open, "1", close));
+    let prefix = |operator: &str| tag(&format!("{}1", repeat_to_length(operator)));
+    let suffix = |operator: &str| tag(&format!("app{}", repeat_to_length(operator)));
+    let deep = |open: &str, close: &str| tag(&nested(open, "1", close));
     vec![
         // Deep.
         text("minus signs", prefix("-"), Some(WORDS)),
-        text("minus signs on lines of their own", shown(&format!("{}1", "-\n".repeat(100_000))), Some(WORDS)),
+        text("minus signs on lines of their own", tag(&format!("{}1", "-\n".repeat(100_000))), Some(WORDS)),
         text("nots", prefix("not "), Some(WORDS)),
         text("parentheses", deep("(", ")"), Some(NESTING)),
         text("brackets", deep("[", "]"), Some(NESTING)),
         text("braces", deep("{1:", "}"), Some(NESTING)),
-        text("open parentheses", format!("{{{{ {}", many("(")), Some(NESTING)),
+        text("open parentheses", format!("{{{{ {}", repeat_to_length("(")), Some(NESTING)),
         text("calls in calls", deep("app(", ")"), Some(NESTING)),
         text("filters in arguments", deep("app|d(", ")"), Some(FILTERS_OR_NESTING)),
         text("subscripts in subscripts", deep("app[", "]"), Some(NESTING)),
-        text("conditional expressions", shown(&format!("{}app", many("app if app else "))), Some(WORDS)),
+        text("conditional expressions", tag(&format!("{}app", repeat_to_length("app if app else "))), Some(WORDS)),
         text("conditions of conditions", suffix(" if app"), Some(WORDS)),
         text("ifs in ifs", nested("{% if app %}", "x", "{% endif %}"), Some(DEPTH)),
-        text("ifs that stay open", many("{% if app %}"), Some(DEPTH)),
-        text("elifs", format!("{{% if app %}}{}{{% endif %}}", many("{% elif app %}")), Some(DEPTH)),
+        text("ifs that stay open", repeat_to_length("{% if app %}"), Some(DEPTH)),
+        text("elifs", format!("{{% if app %}}{}{{% endif %}}", repeat_to_length("{% elif app %}")), Some(DEPTH)),
         text("ifs in elses", nested("{% if app %}{% else %}", "x", "{% endif %}"), Some(DEPTH)),
-        html("blocks in blocks", in_blocks(1_200, "x"), Some(DEPTH)),
+        html("blocks in blocks", nested_blocks(1_200, "x"), Some(DEPTH)),
         html("loops in loops", nested("{% for x in app %}", "x", "{% endfor %}"), Some("for is not")),
         html("with in with", nested("{% with %}", "x", "{% endwith %}"), Some("with is not")),
         html("filter blocks", nested("{% filter upper %}", "x", "{% endfilter %}"), Some("filter blocks are")),
@@ -80,7 +80,7 @@ pub(super) fn bombs() -> Vec<Bomb> {
         html("set blocks", nested("{% set x %}", "x", "{% endset %}"), Some("set is not")),
         html("macros in macros", nested("{% macro f() %}", "x", "{% endmacro %}"), Some("macro is not")),
         html("calls of calls", nested("{% call f() %}", "x", "{% endcall %}"), Some("call is not")),
-        html("assignments in assignments", format!("{{% set {}", many("(")), Some("set is not")),
+        html("assignments in assignments", format!("{{% set {}", repeat_to_length("(")), Some("set is not")),
         // Long.
         text("ors", chain("or"), Some(WORDS)),
         text("ands", chain("and"), Some(WORDS)),
@@ -101,16 +101,16 @@ pub(super) fn bombs() -> Vec<Bomb> {
         text("attributes", suffix(".a"), Some(WORDS)),
         text("subscripts", suffix("[0]"), Some(WORDS)),
         text("calls", suffix("()"), Some(WORDS)),
-        text("arguments", shown(&format!("app|d({})", many("1,"))), Some(WORDS)),
-        text("a list", shown(&format!("[{}]", many("1,"))), Some(WORDS)),
-        text("a map", shown(&format!("{{{}}}", many("1:1,"))), Some(WORDS)),
-        text("strings side by side", shown(&many("'a' ")), Some(WORDS)),
-        text("a long string", shown(&format!("'{}'", many("a"))), Some(LENGTH)),
-        text("a long string of escapes", shown(&format!("'{}'", many("\\u0041"))), Some(LENGTH)),
-        text("a long name", shown(&many("a")), Some(LENGTH)),
-        text("a long number", shown(&many("1")), Some("syntax error")),
-        text("a long fraction", shown(&format!("1.{}", many("1"))), Some(LENGTH)),
-        text("a tag of spaces", shown(&many(" ")), Some(LENGTH)),
+        text("arguments", tag(&format!("app|d({})", repeat_to_length("1,"))), Some(WORDS)),
+        text("a list", tag(&format!("[{}]", repeat_to_length("1,"))), Some(WORDS)),
+        text("a map", tag(&format!("{{{}}}", repeat_to_length("1:1,"))), Some(WORDS)),
+        text("strings side by side", tag(&repeat_to_length("'a' ")), Some(WORDS)),
+        text("a long string", tag(&format!("'{}'", repeat_to_length("a"))), Some(LENGTH)),
+        text("a long string of escapes", tag(&format!("'{}'", repeat_to_length("\\u0041"))), Some(LENGTH)),
+        text("a long name", tag(&repeat_to_length("a")), Some(LENGTH)),
+        text("a long number", tag(&repeat_to_length("1")), Some("syntax error")),
+        text("a long fraction", tag(&format!("1.{}", repeat_to_length("1"))), Some(LENGTH)),
+        text("a tag of spaces", tag(&repeat_to_length(" ")), Some(LENGTH)),
         text("a tag that stays open", format!("{{{{ (\n{}", "word\n".repeat(40_000)), Some(WORDS)),
         text("a string that stays open", format!("{{{{ '\n{}", "word\n".repeat(40_000)), Some("syntax error")),
         // Wide.
@@ -120,28 +120,28 @@ pub(super) fn bombs() -> Vec<Bomb> {
         text("raw marks in one line", "{% raw %}".repeat(10_000), Some(LINE)),
         text("comments that stay open", "{#\n".repeat(40_000), Some("syntax error")),
         text("raws that stay open", "{% raw %}\n".repeat(20_000), Some("syntax error")),
-        text("lines", "\n".repeat(250_000), Some("makes more than 64 KiB")),
+        text("lines", "\n".repeat(250_000), Some("renders to more than 64 KiB")),
         text("more than the length", "a\n".repeat(150_000), Some("is over 256 KiB")),
         // Many.
         text("tags", "{{ app }}\n".repeat(20_000), Some(TOKENS)),
         text("empty strings", "{{''}}\n".repeat(30_000), Some(TOKENS)),
         text("ifs", "{% if app %}{% endif %}\n".repeat(10_000), Some(TOKENS)),
-        text("full tags", (shown(&format!("app{}", " < app".repeat(48))) + "\n").repeat(800), Some(TOKENS)),
+        text("full tags", (tag(&format!("app{}", " < app".repeat(48))) + "\n").repeat(800), Some(TOKENS)),
         text("lines of comments", "{##}\n".repeat(50_000), Some(TOKENS)),
         text("comments", "{#-#}".repeat(10_000), None),
         html("blocks", (0..5_000).map(|n| format!("{{% block b{n} %}}{{% endblock %}}\n")).collect(), Some(BLOCKS)),
         html("parents", "{% extends 'layout.html' %}\n".repeat(2_000), Some("tried to extend a second time")),
-        // What grows.
-        text("a multiplied string", shown("'x' * 1000000000"), Some(ARITHMETIC)),
-        text("a multiplied list", shown("[1] * 1000000000"), Some(ARITHMETIC)),
-        text("a power", shown("9 ** 9 ** 9 ** 9"), Some(ARITHMETIC)),
-        text("a range", shown("range(1000000000)"), Some("there are no functions")),
-        text("a padded string", shown("app|center(1000000000)"), Some("there is no filter center")),
-        text("an indented string", shown("app|indent(1000000000)"), Some("there is no filter indent")),
-        text("a formatted string", shown("'%1000000000d'|format(1)"), Some("there is no filter format")),
-        text("a replaced string", shown("app|replace('', app)"), Some("there is no filter replace")),
-        text("a method", shown("app.center(1000000000)"), Some("there are no functions")),
-        text("a slice", shown("app[::-1]"), Some("slices are not")),
+        // Growing values.
+        text("a multiplied string", tag("'x' * 1000000000"), Some(ARITHMETIC)),
+        text("a multiplied list", tag("[1] * 1000000000"), Some(ARITHMETIC)),
+        text("a power", tag("9 ** 9 ** 9 ** 9"), Some(ARITHMETIC)),
+        text("a range", tag("range(1000000000)"), Some("there are no functions")),
+        text("a padded string", tag("app|center(1000000000)"), Some("there is no filter center")),
+        text("an indented string", tag("app|indent(1000000000)"), Some("there is no filter indent")),
+        text("a formatted string", tag("'%1000000000d'|format(1)"), Some("there is no filter format")),
+        text("a replaced string", tag("app|replace('', app)"), Some("there is no filter replace")),
+        text("a method", tag("app.center(1000000000)"), Some("there are no functions")),
+        text("a slice", tag("app[::-1]"), Some("slices are not")),
         html(
             "a block of itself",
             "{% block x %}{{ self.x() }}{% endblock %}".to_owned(),
@@ -162,38 +162,38 @@ pub(super) fn bombs() -> Vec<Bomb> {
         html("a parent of itself", "{% extends 'confirm.html' %}".to_owned(), Some("extends can name only")),
         // At the bounds.
         text("escapes of escapes", costly_filters(), None),
-        html("the deepest blocks", in_blocks(16, &expressions()), None),
+        html("the deepest blocks", nested_blocks(16, &expressions()), None),
         html(
             "the deepest ifs",
             format!("{}{}{}", "{% if app %}".repeat(16), expressions(), "{% endif %}".repeat(16)),
             None,
         ),
-        html("the deepest elifs", in_elifs(&expressions()), None),
+        html("the deepest elifs", chained_elifs(&expressions()), None),
         html("the most expressions", (expressions() + "\n").repeat(60), None),
     ]
 }
 
-/// Blocks must have different names.
-fn in_blocks(depth: usize, inner: &str) -> String {
+/// Nested blocks, each with its own name as required.
+fn nested_blocks(depth: usize, inner: &str) -> String {
     let open: String = (0..depth).map(|n| format!("{{% block b{n} %}}")).collect();
     format!("{open}{inner}{}", "{% endblock %}".repeat(depth))
 }
 
-fn in_elifs(inner: &str) -> String {
+fn chained_elifs(inner: &str) -> String {
     format!("{{% if not app %}}{}{{% else %}}{inner}{{% endif %}}", "{% elif not app %}".repeat(15))
 }
 
-/// Strings that grow by four characters for each of them with every second filter, in tags that show nothing.
+/// Strings in which each character grows by four with every second filter, in tags without output.
 fn costly_filters() -> String {
     let tag = format!("{{% if '{}'|e|upper|e|upper|e|upper|e|upper == app %}}{{% endif %}}\n", "&".repeat(1_900));
     tag.repeat(130)
 }
 
-/// The deepest expressions of each kind.
+/// The deepest valid expressions of each kind.
 fn expressions() -> String {
     let conditional = format!("{}app", "app if app else ".repeat(14));
-    let filters = shown(&format!("{}{conditional}{}", "app|d(".repeat(8), ")".repeat(8)));
-    let nots = shown(&format!("{}((((((((app))))))))", "not ".repeat(80)));
-    let ors = shown(&format!("app{}", " or app".repeat(49)));
+    let filters = tag(&format!("{}{conditional}{}", "app|d(".repeat(8), ")".repeat(8)));
+    let nots = tag(&format!("{}((((((((app))))))))", "not ".repeat(80)));
+    let ors = tag(&format!("app{}", " or app".repeat(49)));
     filters + &nots + &ors
 }

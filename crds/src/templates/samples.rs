@@ -1,23 +1,23 @@
-//! Templates that pass and templates that do not, for the tests of all who judge by the rules.
+//! Valid and invalid templates for the tests of the checks.
 
-/// The longest part, in octets, as the users are told.
-const LONGEST: usize = 64 * 1024;
+/// The maximum size of a part in bytes, as documented for users.
+const MAX_PART_BYTES: usize = 64 * 1024;
 
-/// A template that must be refused, with what is told of it.
-pub(super) struct Bad {
+/// A template that must be refused, with its error.
+pub(super) struct InvalidTemplate {
     pub(super) name: &'static str,
     pub(super) source: String,
     pub(super) line: Option<u32>,
     pub(super) reason: &'static str,
 }
 
-/// A text of so many bytes.
-fn lines(octets: usize) -> String {
+/// A text of that many bytes.
+fn text_of_length(length: usize) -> String {
     let line = format!("{}\n", "a".repeat(1000));
-    line.repeat(octets.div_ceil(line.len()))[..octets].to_owned()
+    line.repeat(length.div_ceil(line.len()))[..length].to_owned()
 }
 
-pub(super) fn good() -> Vec<(&'static str, String)> {
+pub(super) fn valid_templates() -> Vec<(&'static str, String)> {
     [
         ("new-sign-in.subject", "Hello{% if name %} {{ name | title }}{% endif %} of {{ app }}"),
         ("confirm.subject", "Your code for {{ app }}\n"),
@@ -34,7 +34,7 @@ pub(super) fn good() -> Vec<(&'static str, String)> {
     .map(|(name, source)| (name, source.to_owned()))
     .into_iter()
     .chain([
-        ("confirm.txt", lines(LONGEST)),
+        ("confirm.txt", text_of_length(MAX_PART_BYTES)),
         ("reset.txt", format!("a{}", "\n{{ app }}".repeat(5_000))),
         ("reset.txt", "{{ name }}".repeat(2_000)),
         ("reset.html", format!("<p>{}</p>", "a".repeat(59_993))),
@@ -49,9 +49,9 @@ pub(super) fn good() -> Vec<(&'static str, String)> {
     .collect()
 }
 
-pub(super) fn bad() -> Vec<Bad> {
+pub(super) fn invalid_templates() -> Vec<InvalidTemplate> {
     let operator = "+ - * / % ** ~ are not available";
-    let one_line = "must make one line that is not empty";
+    let one_line = "must render to one line that is not empty";
     let name = "is not a template's name";
     [
         ("confirm.txt", "\n{{ email }}", 2, "there is no variable email"),
@@ -115,26 +115,26 @@ pub(super) fn bad() -> Vec<Bad> {
         ("confirm.subject", "a\u{2028}b", 1, one_line),
         ("password-changed.subject", "{{ code }}", 1, one_line),
     ]
-    .map(|(name, source, line, reason)| Bad { name, source: source.to_owned(), line: Some(line), reason })
+    .map(|(name, source, line, reason)| InvalidTemplate { name, source: source.to_owned(), line: Some(line), reason })
     .into_iter()
-    .chain(["welcome.txt", "confirm.md", "confirm", "layout.html"].map(|unknown| Bad {
+    .chain(["welcome.txt", "confirm.md", "confirm", "layout.html"].map(|unknown| InvalidTemplate {
         name: unknown,
         source: "x".to_owned(),
         line: None,
         reason: name,
     }))
     .chain([
-        Bad {
+        InvalidTemplate {
             name: "confirm.txt",
-            source: lines(LONGEST) + "a",
+            source: text_of_length(MAX_PART_BYTES) + "a",
             line: Some(1),
-            reason: "makes more than 64 KiB; shorten it",
+            reason: "renders to more than 64 KiB; shorten it",
         },
-        Bad {
+        InvalidTemplate {
             name: "reset.txt",
             source: "{{''}}{#\n#}".repeat(20_000),
             line: Some(6_667),
-            reason: "all templates together may have 20000 words and signs in their tags",
+            reason: "all templates together can have at most 20000 words and signs in their tags",
         },
     ])
     .collect()

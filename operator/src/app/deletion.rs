@@ -1,5 +1,5 @@
-//! The end of an App. `Retain` holds nothing back. `Delete` sets a finalizer, so that the servers can delete the users
-//! before the App goes; its document says `Deleted` meanwhile.
+//! Deletion of an App. `Retain` delays nothing. `Delete` sets a finalizer, so that the servers can delete the users
+//! before the App is removed; meanwhile its document has the state `Deleted`.
 
 use std::time::Duration;
 
@@ -20,65 +20,65 @@ use crate::{
     app::{
         keys::{
             KeyDocument,
-            secret::{self as key_secret, Found, Holder, Kept, Unusable},
+            secret::{self as key_secret, AppIdOwner, KeyLookup, Stored, UnusableReason},
         },
         render::Rendered,
-        status::names,
+        status::pod_names,
     },
     context::Context,
     error::Error,
-    probe::Verdict,
+    monitor::RolloutState,
 };
 
-/// Progress is told no more often than this (design, Operator).
-pub(crate) const PROGRESS: Duration = Duration::from_secs(10);
+/// Progress is reported at most this often.
+pub(crate) const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What the finalizer is to do.
+/// What to do with the finalizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Finalizer {
-    /// Nothing: it is where it should be.
-    Stay,
-    Set,
-    Drop,
-    /// The App is to go, and its users before it.
+pub(crate) enum FinalizerAction {
+    /// Nothing: it is already set or absent as it should be.
+    Unchanged,
+    Add,
+    Remove,
+    /// The App is being deleted, and its users must be deleted first.
     DeleteUsers,
 }
 
-/// From what the deletion of an App's users begins.
-pub(crate) enum Going {
-    /// The document that tells the servers, and the keys where they are not lost.
-    Ours(DeletedApp, Option<Box<Kept>>),
-    /// The appID, and so its users, are another's, or nobody's.
-    NotOurs,
-    /// The keys are not there any more as they were read.
-    Changed,
-    /// The keys that say whose the users are cannot be used.
-    Stuck(Unusable),
+/// Where the deletion of an App's users starts from.
+pub(crate) enum DeletionState {
+    /// The document for the servers, and the keys unless they are lost.
+    Owned(DeletedApp, Option<Box<Stored>>),
+    /// The appID, and so its users, belong to another App or to none.
+    NotOwned,
+    /// The keys changed since they were read.
+    KeysChanged,
+    /// The keys that identify the owner of the users cannot be used.
+    KeysUnusable(UnusableReason),
 }
 
-/// Pure: what follows from the App alone.
-pub(crate) fn finalizer(app: &App) -> Finalizer {
+/// Decides from the App alone; pure.
+pub(crate) fn finalizer_action(app: &App) -> FinalizerAction {
     let set = app.finalizers().iter().any(|finalizer| finalizer == DELETE_USERS_FINALIZER);
-    let going = app.metadata.deletion_timestamp.is_some();
-    match (app.spec.deletion_policy, set, going) {
-        (DeletionPolicy::Delete, true, true) => Finalizer::DeleteUsers,
-        (DeletionPolicy::Delete, false, false) => Finalizer::Set,
-        (DeletionPolicy::Retain, true, _) => Finalizer::Drop,
+    let is_deleting = app.metadata.deletion_timestamp.is_some();
+    match (app.spec.deletion_policy, set, is_deleting) {
+        (DeletionPolicy::Delete, true, true) => FinalizerAction::DeleteUsers,
+        (DeletionPolicy::Delete, false, false) => FinalizerAction::Add,
+        (DeletionPolicy::Retain, true, _) => FinalizerAction::Remove,
         (DeletionPolicy::Delete, true, false)
         | (DeletionPolicy::Delete, false, true)
-        | (DeletionPolicy::Retain, false, _) => Finalizer::Stay,
+        | (DeletionPolicy::Retain, false, _) => FinalizerAction::Unchanged,
     }
 }
 
-/// Whether an App that does not decode is held back by this finalizer alone, though its owner wants it gone at once: of
-/// such an App only the policy's text is read.
-pub(crate) fn is_let_go(app: &DynamicObject) -> bool {
+/// Whether the finalizer of an App that does not decode can be removed: the App is being deleted, and its policy is not
+/// `Delete`. Only the text of the policy is read.
+pub(crate) fn is_finalizer_removable(app: &DynamicObject) -> bool {
     let policy = app.data.pointer("/spec/deletionPolicy").and_then(|policy| policy.as_str());
     let set = app.finalizers().iter().any(|finalizer| finalizer == DELETE_USERS_FINALIZER);
     set && app.metadata.deletion_timestamp.is_some() && policy != Some("Delete")
 }
 
-/// Sets or drops the finalizer, and no other's.
+/// Sets or removes our finalizer, and leaves those of others alone.
 pub(crate) async fn write_finalizer(context: &Context, app: &ObjectMeta, set: bool) -> Result<(), Error> {
     let name = app.name.as_deref().unwrap_or_default();
     let api: Api<App> = Api::namespaced(context.client.clone(), app.namespace.as_deref().unwrap_or_default());
@@ -86,7 +86,7 @@ pub(crate) async fn write_finalizer(context: &Context, app: &ObjectMeta, set: bo
     let body = json!({
         "apiVersion": "latchkey.dev/v1alpha1",
         "kind": "App",
-        // With the uid it cannot make an App that has gone meanwhile.
+        // With the uid, the patch cannot create an App that was deleted meanwhile.
         "metadata": { "name": name, "uid": app.uid, "finalizers": finalizers },
     });
     let parameters = PatchParams::apply(FIELD_MANAGER).force();
@@ -97,40 +97,45 @@ pub(crate) async fn write_finalizer(context: &Context, app: &ObjectMeta, set: bo
     }
 }
 
-/// The document of an App that is not served any more: it follows from the appID and its holder alone.
-pub(crate) fn render_gone(app: &DeletedApp) -> Rendered {
+/// Renders the document of an App that is no longer served. It depends only on the appID and its owner.
+pub(crate) fn render_unserved(app: &DeletedApp) -> Rendered {
     let bytes = app.to_bytes();
     let revision = Revision::of(&bytes);
     Rendered { bytes, revision }
 }
 
-/// Looks whether the appID is this App's, and by what its users are told from those of another App of the appID.
-pub(crate) async fn begin(secrets: &Api<Secret>, app_id: &AppId, us: &Holder) -> Result<Going, Error> {
-    let going = match key_secret::read(secrets, app_id).await? {
-        Found::Kept(kept) if kept.holder != *us => Going::NotOurs,
-        // The servers have to be told of it, or they do not believe that the users are ours.
-        Found::Kept(kept) if kept.are_handed_over() => {
+/// Checks that this App owns the appID, and collects what identifies its users among those of other Apps with the same
+/// appID.
+pub(crate) async fn prepare_deletion(
+    secrets: &Api<Secret>,
+    app_id: &AppId,
+    us: &AppIdOwner,
+) -> Result<DeletionState, Error> {
+    let state = match key_secret::read(secrets, app_id).await? {
+        KeyLookup::Stored(kept) if kept.owner != *us => DeletionState::NotOwned,
+        // The servers must know of the change of owner, or they do not accept that the users are ours.
+        KeyLookup::Stored(kept) if kept.is_handed_over() => {
             match key_secret::replace(secrets, &kept, &kept.document, us).await? {
-                Some(kept) => Going::Ours(of_keys(us, &kept.document), Some(Box::new(kept))),
-                None => Going::Changed,
+                Some(kept) => DeletionState::Owned(document_from_keys(us, &kept.document), Some(Box::new(kept))),
+                None => DeletionState::KeysChanged,
             }
         }
-        Found::Kept(kept) => Going::Ours(of_keys(us, &kept.document), Some(kept)),
-        Found::Unusable(why, Some(holder)) if holder == *us => Going::Stuck(why),
-        Found::Unusable(_, Some(_)) => Going::NotOurs,
-        Found::Unusable(why, None) => match of_rendered(secrets, app_id, us).await? {
-            Some(_) => Going::Stuck(why),
-            None => Going::NotOurs,
+        KeyLookup::Stored(kept) => DeletionState::Owned(document_from_keys(us, &kept.document), Some(kept)),
+        KeyLookup::Unusable(why, Some(holder)) if holder == *us => DeletionState::KeysUnusable(why),
+        KeyLookup::Unusable(_, Some(_)) => DeletionState::NotOwned,
+        KeyLookup::Unusable(why, None) => match document_from_rendered(secrets, app_id, us).await? {
+            Some(_) => DeletionState::KeysUnusable(why),
+            None => DeletionState::NotOwned,
         },
-        Found::Missing => match of_rendered(secrets, app_id, us).await? {
-            Some(document) => Going::Ours(document, None),
-            None => Going::NotOurs,
+        KeyLookup::Missing => match document_from_rendered(secrets, app_id, us).await? {
+            Some(document) => DeletionState::Owned(document, None),
+            None => DeletionState::NotOwned,
         },
     };
-    Ok(going)
+    Ok(state)
 }
 
-fn of_keys(us: &Holder, keys: &KeyDocument) -> DeletedApp {
+fn document_from_keys(us: &AppIdOwner, keys: &KeyDocument) -> DeletedApp {
     DeletedApp {
         format: FORMAT,
         app_id: keys.app_id.clone(),
@@ -142,45 +147,51 @@ fn of_keys(us: &Holder, keys: &KeyDocument) -> DeletedApp {
     }
 }
 
-/// The same from the rendered Secret of this App, where the keys are lost.
-async fn of_rendered(secrets: &Api<Secret>, app_id: &AppId, us: &Holder) -> Result<Option<DeletedApp>, Error> {
+/// The same from the rendered Secret of this App, if the keys are lost.
+async fn document_from_rendered(
+    secrets: &Api<Secret>,
+    app_id: &AppId,
+    us: &AppIdOwner,
+) -> Result<Option<DeletedApp>, Error> {
     let read = secrets.get_opt(&rendered_app_secret(app_id)).await.map_err(Error::api("read the rendered App"))?;
-    let Some(secret) = read.filter(|secret| key_secret::holder(&secret.metadata).as_ref() == Some(us)) else {
+    let Some(secret) = read.filter(|secret| key_secret::owner_of(&secret.metadata).as_ref() == Some(us)) else {
         return Ok(None);
     };
     let document = secret.data.and_then(|mut data| data.remove(RENDERED_APP_KEY));
-    // What a document of a served App has beyond this is passed over.
+    // A document with the state `ServedApps` has more fields; they are ignored.
     let document: Option<DeletedApp> = document.and_then(|document| serde_json::from_slice(&document.0).ok());
     let ours = document.filter(|document| document.app_id == *app_id && document.namespace == us.namespace);
     Ok(ours.map(|document| DeletedApp { format: FORMAT, name: us.name.clone(), state: AppState::Deleted, ..document }))
 }
 
-/// What the condition says while users are deleted.
-pub(crate) fn progress(verdict: &Verdict, left: Option<u64>) -> String {
+/// The condition message while users are being deleted.
+pub(crate) fn progress_message(verdict: &RolloutState, left: Option<u64>) -> String {
     let doing = match (verdict, left) {
-        (Verdict::NoServers, _) => "no server pod is there that could delete the users".to_owned(),
-        (Verdict::All { .. }, Some(left)) => format!("{left} left"),
-        (Verdict::All { .. }, None) => {
-            "the servers have not begun; where that stays so, see whether they reach Postgres".to_owned()
+        (RolloutState::NoServers, _) => "no server pod is running that could delete the users".to_owned(),
+        (RolloutState::Complete { .. }, Some(left)) => format!("{left} left"),
+        (RolloutState::Complete { .. }, None) => {
+            "the servers have not started; if this does not change, check that they can reach Postgres".to_owned()
         }
-        (Verdict::Refused { pod, reason }, _) => format!("server pod {pod} refuses to: {reason}"),
-        (Verdict::KeysLost { pod }, _) => format!("server pod {pod} refuses to: they have other keys, which are lost"),
-        (Verdict::Silent { pods }, _) => format!("{} told nothing for 15 s; look at its log", names(pods)),
-        (Verdict::Behind { pods } | Verdict::Undecided { pods }, _) => {
-            format!("waiting for {} to stop serving the App", names(pods))
+        (RolloutState::Rejected { pod, reason }, _) => format!("server pod {pod} rejects it: {reason}"),
+        (RolloutState::KeysLost { pod }, _) => {
+            format!("server pod {pod} rejects it: the users have other keys, which are lost")
+        }
+        (RolloutState::Silent { pods }, _) => format!("{} sent nothing for 15 s; check its log", pod_names(pods)),
+        (RolloutState::Behind { pods } | RolloutState::Undecided { pods }, _) => {
+            format!("waiting for {} to stop serving the App", pod_names(pods))
         }
     };
-    with_way_out(&doing)
+    with_advice(&doing)
 }
 
-/// What it says where the keys that tell whose the users are cannot be used.
-pub(crate) fn stuck(why: &Unusable) -> String {
-    with_way_out(&format!("the key Secret of the App cannot be used: {why}; put it back from a copy"))
+/// The condition message if the keys that identify the owner of the users cannot be used.
+pub(crate) fn stuck_message(why: &UnusableReason) -> String {
+    with_advice(&format!("the key Secret of the App cannot be used: {why}; restore it from a backup"))
 }
 
-fn with_way_out(doing: &str) -> String {
+fn with_advice(doing: &str) -> String {
     format!(
-        "deleting the users: {doing}; to keep those that are left and let the App go at once, set \
+        "deleting the users: {doing}; to keep the remaining users and delete the App at once, set \
          spec.deletionPolicy to Retain"
     )
 }
@@ -192,27 +203,28 @@ mod tests {
     fn app(policy: DeletionPolicy, set: bool, going: bool) -> App {
         let mut app = App::new("shop", latchkey_crds::app::AppSpec { deletion_policy: policy, ..Default::default() });
         app.metadata.finalizers = set.then(|| vec![DELETE_USERS_FINALIZER.to_owned(), "another".to_owned()]);
-        app.metadata.deletion_timestamp = going.then(|| crate::app::status::time(time::OffsetDateTime::UNIX_EPOCH));
+        app.metadata.deletion_timestamp =
+            going.then(|| crate::app::status::to_k8s_time(time::OffsetDateTime::UNIX_EPOCH));
         app
     }
 
     #[test]
-    fn only_delete_holds_an_app_back() {
+    fn only_delete_sets_a_finalizer() {
         use DeletionPolicy::{Delete, Retain};
         for going in [false, true] {
-            assert_eq!(finalizer(&app(Retain, false, going)), Finalizer::Stay);
-            // The way out of a deletion that does not come to its end.
-            assert_eq!(finalizer(&app(Retain, true, going)), Finalizer::Drop);
+            assert_eq!(finalizer_action(&app(Retain, false, going)), FinalizerAction::Unchanged);
+            // The way out of a deletion that does not finish.
+            assert_eq!(finalizer_action(&app(Retain, true, going)), FinalizerAction::Remove);
         }
-        assert_eq!(finalizer(&app(Delete, false, false)), Finalizer::Set);
-        assert_eq!(finalizer(&app(Delete, true, false)), Finalizer::Stay);
-        assert_eq!(finalizer(&app(Delete, true, true)), Finalizer::DeleteUsers);
-        // The API server refuses a new finalizer on what is going.
-        assert_eq!(finalizer(&app(Delete, false, true)), Finalizer::Stay);
+        assert_eq!(finalizer_action(&app(Delete, false, false)), FinalizerAction::Add);
+        assert_eq!(finalizer_action(&app(Delete, true, false)), FinalizerAction::Unchanged);
+        assert_eq!(finalizer_action(&app(Delete, true, true)), FinalizerAction::DeleteUsers);
+        // The API server rejects a new finalizer on an object that is being deleted.
+        assert_eq!(finalizer_action(&app(Delete, false, true)), FinalizerAction::Unchanged);
     }
 
     #[test]
-    fn an_app_that_does_not_decode_can_be_let_go() {
+    fn the_finalizer_of_an_undecodable_app_can_be_removed() {
         let app = |policy: &str, going: bool| -> DynamicObject {
             let mut metadata = json!({ "name": "shop", "finalizers": [DELETE_USERS_FINALIZER] });
             if going {
@@ -221,18 +233,26 @@ mod tests {
             let app = json!({ "metadata": metadata, "spec": { "deletionPolicy": policy, "signUp": 7 } });
             serde_json::from_value(app).unwrap()
         };
-        assert!(is_let_go(&app("Retain", true)));
-        assert!(!is_let_go(&app("Retain", false)) && !is_let_go(&app("Delete", true)));
+        assert!(is_finalizer_removable(&app("Retain", true)));
+        assert!(!is_finalizer_removable(&app("Retain", false)) && !is_finalizer_removable(&app("Delete", true)));
     }
 
     #[test]
     fn progress_names_the_way_out() {
-        for verdict in [Verdict::NoServers, Verdict::All { servers: 2 }, Verdict::Undecided { pods: Vec::new() }] {
-            assert!(progress(&verdict, Some(7)).contains("set spec.deletionPolicy to Retain"));
+        for verdict in [
+            RolloutState::NoServers,
+            RolloutState::Complete { servers: 2 },
+            RolloutState::Undecided { pods: Vec::new() },
+        ] {
+            assert!(progress_message(&verdict, Some(7)).contains("set spec.deletionPolicy to Retain"));
         }
-        assert!(stuck(&Unusable::NotKeys).contains("set spec.deletionPolicy to Retain"));
-        let refused = Verdict::Refused { pod: "server-1".into(), reason: "they are another's".into() };
-        assert!(progress(&refused, None).contains("server pod server-1 refuses to: they are another's"));
-        assert!(progress(&Verdict::All { servers: 2 }, Some(7)).contains("deleting the users: 7 left"));
+        assert!(stuck_message(&UnusableReason::NotKeyDocument).contains("set spec.deletionPolicy to Retain"));
+        let refused = RolloutState::Rejected { pod: "server-1".into(), reason: "they belong to another App".into() };
+        assert!(
+            progress_message(&refused, None).contains("server pod server-1 rejects it: they belong to another App")
+        );
+        assert!(
+            progress_message(&RolloutState::Complete { servers: 2 }, Some(7)).contains("deleting the users: 7 left")
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Events: what a change of the App itself led to. What concerns all Apps at once is told by none.
+//! Kubernetes Events about what a change of the App itself caused. Changes that concern all Apps record none.
 
 use kube::{
     Resource,
@@ -10,42 +10,42 @@ use latchkey_crds::{
 };
 use tracing::warn;
 
-use crate::{app::status::condition, context::Context, error::Chain};
+use crate::{app::status::condition, context::Context, error::ErrorChain};
 
-/// An Event may hold this many octets of text (validation of events.k8s.io/v1).
-const MAX_NOTE: usize = 1024;
+/// The maximum length of an Event's note, in bytes (validation of events.k8s.io/v1).
+const MAX_NOTE_BYTES: usize = 1024;
 
-/// Tells what a new status says that the old did not.
-pub(crate) async fn changed(context: &Context, app: &App, old: &AppStatus, new: &AppStatus) {
-    for event in events(old, new) {
-        send(context, app, event).await;
+/// Records what the new status reports and the old did not.
+pub(crate) async fn record_status_change(context: &Context, app: &App, old: &AppStatus, new: &AppStatus) {
+    for event in status_events(old, new) {
+        record(context, app, event).await;
     }
 }
 
-/// Signing keys and HMAC keys, without what they hold.
-type Keys = (Vec<KeyStatus>, Vec<KeyStatus>);
+/// The status of the signing keys and of the HMAC keys.
+type KeyStatuses = (Vec<KeyStatus>, Vec<KeyStatus>);
 
-pub(crate) async fn keys_changed(context: &Context, app: &App, before: &Keys, now: &Keys) {
-    let states = |(signing, hmac): &Keys| {
+pub(crate) async fn record_key_change(context: &Context, app: &App, before: &KeyStatuses, now: &KeyStatuses) {
+    let states = |(signing, hmac): &KeyStatuses| {
         let states: Vec<_> = signing.iter().chain(hmac).map(|key| format!("{} is {:?}", key.id, key.state)).collect();
         states.join(", ")
     };
     if states(before) != states(now) {
-        send(context, app, event(EventType::Normal, "KeysChanged", "Rotate", states(now))).await;
+        record(context, app, new_event(EventType::Normal, "KeysChanged", "Rotate", states(now))).await;
     }
 }
 
-pub(crate) async fn users_deleted(context: &Context, app: &App) {
-    send(
+pub(crate) async fn record_users_deleted(context: &Context, app: &App) {
+    record(
         context,
         app,
-        event(EventType::Normal, "UsersDeleted", "Delete", "the users of the App are deleted".to_owned()),
+        new_event(EventType::Normal, "UsersDeleted", "Delete", "the users of the App are deleted".to_owned()),
     )
     .await;
 }
 
-/// Pure: the Events that follow from two statuses.
-fn events(old: &AppStatus, new: &AppStatus) -> Vec<Event> {
+/// The Events for the difference between two statuses; pure.
+fn status_events(old: &AppStatus, new: &AppStatus) -> Vec<Event> {
     let mut events = Vec::new();
     let said = |status, type_| {
         condition(status, type_).map(|found| (found.status, found.reason.clone(), found.message.clone()))
@@ -56,16 +56,16 @@ fn events(old: &AppStatus, new: &AppStatus) -> Vec<Event> {
             continue;
         }
         if let Some((ConditionStatus::False, reason, message)) = now {
-            events.push(event(EventType::Warning, &reason, action, message));
+            events.push(new_event(EventType::Warning, &reason, action, message));
         }
     }
     let is_ready =
         |status| said(status, ConditionType::Ready).is_some_and(|(ready, ..)| ready == ConditionStatus::True);
-    // Without a new revision it is the servers that changed, not the App.
+    // Without a new revision, the servers changed and not the App.
     if is_ready(new) && old.revision != new.revision {
         let revision = new.revision.as_deref().unwrap_or_default();
         let short = revision.get(..12).unwrap_or(revision);
-        events.push(event(
+        events.push(new_event(
             EventType::Normal,
             "Programmed",
             "Publish",
@@ -75,22 +75,23 @@ fn events(old: &AppStatus, new: &AppStatus) -> Vec<Event> {
     events
 }
 
-fn event(type_: EventType, reason: &str, action: &str, note: String) -> Event {
+fn new_event(type_: EventType, reason: &str, action: &str, note: String) -> Event {
     let mut note = note;
-    if note.len() > MAX_NOTE {
-        let end = (0..=MAX_NOTE - 3).rev().find(|end| note.is_char_boundary(*end)).unwrap_or(0);
+    if note.len() > MAX_NOTE_BYTES {
+        let end = (0..=MAX_NOTE_BYTES - 3).rev().find(|end| note.is_char_boundary(*end)).unwrap_or(0);
         note.truncate(end);
         note.push('…');
     }
     Event { type_, reason: reason.to_owned(), note: Some(note), action: action.to_owned(), secondary: None }
 }
 
-/// An Event that is not taken is no failure of what it tells of; a namespace that is going takes none.
-async fn send(context: &Context, app: &App, event: Event) {
-    // A recorder that knows of one of the same reason only counts that up: the new note would be lost.
+/// Records an Event. A failure is only logged: a namespace that is being deleted accepts no Events.
+async fn record(context: &Context, app: &App, event: Event) {
+    // A new recorder each time: a recorder that has sent the same reason only raises its count, and the new note would
+    // be lost.
     let recorder = Recorder::new(context.client.clone(), context.reporter.clone());
     if let Err(error) = recorder.publish(&event, &app.object_ref(&())).await {
-        warn!(reason = event.reason, error = %Chain(&error), "an Event was not written");
+        warn!(reason = event.reason, error = %ErrorChain(&error), "failed to record an Event");
     }
 }
 
@@ -99,42 +100,42 @@ mod tests {
     use http::{Method, StatusCode};
     use latchkey_crds::{
         app::AppSpec,
-        conditions::{Reason, Wanted, merge},
+        conditions::{DesiredCondition, Reason, merge_conditions},
         rendered::Revision,
     };
     use time::OffsetDateTime;
 
     use super::*;
     use crate::app::{
-        scripted::{Call, Script, context},
-        status::time,
+        mock_api::{MockApi, ReceivedCall, context},
+        status::to_k8s_time,
     };
 
-    fn status(wanted: &[Wanted], document: &[u8]) -> AppStatus {
+    fn status(wanted: &[DesiredCondition], document: &[u8]) -> AppStatus {
         AppStatus {
             revision: Some(Revision::of(document).to_string()),
-            conditions: merge(&[], wanted, 1, &time(OffsetDateTime::UNIX_EPOCH)),
+            conditions: merge_conditions(&[], wanted, 1, &to_k8s_time(OffsetDateTime::UNIX_EPOCH)),
             ..AppStatus::default()
         }
     }
 
-    fn wanted(type_: ConditionType, status: ConditionStatus, reason: Reason, message: &str) -> Wanted {
-        Wanted::new(type_, status, reason, message)
+    fn wanted(type_: ConditionType, status: ConditionStatus, reason: Reason, message: &str) -> DesiredCondition {
+        DesiredCondition::new(type_, status, reason, message)
     }
 
     #[test]
-    fn an_event_tells_of_what_the_app_led_to_and_only_once() {
+    fn an_event_records_what_the_app_caused_and_only_once() {
         let accepted = wanted(ConditionType::Accepted, ConditionStatus::True, Reason::Accepted, "");
         let programmed = wanted(ConditionType::Programmed, ConditionStatus::True, Reason::Programmed, "");
         let waiting = wanted(ConditionType::Programmed, ConditionStatus::False, Reason::WaitingForServers, "pod a");
         let missing = wanted(ConditionType::ResolvedRefs, ConditionStatus::False, Reason::SecretNotFound, "Secret x");
         let reasons = |old: &AppStatus, new: &AppStatus| {
-            events(old, new).into_iter().map(|event| event.reason).collect::<Vec<_>>()
+            status_events(old, new).into_iter().map(|event| event.reason).collect::<Vec<_>>()
         };
         let first = status(&[accepted.clone(), programmed.clone()], b"1");
         assert_eq!(reasons(&AppStatus::default(), &first), ["Programmed"]);
         assert!(reasons(&first, &first).is_empty());
-        // A pod that is behind, and comes back: the App did nothing.
+        // A pod that falls behind and catches up: the App did nothing.
         let behind = status(&[accepted.clone(), waiting], b"1");
         assert!(reasons(&first, &behind).is_empty() && reasons(&behind, &first).is_empty());
         let broken = status(&[accepted, missing, programmed], b"1");
@@ -143,23 +144,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_event_is_told_with_its_own_note() {
+    async fn each_event_is_recorded_with_its_own_note() {
         const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/shop/events";
-        let taken = |call: &Call| (StatusCode::OK, call.body.clone());
-        let script = Script::default().expect(Method::POST, EVENTS, taken).expect(Method::POST, EVENTS, taken);
+        let taken = |call: &ReceivedCall| (StatusCode::OK, call.body.clone());
+        let script = MockApi::default().expect(Method::POST, EVENTS, taken).expect(Method::POST, EVENTS, taken);
         let (context, _) = context(script.client());
         let mut app = App::new("shop", AppSpec::default());
         app.metadata.namespace = Some("shop".into());
         for note in ["h1 is Active", "h2 is Active"] {
-            send(&context, &app, event(EventType::Normal, "KeysChanged", "Rotate", note.to_owned())).await;
+            record(&context, &app, new_event(EventType::Normal, "KeysChanged", "Rotate", note.to_owned())).await;
         }
-        let notes: Vec<_> = script.calls().into_iter().map(|call| call.body["note"].clone()).collect();
+        let notes: Vec<_> = script.finish().into_iter().map(|call| call.body["note"].clone()).collect();
         assert_eq!(notes, ["h1 is Active", "h2 is Active"]);
     }
 
     #[test]
-    fn a_long_note_is_cut_between_letters() {
-        let cut = event(EventType::Warning, "X", "Y", "é".repeat(2000)).note.unwrap();
-        assert!(cut.len() <= MAX_NOTE && cut.ends_with("é…"));
+    fn a_long_note_is_cut_between_characters() {
+        let cut = new_event(EventType::Warning, "X", "Y", "é".repeat(2000)).note.unwrap();
+        assert!(cut.len() <= MAX_NOTE_BYTES && cut.ends_with("é…"));
     }
 }

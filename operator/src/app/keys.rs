@@ -1,4 +1,4 @@
-//! The signing and HMAC keys of an App: what they are, and how they are made. Pure but for randomness.
+//! The signing and HMAC keys of an App and how they are generated. Pure except for randomness.
 
 use aws_lc_rs::{
     encoding::AsDer,
@@ -17,39 +17,41 @@ use time::OffsetDateTime;
 pub(crate) mod lifecycle;
 pub(crate) mod secret;
 
-/// All keys of an App, as they are kept.
+/// All keys of an App, as they are stored.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct KeyDocument {
     #[serde(rename = "appID")]
     pub(crate) app_id: AppId,
-    /// Made with the first keys of an App in a cluster: tells it from an App of the same appID before it.
+    /// Generated with the first keys of an App in a cluster. Distinguishes it from an earlier App with the same appID.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) incarnation: Option<String>,
-    /// The namespace that they were written for last: where the Secret names another one, they were handed over.
+    /// The namespace that the keys were last written for. If the Secret's annotation names another one, they were
+    /// handed over.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) namespace: Option<String>,
-    /// Grows where these keys come to hold users that servers know as those of another namespace or incarnation: the
-    /// greater number is right.
+    /// Increases when these keys get users that servers know under another namespace or incarnation. The greater number
+    /// wins.
     #[serde(skip_serializing_if = "is_zero", default)]
     pub(crate) handover: u32,
-    pub(crate) signing: Vec<KeptSigningKey>,
-    pub(crate) hmac: Vec<KeptHmacKey>,
-    /// The highest numbers that were given; those that are there may be higher in documents without them.
+    pub(crate) signing: Vec<StoredSigningKey>,
+    pub(crate) hmac: Vec<StoredHmacKey>,
+    /// The highest numbers that were assigned. In documents without this field the keys themselves may have higher
+    /// ones.
     #[serde(default)]
     pub(crate) last: LastNumbers,
-    /// The value of the annotation that asks for a rotation which was handled last.
+    /// The value of the rotation annotation that was handled last.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) rotation: Option<String>,
-    /// The value of the annotation that asks for new keys which was handled last.
+    /// The value of the new-keys annotation that was handled last.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) new_keys: Option<String>,
-    /// The ids that were revoked last. A key of that id never comes back, from a copy neither.
+    /// The ids that were revoked last. A key with such an id never comes back, not even from a backup.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(crate) revoked: Vec<String>,
 }
 
-/// The highest number of each sort of key.
+/// The highest number of each kind of key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct LastNumbers {
@@ -59,69 +61,69 @@ pub(crate) struct LastNumbers {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct KeptSigningKey {
+pub(crate) struct StoredSigningKey {
     #[serde(flatten)]
     pub(crate) key: SigningKey,
     #[serde(with = "time::serde::rfc3339")]
     pub(crate) created_at: OffsetDateTime,
     #[serde(flatten)]
-    pub(crate) life: Life,
+    pub(crate) lifecycle: KeyLifecycle,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct KeptHmacKey {
+pub(crate) struct StoredHmacKey {
     #[serde(flatten)]
     pub(crate) key: HmacKey,
     #[serde(with = "time::serde::rfc3339")]
     pub(crate) created_at: OffsetDateTime,
     #[serde(flatten)]
-    pub(crate) life: Life,
+    pub(crate) lifecycle: KeyLifecycle,
 }
 
-/// How far a key is on its way. Nothing of it is there in documents for servers that acknowledge nothing.
+/// The life cycle of a key. Documents for servers that acknowledge nothing have none of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(crate) struct Life {
-    /// Since when every counting pod knows it. None: not yet.
+pub(crate) struct KeyLifecycle {
+    /// Since when every serving pod knows the key. `None`: not yet.
     #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
     pub(crate) published_at: Option<OffsetDateTime>,
     #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
     pub(crate) activated_at: Option<OffsetDateTime>,
     #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
     pub(crate) retired_at: Option<OffsetDateTime>,
-    /// When the last that was made under it has ended. None: some pod may still make more.
+    /// When the last token or session under it has ended. `None`: some pod may still create more.
     #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
     pub(crate) not_after: Option<OffsetDateTime>,
-    /// The longest that anything made under it lives. None: not known, so as long as the schema lets it.
+    /// The longest lifetime of anything created under it. `None`: unknown, so the longest that the schema allows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) longest_seconds: Option<u32>,
-    /// Somebody asked for it: it need not wait a day.
+    /// Somebody asked for this key: it does not wait the usual day.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) asked: bool,
 }
 
-/// Why keys that are there cannot be used.
+/// Why stored keys cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum InvalidKeys {
-    #[error("they are another App's")]
+    #[error("they belong to another App")]
     OtherApp,
-    #[error("an id is there twice or is not a letter and a number")]
-    Id,
-    #[error("there is not exactly one Active key of each sort")]
-    Active,
+    #[error("an id occurs twice or is not a letter and a number")]
+    InvalidId,
+    #[error("there is not exactly one Active key of each kind")]
+    NotOneActive,
     #[error("a signing key is not a private key of its algorithm in PEM")]
-    SigningKey,
-    #[error("an HMAC key is not 32 octets in base64")]
-    HmacKey,
+    InvalidSigningKey,
+    #[error("an HMAC key is not 32 bytes in base64")]
+    InvalidHmacKey,
 }
 
-/// The system gave no random octets, or no key could be made of them.
+/// The system returned no random bytes, or no key could be generated from them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no key could be made")]
-pub(crate) struct KeyNotMade;
+#[error("no key could be generated")]
+pub(crate) struct KeyGenerationError;
 
-impl From<aws_lc_rs::error::Unspecified> for KeyNotMade {
+impl From<aws_lc_rs::error::Unspecified> for KeyGenerationError {
     fn from(_: aws_lc_rs::error::Unspecified) -> Self {
         Self
     }
@@ -130,25 +132,29 @@ impl From<aws_lc_rs::error::Unspecified> for KeyNotMade {
 // === impl KeyDocument ===
 
 impl KeyDocument {
-    /// The first keys of an App. Active at once: nothing was made under others.
-    pub(crate) fn first(app_id: &AppId, algorithm: SigningAlgorithm, now: OffsetDateTime) -> Result<Self, KeyNotMade> {
-        Self::with_keys(app_id, LastNumbers { signing: 1, hmac: 1 }, algorithm, now)
+    /// The first keys of an App. They are Active at once, because nothing was created under other keys.
+    pub(crate) fn first(
+        app_id: &AppId,
+        algorithm: SigningAlgorithm,
+        now: OffsetDateTime,
+    ) -> Result<Self, KeyGenerationError> {
+        Self::generate(app_id, LastNumbers { signing: 1, hmac: 1 }, algorithm, now)
     }
 
-    /// One Active key of each sort, of these numbers.
-    fn with_keys(
+    /// One Active key of each kind, with these numbers.
+    fn generate(
         app_id: &AppId,
         numbers: LastNumbers,
         algorithm: SigningAlgorithm,
         now: OffsetDateTime,
-    ) -> Result<Self, KeyNotMade> {
+    ) -> Result<Self, KeyGenerationError> {
         Ok(Self {
             app_id: app_id.clone(),
             incarnation: None,
             namespace: None,
             handover: 0,
-            signing: vec![new_signing_key(numbers.signing, algorithm, now)?],
-            hmac: vec![new_hmac_key(numbers.hmac, now)?],
+            signing: vec![generate_signing_key(numbers.signing, algorithm, now)?],
+            hmac: vec![generate_hmac_key(numbers.hmac, now)?],
             last: numbers,
             rotation: None,
             new_keys: None,
@@ -156,13 +162,13 @@ impl KeyDocument {
         })
     }
 
-    /// The keys once tokens are to be signed with another algorithm; none where they are already. Where no server has
-    /// to acknowledge it first, the new key is Active at once.
-    pub(crate) fn with_algorithm(
+    /// The keys after a change of the signing algorithm, or `None` if the Active key already uses it. The new key is
+    /// Active at once: this is for documents that no server has to acknowledge.
+    pub(crate) fn changed_to_algorithm(
         &self,
         algorithm: SigningAlgorithm,
         now: OffsetDateTime,
-    ) -> Result<Option<Self>, KeyNotMade> {
+    ) -> Result<Option<Self>, KeyGenerationError> {
         let active = self.signing.iter().find(|kept| kept.key.state == KeyState::Active);
         if active.is_some_and(|kept| kept.key.algorithm == algorithm) {
             return Ok(None);
@@ -171,17 +177,17 @@ impl KeyDocument {
         for kept in &mut changed.signing {
             if kept.key.state != KeyState::Retired {
                 kept.key.state = KeyState::Retired;
-                kept.life.retired_at = Some(now);
+                kept.lifecycle.retired_at = Some(now);
             }
         }
-        changed.last.signing = self.last().signing + 1;
-        changed.signing.push(new_signing_key(changed.last.signing, algorithm, now)?);
+        changed.last.signing = self.last_numbers().signing + 1;
+        changed.signing.push(generate_signing_key(changed.last.signing, algorithm, now)?);
         Ok(Some(changed))
     }
 
-    /// The keys of a document that is served, for where the keys themselves are lost.
-    pub(crate) fn of_document(document: RenderedApp, now: OffsetDateTime) -> Self {
-        let life = Life::default;
+    /// The keys of a rendered document, to recover lost keys.
+    pub(crate) fn from_rendered(document: RenderedApp, now: OffsetDateTime) -> Self {
+        let life = KeyLifecycle::default;
         let keys = document.keys;
         let mut kept = Self {
             app_id: document.app_id,
@@ -191,20 +197,20 @@ impl KeyDocument {
             signing: keys
                 .signing
                 .into_iter()
-                .map(|key| KeptSigningKey { key, created_at: now, life: life() })
+                .map(|key| StoredSigningKey { key, created_at: now, lifecycle: life() })
                 .collect(),
-            hmac: keys.hmac.into_iter().map(|key| KeptHmacKey { key, created_at: now, life: life() }).collect(),
+            hmac: keys.hmac.into_iter().map(|key| StoredHmacKey { key, created_at: now, lifecycle: life() }).collect(),
             last: LastNumbers::default(),
             rotation: None,
             new_keys: None,
             revoked: Vec::new(),
         };
-        kept.last = kept.last();
+        kept.last = kept.last_numbers();
         kept
     }
 
-    /// These, as they are written for a holder.
-    fn held_by(&self, namespace: &str) -> Self {
+    /// A copy of these keys, as written for an owner in this namespace.
+    fn written_for(&self, namespace: &str) -> Self {
         let mut keys = self.clone();
         let before = keys.namespace.replace(namespace.to_owned());
         if before.is_some_and(|before| before != namespace) {
@@ -213,15 +219,15 @@ impl KeyDocument {
         keys
     }
 
-    /// The highest numbers that are known to have been given.
-    pub(crate) fn last(&self) -> LastNumbers {
-        let signing = self.signing.iter().filter_map(|kept| number(&kept.key.id, 's')).max().unwrap_or(0);
-        let hmac = self.hmac.iter().filter_map(|kept| number(&kept.key.id, 'h')).max().unwrap_or(0);
+    /// The highest numbers that are known to have been assigned.
+    pub(crate) fn last_numbers(&self) -> LastNumbers {
+        let signing = self.signing.iter().filter_map(|kept| key_number(&kept.key.id, 's')).max().unwrap_or(0);
+        let hmac = self.hmac.iter().filter_map(|kept| key_number(&kept.key.id, 'h')).max().unwrap_or(0);
         LastNumbers { signing: self.last.signing.max(signing), hmac: self.last.hmac.max(hmac) }
     }
 
-    /// Whether these can be the keys of an App. Keys that cannot be used are never written over.
-    pub(crate) fn check(&self, app_id: &AppId) -> Result<(), InvalidKeys> {
+    /// Checks that these can be the keys of this App. Keys that fail the check are never overwritten.
+    pub(crate) fn validate(&self, app_id: &AppId) -> Result<(), InvalidKeys> {
         if self.app_id != *app_id {
             return Err(InvalidKeys::OtherApp);
         }
@@ -230,65 +236,65 @@ impl KeyDocument {
         for keys in [signing.collect::<Vec<_>>(), hmac.collect()] {
             let mut numbers = Vec::new();
             for (id, _, letter) in &keys {
-                let number = number(id, *letter).ok_or(InvalidKeys::Id)?;
+                let number = key_number(id, *letter).ok_or(InvalidKeys::InvalidId)?;
                 if numbers.contains(&number) {
-                    return Err(InvalidKeys::Id);
+                    return Err(InvalidKeys::InvalidId);
                 }
                 numbers.push(number);
             }
             if keys.iter().filter(|(_, state, _)| *state == KeyState::Active).count() != 1 {
-                return Err(InvalidKeys::Active);
+                return Err(InvalidKeys::NotOneActive);
             }
         }
-        if !self.signing.iter().all(|kept| is_signing_key(&kept.key)) {
-            return Err(InvalidKeys::SigningKey);
+        if !self.signing.iter().all(|kept| is_valid_signing_key(&kept.key)) {
+            return Err(InvalidKeys::InvalidSigningKey);
         }
-        let is_hmac = |kept: &KeptHmacKey| STANDARD.decode(kept.key.secret.expose()).is_ok_and(|key| key.len() == 32);
+        let is_hmac = |kept: &StoredHmacKey| STANDARD.decode(kept.key.secret.expose()).is_ok_and(|key| key.len() == 32);
         if !self.hmac.iter().all(is_hmac) {
-            return Err(InvalidKeys::HmacKey);
+            return Err(InvalidKeys::InvalidHmacKey);
         }
         Ok(())
     }
 }
 
-impl KeptSigningKey {
+impl StoredSigningKey {
     pub(crate) fn rendered(&self) -> SigningKey {
         self.key.clone()
     }
 }
 
-impl KeptHmacKey {
+impl StoredHmacKey {
     pub(crate) fn rendered(&self) -> HmacKey {
         self.key.clone()
     }
 }
 
-// === impl Life ===
+// === impl KeyLifecycle ===
 
-impl Life {
+impl KeyLifecycle {
     fn active(now: OffsetDateTime) -> Self {
         Self { activated_at: Some(now), ..Self::default() }
     }
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands it over so")]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde requires this signature")]
 fn is_zero(number: &u32) -> bool {
     *number == 0
 }
 
 /// The number in an id such as `s1`.
-fn number(id: &str, letter: char) -> Option<u32> {
+fn key_number(id: &str, letter: char) -> Option<u32> {
     let digits = id.strip_prefix(letter)?;
     let number = digits.parse().ok()?;
     // "s01" and "s+1" would be other names of the same key.
     (number > 0 && digits == u32::to_string(&number)).then_some(number)
 }
 
-fn new_signing_key(
+fn generate_signing_key(
     number: u32,
     algorithm: SigningAlgorithm,
     now: OffsetDateTime,
-) -> Result<KeptSigningKey, KeyNotMade> {
+) -> Result<StoredSigningKey, KeyGenerationError> {
     let random = SystemRandom::new();
     let der = match algorithm {
         SigningAlgorithm::ES256 => {
@@ -302,21 +308,21 @@ fn new_signing_key(
         id: format!("s{number}"),
         state: KeyState::Active,
         algorithm,
-        private_key: SecretString::new(pem(&der)),
+        private_key: SecretString::new(to_pem(&der)),
     };
-    Ok(KeptSigningKey { key, created_at: now, life: Life::active(now) })
+    Ok(StoredSigningKey { key, created_at: now, lifecycle: KeyLifecycle::active(now) })
 }
 
-fn new_hmac_key(number: u32, now: OffsetDateTime) -> Result<KeptHmacKey, KeyNotMade> {
+fn generate_hmac_key(number: u32, now: OffsetDateTime) -> Result<StoredHmacKey, KeyGenerationError> {
     let mut secret = [0; 32];
     SystemRandom::new().fill(&mut secret)?;
     let secret = SecretString::new(STANDARD.encode(secret));
     let key = HmacKey { id: format!("h{number}"), state: KeyState::Active, secret };
-    Ok(KeptHmacKey { key, created_at: now, life: Life::active(now) })
+    Ok(StoredHmacKey { key, created_at: now, lifecycle: KeyLifecycle::active(now) })
 }
 
-/// A name for an App's first keys that no other keys have.
-fn new_incarnation() -> Result<String, KeyNotMade> {
+/// A unique name for the first keys of an App.
+fn new_incarnation() -> Result<String, KeyGenerationError> {
     let mut random = [0; 16];
     SystemRandom::new().fill(&mut random)?;
     Ok(uuid::Builder::from_random_bytes(random).into_uuid().to_string())
@@ -326,7 +332,7 @@ const PEM_BEGIN: &str = "-----BEGIN PRIVATE KEY-----";
 const PEM_END: &str = "-----END PRIVATE KEY-----";
 
 /// PKCS#8 as PEM: base64 in lines of 64 (RFC 7468).
-fn pem(der: &[u8]) -> String {
+fn to_pem(der: &[u8]) -> String {
     let text = STANDARD.encode(der);
     let mut pem = format!("{PEM_BEGIN}\n");
     for (index, symbol) in text.chars().enumerate() {
@@ -339,13 +345,13 @@ fn pem(der: &[u8]) -> String {
     pem
 }
 
-/// What is between the lines of a PEM text.
+/// The DER bytes of a PEM text.
 pub(crate) fn from_pem(pem: &str) -> Option<Vec<u8>> {
     let body = pem.trim().strip_prefix(PEM_BEGIN)?.strip_suffix(PEM_END)?;
     STANDARD.decode(body.split_ascii_whitespace().collect::<String>()).ok()
 }
 
-fn is_signing_key(key: &SigningKey) -> bool {
+fn is_valid_signing_key(key: &SigningKey) -> bool {
     let Some(der) = from_pem(key.private_key.expose()) else { return false };
     match key.algorithm {
         SigningAlgorithm::ES256 => EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &der).is_ok(),
@@ -372,7 +378,7 @@ mod tests {
     fn first_keys_are_active_and_usable_with_every_algorithm() {
         for algorithm in [SigningAlgorithm::ES256, SigningAlgorithm::EdDSA, SigningAlgorithm::RS256] {
             let keys = first(algorithm);
-            assert_eq!(keys.check(&shop()), Ok(()));
+            assert_eq!(keys.validate(&shop()), Ok(()));
             let key = &keys.signing[0].key;
             assert_eq!((key.id.as_str(), key.state, key.algorithm), ("s1", KeyState::Active, algorithm));
             assert!(key.private_key.expose().lines().all(|line| line.len() <= 64));
@@ -388,43 +394,49 @@ mod tests {
     }
 
     #[test]
-    fn another_algorithm_brings_another_key_and_retires_the_old() {
+    fn another_algorithm_adds_a_key_and_retires_the_old_one() {
         let keys = first(SigningAlgorithm::ES256);
-        assert_eq!(keys.with_algorithm(SigningAlgorithm::ES256, NOW), Ok(None));
-        let changed = keys.with_algorithm(SigningAlgorithm::EdDSA, NOW).unwrap().unwrap();
-        assert_eq!(changed.check(&shop()), Ok(()));
+        assert_eq!(keys.changed_to_algorithm(SigningAlgorithm::ES256, NOW), Ok(None));
+        let changed = keys.changed_to_algorithm(SigningAlgorithm::EdDSA, NOW).unwrap().unwrap();
+        assert_eq!(changed.validate(&shop()), Ok(()));
         let states = changed.signing.iter().map(|kept| (kept.key.id.as_str(), kept.key.state)).collect::<Vec<_>>();
         assert_eq!(states, [("s1", KeyState::Retired), ("s2", KeyState::Active)]);
         assert_eq!(changed.hmac, keys.hmac);
-        // Ids are never used again, also on the way back.
-        let back = changed.with_algorithm(SigningAlgorithm::ES256, NOW).unwrap().unwrap();
+        // Ids are never reused, even when the algorithm changes back.
+        let back = changed.changed_to_algorithm(SigningAlgorithm::ES256, NOW).unwrap().unwrap();
         assert_eq!(back.signing.last().unwrap().key.id, "s3");
-        assert_eq!(back.check(&shop()), Ok(()));
+        assert_eq!(back.validate(&shop()), Ok(()));
     }
 
     #[test]
-    fn keys_that_cannot_be_used_are_told_apart() {
+    fn unusable_keys_are_distinguished() {
         let refused = |change: fn(&mut KeyDocument)| {
             let mut keys = first(SigningAlgorithm::ES256);
             change(&mut keys);
-            keys.check(&shop()).unwrap_err()
+            keys.validate(&shop()).unwrap_err()
         };
         assert_eq!(refused(|keys| keys.app_id = "other".parse().unwrap()), InvalidKeys::OtherApp);
         for id in ["s0", "s01", "s+1", "h1", "s", "1"] {
             let mut keys = first(SigningAlgorithm::ES256);
             keys.signing[0].key.id = id.into();
-            assert_eq!(keys.check(&shop()), Err(InvalidKeys::Id), "{id}");
+            assert_eq!(keys.validate(&shop()), Err(InvalidKeys::InvalidId), "{id}");
         }
-        assert_eq!(refused(|keys| keys.hmac.push(keys.hmac[0].clone())), InvalidKeys::Id);
-        assert_eq!(refused(|keys| keys.hmac[0].key.state = KeyState::Retired), InvalidKeys::Active);
-        assert_eq!(refused(|keys| keys.signing.clear()), InvalidKeys::Active);
-        assert_eq!(refused(|keys| keys.signing[0].key.algorithm = SigningAlgorithm::RS256), InvalidKeys::SigningKey);
-        assert_eq!(refused(|keys| keys.signing[0].key.private_key = SecretString::new("x")), InvalidKeys::SigningKey);
-        assert_eq!(refused(|keys| keys.hmac[0].key.secret = SecretString::new("aaaa")), InvalidKeys::HmacKey);
+        assert_eq!(refused(|keys| keys.hmac.push(keys.hmac[0].clone())), InvalidKeys::InvalidId);
+        assert_eq!(refused(|keys| keys.hmac[0].key.state = KeyState::Retired), InvalidKeys::NotOneActive);
+        assert_eq!(refused(|keys| keys.signing.clear()), InvalidKeys::NotOneActive);
+        assert_eq!(
+            refused(|keys| keys.signing[0].key.algorithm = SigningAlgorithm::RS256),
+            InvalidKeys::InvalidSigningKey
+        );
+        assert_eq!(
+            refused(|keys| keys.signing[0].key.private_key = SecretString::new("x")),
+            InvalidKeys::InvalidSigningKey
+        );
+        assert_eq!(refused(|keys| keys.hmac[0].key.secret = SecretString::new("aaaa")), InvalidKeys::InvalidHmacKey);
     }
 
     #[test]
-    fn keys_survive_being_written_and_are_not_printed() {
+    fn keys_survive_serialization_and_are_not_printed() {
         let keys = first(SigningAlgorithm::ES256);
         let text = serde_json::to_string(&keys).unwrap();
         assert_eq!(serde_json::from_str::<KeyDocument>(&text).unwrap(), keys);

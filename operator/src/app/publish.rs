@@ -1,4 +1,4 @@
-//! Hands a document to the servers, as a Secret in the install's namespace; takes it away again.
+//! Publishes a document to the servers, as a Secret in the install's namespace, and deletes it.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use k8s_openapi::api::core::v1::Secret;
@@ -16,16 +16,16 @@ use serde_json::json;
 
 use crate::{app::render::Rendered, context::Context, error::Error, watch::PublishedApp};
 
-/// Whose document it is.
+/// The App that a document belongs to.
 #[derive(Clone, Copy)]
-pub(crate) struct Owner<'a> {
+pub(crate) struct DocumentOwner<'a> {
     pub(crate) app_id: &'a AppId,
     pub(crate) namespace: &'a str,
     pub(crate) name: &'a str,
 }
 
-/// Whether this very document is published for this very App, as far as the watch has told.
-pub(crate) fn is_published(context: &Context, owner: Owner<'_>, rendered: &Rendered) -> bool {
+/// Whether this document is published for this App, as far as the watch has reported.
+pub(crate) fn is_published(context: &Context, owner: DocumentOwner<'_>, rendered: &Rendered) -> bool {
     context.objects.published.get(&rendered_app_secret(owner.app_id)).is_some_and(|published| {
         published.revision.as_ref() == Some(&rendered.revision)
             && published.namespace == owner.namespace
@@ -33,8 +33,8 @@ pub(crate) fn is_published(context: &Context, owner: Owner<'_>, rendered: &Rende
     })
 }
 
-/// Writes the document, whatever is there: what others changed of it is put back.
-pub(crate) async fn publish(context: &Context, owner: Owner<'_>, rendered: &Rendered) -> Result<(), Error> {
+/// Writes the document whatever is there: changes by others are reverted.
+pub(crate) async fn publish(context: &Context, owner: DocumentOwner<'_>, rendered: &Rendered) -> Result<(), Error> {
     let name = rendered_app_secret(owner.app_id);
     let api: Api<Secret> = Api::namespaced(context.client.clone(), &context.namespace);
     let secret = json!({
@@ -50,28 +50,28 @@ pub(crate) async fn publish(context: &Context, owner: Owner<'_>, rendered: &Rend
     });
     let (parameters, patch) = (PatchParams::apply(FIELD_MANAGER).force(), Patch::Apply(&secret));
     let published = match api.patch(&name, &parameters, &patch).await {
-        // Its type cannot be changed: somebody made another Secret under its name.
+        // The type of a Secret is immutable: somebody created another Secret with its name.
         Err(kube::Error::Api(status)) if status.code == 422 => {
-            delete(&api, &name, None).await?;
+            delete_secret(&api, &name, None).await?;
             api.patch(&name, &parameters, &patch).await
         }
         answer => answer,
     };
     let published = published.map_err(Error::api("publish the rendered App"))?;
-    if let Some(app) = PublishedApp::of(&published) {
-        context.objects.published.wrote(&name, app);
+    if let Some(app) = PublishedApp::from_secret(&published) {
+        context.objects.published.record_write(&name, app);
     }
-    context.metrics.published();
+    context.metrics.record_publish();
     Ok(())
 }
 
-/// Takes the document away, if it is still the one that was judged.
-pub(crate) async fn withdraw(context: &Context, secret: &str, judged: &PublishedApp) -> Result<(), Error> {
+/// Deletes the document if it is still the version that was read.
+pub(crate) async fn delete_document(context: &Context, secret: &str, judged: &PublishedApp) -> Result<(), Error> {
     let api: Api<Secret> = Api::namespaced(context.client.clone(), &context.namespace);
-    delete(&api, secret, Some(judged)).await
+    delete_secret(&api, secret, Some(judged)).await
 }
 
-async fn delete(api: &Api<Secret>, name: &str, judged: Option<&PublishedApp>) -> Result<(), Error> {
+async fn delete_secret(api: &Api<Secret>, name: &str, judged: Option<&PublishedApp>) -> Result<(), Error> {
     let preconditions = judged.map(|judged| Preconditions {
         uid: Some(judged.uid.clone()),
         resource_version: Some(judged.resource_version.clone()),

@@ -1,6 +1,7 @@
-//! A validated App and its keys → the document that servers read. Pure and infallible: same input, same octets.
+//! A validated App and its keys → the document that servers read. Pure and infallible: the same input gives the same
+//! bytes.
 
-use latchkey_crds::rendered::{AppState, FORMAT, MAX_DOCUMENT, RenderedApp, RenderedKeys, Revision};
+use latchkey_crds::rendered::{AppState, FORMAT, MAX_DOCUMENT_SIZE, RenderedApp, RenderedKeys, Revision};
 
 use crate::app::{keys::KeyDocument, validate::ValidatedApp};
 
@@ -10,18 +11,18 @@ pub(crate) struct Rendered {
     pub(crate) revision: Revision,
 }
 
-/// The document is larger than servers read: the App asks for too much.
+/// The document is larger than servers accept: the App asks for too much.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the rendered document is over {} KiB; shorten the templates and lists", MAX_DOCUMENT / 1024)]
+#[error("the rendered document is over {} KiB; shorten the templates and lists", MAX_DOCUMENT_SIZE / 1024)]
 pub(crate) struct TooLarge;
 
-/// The lowest format that has everything which this App needs, and what of it needs that. The first format has all that
-/// there is so far.
+/// The lowest format that has everything this App needs, and the feature that needs it. The first format has all
+/// features so far.
 pub(crate) fn needed_format(_: &ValidatedApp) -> (u32, &'static str) {
     (1, "a rendered App")
 }
 
-/// `format` is the one that every reader honours, [`FORMAT`] or lower.
+/// `format` is the one that every reader supports, [`FORMAT`] or lower.
 pub(crate) fn render(app: &ValidatedApp, keys: &KeyDocument, format: u32) -> Rendered {
     let document = RenderedApp {
         format: format.min(FORMAT),
@@ -64,6 +65,6 @@ pub(crate) fn render(app: &ValidatedApp, keys: &KeyDocument, format: u32) -> Ren
 
 impl Rendered {
     pub(crate) fn within_limit(self) -> Result<Self, TooLarge> {
-        if self.bytes.len() > MAX_DOCUMENT { Err(TooLarge) } else { Ok(self) }
+        if self.bytes.len() > MAX_DOCUMENT_SIZE { Err(TooLarge) } else { Ok(self) }
     }
 }

@@ -3,34 +3,34 @@
 use latchkey_crds::app::App;
 
 use crate::{
-    facts::{ConfigMapValues, Lookup, SecretValues, Source},
+    facts::{ConfigMapValues, Lookup, ObjectSource, SecretValues},
     provider::resolve::{self as provider, ProviderFacts},
 };
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct AppFacts {
     pub(crate) app: App,
-    pub(crate) holder: Holder,
+    pub(crate) ownership: Ownership,
     /// One for each of `spec.providerRefs`, in their order.
     pub(crate) providers: Vec<Lookup<ProviderFacts>>,
-    /// Of `spec.mail.smtpSecretRef`; none: the App names none.
+    /// For `spec.mail.smtpSecretRef`; `Unbound` if the App names none.
     pub(crate) smtp: Option<Lookup<SecretValues>>,
-    /// Of `spec.mail.templatesRef`; none: the App names none.
+    /// For `spec.mail.templatesRef`; `Unbound` if the App names none.
     pub(crate) templates: Option<Lookup<ConfigMapValues>>,
 }
 
-/// Who holds the appID that an App asks for.
+/// Who owns the appID that an App claims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Holder {
+pub(crate) enum Ownership {
     /// This App, or nobody yet.
-    Us,
+    Ours,
     /// Another App.
-    Another,
-    /// Nobody, but only the namespace of the App that had it may claim it: its users are still there.
+    Taken,
+    /// Nobody, but only the namespace of the deleted owner may claim it: its users still exist.
     Reserved,
 }
 
-pub(crate) fn resolve(app: App, holder: Holder, source: &impl Source) -> AppFacts {
+pub(crate) fn resolve(app: App, holder: Ownership, source: &impl ObjectSource) -> AppFacts {
     let namespace = app.metadata.namespace.as_deref().unwrap_or_default();
     let providers = app
         .spec
@@ -39,10 +39,10 @@ pub(crate) fn resolve(app: App, holder: Holder, source: &impl Source) -> AppFact
         .map(|reference| match source.provider(namespace, &reference.name) {
             Lookup::Found(found) => Lookup::Found(provider::resolve(found, source)),
             Lookup::Missing => Lookup::Missing,
-            Lookup::Refused => Lookup::Refused,
+            Lookup::Invalid => Lookup::Invalid,
         })
         .collect();
     let smtp = app.spec.mail.smtp_secret_ref.as_ref().map(|reference| source.secret(namespace, &reference.name));
     let templates = app.spec.mail.templates_ref.as_ref().map(|reference| source.config_map(namespace, &reference.name));
-    AppFacts { app, holder, providers, smtp, templates }
+    AppFacts { app, ownership: holder, providers, smtp, templates }
 }

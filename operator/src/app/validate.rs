@@ -1,4 +1,4 @@
-//! Facts of an App → what can be served of it, or why nothing can. Pure; a fixed order of checks.
+//! Facts of an App → what can be served of it, or why nothing can. Pure; checks run in a fixed order.
 
 use std::{collections::BTreeMap, net::IpAddr, str::FromStr, sync::Arc};
 
@@ -15,14 +15,14 @@ use latchkey_crds::{
 
 use crate::{
     app::{
-        resolve::{AppFacts, Holder},
+        resolve::{AppFacts, Ownership},
         templates,
     },
-    facts::{Lookup, Problem, SecretValues, Settings},
+    facts::{FieldError, Lookup, SecretValues, Settings},
     provider::validate as provider,
 };
 
-/// An App of which everything is known, with defaults filled in and what does not resolve left out.
+/// A complete App: defaults are filled in, and references that do not resolve are left out.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ValidatedApp {
     pub(crate) app_id: AppId,
@@ -49,29 +49,29 @@ pub(crate) struct ValidatedApp {
     pub(crate) unverified_retention_days: u32,
     pub(crate) audit_retention_days: u32,
     pub(crate) providers: Vec<RenderedProvider>,
-    /// What was left out, in the order of the checks: `ResolvedRefs` is False where there is any.
-    pub(crate) problems: Vec<Problem>,
+    /// What was left out, in the order of the checks. If there is any, `ResolvedRefs` is False.
+    pub(crate) field_errors: Vec<FieldError>,
 }
 
-/// Nothing can be served of the App: what was served before goes on.
+/// Why nothing of the App can be served. What was published before is still served.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Refusal {
+pub(crate) struct Rejection {
     pub(crate) reason: Reason,
     pub(crate) field: String,
     pub(crate) message: String,
 }
 
-pub(crate) fn validate(facts: &AppFacts, settings: &Settings) -> Result<ValidatedApp, Refusal> {
+pub(crate) fn validate(facts: &AppFacts, settings: &Settings) -> Result<ValidatedApp, Rejection> {
     let spec = &facts.app.spec;
     let app_id = app_id(facts)?;
     let issuer = issuer(settings, &app_id)?;
-    unique_provider_names(spec)?;
-    session_outlives_idleness(&spec.tokens)?;
+    check_provider_names(spec)?;
+    check_idle_lifetime(&spec.tokens)?;
 
     let mut problems = Vec::new();
     let providers = providers(facts, settings, &mut problems);
     let smtp = smtp(facts, settings, &mut problems);
-    let templates = own_templates(facts, &mut problems);
+    let templates = valid_templates(facts, &mut problems);
 
     Ok(ValidatedApp {
         namespace: facts.app.metadata.namespace.clone().unwrap_or_default(),
@@ -82,19 +82,19 @@ pub(crate) fn validate(facts: &AppFacts, settings: &Settings) -> Result<Validate
         allowed_origins: spec.allowed_origins.clone(),
         sign_up: spec.sign_up,
         allowed_email_domains: spec.allowed_email_domains.clone(),
-        // Who may only have addresses of some domains must have shown that the address is theirs.
+        // A restriction to domains only works if users have proved that they own their address.
         require_verified_email: spec.require_verified_email || !spec.allowed_email_domains.is_empty(),
         enumeration_protection: spec.enumeration_protection,
         allow_users_without_email: spec.allow_users_without_email,
         browser_binding: spec.browser_binding,
         callback_mode: spec.callback_mode,
         password: PasswordPolicy {
-            minimum_length: number(spec.password.minimum_length, 8),
-            minimum_strength: u8::try_from(number(spec.password.minimum_strength, 2)).unwrap_or(4),
+            minimum_length: number_or_default(spec.password.minimum_length, 8),
+            minimum_strength: u8::try_from(number_or_default(spec.password.minimum_strength, 2)).unwrap_or(4),
         },
         mail: mail(&spec.mail, templates, smtp),
         tokens: tokens(&spec.tokens, &app_id),
-        key_rotation_days: number(spec.tokens.key_rotation_days, 90),
+        key_rotation_days: number_or_default(spec.tokens.key_rotation_days, 90),
         limits: limits(spec),
         administrators: spec
             .administrators
@@ -105,10 +105,10 @@ pub(crate) fn validate(facts: &AppFacts, settings: &Settings) -> Result<Validate
                 role: administrator.role,
             })
             .collect(),
-        unverified_retention_days: number(spec.unverified_retention_days, 30),
-        audit_retention_days: number(spec.audit_retention_days, 365),
+        unverified_retention_days: number_or_default(spec.unverified_retention_days, 30),
+        audit_retention_days: number_or_default(spec.audit_retention_days, 365),
         providers,
-        problems,
+        field_errors: problems,
         app_id,
     })
 }
@@ -116,88 +116,88 @@ pub(crate) fn validate(facts: &AppFacts, settings: &Settings) -> Result<Validate
 // === impl ValidatedApp ===
 
 impl ValidatedApp {
-    /// With what tokens are signed from now on.
+    /// The algorithm that signs tokens from now on.
     pub(crate) fn signing_algorithm(&self) -> SigningAlgorithm {
         self.tokens.signing_algorithm
     }
 }
 
-// === impl Refusal ===
+// === impl Rejection ===
 
-impl Refusal {
+impl Rejection {
     pub(crate) fn new(reason: Reason, field: impl Into<String>, message: impl Into<String>) -> Self {
         Self { reason, field: field.into(), message: message.into() }
     }
 }
 
-fn app_id(facts: &AppFacts) -> Result<AppId, Refusal> {
+fn app_id(facts: &AppFacts) -> Result<AppId, Rejection> {
     let named = facts.app.spec.app_id.is_some();
     let app_id = facts.app.app_id().map_err(|invalid| {
         let field = if named { "spec.appID" } else { "metadata.name" };
         let rest = if named { "" } else { "; set spec.appID" };
-        Refusal::new(Reason::InvalidSpec, field, format!("{invalid}{rest}"))
+        Rejection::new(Reason::InvalidSpec, field, format!("{invalid}{rest}"))
     })?;
-    // Neither message names the holder: it may be another tenant's.
-    let (reason, message) = match facts.holder {
-        Holder::Us => return Ok(app_id),
-        Holder::Another => {
-            (Reason::AppIDConflict, format!("another App holds the appID {app_id}; set another spec.appID"))
+    // Neither message names the owner: it may belong to another tenant.
+    let (reason, message) = match facts.ownership {
+        Ownership::Ours => return Ok(app_id),
+        Ownership::Taken => {
+            (Reason::AppIDConflict, format!("another App owns the appID {app_id}; set another spec.appID"))
         }
-        Holder::Reserved => (
+        Ownership::Reserved => (
             Reason::AppIDReserved,
             format!(
-                "the appID {app_id} belonged to an App of another namespace, whose users are still there; \
+                "the appID {app_id} belonged to an App of another namespace, which still has users; \
                  set another spec.appID, or ask the platform team to hand it over"
             ),
         ),
     };
     let field = if named { "spec.appID" } else { "metadata.name" };
-    Err(Refusal::new(reason, field, message))
+    Err(Rejection::new(reason, field, message))
 }
 
-fn issuer(settings: &Settings, app_id: &AppId) -> Result<IssuerUrl, Refusal> {
-    format!("{}/{app_id}", settings.base_url).parse().map_err(|invalid| {
-        Refusal::new(Reason::InvalidSpec, "spec.appID", format!("the issuer that follows from it {invalid}"))
-    })
+fn issuer(settings: &Settings, app_id: &AppId) -> Result<IssuerUrl, Rejection> {
+    format!("{}/{app_id}", settings.base_url)
+        .parse()
+        .map_err(|invalid| Rejection::new(Reason::InvalidSpec, "spec.appID", format!("the resulting issuer {invalid}")))
 }
 
-/// `{PROVIDER}` of a reference: its alias, else its name.
-fn provider_name(spec: &AppSpec, index: usize) -> Result<ProviderName, Refusal> {
+/// `{PROVIDER}` of a reference: its alias, or its name.
+fn provider_name(spec: &AppSpec, index: usize) -> Result<ProviderName, Rejection> {
     let reference = &spec.provider_refs[index];
     match &reference.alias {
         Some(alias) => Ok(alias.clone()),
         None => ProviderName::from_str(&reference.name).map_err(|invalid| {
             let field = format!("spec.providerRefs[{index}].name");
-            Refusal::new(Reason::InvalidSpec, field, format!("{invalid}; set alias"))
+            Rejection::new(Reason::InvalidSpec, field, format!("{invalid}; set alias"))
         }),
     }
 }
 
-fn unique_provider_names(spec: &AppSpec) -> Result<(), Refusal> {
+fn check_provider_names(spec: &AppSpec) -> Result<(), Rejection> {
     let mut seen = Vec::new();
     for index in 0..spec.provider_refs.len() {
         let name = provider_name(spec, index)?;
         if seen.contains(&name) {
-            let message = format!("{name} is the name of an entry before it; set another alias");
-            return Err(Refusal::new(Reason::InvalidSpec, format!("spec.providerRefs[{index}]"), message));
+            let message = format!("{name} is already the name of an earlier entry; set another alias");
+            return Err(Rejection::new(Reason::InvalidSpec, format!("spec.providerRefs[{index}]"), message));
         }
         seen.push(name);
     }
     Ok(())
 }
 
-fn session_outlives_idleness(tokens: &TokensSpec) -> Result<(), Refusal> {
+fn check_idle_lifetime(tokens: &TokensSpec) -> Result<(), Rejection> {
     match (tokens.refresh_idle_seconds, tokens.session_lifetime_seconds) {
-        (Some(idle), Some(lifetime)) if idle > lifetime => Err(Refusal::new(
+        (Some(idle), Some(lifetime)) if idle > lifetime => Err(Rejection::new(
             Reason::InvalidSpec,
             "spec.tokens.refreshIdleSeconds",
-            "is longer than sessionLifetimeSeconds, after which the session ends anyway; shorten it",
+            "is longer than sessionLifetimeSeconds, which ends the session anyway; shorten it",
         )),
         _ => Ok(()),
     }
 }
 
-fn providers(facts: &AppFacts, settings: &Settings, problems: &mut Vec<Problem>) -> Vec<RenderedProvider> {
+fn providers(facts: &AppFacts, settings: &Settings, problems: &mut Vec<FieldError>) -> Vec<RenderedProvider> {
     let spec = &facts.app.spec;
     let mut rendered = Vec::new();
     for (index, (reference, fact)) in spec.provider_refs.iter().zip(&facts.providers).enumerate() {
@@ -206,27 +206,27 @@ fn providers(facts: &AppFacts, settings: &Settings, problems: &mut Vec<Problem>)
         let resource = &reference.name;
         let validated = match fact {
             Lookup::Missing => {
-                let message = format!("Provider {resource} does not exist in this namespace; make it");
-                problems.push(Problem::new(Reason::ProviderNotFound, field, message));
+                let message = format!("Provider {resource} does not exist in this namespace; create it");
+                problems.push(FieldError::new(Reason::ProviderNotFound, field, message));
                 continue;
             }
-            Lookup::Refused => {
-                let message = format!("Provider {resource} is not valid; see what is said of it");
-                problems.push(Problem::new(Reason::ProviderInvalid, field, message));
+            Lookup::Invalid => {
+                let message = format!("Provider {resource} is not valid; see the message about it");
+                problems.push(FieldError::new(Reason::ProviderInvalid, field, message));
                 continue;
             }
             Lookup::Found(facts) => match provider::validate(facts, settings) {
                 Ok(validated) => validated,
                 Err(problem) => {
                     let message = format!("Provider {resource}: {}: {}", problem.field, problem.message);
-                    problems.push(Problem::new(Reason::ProviderInvalid, field, message));
+                    problems.push(FieldError::new(Reason::ProviderInvalid, field, message));
                     continue;
                 }
             },
         };
-        if let Some(problem) = validated.problem {
+        if let Some(problem) = validated.field_error {
             let message = format!("Provider {resource}: {}: {}", problem.field, problem.message);
-            problems.push(Problem::new(problem.reason, field, message));
+            problems.push(FieldError::new(problem.reason, field, message));
         }
         rendered.push(RenderedProvider {
             name,
@@ -238,93 +238,94 @@ fn providers(facts: &AppFacts, settings: &Settings, problems: &mut Vec<Problem>)
     rendered
 }
 
-fn smtp(facts: &AppFacts, settings: &Settings, problems: &mut Vec<Problem>) -> RenderedSmtp {
+fn smtp(facts: &AppFacts, settings: &Settings, problems: &mut Vec<FieldError>) -> RenderedSmtp {
     let name = facts.app.spec.mail.smtp_secret_ref.as_ref().map_or("", |reference| &reference.name);
     let problem = match &facts.smtp {
         None => return RenderedSmtp::Install,
         Some(Lookup::Missing) => {
-            let message = format!("Secret {name} does not exist in this namespace; make it. Mail waits until then");
+            let message = format!("Secret {name} does not exist in this namespace; create it. Mail waits until then");
             (Reason::SecretNotFound, message)
         }
-        Some(Lookup::Refused) => {
-            (Reason::SecretKeyInvalid, format!("Secret {name} is not valid; see what is said of it. Mail waits"))
+        Some(Lookup::Invalid) => {
+            (Reason::SecretKeyInvalid, format!("Secret {name} is not valid; see the message about it. Mail waits"))
         }
         Some(Lookup::Found(values)) => match smtp_relay(values, settings) {
             Ok(relay) => return RenderedSmtp::Own(relay),
-            Err(SmtpProblem::NoKey(key)) => {
+            Err(SmtpSecretError::MissingKey(key)) => {
                 (Reason::SecretKeyNotFound, format!("Secret {name} has no key {key}; add it. Mail waits until then"))
             }
-            Err(SmtpProblem::Invalid(key, what)) => {
+            Err(SmtpSecretError::Invalid(key, what)) => {
                 (Reason::SecretKeyInvalid, format!("Secret {name}, key {key}: {what}. Mail waits until then"))
             }
         },
     };
-    problems.push(Problem::new(problem.0, "spec.mail.smtpSecretRef", problem.1));
+    problems.push(FieldError::new(problem.0, "spec.mail.smtpSecretRef", problem.1));
     RenderedSmtp::Unresolved
 }
 
 /// What is wrong with a relay's Secret: the key, and what to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum SmtpProblem {
-    NoKey(&'static str),
+enum SmtpSecretError {
+    MissingKey(&'static str),
     Invalid(&'static str, &'static str),
 }
 
-/// The ports of mail submission and relay; others are refused so that no App reaches other services by it (contract, 5).
+/// The ports of mail submission and relay. Others are rejected, so that no App reaches other services through them
+/// (specification: Limits, Outgoing connections).
 const SMTP_PORTS: [u16; 4] = [25, 465, 587, 2525];
 
-fn smtp_relay(values: &SecretValues, settings: &Settings) -> Result<SmtpRelay, SmtpProblem> {
-    let host = smtp_text(values, "host")?;
+fn smtp_relay(values: &SecretValues, settings: &Settings) -> Result<SmtpRelay, SmtpSecretError> {
+    let host = required_text(values, "host")?;
     let host = host.expose();
-    if !is_host(host) {
-        return Err(SmtpProblem::Invalid("host", "must be a host name or an IP address, without port"));
+    if !is_host_or_ip(host) {
+        return Err(SmtpSecretError::Invalid("host", "must be a host name or an IP address, without port"));
     }
-    let port = smtp_text(values, "port")?;
+    let port = required_text(values, "port")?;
     let port = match port.expose().parse::<u16>() {
-        Ok(0) | Err(_) => return Err(SmtpProblem::Invalid("port", "must be a number from 1 to 65535")),
+        Ok(0) | Err(_) => return Err(SmtpSecretError::Invalid("port", "must be a number from 1 to 65535")),
         Ok(port) => port,
     };
     if !settings.allow_insecure && !SMTP_PORTS.contains(&port) {
-        return Err(SmtpProblem::Invalid("port", "must be 25, 465, 587 or 2525"));
+        return Err(SmtpSecretError::Invalid("port", "must be 25, 465, 587 or 2525"));
     }
-    let tls = match smtp_text(values, "tls")?.expose() {
+    let tls = match required_text(values, "tls")?.expose() {
         "starttls" => SmtpTls::Starttls,
         "implicit" => SmtpTls::Implicit,
         "none" => SmtpTls::None,
-        _ => return Err(SmtpProblem::Invalid("tls", "must be starttls, implicit or none")),
+        _ => return Err(SmtpSecretError::Invalid("tls", "must be starttls, implicit or none")),
     };
-    let username = smtp_login(values, "username")?;
-    let password = smtp_login(values, "password")?;
+    let username = optional_credential(values, "username")?;
+    let password = optional_credential(values, "password")?;
     match (&username, &password) {
-        (Some(_), None) => return Err(SmtpProblem::NoKey("password")),
-        (None, Some(_)) => return Err(SmtpProblem::NoKey("username")),
+        (Some(_), None) => return Err(SmtpSecretError::MissingKey("password")),
+        (None, Some(_)) => return Err(SmtpSecretError::MissingKey("username")),
         (Some(_), Some(_)) | (None, None) => {}
     }
     if username.is_some() && tls == SmtpTls::None && !settings.allow_insecure {
-        return Err(SmtpProblem::Invalid("tls", "must be starttls or implicit where there is a password"));
+        return Err(SmtpSecretError::Invalid("tls", "must be starttls or implicit if there is a password"));
     }
     Ok(SmtpRelay { host: host.to_owned(), port, tls, username, password })
 }
 
-fn smtp_text(values: &SecretValues, key: &'static str) -> Result<SecretString, SmtpProblem> {
-    let value = values.get(key).ok_or(SmtpProblem::NoKey(key))?;
-    let text = value.text().ok_or(SmtpProblem::Invalid(key, "is not text"))?;
+fn required_text(values: &SecretValues, key: &'static str) -> Result<SecretString, SmtpSecretError> {
+    let value = values.get(key).ok_or(SmtpSecretError::MissingKey(key))?;
+    let text = value.text().ok_or(SmtpSecretError::Invalid(key, "is not text"))?;
     Ok(SecretString::new(text.expose().trim()))
 }
 
-fn smtp_login(values: &SecretValues, key: &'static str) -> Result<Option<SecretString>, SmtpProblem> {
+fn optional_credential(values: &SecretValues, key: &'static str) -> Result<Option<SecretString>, SmtpSecretError> {
     let Some(value) = values.get(key) else { return Ok(None) };
-    let text = value.text().ok_or(SmtpProblem::Invalid(key, "is not text"))?;
+    let text = value.text().ok_or(SmtpSecretError::Invalid(key, "is not text"))?;
     if text.expose().is_empty() {
-        return Err(SmtpProblem::Invalid(key, "is empty; take the key away where the relay wants no login"));
+        return Err(SmtpSecretError::Invalid(key, "is empty; remove the key if the relay needs no login"));
     }
     if text.expose().len() > 1024 || text.expose().contains(char::is_control) {
-        return Err(SmtpProblem::Invalid(key, "must have 1024 characters or fewer and no control character"));
+        return Err(SmtpSecretError::Invalid(key, "must have 1024 characters or fewer and no control character"));
     }
     Ok(Some(text))
 }
 
-fn is_host(host: &str) -> bool {
+fn is_host_or_ip(host: &str) -> bool {
     let is_label = |label: &str| {
         !label.is_empty()
             && label.len() <= 63
@@ -333,27 +334,29 @@ fn is_host(host: &str) -> bool {
     host.parse::<IpAddr>().is_ok() || (host.len() <= 253 && host.trim_end_matches('.').split('.').all(is_label))
 }
 
-fn own_templates(facts: &AppFacts, problems: &mut Vec<Problem>) -> BTreeMap<String, String> {
+fn valid_templates(facts: &AppFacts, problems: &mut Vec<FieldError>) -> BTreeMap<String, String> {
     let name = facts.app.spec.mail.templates_ref.as_ref().map_or("", |reference| &reference.name);
     let field = "spec.mail.templatesRef";
     match &facts.templates {
         None => BTreeMap::new(),
         Some(Lookup::Missing) => {
-            let message = format!("ConfigMap {name} does not exist in this namespace; make it. Mails are the defaults");
-            problems.push(Problem::new(Reason::ConfigMapNotFound, field, message));
+            let message =
+                format!("ConfigMap {name} does not exist in this namespace; create it. The default mails are sent");
+            problems.push(FieldError::new(Reason::ConfigMapNotFound, field, message));
             BTreeMap::new()
         }
-        Some(Lookup::Refused) => {
-            let message = format!("ConfigMap {name} is not valid; see what is said of it. Mails are the defaults");
-            problems.push(Problem::new(Reason::TemplatesInvalid, field, message));
+        Some(Lookup::Invalid) => {
+            let message =
+                format!("ConfigMap {name} is not valid; see the message about it. The default mails are sent");
+            problems.push(FieldError::new(Reason::TemplatesInvalid, field, message));
             BTreeMap::new()
         }
         Some(Lookup::Found(values)) => {
-            let checked = templates::check(name, values);
-            for fault in checked.faults {
-                problems.push(Problem::new(Reason::TemplatesInvalid, field, fault));
+            let checked = templates::check_templates(name, values);
+            for fault in checked.errors {
+                problems.push(FieldError::new(Reason::TemplatesInvalid, field, fault));
             }
-            checked.good
+            checked.valid
         }
     }
 }
@@ -363,22 +366,22 @@ fn mail(spec: &MailSpec, templates: BTreeMap<String, String>, smtp: RenderedSmtp
         from: spec.from.clone(),
         confirm_url: spec.confirm_url.clone(),
         reset_url: spec.reset_url.clone(),
-        confirm_code_lifetime_seconds: number(spec.confirm_code_lifetime_seconds, 86_400),
-        reset_code_lifetime_seconds: number(spec.reset_code_lifetime_seconds, 1800),
+        confirm_code_lifetime_seconds: number_or_default(spec.confirm_code_lifetime_seconds, 86_400),
+        reset_code_lifetime_seconds: number_or_default(spec.reset_code_lifetime_seconds, 1800),
         templates: templates.into_iter().map(|(name, source)| (name, Arc::new(source))).collect(),
         smtp,
     }
 }
 
 fn tokens(spec: &TokensSpec, app_id: &AppId) -> RenderedTokens {
-    let session_lifetime_seconds = number(spec.session_lifetime_seconds, 7_776_000);
+    let session_lifetime_seconds = number_or_default(spec.session_lifetime_seconds, 7_776_000);
     RenderedTokens {
         signing_algorithm: spec.signing_algorithm,
-        access_lifetime_seconds: number(spec.access_lifetime_seconds, 900),
-        // A default never outlives what the App says of the session.
-        refresh_idle_seconds: number(spec.refresh_idle_seconds, 2_592_000).min(session_lifetime_seconds),
+        access_lifetime_seconds: number_or_default(spec.access_lifetime_seconds, 900),
+        // The default must not exceed the App's session lifetime.
+        refresh_idle_seconds: number_or_default(spec.refresh_idle_seconds, 2_592_000).min(session_lifetime_seconds),
         session_lifetime_seconds,
-        refresh_grace_seconds: number(spec.refresh_grace_seconds, 30),
+        refresh_grace_seconds: number_or_default(spec.refresh_grace_seconds, 30),
         audiences: match spec.audiences.as_slice() {
             [] => vec![app_id.to_string()],
             audiences => audiences.to_vec(),
@@ -388,8 +391,8 @@ fn tokens(spec: &TokensSpec, app_id: &AppId) -> RenderedTokens {
 
 fn limits(spec: &AppSpec) -> BTreeMap<LimitName, Vec<Window>> {
     let window = |window: &WindowSpec| Window {
-        count: number(Some(window.count), 1),
-        window_seconds: number(Some(window.window_seconds), 1),
+        count: number_or_default(Some(window.count), 1),
+        window_seconds: number_or_default(Some(window.window_seconds), 1),
     };
     LimitName::ALL
         .into_iter()
@@ -400,8 +403,8 @@ fn limits(spec: &AppSpec) -> BTreeMap<LimitName, Vec<Window>> {
         .collect()
 }
 
-/// A number of the spec, which the schema keeps from being negative, or the default.
-fn number(value: Option<i32>, default: u32) -> u32 {
+/// A number of the spec, which the schema keeps non-negative, or the default.
+fn number_or_default(value: Option<i32>, default: u32) -> u32 {
     value.and_then(|value| u32::try_from(value).ok()).unwrap_or(default)
 }
 
@@ -413,7 +416,7 @@ mod tests {
     use super::*;
     use crate::{
         app::{keys::lifecycle::KeyPolicy, resolve},
-        facts::{SecretBytes, SecretKeyFact},
+        facts::{SecretBytes, SecretKeyLookup},
         manifests::{Manifests, Schemas},
     };
 
@@ -425,7 +428,7 @@ mod tests {
         Settings { base_url: "http://127.0.0.1:8080".parse().unwrap(), allow_insecure: true }
     }
 
-    /// What a shop with everything has: its Provider, relay and templates are there.
+    /// An App that uses everything: its Provider, relay and templates exist.
     fn facts(spec: Value) -> AppFacts {
         let app: App = serde_json::from_value(json!({
             "apiVersion": "latchkey.dev/v1alpha1",
@@ -436,8 +439,8 @@ mod tests {
         .unwrap();
         let mut manifests = Manifests::default();
         manifests.add_file("a.yaml", AROUND, &Schemas::new(true).unwrap());
-        assert_eq!(manifests.refused, []);
-        resolve::resolve(app, Holder::Us, &manifests)
+        assert_eq!(manifests.rejected, []);
+        resolve::resolve(app, Ownership::Ours, &manifests)
     }
 
     const AROUND: &str = r#"
@@ -476,19 +479,19 @@ data: { confirm.subject: "Your code", confirm.txt: "{{ code }}", reset.txt: "{{ 
         validate(&facts(spec), &settings()).unwrap()
     }
 
-    /// The one thing that is left out, and the rest of the App.
+    /// The one problem, and the rest of the App.
     #[track_caller]
-    fn problem(facts: &AppFacts) -> (ValidatedApp, Problem) {
+    fn problem(facts: &AppFacts) -> (ValidatedApp, FieldError) {
         let mut app = validate(facts, &settings()).unwrap();
-        assert_eq!(app.problems.len(), 1, "{:?}", app.problems);
-        let problem = app.problems.remove(0);
+        assert_eq!(app.field_errors.len(), 1, "{:?}", app.field_errors);
+        let problem = app.field_errors.remove(0);
         (app, problem)
     }
 
     #[test]
-    fn an_app_that_says_nothing_gets_the_defaults() {
+    fn an_app_with_an_empty_spec_gets_the_defaults() {
         let app = valid(json!({}));
-        assert_eq!(app.problems, []);
+        assert_eq!(app.field_errors, []);
         assert_eq!((app.app_id.as_str(), app.display_name.as_str()), ("shop", "shop"));
         assert_eq!(app.issuer.as_str(), "https://auth.example.com/shop");
         assert_eq!(app.password, PasswordPolicy { minimum_length: 8, minimum_strength: 2 });
@@ -513,7 +516,7 @@ data: { confirm.subject: "Your code", confirm.txt: "{{ code }}", reset.txt: "{{ 
     }
 
     #[test]
-    fn what_an_app_says_is_what_is_served() {
+    fn what_an_app_sets_is_served() {
         let app = valid(json!({
             "displayName": "The Shop",
             "tokens": { "audiences": ["api"], "signingAlgorithm": "RS256", "accessLifetimeSeconds": 60 },
@@ -542,52 +545,56 @@ data: { confirm.subject: "Your code", confirm.txt: "{{ code }}", reset.txt: "{{ 
     }
 
     #[test]
-    fn a_default_idleness_is_no_longer_than_the_session() {
+    fn the_default_idle_time_does_not_exceed_the_session_lifetime() {
         let app = valid(json!({ "tokens": { "sessionLifetimeSeconds": 600 } }));
         assert_eq!(app.tokens.refresh_idle_seconds, 600);
     }
 
     #[test]
-    fn an_app_id_that_another_holds_is_refused_without_naming_the_other() {
-        let refusal = validate(&AppFacts { holder: Holder::Another, ..facts(json!({})) }, &settings()).unwrap_err();
+    fn an_app_id_of_another_app_is_rejected_without_naming_it() {
+        let refusal = validate(&AppFacts { ownership: Ownership::Taken, ..facts(json!({})) }, &settings()).unwrap_err();
         assert_eq!((refusal.reason, refusal.field.as_str()), (Reason::AppIDConflict, "metadata.name"));
-        assert_eq!(refusal.message, "another App holds the appID shop; set another spec.appID");
-        let facts = AppFacts { holder: Holder::Another, ..facts(json!({ "appID": "store" })) };
+        assert_eq!(refusal.message, "another App owns the appID shop; set another spec.appID");
+        let facts = AppFacts { ownership: Ownership::Taken, ..facts(json!({ "appID": "store" })) };
         assert_eq!(validate(&facts, &settings()).unwrap_err().field, "spec.appID");
     }
 
     #[test]
-    fn an_app_id_whose_users_are_another_namespaces_is_refused_without_naming_it() {
-        let facts = AppFacts { holder: Holder::Reserved, ..facts(json!({ "appID": "store" })) };
+    fn an_app_id_reserved_for_another_namespace_is_rejected_without_naming_it() {
+        let facts = AppFacts { ownership: Ownership::Reserved, ..facts(json!({ "appID": "store" })) };
         let refusal = validate(&facts, &settings()).unwrap_err();
         assert_eq!((refusal.reason, refusal.field.as_str()), (Reason::AppIDReserved, "spec.appID"));
         assert_eq!(
             refusal.message,
-            "the appID store belonged to an App of another namespace, whose users are still there; \
+            "the appID store belonged to an App of another namespace, which still has users; \
              set another spec.appID, or ask the platform team to hand it over"
         );
     }
 
     #[test]
-    fn what_an_app_asks_of_its_keys_is_in_its_spec_and_its_annotations() {
+    fn the_key_policy_comes_from_the_spec_and_the_annotations() {
         let annotations = [("latchkey.dev/rotate-keys", "1"), ("latchkey.dev/revoke-key", "h1"), ("other", "x")];
         let annotations = annotations.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
-        let policy = KeyPolicy::of(&valid(json!({})), &annotations);
-        assert_eq!((policy.access_seconds, policy.session_seconds, policy.rotation_days), (900, 7_776_000, 90));
-        let asked = (policy.rotate.as_deref(), policy.revoke.as_deref(), policy.new_keys.as_deref());
+        let policy = KeyPolicy::for_app(&valid(json!({})), &annotations);
+        assert_eq!(
+            (policy.access_lifetime_seconds, policy.session_lifetime_seconds, policy.rotation_days),
+            (900, 7_776_000, 90)
+        );
+        let asked = (policy.rotate_request.as_deref(), policy.revoke_id.as_deref(), policy.new_keys_request.as_deref());
         assert_eq!(asked, (Some("1"), Some("h1"), None));
-        // A code may outlive a session.
+        // A code can outlive a session.
         let spec = json!({
             "tokens": { "sessionLifetimeSeconds": 600, "keyRotationDays": 7, "signingAlgorithm": "EdDSA" },
             "mail": { "confirmCodeLifetimeSeconds": 604_800 },
         });
-        let policy = KeyPolicy::of(&valid(spec), &[(String::from("latchkey.dev/revoke-key"), String::new())].into());
-        assert_eq!((policy.session_seconds, policy.rotation_days), (604_800, 7));
-        assert_eq!((policy.algorithm, policy.revoke), (SigningAlgorithm::EdDSA, None));
+        let policy =
+            KeyPolicy::for_app(&valid(spec), &[(String::from("latchkey.dev/revoke-key"), String::new())].into());
+        assert_eq!((policy.session_lifetime_seconds, policy.rotation_days), (604_800, 7));
+        assert_eq!((policy.algorithm, policy.revoke_id), (SigningAlgorithm::EdDSA, None));
     }
 
     #[test]
-    fn specs_that_the_rules_let_through_are_judged_again() {
+    fn specs_that_pass_the_schema_are_validated_again() {
         let refusal = |change: fn(&mut AppFacts)| {
             let mut facts = facts(json!({ "providerRefs": [{ "name": "github" }, { "name": "corp" }] }));
             change(&mut facts);
@@ -612,14 +619,14 @@ data: { confirm.subject: "Your code", confirm.txt: "{{ code }}", reset.txt: "{{ 
     }
 
     #[test]
-    fn providers_are_served_with_what_their_references_lead_to() {
+    fn providers_are_served_with_their_resolved_references() {
         let app = valid(json!({ "providerRefs": [{ "name": "github", "alias": "code" }] }));
         let provider = &app.providers[0];
         assert_eq!(
             (provider.name.as_str(), provider.resource.as_str(), provider.link_by_email),
             ("code", "github", true)
         );
-        assert_eq!(provider.settings.secret.as_ref().unwrap().expose(), "hush", "without the line break at its end");
+        assert_eq!(provider.settings.secret.as_ref().unwrap().expose(), "hush", "without the trailing line break");
         assert_eq!(
             (provider.settings.preset.as_str(), &provider.settings.scopes[..]),
             ("github", &["repo".to_owned()][..])
@@ -627,7 +634,7 @@ data: { confirm.subject: "Your code", confirm.txt: "{{ code }}", reset.txt: "{{ 
     }
 
     #[test]
-    fn a_provider_that_is_gone_is_left_out() {
+    fn a_missing_provider_is_left_out() {
         let refs = json!({ "providerRefs": [{ "name": "gone" }, { "name": "github" }] });
         let (app, problem) = problem(&facts(refs));
         assert_eq!((problem.reason, problem.field.as_str()), (Reason::ProviderNotFound, "spec.providerRefs[0]"));
@@ -636,9 +643,9 @@ data: { confirm.subject: "Your code", confirm.txt: "{{ code }}", reset.txt: "{{ 
     }
 
     #[test]
-    fn a_provider_that_is_refused_is_left_out() {
+    fn an_invalid_provider_is_left_out() {
         let mut facts = facts(json!({ "providerRefs": [{ "name": "github" }] }));
-        facts.providers[0] = Lookup::Refused;
+        facts.providers[0] = Lookup::Invalid;
         let (app, problem) = problem(&facts);
         assert_eq!((problem.reason, app.providers.len()), (Reason::ProviderInvalid, 0));
     }
@@ -656,12 +663,12 @@ data: { confirm.subject: "Your code", confirm.txt: "{{ code }}", reset.txt: "{{ 
 
         let mut facts = facts(json!({ "providerRefs": [{ "name": "corp" }] }));
         let Lookup::Found(provider) = &mut facts.providers[0] else { panic!("it is there") };
-        provider.secret = SecretKeyFact::NoKey;
-        assert_eq!(validate(&facts, &settings()).unwrap().problems[0].reason, Reason::SecretKeyNotFound);
-        for octets in [&b""[..], b"\n", b"\xff"] {
+        provider.secret = SecretKeyLookup::NoKey;
+        assert_eq!(validate(&facts, &settings()).unwrap().field_errors[0].reason, Reason::SecretKeyNotFound);
+        for bytes in [&b""[..], b"\n", b"\xff"] {
             let Lookup::Found(provider) = &mut facts.providers[0] else { panic!("it is there") };
-            provider.secret = SecretKeyFact::Value(SecretBytes(octets.to_vec()));
-            assert_eq!(validate(&facts, &settings()).unwrap().problems[0].reason, Reason::SecretKeyInvalid);
+            provider.secret = SecretKeyLookup::Value(SecretBytes(bytes.to_vec()));
+            assert_eq!(validate(&facts, &settings()).unwrap().field_errors[0].reason, Reason::SecretKeyInvalid);
         }
     }
 
@@ -671,7 +678,7 @@ data: { confirm.subject: "Your code", confirm.txt: "{{ code }}", reset.txt: "{{ 
         let (app, problem) = problem(&facts(refs.clone()));
         assert_eq!((problem.reason, app.providers.len()), (Reason::ProviderInvalid, 0));
         assert!(problem.message.contains("spec.oidc.issuer: use https"), "{}", problem.message);
-        assert_eq!(validate(&facts(refs), &development()).unwrap().problems, []);
+        assert_eq!(validate(&facts(refs), &development()).unwrap().field_errors, []);
     }
 
     #[test]
@@ -683,14 +690,14 @@ data: { confirm.subject: "Your code", confirm.txt: "{{ code }}", reset.txt: "{{ 
     }
 
     #[test]
-    fn mail_waits_where_the_relays_secret_is_gone() {
+    fn mail_waits_if_the_relay_secret_is_missing() {
         let (app, problem) = problem(&facts(json!({ "mail": { "smtpSecretRef": { "name": "gone" } } })));
         assert_eq!((problem.reason, problem.field.as_str()), (Reason::SecretNotFound, "spec.mail.smtpSecretRef"));
         assert_eq!(app.mail.smtp, RenderedSmtp::Unresolved);
     }
 
     #[test]
-    fn each_key_of_a_relays_secret_is_judged_and_no_value_is_told() {
+    fn each_key_of_a_relay_secret_is_checked_and_no_value_is_reported() {
         let relay = json!({ "mail": { "smtpSecretRef": { "name": "relay" } } });
         let with = |key: &str, value: Option<&str>| {
             let mut facts = facts(relay.clone());
@@ -710,7 +717,7 @@ data: { confirm.subject: "Your code", confirm.txt: "{{ code }}", reset.txt: "{{ 
             ("port", "smtp", "must be a number from 1 to 65535"),
             ("port", "6379", "must be 25, 465, 587 or 2525"),
             ("tls", "STARTTLS", "must be starttls, implicit or none"),
-            ("tls", "none", "where there is a password"),
+            ("tls", "none", "if there is a password"),
             ("username", "", "is empty"),
             ("password", "hu\tsh", "no control character"),
         ] {
@@ -726,14 +733,14 @@ data: { confirm.subject: "Your code", confirm.txt: "{{ code }}", reset.txt: "{{ 
             assert!(problem.message.contains(&format!("has no key {key}")), "{}", problem.message);
         }
         for (key, value) in [("host", "192.0.2.1\n"), ("host", "2001:db8::1"), ("port", " 465 "), ("tls", "implicit")] {
-            assert_eq!(validate(&with(key, Some(value)), &settings()).unwrap().problems, [], "{key} {value:?}");
+            assert_eq!(validate(&with(key, Some(value)), &settings()).unwrap().field_errors, [], "{key} {value:?}");
         }
-        assert_eq!(validate(&with("port", Some("1025")), &development()).unwrap().problems, []);
-        assert_eq!(validate(&with("tls", Some("none")), &development()).unwrap().problems, []);
+        assert_eq!(validate(&with("port", Some("1025")), &development()).unwrap().field_errors, []);
+        assert_eq!(validate(&with("tls", Some("none")), &development()).unwrap().field_errors, []);
     }
 
     #[test]
-    fn templates_that_are_broken_are_left_out_and_the_good_stay() {
+    fn broken_templates_are_left_out_and_the_valid_ones_stay() {
         let (app, problem) = problem(&facts(json!({ "mail": { "templatesRef": { "name": "mail" } } })));
         assert_eq!((problem.reason, problem.field.as_str()), (Reason::TemplatesInvalid, "spec.mail.templatesRef"));
         assert!(problem.message.starts_with("mail/reset.txt:1: "), "{}", problem.message);
@@ -741,7 +748,7 @@ data: { confirm.subject: "Your code", confirm.txt: "{{ code }}", reset.txt: "{{ 
     }
 
     #[test]
-    fn templates_that_are_gone_leave_the_defaults() {
+    fn missing_templates_leave_the_defaults() {
         let (app, problem) = problem(&facts(json!({ "mail": { "templatesRef": { "name": "gone" } } })));
         assert_eq!(problem.reason, Reason::ConfigMapNotFound);
         assert!(app.mail.templates.is_empty());

@@ -1,19 +1,19 @@
-//! A Provider's reconcile: resolve, validate, status. What it is for is rendered with each App that names it.
+//! Reconciles one Provider: resolve, validate, status. Its settings are rendered with each App that references it.
 
 use std::{sync::Arc, time::Duration};
 
 use kube::{ResourceExt, runtime::controller::Action};
 use latchkey_crds::{
-    conditions::{ConditionStatus, ConditionType, Reason, Wanted, merge, same_but_for_time},
+    conditions::{ConditionStatus, ConditionType, DesiredCondition, Reason, equal_except_times, merge_conditions},
     provider::{Provider, ProviderStatus},
 };
 use time::OffsetDateTime;
 
 use crate::{
-    app::status::{located, problems_wanted, time, write},
+    app::status::{to_k8s_time, unresolved_condition, with_field, write_status},
     context::Context,
     error::Error,
-    facts::Problem,
+    facts::FieldError,
     gather,
     panics::Panicked,
     provider::{
@@ -23,32 +23,32 @@ use crate::{
     watch::Guarded,
 };
 
-/// Watches are not missed; this is for what nobody thought of (kube's advice for `Action`).
+/// Watch events trigger every reconcile; the resync is only a safety net (kube's advice for `Action`).
 const RESYNC: Duration = Duration::from_secs(10 * 60 * 60);
 
 pub(crate) async fn reconcile(guarded: Arc<Guarded<Provider>>, context: Arc<Context>) -> Result<Action, Error> {
-    let (judged, told) = match &guarded.0 {
+    let (judged, watched) = match &guarded.0 {
         Ok(provider) => {
             let gathered = gather::for_provider(&context, provider).await?;
             (validate(&resolve(provider.clone(), &gathered), &context.settings), provider.status.clone())
         }
-        Err(invalid) => (Err(Problem::new(Reason::InvalidSpec, "", undecodable(&invalid.error))), None),
+        Err(invalid) => (Err(FieldError::new(Reason::InvalidSpec, "", undecodable_message(&invalid.error))), None),
     };
     let meta = kube::Resource::meta(&*guarded);
     let generation = meta.generation.unwrap_or(0);
-    let old: ProviderStatus = context.written.latest(meta, told);
-    let finding = context.probe.finding(&guarded.namespace().unwrap_or_default(), &guarded.name_any());
+    let old: ProviderStatus = context.written_statuses.latest(meta, watched);
+    let finding = context.monitor.finding(&guarded.namespace().unwrap_or_default(), &guarded.name_any());
     let new = status(&judged, &old, finding, generation, context.now());
-    if old.observed_generation == new.observed_generation && same_but_for_time(&old.conditions, &new.conditions) {
+    if old.observed_generation == new.observed_generation && equal_except_times(&old.conditions, &new.conditions) {
         return Ok(Action::requeue(RESYNC));
     }
     let place = format!("Provider {}/{}", guarded.namespace().unwrap_or_default(), guarded.name_any());
     if old.observed_generation == Some(generation)
-        && let Err(wait) = context.pace.enter(&place)
+        && let Err(wait) = context.rate_limiter.try_acquire(&place)
     {
         return Ok(Action::requeue(wait));
     }
-    write(&context, &*guarded, &new).await?;
+    write_status(&context, &*guarded, &new).await?;
     Ok(Action::requeue(RESYNC))
 }
 
@@ -60,22 +60,22 @@ pub(crate) async fn report_panic(
 ) -> Result<(), Error> {
     let Ok(provider) = &guarded.0 else { return Ok(()) };
     let generation = provider.metadata.generation.unwrap_or(0);
-    let old: ProviderStatus = context.written.latest(&provider.metadata, provider.status.clone());
-    let problem = Problem::new(Reason::InternalError, "", panicked.advice());
+    let old: ProviderStatus = context.written_statuses.latest(&provider.metadata, provider.status.clone());
+    let problem = FieldError::new(Reason::InternalError, "", panicked.message());
     let new = status(&Err(problem), &old, None, generation, context.now());
-    if old.observed_generation == new.observed_generation && same_but_for_time(&old.conditions, &new.conditions) {
+    if old.observed_generation == new.observed_generation && equal_except_times(&old.conditions, &new.conditions) {
         return Ok(());
     }
-    write(&context, provider, &new).await
+    write_status(&context, provider, &new).await
 }
 
-/// What is said of an object that an API server keeps and this operator cannot read.
-pub(crate) fn undecodable(error: &str) -> String {
-    format!("the object cannot be read by this operator: {error}; mend the field, or upgrade the operator")
+/// The message for an object that the API server stores and this operator cannot decode.
+pub(crate) fn undecodable_message(error: &str) -> String {
+    format!("this operator cannot read the object: {error}; correct the field, or upgrade the operator")
 }
 
 fn status(
-    judged: &Result<ValidatedProvider, Problem>,
+    judged: &Result<ValidatedProvider, FieldError>,
     old: &ProviderStatus,
     finding: Option<Reason>,
     generation: i64,
@@ -84,36 +84,46 @@ fn status(
     use ConditionStatus::{False, True, Unknown};
     let (accepted, resolved) = match judged {
         Ok(provider) => (
-            Wanted::new(ConditionType::Accepted, True, Reason::Accepted, ""),
-            match &provider.problem {
-                None => Wanted::new(ConditionType::ResolvedRefs, True, Reason::Resolved, ""),
-                Some(problem) => problems_wanted(ConditionType::ResolvedRefs, std::slice::from_ref(problem)),
+            DesiredCondition::new(ConditionType::Accepted, True, Reason::Accepted, ""),
+            match &provider.field_error {
+                None => DesiredCondition::new(ConditionType::ResolvedRefs, True, Reason::Resolved, ""),
+                Some(problem) => unresolved_condition(ConditionType::ResolvedRefs, std::slice::from_ref(problem)),
             },
         ),
         Err(problem) => (
-            Wanted::new(ConditionType::Accepted, False, problem.reason, located(&problem.field, &problem.message)),
-            Wanted::new(ConditionType::ResolvedRefs, Unknown, Reason::Pending, "see Accepted"),
+            DesiredCondition::new(
+                ConditionType::Accepted,
+                False,
+                problem.reason,
+                with_field(&problem.field, &problem.message),
+            ),
+            DesiredCondition::new(ConditionType::ResolvedRefs, Unknown, Reason::Pending, "see Accepted"),
         ),
     };
     let reachable = match judged {
-        Ok(ValidatedProvider { problem: None, .. }) => match finding {
-            Some(finding) => reachable(finding),
-            // Servers that were just started have not looked yet: what was found before stands.
-            None => told(old).unwrap_or_else(|| {
-                Wanted::new(ConditionType::Reachable, Unknown, Reason::Pending, "no server has tried it yet")
+        Ok(ValidatedProvider { field_error: None, .. }) => match finding {
+            Some(finding) => reachable_condition(finding),
+            // Servers that have just started have not checked yet: the previous finding remains.
+            None => previous_finding(old).unwrap_or_else(|| {
+                DesiredCondition::new(
+                    ConditionType::Reachable,
+                    Unknown,
+                    Reason::Pending,
+                    "no server has checked it yet",
+                )
             }),
         },
-        Ok(_) => Wanted::new(ConditionType::Reachable, Unknown, Reason::Pending, "see ResolvedRefs"),
-        Err(_) => Wanted::new(ConditionType::Reachable, Unknown, Reason::Pending, "see Accepted"),
+        Ok(_) => DesiredCondition::new(ConditionType::Reachable, Unknown, Reason::Pending, "see ResolvedRefs"),
+        Err(_) => DesiredCondition::new(ConditionType::Reachable, Unknown, Reason::Pending, "see Accepted"),
     };
     ProviderStatus {
         observed_generation: Some(generation),
-        conditions: merge(&old.conditions, &[accepted, resolved, reachable], generation, &time(now)),
+        conditions: merge_conditions(&old.conditions, &[accepted, resolved, reachable], generation, &to_k8s_time(now)),
     }
 }
 
-/// What the servers found, as the condition says it.
-fn reachable(finding: Reason) -> Wanted {
+/// The condition for a finding of the servers.
+fn reachable_condition(finding: Reason) -> DesiredCondition {
     let (status, message) = match finding {
         Reason::DiscoveryFailed => (
             ConditionStatus::False,
@@ -124,14 +134,14 @@ fn reachable(finding: Reason) -> Wanted {
         }
         Reason::TokenEndpointFailed => (
             ConditionStatus::False,
-            "a server cannot ask the provider's token endpoint; check its address, and the servers' network",
+            "a server cannot reach the provider's token endpoint; check its address, and the servers' network",
         ),
         Reason::ClientRefused => (
             ConditionStatus::False,
-            "the provider does not know the client, or refuses its secret or key; check the client's id and the Secret",
+            "the provider does not know the client, or rejects its secret or key; check the client ID and the Secret",
         ),
         Reason::Reachable => (ConditionStatus::True, ""),
-        // The probe tells none of these.
+        // The servers report none of these.
         Reason::Pending
         | Reason::Accepted
         | Reason::Resolved
@@ -156,16 +166,16 @@ fn reachable(finding: Reason) -> Wanted {
         | Reason::NoServers
         | Reason::ServersTooOld
         | Reason::RefusedByServer
-        | Reason::Deleting => (ConditionStatus::Unknown, "no server has tried it yet"),
+        | Reason::Deleting => (ConditionStatus::Unknown, "no server has checked it yet"),
     };
-    Wanted::new(ConditionType::Reachable, status, finding, message)
+    DesiredCondition::new(ConditionType::Reachable, status, finding, message)
 }
 
-/// What the condition said before; none: nothing was found yet.
-fn told(old: &ProviderStatus) -> Option<Wanted> {
+/// The previous condition, or `None` if nothing was found yet.
+fn previous_finding(old: &ProviderStatus) -> Option<DesiredCondition> {
     let condition = old.conditions.iter().find(|old| old.type_ == ConditionType::Reachable.as_str())?;
     let reason = Reason::ALL.into_iter().find(|reason| reason.as_str() == condition.reason)?;
-    (condition.status != ConditionStatus::Unknown).then(|| reachable(reason))
+    (condition.status != ConditionStatus::Unknown).then(|| reachable_condition(reason))
 }
 
 #[cfg(test)]
@@ -178,10 +188,10 @@ mod tests {
 
     const NOW: OffsetDateTime = OffsetDateTime::UNIX_EPOCH;
 
-    fn judged(problem: Option<Problem>) -> Result<ValidatedProvider, Problem> {
+    fn judged(problem: Option<FieldError>) -> Result<ValidatedProvider, FieldError> {
         let settings = json!({ "preset": "github", "clientID": "x", "secret": "hush" });
         let settings: ProviderSettings = serde_json::from_value(settings).unwrap();
-        Ok(ValidatedProvider { settings, links_by_email: true, problem })
+        Ok(ValidatedProvider { settings, links_by_email: true, field_error: problem })
     }
 
     fn said(status: &ProviderStatus) -> (ConditionStatus, &str, ConditionStatus) {
@@ -191,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_servers_find_is_told_and_never_part_of_ready() {
+    fn findings_of_servers_are_reported_and_never_part_of_ready() {
         use ConditionStatus::{False, True, Unknown};
         let none = ProviderStatus::default();
         let fresh = status(&judged(None), &none, None, 1, NOW);
@@ -203,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_that_were_just_started_change_nothing() {
+    fn servers_that_have_just_started_change_nothing() {
         let none = ProviderStatus::default();
         for finding in [Reason::Reachable, Reason::DiscoveryFailed] {
             let before = status(&judged(None), &none, Some(finding), 1, NOW);
@@ -213,9 +223,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_not_said_to_be_reached() {
+    fn an_unresolved_provider_is_not_reported_as_reachable() {
         let good = status(&judged(None), &ProviderStatus::default(), Some(Reason::Reachable), 1, NOW);
-        let gone = Problem::new(Reason::SecretNotFound, "spec.github.clientSecretRef", "make it");
+        let gone = FieldError::new(Reason::SecretNotFound, "spec.github.clientSecretRef", "create it");
         let unresolved = status(&judged(Some(gone.clone())), &good, Some(Reason::Reachable), 2, NOW);
         assert_eq!(said(&unresolved).0, ConditionStatus::Unknown);
         let invalid = status(&Err(gone), &good, Some(Reason::Reachable), 2, NOW);

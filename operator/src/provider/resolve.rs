@@ -2,18 +2,18 @@
 
 use latchkey_crds::provider::Provider;
 
-use crate::facts::{SecretKeyFact, Source};
+use crate::facts::{ObjectSource, SecretKeyLookup};
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ProviderFacts {
     pub(crate) provider: Provider,
     /// The client's secret, or Apple's private key.
-    pub(crate) secret: SecretKeyFact,
+    pub(crate) secret: SecretKeyLookup,
 }
 
-pub(crate) fn resolve(provider: Provider, source: &impl Source) -> ProviderFacts {
+pub(crate) fn resolve(provider: Provider, source: &impl ObjectSource) -> ProviderFacts {
     let namespace = provider.metadata.namespace.as_deref().unwrap_or_default();
     let reference = provider.spec.client.secret_ref();
-    let secret = SecretKeyFact::resolve(source, namespace, &reference.name, &reference.key);
+    let secret = SecretKeyLookup::resolve(source, namespace, &reference.name, &reference.key);
     ProviderFacts { provider, secret }
 }

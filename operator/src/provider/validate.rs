@@ -1,4 +1,4 @@
-//! Facts of a Provider → what a server needs to talk to it, or why not. Pure.
+//! Facts of a Provider → the settings that a server needs for it, or why not. Pure.
 
 use std::collections::BTreeMap;
 
@@ -12,42 +12,42 @@ use serde_json::{Value, json};
 
 use crate::{
     app::keys::from_pem,
-    facts::{Problem, SecretKeyFact, Settings},
+    facts::{FieldError, SecretKeyLookup, Settings},
     provider::resolve::ProviderFacts,
 };
 
-/// The largest secret, in octets: no provider gives one that is nearly as long, and those of 32 Providers leave room in
+/// The largest client secret, in bytes. No provider issues one nearly as long, and those of 32 Providers leave room in
 /// an App's document.
-const MAX_SECRET: usize = 4 * 1024;
+const MAX_SECRET_BYTES: usize = 4 * 1024;
 
-/// A Provider that can be served; without its secret it answers 503.
+/// A Provider that can be served. Without its secret, servers respond with 503 for it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ValidatedProvider {
     pub(crate) settings: ProviderSettings,
     /// See [`ProviderClient::links_by_email`].
     pub(crate) links_by_email: bool,
-    /// Why the secret is not there.
-    pub(crate) problem: Option<Problem>,
+    /// Why the secret is missing.
+    pub(crate) field_error: Option<FieldError>,
 }
 
-/// The Provider, or the first thing that is wrong with it.
-pub(crate) fn validate(facts: &ProviderFacts, settings: &Settings) -> Result<ValidatedProvider, Problem> {
+/// The Provider, or the first mistake in it.
+pub(crate) fn validate(facts: &ProviderFacts, settings: &Settings) -> Result<ValidatedProvider, FieldError> {
     let client = &facts.provider.spec.client;
     if !settings.allow_insecure {
-        https_only(client)?;
+        check_https(client)?;
     }
-    let (secret, problem) = match secret(facts) {
+    let (secret, problem) = match client_secret(facts) {
         Ok(secret) => (Some(secret), None),
         Err(problem) => (None, Some(problem)),
     };
     Ok(ValidatedProvider {
         settings: provider_settings(client, secret),
-        links_by_email: client.links_by_email(),
-        problem,
+        links_by_email: client.links_by_email_by_default(),
+        field_error: problem,
     })
 }
 
-fn https_only(client: &ProviderClient) -> Result<(), Problem> {
+fn check_https(client: &ProviderClient) -> Result<(), FieldError> {
     let urls: Vec<(&str, &str)> = match client {
         ProviderClient::GitLab(client) => client.base_url.iter().map(|url| ("baseURL", url.as_str())).collect(),
         ProviderClient::Oidc(client) => vec![("issuer", client.issuer.as_str())],
@@ -77,40 +77,41 @@ fn https_only(client: &ProviderClient) -> Result<(), Problem> {
     };
     match urls.iter().find(|(_, url)| !url.starts_with("https://")) {
         Some((field, _)) => {
-            Err(Problem::new(Reason::InvalidSpec, format!("spec.{}.{field}", client.member()), "use https"))
+            Err(FieldError::new(Reason::InvalidSpec, format!("spec.{}.{field}", client.member_name()), "use https"))
         }
         None => Ok(()),
     }
 }
 
-fn secret(facts: &ProviderFacts) -> Result<SecretString, Problem> {
+fn client_secret(facts: &ProviderFacts) -> Result<SecretString, FieldError> {
     let client = &facts.provider.spec.client;
     let reference = client.secret_ref();
     let is_apple = matches!(client, ProviderClient::Apple(_));
-    let field = format!("spec.{}.{}", client.member(), if is_apple { "privateKeyRef" } else { "clientSecretRef" });
+    let field = format!("spec.{}.{}", client.member_name(), if is_apple { "privateKeyRef" } else { "clientSecretRef" });
     let (name, key) = (&reference.name, &reference.key);
     let value = match &facts.secret {
-        SecretKeyFact::NoSecret => {
-            let message = format!("Secret {name} does not exist in this namespace; make it, with the key {key}");
-            return Err(Problem::new(Reason::SecretNotFound, field, message));
+        SecretKeyLookup::NoSecret => {
+            let message = format!("Secret {name} does not exist in this namespace; create it, with the key {key}");
+            return Err(FieldError::new(Reason::SecretNotFound, field, message));
         }
-        SecretKeyFact::NoKey => {
+        SecretKeyLookup::NoKey => {
             let message = format!("Secret {name} has no key {key}; add it");
-            return Err(Problem::new(Reason::SecretKeyNotFound, field, message));
+            return Err(FieldError::new(Reason::SecretKeyNotFound, field, message));
         }
-        SecretKeyFact::Value(value) => value,
+        SecretKeyLookup::Value(value) => value,
     };
-    let invalid =
-        |what: &str| Problem::new(Reason::SecretKeyInvalid, field.clone(), format!("Secret {name}, key {key}: {what}"));
+    let invalid = |what: &str| {
+        FieldError::new(Reason::SecretKeyInvalid, field.clone(), format!("Secret {name}, key {key}: {what}"))
+    };
     let text = value.text().ok_or_else(|| invalid("is not text"))?;
     if text.expose().is_empty() {
         return Err(invalid("is empty"));
     }
-    if text.expose().len() > MAX_SECRET {
-        return Err(invalid("is over 4 KiB; put the secret alone there"));
+    if text.expose().len() > MAX_SECRET_BYTES {
+        return Err(invalid("is over 4 KiB; it must hold nothing but the secret"));
     }
     if is_apple && !is_p256_key(text.expose()) {
-        return Err(invalid("is not a private key as Apple gives it (the .p8 file, PKCS#8 in PEM)"));
+        return Err(invalid("is not a private key as issued by Apple (the .p8 file, PKCS#8 in PEM)"));
     }
     Ok(text)
 }
@@ -121,7 +122,7 @@ fn is_p256_key(pem: &str) -> bool {
 
 fn provider_settings(client: &ProviderClient, secret: Option<SecretString>) -> ProviderSettings {
     let with = |oauth: &OAuthClient, options: Vec<(&str, Value)>| ProviderSettings {
-        preset: client.member().into(),
+        preset: client.member_name().into(),
         client_id: oauth.client_id.clone(),
         additional_client_ids: oauth.additional_client_ids.clone(),
         scopes: oauth.scopes.clone(),
@@ -140,7 +141,7 @@ fn provider_settings(client: &ProviderClient, secret: Option<SecretString>) -> P
         | ProviderClient::Twitch(oauth)
         | ProviderClient::Spotify(oauth) => with(oauth, Vec::new()),
         ProviderClient::Apple(apple) => ProviderSettings {
-            preset: client.member().into(),
+            preset: client.member_name().into(),
             client_id: apple.client_id.clone(),
             additional_client_ids: apple.additional_client_ids.clone(),
             scopes: apple.scopes.clone(),
@@ -205,7 +206,7 @@ mod tests {
             "spec": spec,
         }))
         .unwrap();
-        ProviderFacts { provider, secret: SecretKeyFact::Value(SecretBytes(secret.as_bytes().to_vec())) }
+        ProviderFacts { provider, secret: SecretKeyLookup::Value(SecretBytes(secret.as_bytes().to_vec())) }
     }
 
     fn validated(spec: Value, secret: &str) -> ValidatedProvider {
@@ -253,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn apples_key_must_be_one() {
+    fn an_apple_secret_must_be_a_private_key() {
         let apple = json!({ "apple": {
             "clientID": "dev.example", "teamID": "ABCDE12345", "keyID": "12345ABCDE",
             "privateKeyRef": { "name": "corp", "key": "key.p8" },
@@ -265,10 +266,10 @@ mod tests {
         );
         let pem = keys.unwrap().signing[0].key.private_key.clone();
         let good = validated(apple.clone(), pem.expose());
-        assert_eq!(good.problem, None);
+        assert_eq!(good.field_error, None);
         assert_eq!(json!(good.settings.options), json!({ "teamID": "ABCDE12345", "keyID": "12345ABCDE" }));
         let bad = validated(apple, "-----BEGIN PRIVATE KEY-----\nhush\n-----END PRIVATE KEY-----");
-        let problem = bad.problem.unwrap();
+        let problem = bad.field_error.unwrap();
         assert_eq!((problem.reason, problem.field.as_str()), (Reason::SecretKeyInvalid, "spec.apple.privateKeyRef"));
         assert!(!problem.message.contains("hush"));
         assert_eq!(bad.settings.secret, None);
@@ -284,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn slack_does_not_link_by_address_unless_the_app_says_so() {
+    fn slack_does_not_link_by_address_unless_the_app_enables_it() {
         assert!(!validated(json!({ "slack": client(json!({})) }), "hush").links_by_email);
     }
 

@@ -1,4 +1,4 @@
-//! Documents and keys as files: whole or not at all, for their owner's eyes only.
+//! Documents and keys as files: written atomically, readable only by their owner.
 
 use std::{
     collections::BTreeSet,
@@ -11,52 +11,52 @@ use std::{
 use latchkey_crds::{rendered::RenderedApp, types::AppId};
 use tempfile::NamedTempFile;
 
-use crate::{app::keys::KeyDocument, render::KeysError};
+use crate::{app::keys::KeyDocument, render::KeyFileError};
 
-/// A folder that only its owner can look into, where there is none yet.
-pub(crate) fn make_folder(folder: &Path) -> io::Result<()> {
+/// Creates a folder that only its owner can read, if it does not exist.
+pub(crate) fn create_private_folder(folder: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)
 }
 
-/// A file beside its place, whole and on the disk, with mode 0600. Readers pass over its name.
-fn written(folder: &Path, octets: &[u8]) -> io::Result<NamedTempFile> {
+/// A temporary file in the same folder, completely written and synced, with mode 0600. Readers ignore its name.
+fn write_temporary(folder: &Path, bytes: &[u8]) -> io::Result<NamedTempFile> {
     let mut file = tempfile::Builder::new().prefix(".latchkey-").suffix(".tmp").tempfile_in(folder)?;
-    file.write_all(octets)?;
+    file.write_all(bytes)?;
     file.as_file().sync_all()?;
     Ok(file)
 }
 
-/// Replaces a file in one step.
-fn replace(path: &Path, octets: &[u8]) -> io::Result<()> {
+/// Replaces a file atomically.
+fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
-    written(folder, octets)?.persist(path).map_err(|error| error.error)?;
-    sync(folder)
+    write_temporary(folder, bytes)?.persist(path).map_err(|error| error.error)?;
+    sync_folder(folder)
 }
 
-/// Makes the change of a name last.
-fn sync(folder: &Path) -> io::Result<()> {
+/// Makes a rename durable.
+fn sync_folder(folder: &Path) -> io::Result<()> {
     fs::File::open(folder)?.sync_all()
 }
 
-/// Whether the file was other than that, and is that now.
-pub(crate) fn write_if_changed(path: &Path, octets: &[u8]) -> io::Result<bool> {
+/// Writes the file if its content differs. Returns whether it was written.
+pub(crate) fn write_if_changed(path: &Path, bytes: &[u8]) -> io::Result<bool> {
     match fs::read(path) {
-        Ok(there) if there == octets => return Ok(false),
+        Ok(there) if there == bytes => return Ok(false),
         Ok(_) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
-    replace(path, octets)?;
+    replace(path, bytes)?;
     Ok(true)
 }
 
-/// The document that is served; none where there is none that can be read.
+/// The served document, or `None` if there is none that can be read.
 pub(crate) fn read_document(folder: &Path, app_id: &AppId) -> Option<RenderedApp> {
     let document: RenderedApp = fs::read_to_string(folder.join(format!("{app_id}.json"))).ok()?.parse().ok()?;
     (document.app_id == *app_id).then_some(document)
 }
 
-/// Removes the documents of Apps that are not among these, and tells which. Other files stay.
+/// Removes the documents of all other Apps and returns their appIDs. Other files stay.
 pub(crate) fn remove_others(folder: &Path, held: &BTreeSet<AppId>) -> io::Result<Vec<AppId>> {
     let mut removed = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -69,7 +69,7 @@ pub(crate) fn remove_others(folder: &Path, held: &BTreeSet<AppId>) -> io::Result
     }
     removed.sort();
     if !removed.is_empty() {
-        sync(folder)?;
+        sync_folder(folder)?;
     }
     Ok(removed)
 }
@@ -82,42 +82,42 @@ fn keys_path(folder: &Path, app_id: &AppId) -> PathBuf {
     folder.join(format!("latchkey-keys-{app_id}.json"))
 }
 
-/// The keys that are kept; none: there is no such file.
-pub(crate) fn read_keys(folder: &Path, app_id: &AppId) -> Result<Option<KeyDocument>, KeysError> {
-    let octets = match fs::read(keys_path(folder, app_id)) {
+/// The stored keys, or `None` if the file does not exist.
+pub(crate) fn read_keys(folder: &Path, app_id: &AppId) -> Result<Option<KeyDocument>, KeyFileError> {
+    let bytes = match fs::read(keys_path(folder, app_id)) {
         Ok(octets) => octets,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(KeysError::Io(error)),
+        Err(error) => return Err(KeyFileError::Io(error)),
     };
-    // The parser's error may quote what it read.
-    let keys: KeyDocument = serde_json::from_slice(&octets).map_err(|_| KeysError::NotKeys)?;
-    keys.check(app_id).map_err(KeysError::Invalid)?;
+    // The parser's error may quote the input.
+    let keys: KeyDocument = serde_json::from_slice(&bytes).map_err(|_| KeyFileError::NotKeyDocument)?;
+    keys.validate(app_id).map_err(KeyFileError::Invalid)?;
     Ok(Some(keys))
 }
 
-/// Keeps the first keys of an App. Where somebody else was faster, theirs are the keys.
-pub(crate) fn keep_first_keys(folder: &Path, keys: KeyDocument) -> Result<KeyDocument, KeysError> {
+/// Stores the first keys of an App. If another process was faster, returns its keys.
+pub(crate) fn store_first_keys(folder: &Path, keys: KeyDocument) -> Result<KeyDocument, KeyFileError> {
     let path = keys_path(folder, &keys.app_id);
-    let file = written(folder, &octets(&keys)).map_err(KeysError::Io)?;
+    let file = write_temporary(folder, &to_json(&keys)).map_err(KeyFileError::Io)?;
     match file.persist_noclobber(&path) {
         Ok(_) => {
-            sync(folder).map_err(KeysError::Io)?;
+            sync_folder(folder).map_err(KeyFileError::Io)?;
             Ok(keys)
         }
         Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => {
-            read_keys(folder, &keys.app_id)?.ok_or(KeysError::NotKeys)
+            read_keys(folder, &keys.app_id)?.ok_or(KeyFileError::NotKeyDocument)
         }
-        Err(error) => Err(KeysError::Io(error.error)),
+        Err(error) => Err(KeyFileError::Io(error.error)),
     }
 }
 
-/// Writes keys that were read, with one more among them.
-pub(crate) fn replace_keys(folder: &Path, keys: &KeyDocument) -> Result<(), KeysError> {
-    replace(&keys_path(folder, &keys.app_id), &octets(keys)).map_err(KeysError::Io)
+/// Replaces the key file with keys that were read and then extended.
+pub(crate) fn replace_keys(folder: &Path, keys: &KeyDocument) -> Result<(), KeyFileError> {
+    replace(&keys_path(folder, &keys.app_id), &to_json(keys)).map_err(KeyFileError::Io)
 }
 
-fn octets(keys: &KeyDocument) -> Vec<u8> {
-    let mut octets = serde_json::to_vec_pretty(keys).expect("keys are maps with string keys, strings and times");
-    octets.push(b'\n');
-    octets
+fn to_json(keys: &KeyDocument) -> Vec<u8> {
+    let mut bytes = serde_json::to_vec_pretty(keys).expect("keys are maps with string keys, strings and times");
+    bytes.push(b'\n');
+    bytes
 }

@@ -46,11 +46,11 @@ impl Folders {
         Renderer::new(args)
     }
 
-    fn run(&self) -> Outcome {
+    fn run(&self) -> RenderSummary {
         self.run_with(&[])
     }
 
-    fn run_with(&self, more: &[&str]) -> Outcome {
+    fn run_with(&self, more: &[&str]) -> RenderSummary {
         self.renderer(more).unwrap().run(OffsetDateTime::UNIX_EPOCH).unwrap()
     }
 
@@ -83,10 +83,10 @@ fn an_app_is_rendered_once_and_then_unchanged() {
     let folders = Folders::new();
     folders.write("shop.yaml", shop());
     let first = folders.run();
-    let octets = fs::read(folders.path("to/shop.json")).unwrap();
-    let revision = Revision::of(&octets);
+    let bytes = fs::read(folders.path("to/shop.json")).unwrap();
+    let revision = Revision::of(&bytes);
     assert_eq!(first.apps, [format!("shop: rendered, revision {}", &revision.as_str()[..12])]);
-    assert_eq!((&first.refused[..], &first.unresolved[..]), (&[][..], &[][..]));
+    assert_eq!((&first.rejected[..], &first.unresolved[..]), (&[][..], &[][..]));
     let document = folders.document("shop").unwrap();
     assert_eq!(document.issuer.as_str(), "https://auth.example.com/shop", "one slash, whatever the base URL ends with");
     assert_eq!(document.keys.signing[0].state, KeyState::Active);
@@ -99,7 +99,7 @@ fn an_app_is_rendered_once_and_then_unchanged() {
 }
 
 #[test]
-fn documents_and_keys_are_for_their_owner_alone() {
+fn documents_and_keys_are_readable_only_by_their_owner() {
     let folders = Folders::new();
     folders.write("shop.yaml", shop());
     folders.run();
@@ -130,31 +130,31 @@ fn manifests_are_found_in_subfolders_and_in_every_format() {
     folders.write(".hidden.yaml", app("a", "hidden", "{}"));
     folders.write("notes.txt", app("a", "notes", "{}"));
     let outcome = folders.run();
-    // The anchor of a document has to stand in it, so the schema sees it too.
-    assert_eq!(outcome.refused, ["merge.yaml (document 1): App a/six: field x-all: unknown field"]);
+    // An anchor must be in the same document, so the schema sees it too.
+    assert_eq!(outcome.rejected, ["merge.yaml (document 1): App a/six: field x-all: unknown field"]);
     assert_eq!(folders.documents(), ["five.json", "four.json", "one.json", "three.json", "two.json"]);
     assert_eq!(folders.document("two").unwrap().namespace, "default");
 }
 
 #[test]
-fn other_kinds_are_passed_over() {
+fn other_kinds_are_ignored() {
     let folders = Folders::new();
     folders.write("deploy.yaml", "apiVersion: apps/v1\nkind: Deployment\nmetadata: { name: x }\n");
     folders.write("other.yaml", "apiVersion: example.com/v1\nkind: App\nmetadata: { name: x }\nspec: { a: 1 }\n");
     folders.write("values.yaml", "replicas: 2\n");
     folders.write("empty.yaml", "");
     folders.write("comments.yaml", "# nothing\n---\n---\n# here\n");
-    assert_eq!(folders.run(), Outcome::default());
+    assert_eq!(folders.run(), RenderSummary::default());
 }
 
 #[test]
-fn kinds_that_we_do_not_know_are_told() {
+fn unknown_kinds_of_our_group_are_reported() {
     let folders = Folders::new();
     folders.write("a.yaml", shop().replace("v1alpha1", "v1"));
     folders.write("b.yaml", shop().replace("kind: App", "kind: Tenant"));
     folders.write("c.yaml", "kind: App\nmetadata: { name: shop }\n");
     assert_eq!(
-        folders.run().refused,
+        folders.run().rejected,
         [
             "a.yaml (document 1): App: field apiVersion: must be latchkey.dev/v1alpha1",
             "b.yaml (document 1): Tenant: field kind: must be App or Provider in latchkey.dev",
@@ -164,51 +164,51 @@ fn kinds_that_we_do_not_know_are_told() {
 }
 
 #[test]
-fn a_bad_object_is_told_by_file_object_field_and_reason_and_stops_no_other() {
+fn a_bad_object_is_reported_by_file_object_field_and_reason_and_affects_no_other() {
     let folders = Folders::new();
     let bad = app("shop", "bad", "{ redirectURLs: [\"https://a.example\", \"http://a.example\"], sginUp: Open }");
     folders.write("shop.yaml", format!("{}---\n{bad}---\n{}", app("shop", "one", "{}"), app("shop", "two", "{}")));
     let outcome = folders.run();
-    assert_eq!(outcome.refused.len(), 2, "{:?}", outcome.refused);
+    assert_eq!(outcome.rejected.len(), 2, "{:?}", outcome.rejected);
     let start = "shop.yaml (document 2): App shop/bad: field ";
     assert!(
-        outcome.refused[0].starts_with(&format!("{start}spec.redirectURLs[1]: use https")),
+        outcome.rejected[0].starts_with(&format!("{start}spec.redirectURLs[1]: use https")),
         "{:?}",
-        outcome.refused
+        outcome.rejected
     );
-    assert_eq!(outcome.refused[1], format!("{start}spec.sginUp: unknown field"));
+    assert_eq!(outcome.rejected[1], format!("{start}spec.sginUp: unknown field"));
     assert_eq!(folders.documents(), ["one.json", "two.json"]);
 }
 
 #[test]
-fn what_the_schema_cannot_say_the_types_do() {
+fn types_check_what_the_schema_cannot_express() {
     let folders = Folders::new();
     folders.write("shop.yaml", app("shop", "shop", "{ redirectURLs: [\"https://a.example:99999/\"] }"));
     assert_eq!(
-        folders.run().refused,
+        folders.run().rejected,
         ["shop.yaml (document 1): App shop/shop: field spec.redirectURLs[0]: is not an absolute URL"]
     );
 }
 
 #[test]
-fn a_broken_document_stops_no_other() {
+fn a_broken_document_affects_no_other() {
     let folders = Folders::new();
     folders.write(
         "shop.yaml",
         format!("{}---\n\tbroken: [\n---\n{}", app("shop", "one", "{}"), app("shop", "three", "{}")),
     );
-    folders.write("octets.yaml", b"apiVersion: \xff\n");
+    folders.write("bytes.yaml", b"apiVersion: \xff\n");
     folders.write("broken.json", "{");
     folders.write("text.yaml", "only text\n");
     let outcome = folders.run();
     assert_eq!(folders.documents(), ["one.json", "three.json"]);
-    assert_eq!(outcome.refused.len(), 4, "{:?}", outcome.refused);
-    assert!(outcome.refused[0].starts_with("broken.json (document 1): is not JSON: "));
-    assert_eq!(outcome.refused[1], "octets.yaml: is not UTF-8 at octet 12");
+    assert_eq!(outcome.rejected.len(), 4, "{:?}", outcome.rejected);
+    assert!(outcome.rejected[0].starts_with("broken.json (document 1): is not JSON: "));
+    assert_eq!(outcome.rejected[1], "bytes.yaml: is not UTF-8 at byte 12");
     let line = app("shop", "one", "{}").lines().count() + 2;
-    assert!(outcome.refused[2].starts_with("shop.yaml (document 2): is not YAML: "), "{:?}", outcome.refused);
-    assert!(outcome.refused[2].ends_with(&format!("(line {line})")), "{:?}", outcome.refused);
-    assert_eq!(outcome.refused[3], "text.yaml (document 1): is not an object");
+    assert!(outcome.rejected[2].starts_with("shop.yaml (document 2): is not YAML: "), "{:?}", outcome.rejected);
+    assert!(outcome.rejected[2].ends_with(&format!("(line {line})")), "{:?}", outcome.rejected);
+    assert_eq!(outcome.rejected[3], "text.yaml (document 1): is not an object");
 }
 
 #[test]
@@ -218,29 +218,29 @@ fn of_two_apps_with_one_app_id_the_first_wins() {
     folders.write("a.yaml", format!("{}---\n{}", app("a", "store", "{ appID: shop }"), app("c", "shop", "{}")));
     let outcome = folders.run();
     assert_eq!(
-        outcome.refused,
+        outcome.rejected,
         [
-            "a.yaml (document 2): App c/shop: field metadata.name: another App holds the appID shop; set another spec.appID",
-            "b.yaml (document 1): App b/shop: field metadata.name: another App holds the appID shop; set another spec.appID",
+            "a.yaml (document 2): App c/shop: field metadata.name: another App owns the appID shop; set another spec.appID",
+            "b.yaml (document 1): App b/shop: field metadata.name: another App owns the appID shop; set another spec.appID",
         ]
     );
     assert_eq!(folders.document("shop").unwrap().namespace, "a");
 }
 
 #[test]
-fn an_object_that_is_there_twice_counts_once() {
+fn a_duplicate_object_counts_once() {
     let folders = Folders::new();
     folders.write("a.yaml", app("shop", "shop", "{ displayName: First }"));
     folders.write("b.yaml", app("shop", "shop", "{ displayName: Second }"));
     assert_eq!(
-        folders.run().refused,
-        ["b.yaml (document 1): App shop/shop: is there twice; the first one counts, take this one away"]
+        folders.run().rejected,
+        ["b.yaml (document 1): App shop/shop: is defined twice; the first one counts, remove this one"]
     );
     assert_eq!(folders.document("shop").unwrap().display_name, "First");
 }
 
 #[test]
-fn an_app_that_goes_is_removed_and_other_files_stay() {
+fn a_deleted_app_is_removed_and_other_files_stay() {
     let folders = Folders::new();
     folders.write("shop.yaml", shop());
     folders.write("other.yaml", app("a", "other", "{}"));
@@ -254,7 +254,7 @@ fn an_app_that_goes_is_removed_and_other_files_stay() {
 }
 
 #[test]
-fn what_was_served_goes_on_where_the_manifest_is_broken() {
+fn a_broken_manifest_leaves_the_served_document() {
     let folders = Folders::new();
     folders.write("shop.yaml", shop());
     folders.run();
@@ -269,25 +269,25 @@ fn what_was_served_goes_on_where_the_manifest_is_broken() {
     for manifest in broken {
         folders.write("shop.yaml", &manifest);
         let outcome = folders.run();
-        assert!(!outcome.refused.is_empty() && outcome.apps.is_empty(), "{manifest}: {outcome:?}");
+        assert!(!outcome.rejected.is_empty() && outcome.apps.is_empty(), "{manifest}: {outcome:?}");
         assert_eq!(fs::read(folders.path("to/shop.json")).unwrap(), good, "{manifest}");
     }
     folders.write("shop.yaml", b"\xff");
-    assert_eq!((folders.run().refused.len(), folders.documents().len()), (1, 1));
+    assert_eq!((folders.run().rejected.len(), folders.documents().len()), (1, 1));
     folders.remove("shop.yaml");
     folders.run();
     assert!(folders.documents().is_empty());
 }
 
 #[test]
-fn references_that_lead_nowhere_are_told_and_nothing_is_refused_for_them() {
+fn unresolved_references_are_reported_and_nothing_is_rejected_for_them() {
     let folders = Folders::new();
     folders.write(
         "shop.yaml",
         app("shop", "shop", "{ providerRefs: [{ name: gone }], mail: { smtpSecretRef: { name: gone } } }"),
     );
     let outcome = folders.run();
-    assert_eq!((outcome.refused.len(), outcome.unresolved.len(), outcome.apps.len()), (0, 2, 1));
+    assert_eq!((outcome.rejected.len(), outcome.unresolved.len(), outcome.apps.len()), (0, 2, 1));
     let start = "shop.yaml (document 1): App shop/shop: field ";
     assert!(outcome.unresolved[0].starts_with(&format!("{start}spec.providerRefs[0]: Provider gone does not exist")));
     assert!(outcome.unresolved[0].ends_with("(ProviderNotFound)"));
@@ -295,7 +295,7 @@ fn references_that_lead_nowhere_are_told_and_nothing_is_refused_for_them() {
 }
 
 #[test]
-fn secrets_are_read_from_data_and_string_data_and_never_told() {
+fn secrets_are_read_from_data_and_string_data_and_never_printed() {
     let folders = Folders::new();
     let relay = |data: &str| {
         let secret = format!("apiVersion: v1\nkind: Secret\nmetadata: {{ name: relay, namespace: shop }}\n{data}\n");
@@ -305,21 +305,21 @@ fn secrets_are_read_from_data_and_string_data_and_never_told() {
         "shop.yaml",
         relay("data: { host: c210cC5leGFtcGxl, port: MjU= }\nstringData: { port: '587', tls: starttls }"),
     );
-    assert_eq!(folders.run().refused, [] as [String; 0]);
+    assert_eq!(folders.run().rejected, [] as [String; 0]);
     let RenderedSmtp::Own(relay_of_shop) = folders.document("shop").unwrap().mail.smtp else { panic!("own relay") };
     assert_eq!((relay_of_shop.host.as_str(), relay_of_shop.port), ("smtp.example", 587));
 
     folders.write("shop.yaml", relay("data: { host: '***hush***' }"));
     let outcome = folders.run();
-    assert_eq!(outcome.refused.len(), 2);
-    assert!(outcome.refused.iter().any(|line| {
+    assert_eq!(outcome.rejected.len(), 2);
+    assert!(outcome.rejected.iter().any(|line| {
         line == "shop.yaml (document 2): Secret shop/relay: field data.host: must be base64; plain text goes under stringData"
     }));
     assert!(!format!("{outcome:?}").contains("hush"));
 
     folders.write("shop.yaml", relay("stringData: { port: 587 }"));
     let line = "shop.yaml (document 2): Secret shop/relay: field stringData.port: must be a string; put it in quotes";
-    assert!(folders.run().refused.contains(&line.to_owned()));
+    assert!(folders.run().rejected.contains(&line.to_owned()));
 }
 
 #[test]
@@ -328,7 +328,7 @@ fn check_writes_nothing() {
     folders.write("shop.yaml", shop());
     folders.write("bad.yaml", app("shop", "bad", "{ signUp: Maybe }"));
     let outcome = folders.run_with(&["--check"]);
-    assert_eq!((outcome.apps, outcome.refused.len()), (vec!["shop: valid".to_owned()], 1));
+    assert_eq!((outcome.apps, outcome.rejected.len()), (vec!["shop: valid".to_owned()], 1));
     assert!(!fs::exists(folders.path("to")).unwrap() && !fs::exists(folders.path("keys")).unwrap());
 }
 
@@ -345,7 +345,7 @@ fn check_needs_only_the_manifests() {
 }
 
 #[test]
-fn keys_that_cannot_be_read_are_never_written_over() {
+fn unreadable_keys_are_never_overwritten() {
     let folders = Folders::new();
     folders.write("shop.yaml", shop());
     folders.write("other.yaml", app("a", "other", "{}"));
@@ -356,17 +356,17 @@ fn keys_that_cannot_be_read_are_never_written_over() {
         fs::write(&path, broken).unwrap();
         folders.write("shop.yaml", app("shop", "shop", "{ signUp: Closed }"));
         let outcome = folders.run();
-        assert_eq!(outcome.refused.len(), 1, "{outcome:?}");
-        assert!(outcome.refused[0].contains("App shop/shop: its keys"), "{outcome:?}");
-        assert!(!outcome.refused[0].contains("hush"));
+        assert_eq!(outcome.rejected.len(), 1, "{outcome:?}");
+        assert!(outcome.rejected[0].contains("App shop/shop: its keys"), "{outcome:?}");
+        assert!(!outcome.rejected[0].contains("hush"));
         assert_eq!(fs::read_to_string(&path).unwrap(), broken);
-        assert_eq!(fs::read(folders.path("to/shop.json")).unwrap(), good, "the last good document goes on");
+        assert_eq!(fs::read(folders.path("to/shop.json")).unwrap(), good, "the last good document is still served");
         assert_eq!(outcome.apps.len(), 1, "the other App is rendered");
     }
 }
 
 #[test]
-fn keys_that_are_lost_are_those_of_the_document() {
+fn lost_keys_are_recovered_from_the_document() {
     let folders = Folders::new();
     folders.write("shop.yaml", shop());
     folders.run();
@@ -378,7 +378,7 @@ fn keys_that_are_lost_are_those_of_the_document() {
 }
 
 #[test]
-fn another_algorithm_is_another_key_beside_the_old() {
+fn another_algorithm_adds_a_key_to_the_old_one() {
     let folders = Folders::new();
     folders.write("shop.yaml", shop());
     folders.run();
@@ -395,13 +395,13 @@ fn the_first_keys_of_two_at_once_are_the_same() {
     let folder = TempDir::new().unwrap();
     let app_id: AppId = "shop".parse().unwrap();
     let make = || KeyDocument::first(&app_id, SigningAlgorithm::ES256, OffsetDateTime::UNIX_EPOCH).unwrap();
-    let one = files::keep_first_keys(folder.path(), make()).unwrap();
-    let other = files::keep_first_keys(folder.path(), make()).unwrap();
+    let one = files::store_first_keys(folder.path(), make()).unwrap();
+    let other = files::store_first_keys(folder.path(), make()).unwrap();
     assert_eq!(one, other);
 }
 
 #[test]
-fn a_document_over_the_limit_is_refused() {
+fn a_document_over_the_limit_is_rejected() {
     let folders = Folders::new();
     let url = |index: usize| format!("https://a.example/{index}/{}", "a".repeat(2000));
     let urls = (0..100).map(url).collect::<Vec<_>>().join(", ");
@@ -423,7 +423,7 @@ fn a_document_over_the_limit_is_refused() {
     folders.write("shop.yaml", text);
     let outcome = folders.run();
     assert_eq!(
-        outcome.refused,
+        outcome.rejected,
         [
             "shop.yaml (document 1): App shop/shop: the rendered document is over 512 KiB; shorten the templates and lists"
         ]
@@ -438,16 +438,16 @@ fn http_is_for_development() {
         "shop.yaml",
         "apiVersion: latchkey.dev/v1alpha1\nkind: Provider\nmetadata: { name: local }\nspec: { oidc: { issuer: \"http://127.0.0.1:5556\", clientID: a, clientSecretRef: { name: a, key: a } } }\n",
     );
-    let refused = folders.run().refused;
+    let refused = folders.run().rejected;
     assert_eq!(refused, ["shop.yaml (document 1): Provider default/local: field spec.oidc.issuer: use https"]);
     let development = ["--base-url", "http://127.0.0.1:8080", "--allow-insecure"];
-    assert_eq!(folders.run_with(&development).refused, [] as [String; 0]);
+    assert_eq!(folders.run_with(&development).rejected, [] as [String; 0]);
     assert!(folders.renderer(&["--base-url", "http://127.0.0.1:8080"]).is_err());
     assert!(folders.renderer(&["--base-url", "auth.example.com"]).is_err());
 }
 
 #[test]
-fn a_folder_that_is_gone_removes_nothing() {
+fn a_missing_folder_removes_nothing() {
     let folders = Folders::new();
     folders.write("shop.yaml", shop());
     let renderer = folders.renderer(&[]).unwrap();
@@ -466,7 +466,7 @@ fn the_examples_are_served_in_development() {
         folders.write(path.file_name().unwrap().to_str().unwrap(), fs::read(&path).unwrap());
     }
     let outcome = folders.run_with(&["--base-url", "http://127.0.0.1:8080", "--allow-insecure"]);
-    assert_eq!((&outcome.refused[..], &outcome.unresolved[..]), (&[][..], &[][..]));
+    assert_eq!((&outcome.rejected[..], &outcome.unresolved[..]), (&[][..], &[][..]));
     let shop = folders.document("shop").unwrap();
     assert_eq!(shop.mail.smtp, RenderedSmtp::Install);
 }
@@ -496,7 +496,7 @@ fn numbered(number: usize, display_name: &str) -> String {
 
 /// How many objects the last run parsed, and how many Apps it validated and rendered.
 fn work(renderer: &Renderer) -> (usize, usize, usize) {
-    (renderer.parsed.made(), renderer.validated.made(), renderer.rendered.made())
+    (renderer.parsed.parsed_count(), renderer.validated.computed(), renderer.rendered.computed())
 }
 
 #[test]
@@ -505,7 +505,7 @@ fn an_edit_renders_what_it_changes_and_nothing_else() {
     let renderer = folders.renderer(&[]).unwrap();
     let run = || renderer.run(OffsetDateTime::UNIX_EPOCH).unwrap();
     let first = run();
-    assert_eq!((first.apps.len(), first.refused.len()), (50, 0), "{first:?}");
+    assert_eq!((first.apps.len(), first.rejected.len()), (50, 0), "{first:?}");
     assert_eq!(work(&renderer), (100, 50, 50));
     folders.write("a7.yaml", numbered(7, "Another"));
     run();
@@ -524,7 +524,7 @@ fn an_edit_renders_what_it_changes_and_nothing_else() {
 }
 
 #[test]
-fn what_an_app_refers_to_is_followed() {
+fn a_change_of_a_referenced_object_is_rendered() {
     let folders = fifty();
     let renderer = folders.renderer(&[]).unwrap();
     let run = || renderer.run(OffsetDateTime::UNIX_EPOCH).unwrap();
@@ -548,18 +548,18 @@ fn what_an_app_refers_to_is_followed() {
 }
 
 #[test]
-fn an_app_on_which_a_step_panics_is_refused_and_the_others_are_rendered() {
+fn an_app_with_a_panicking_step_is_rejected_and_the_others_are_rendered() {
     let folders = Folders::new();
     folders.write("a.yaml", app("shop", "bomb", "{}"));
     folders.write("b.yaml", app("shop", "good", "{}"));
     let mut renderer = folders.renderer(&[]).unwrap();
     renderer.before_validate = |facts| assert!(facts.app.metadata.name.as_deref() != Some("bomb"), "{}", "hush");
     let outcome = renderer.run(OffsetDateTime::UNIX_EPOCH).unwrap();
-    assert_eq!(outcome.refused.len(), 1);
+    assert_eq!(outcome.rejected.len(), 1);
     let start = "a.yaml (document 1): App shop/bomb: the operator failed on this object: a panic at ";
-    assert!(outcome.refused[0].starts_with(start) && !outcome.refused[0].contains("hush"), "{:?}", outcome.refused);
+    assert!(outcome.rejected[0].starts_with(start) && !outcome.rejected[0].contains("hush"), "{:?}", outcome.rejected);
     assert_eq!(folders.documents(), ["good.json"]);
-    // What was served goes on.
+    // The document that was served stays.
     renderer.before_validate = |_| {};
     renderer.run(OffsetDateTime::UNIX_EPOCH).unwrap();
     folders.write("a.yaml", app("shop", "bomb", "{ displayName: Two }"));

@@ -1,4 +1,4 @@
-//! Renders again whenever a manifest changes, until a signal ends it.
+//! Renders again whenever a manifest changes, until a signal stops it.
 
 use std::{
     collections::BTreeMap,
@@ -17,13 +17,13 @@ use tokio::{
 
 use crate::render::{Renderer, now};
 
-/// How long after an event the folder is looked at, so that an editor's several writes are one change.
+/// How long after an event the folder is checked, so that several writes of an editor are one change.
 const DEBOUNCE: Duration = Duration::from_millis(100);
-/// How often the folder is looked at where no event says anything: network file systems send none.
+/// How often the folder is checked without an event: network file systems send none.
 const POLL: Duration = Duration::from_secs(1);
 
-/// What of a file tells that it changed: length and time of the last write.
-type Marks = BTreeMap<PathBuf, (u64, Option<SystemTime>)>;
+/// What shows that a file has changed: its length and the time of the last write.
+type FileStamps = BTreeMap<PathBuf, (u64, Option<SystemTime>)>;
 
 pub(crate) fn run(renderer: &Renderer) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
@@ -34,12 +34,12 @@ async fn watch(renderer: &Renderer) -> anyhow::Result<()> {
     let mut interrupted = signal(SignalKind::interrupt()).context("cannot listen for signals")?;
     let mut terminated = signal(SignalKind::terminate()).context("cannot listen for signals")?;
     let (sender, mut events) = mpsc::channel(1);
-    // Without events (too many watches, for one) the poll alone is enough.
+    // Without events (for example with too many watches) the poll is enough.
     let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-        // Reading is an event too, and ours would wake us for ever.
+        // Reading is also an event, and our own reads would trigger us forever.
         let counts = event.map_or(true, |event| !matches!(event.kind, EventKind::Access(_)));
         if counts {
-            // Full: somebody is being woken already.
+            // Full: a notification is already pending.
             let _already_told = sender.try_send(());
         }
     });
@@ -47,18 +47,18 @@ async fn watch(renderer: &Renderer) -> anyhow::Result<()> {
         let _polled_instead = watcher.watch(&renderer.args.from, RecursiveMode::Recursive);
     }
 
-    let mut seen = marks(&renderer.args.from).ok();
-    // The folder must be there at the start; later it may come and go.
+    let mut seen = file_stamps(&renderer.args.from).ok();
+    // The folder must exist at the start; later it can disappear and come back.
     renderer.run(now())?.print();
     let mut failed = false;
     loop {
         tokio::select! {
             _ = interrupted.recv() => return Ok(()),
             _ = terminated.recv() => return Ok(()),
-            // None: the watcher ended, and only the poll is left.
-            _ = timeout(POLL, wake(&mut events)) => {}
+            // `None`: the watcher ended, and only the poll is left.
+            _ = timeout(POLL, wait_for_event(&mut events)) => {}
         }
-        let marks = marks(&renderer.args.from).ok();
+        let marks = file_stamps(&renderer.args.from).ok();
         if marks == seen && !failed {
             continue;
         }
@@ -67,9 +67,9 @@ async fn watch(renderer: &Renderer) -> anyhow::Result<()> {
             Err(error) => (None, Some(error)),
         };
         seen = marks;
-        // A failure is tried again at each poll, and told once.
+        // A failure is retried at each poll, but reported once.
         if let (Some(error), false) = (&error, failed) {
-            eprintln!("latchkey-operator: {error:#}; what was rendered goes on");
+            eprintln!("latchkey-operator: {error:#}; the rendered documents stay as they are");
         }
         failed = error.is_some();
         if let Some(outcome) = outcome {
@@ -78,7 +78,7 @@ async fn watch(renderer: &Renderer) -> anyhow::Result<()> {
     }
 }
 
-async fn wake(events: &mut mpsc::Receiver<()>) {
+async fn wait_for_event(events: &mut mpsc::Receiver<()>) {
     if events.recv().await.is_none() {
         std::future::pending::<()>().await;
     }
@@ -87,16 +87,16 @@ async fn wake(events: &mut mpsc::Receiver<()>) {
 }
 
 /// The marks of every file below a folder.
-fn marks(folder: &Path) -> io::Result<Marks> {
-    let mut marks = Marks::new();
+fn file_stamps(folder: &Path) -> io::Result<FileStamps> {
+    let mut marks = FileStamps::new();
     let mut open = vec![(folder.to_path_buf(), 0)];
     while let Some((folder, depth)) = open.pop() {
         for entry in fs::read_dir(&folder)? {
             let path = entry?.path();
-            // A file may be gone since it was listed.
+            // A file may be deleted after it was listed.
             let Ok(metadata) = fs::metadata(&path) else { continue };
             if metadata.is_dir() {
-                // Links may go round.
+                // Links can form cycles.
                 if depth < 16 {
                     open.push((path, depth + 1));
                 }
@@ -121,8 +121,8 @@ mod tests {
     const SHOP: &str =
         "apiVersion: latchkey.dev/v1alpha1\nkind: App\nmetadata: { name: shop }\nspec: { displayName: One }\n";
 
-    /// Runs the command over a folder with a shop in it, and beside it what is to be done and seen meanwhile.
-    async fn beside<F: Future<Output = ()>>(scene: impl FnOnce(PathBuf) -> F) {
+    /// Runs the command over a folder with one App, and concurrently what the test does and expects.
+    async fn with_render_running<F: Future<Output = ()>>(scene: impl FnOnce(PathBuf) -> F) {
         let folder = TempDir::new().unwrap();
         let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
         fs::create_dir(path("from")).unwrap();
@@ -141,7 +141,7 @@ mod tests {
         }
     }
 
-    /// Waits as long as a change may take to be live.
+    /// Waits at most as long as a change can take to be live.
     async fn soon(mut holds: impl FnMut() -> bool) {
         let wait = async {
             while !holds() {
@@ -157,7 +157,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_changed_manifest_is_live_within_two_seconds() {
-        beside(|folder| async move {
+        with_render_running(|folder| async move {
             soon(|| says(&folder, "\"One\"")).await;
             fs::write(folder.join("from/shop.yaml"), SHOP.replace("One", "Another")).unwrap();
             soon(|| says(&folder, "\"Another\"")).await;
@@ -167,7 +167,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_edit_among_fifty_apps_is_live_within_two_seconds() {
-        beside(|folder| async move {
+        with_render_running(|folder| async move {
             let number = |number: usize| SHOP.replace("shop", &format!("a{number}"));
             for app in 0..50 {
                 fs::write(folder.join(format!("from/a{app}.yaml")), number(app)).unwrap();
@@ -185,8 +185,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_app_that_comes_or_goes_is_live_within_two_seconds() {
-        beside(|folder| async move {
+    async fn an_added_or_removed_app_is_live_within_two_seconds() {
+        with_render_running(|folder| async move {
             fs::create_dir(folder.join("from/more")).unwrap();
             fs::write(folder.join("from/more/b.yaml"), SHOP.replace("shop", "store")).unwrap();
             soon(|| folder.join("to/store.json").exists()).await;
@@ -198,8 +198,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_goes_on_after_the_folder_was_away() {
-        beside(|folder| async move {
+    async fn rendering_continues_after_the_folder_was_missing() {
+        with_render_running(|folder| async move {
             soon(|| says(&folder, "\"One\"")).await;
             fs::rename(folder.join("from"), folder.join("away")).unwrap();
             sleep(POLL * 2).await;

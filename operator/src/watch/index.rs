@@ -1,4 +1,5 @@
-//! Finds who names something, without a look at everybody: with thousands of Apps each change would be one.
+//! Finds what references an object without scanning all objects: with thousands of Apps, every change would cost a
+//! scan.
 
 use std::{
     collections::BTreeSet,
@@ -12,37 +13,37 @@ use super::Guarded;
 
 /// A namespace and a name in it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Place {
+pub(crate) struct NamespacedName {
     namespace: String,
     name: String,
 }
 
-/// What an App names.
+/// What an App references, and its own appID and namespace.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Named {
+pub(crate) enum Reference {
     AppId(AppId),
     Namespace(String),
-    Provider(Place),
-    Secret(Place),
-    ConfigMap(Place),
+    Provider(NamespacedName),
+    Secret(NamespacedName),
+    ConfigMap(NamespacedName),
 }
 
-/// Who (`V`) names what (`K`).
-pub(crate) struct Index<K, V>(Mutex<BTreeSet<(K, V)>>);
+/// Which objects (`V`) reference what (`K`).
+pub(crate) struct ReferenceIndex<K, V>(Mutex<BTreeSet<(K, V)>>);
 
-// === impl Place ===
+// === impl NamespacedName ===
 
-impl Place {
+impl NamespacedName {
     pub(crate) fn new(namespace: &str, name: &str) -> Self {
         Self { namespace: namespace.to_owned(), name: name.to_owned() }
     }
 
-    fn of(meta: &ObjectMeta) -> Self {
+    fn from_metadata(meta: &ObjectMeta) -> Self {
         let text = |field: &Option<String>| field.clone().unwrap_or_default();
         Self { namespace: text(&meta.namespace), name: text(&meta.name) }
     }
 
-    pub(crate) fn object<K: Resource<DynamicType = ()>>(&self) -> ObjectRef<K> {
+    pub(crate) fn object_ref<K: Resource<DynamicType = ()>>(&self) -> ObjectRef<K> {
         ObjectRef::new(&self.name).within(&self.namespace)
     }
 
@@ -51,40 +52,40 @@ impl Place {
     }
 }
 
-/// Of one that does not decode nothing is known.
-pub(super) fn named_by_app(app: &Guarded<App>) -> BTreeSet<(Named, Place)> {
+/// Nothing is known of an App that does not decode.
+pub(super) fn references_of_app(app: &Guarded<App>) -> BTreeSet<(Reference, NamespacedName)> {
     let Ok(app) = &app.0 else { return BTreeSet::new() };
     let namespace = app.namespace().unwrap_or_default();
-    let at = |name: &str| Place::new(&namespace, name);
+    let at = |name: &str| NamespacedName::new(&namespace, name);
     let mail = &app.spec.mail;
-    let named = (app.app_id().ok().map(Named::AppId).into_iter())
-        .chain([Named::Namespace(namespace.clone())])
-        .chain(app.spec.provider_refs.iter().map(|reference| Named::Provider(at(&reference.name))))
-        .chain(mail.smtp_secret_ref.iter().map(|reference| Named::Secret(at(&reference.name))))
-        .chain(mail.templates_ref.iter().map(|reference| Named::ConfigMap(at(&reference.name))));
-    let place = Place::of(&app.metadata);
+    let named = (app.app_id().ok().map(Reference::AppId).into_iter())
+        .chain([Reference::Namespace(namespace.clone())])
+        .chain(app.spec.provider_refs.iter().map(|reference| Reference::Provider(at(&reference.name))))
+        .chain(mail.smtp_secret_ref.iter().map(|reference| Reference::Secret(at(&reference.name))))
+        .chain(mail.templates_ref.iter().map(|reference| Reference::ConfigMap(at(&reference.name))));
+    let place = NamespacedName::from_metadata(&app.metadata);
     named.map(|named| (named, place.clone())).collect()
 }
 
-/// The Secret that a Provider names.
-pub(super) fn named_by_provider(provider: &Guarded<Provider>) -> BTreeSet<(Place, Place)> {
+/// The Secret that a Provider references.
+pub(super) fn references_of_provider(provider: &Guarded<Provider>) -> BTreeSet<(NamespacedName, NamespacedName)> {
     let Ok(provider) = &provider.0 else { return BTreeSet::new() };
-    let place = Place::of(&provider.metadata);
-    let secret = Place::new(&place.namespace, &provider.spec.client.secret_ref().name);
+    let place = NamespacedName::from_metadata(&provider.metadata);
+    let secret = NamespacedName::new(&place.namespace, &provider.spec.client.secret_ref().name);
     BTreeSet::from([(secret, place)])
 }
 
-// === impl Index ===
+// === impl ReferenceIndex ===
 
-impl<K, V> Default for Index<K, V> {
+impl<K, V> Default for ReferenceIndex<K, V> {
     fn default() -> Self {
         Self(Mutex::default())
     }
 }
 
-impl<K: Ord + Clone, V: Ord + Clone + Default> Index<K, V> {
-    /// What was named before, and what is named now.
-    pub(crate) fn turn(&self, before: &BTreeSet<(K, V)>, now: &BTreeSet<(K, V)>) {
+impl<K: Ord + Clone, V: Ord + Clone + Default> ReferenceIndex<K, V> {
+    /// Replaces the references of one object.
+    pub(crate) fn reindex(&self, before: &BTreeSet<(K, V)>, now: &BTreeSet<(K, V)>) {
         if before == now {
             return;
         }
@@ -95,16 +96,16 @@ impl<K: Ord + Clone, V: Ord + Clone + Default> Index<K, V> {
         all.extend(now.difference(before).cloned());
     }
 
-    /// How many name it.
+    /// How many objects reference it.
     pub(crate) fn count(&self, named: &K) -> usize {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.range((named.clone(), V::default())..).take_while(|(what, _)| what == named).count()
     }
 
-    /// Who names it, in order.
-    pub(crate) fn of(&self, named: &K) -> Vec<V> {
+    /// The objects that reference it, in order.
+    pub(crate) fn get(&self, named: &K) -> Vec<V> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // The default of a name is the empty one, and the first.
+        // The default is the empty name, which sorts first.
         let from = all.range((named.clone(), V::default())..);
         from.take_while(|(what, _)| what == named).map(|(_, who)| who.clone()).collect()
     }
@@ -125,8 +126,8 @@ mod tests {
     }
 
     #[test]
-    fn who_names_something_is_found_until_it_does_not_any_more() {
-        let index = Index::default();
+    fn an_object_is_found_by_a_reference_until_it_drops_it() {
+        let index = ReferenceIndex::default();
         let spec = |secret: &str| {
             json!({
                 "displayName": "Shop", "appID": "shop", "providerRefs": [{ "name": "github" }],
@@ -135,27 +136,27 @@ mod tests {
         };
         let (one, other) = (app("one", &spec("smtp")), app("other", &spec("smtp")));
         for app in [&other, &one] {
-            index.turn(&BTreeSet::new(), &named_by_app(app));
+            index.reindex(&BTreeSet::new(), &references_of_app(app));
         }
-        let both = [Place::new("shop", "one"), Place::new("shop", "other")];
-        let at = |name: &str| Place::new("shop", name);
-        assert_eq!(index.of(&Named::AppId("shop".parse().unwrap())), both);
-        assert_eq!(index.of(&Named::Provider(at("github"))), both);
-        assert_eq!(index.of(&Named::ConfigMap(at("mail"))), both);
-        assert_eq!(index.of(&Named::Secret(at("smtp"))), both);
-        assert!(index.of(&Named::Secret(Place::new("other", "smtp"))).is_empty());
+        let both = [NamespacedName::new("shop", "one"), NamespacedName::new("shop", "other")];
+        let at = |name: &str| NamespacedName::new("shop", name);
+        assert_eq!(index.get(&Reference::AppId("shop".parse().unwrap())), both);
+        assert_eq!(index.get(&Reference::Provider(at("github"))), both);
+        assert_eq!(index.get(&Reference::ConfigMap(at("mail"))), both);
+        assert_eq!(index.get(&Reference::Secret(at("smtp"))), both);
+        assert!(index.get(&Reference::Secret(NamespacedName::new("other", "smtp"))).is_empty());
 
-        index.turn(&named_by_app(&one), &named_by_app(&app("one", &spec("smtp-2"))));
-        assert_eq!(index.of(&Named::Secret(at("smtp"))), both[1..]);
-        assert_eq!(index.of(&Named::Secret(at("smtp-2"))), both[..1]);
-        index.turn(&named_by_app(&other), &BTreeSet::new());
-        assert_eq!(index.of(&Named::AppId("shop".parse().unwrap())), both[..1]);
+        index.reindex(&references_of_app(&one), &references_of_app(&app("one", &spec("smtp-2"))));
+        assert_eq!(index.get(&Reference::Secret(at("smtp"))), both[1..]);
+        assert_eq!(index.get(&Reference::Secret(at("smtp-2"))), both[..1]);
+        index.reindex(&references_of_app(&other), &BTreeSet::new());
+        assert_eq!(index.get(&Reference::AppId("shop".parse().unwrap())), both[..1]);
     }
 
     #[test]
     fn an_app_without_an_app_id_is_found_by_its_name() {
-        let index = Index::default();
-        index.turn(&BTreeSet::new(), &named_by_app(&app("store", &json!({ "displayName": "Shop" }))));
-        assert_eq!(index.of(&Named::AppId("store".parse().unwrap())), [Place::new("shop", "store")]);
+        let index = ReferenceIndex::default();
+        index.reindex(&BTreeSet::new(), &references_of_app(&app("store", &json!({ "displayName": "Shop" }))));
+        assert_eq!(index.get(&Reference::AppId("store".parse().unwrap())), [NamespacedName::new("shop", "store")]);
     }
 }

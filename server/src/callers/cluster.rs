@@ -1,4 +1,4 @@
-//! Keys from the cluster's API server: its issuer's discovery document and its JWKS, kept.
+//! Keys from the cluster's API server: the issuer from its discovery document, and its JWKS, cached.
 
 use std::{
     future::Future,
@@ -14,67 +14,67 @@ use serde::Deserialize;
 use tokio::{sync::Mutex, time::timeout};
 use tracing::{info, warn};
 
-use super::keys::{KeySet, NotKeys};
+use super::keys::{KeySet, KeySetError};
 
-/// A key that the cluster drops is refused within so long.
-const FRESH: Duration = Duration::from_secs(300);
-/// Anybody may make up key ids: one that is not known is asked for at most so often (contract, 5).
-const UNKNOWN_AGAIN: Duration = Duration::from_secs(60);
-/// After a failure: with keys to go on with, and without.
-const RETRY: Duration = Duration::from_secs(30);
-const FIRST_RETRY: Duration = Duration::from_secs(2);
-/// What both answers may take together; a caller waits for them.
-const LIMIT: Duration = Duration::from_secs(3);
+/// How long keys are cached, so the longest time until a key that the cluster drops is refused.
+const CACHE_TTL: Duration = Duration::from_secs(300);
+/// Anybody can invent key ids, so unknown ones cause at most one fetch in this time.
+const UNKNOWN_KEY_INTERVAL: Duration = Duration::from_secs(60);
+/// Delay after a failed fetch: with cached keys, and without.
+const RETRY_DELAY: Duration = Duration::from_secs(30);
+const RETRY_DELAY_WITHOUT_KEYS: Duration = Duration::from_secs(2);
+/// Timeout of both calls together; a caller waits for them.
+const FETCH_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Where the API server says who signs the tokens of ServiceAccounts, and by which keys. It serves both itself, whatever
-/// address the issuer has. Both are open to all ServiceAccounts, by `system:service-account-issuer-discovery`.
-const DISCOVERY: &str = "/.well-known/openid-configuration";
-const JWKS: &str = "/openid/v1/jwks";
+/// The issuer of ServiceAccount tokens and its keys. The API server serves both documents itself, whatever the issuer
+/// URL is. All ServiceAccounts can read them, by the ClusterRole `system:service-account-issuer-discovery`.
+const DISCOVERY_PATH: &str = "/.well-known/openid-configuration";
+const JWKS_PATH: &str = "/openid/v1/jwks";
 
 /// The keys of the cluster that this server runs in.
 pub struct ClusterKeys {
-    source: Box<dyn Source>,
-    known: ArcSwapOption<Known>,
-    /// Held by the one who asks the API server.
-    tries: Mutex<Tries>,
+    source: Box<dyn KeySource>,
+    cached: ArcSwapOption<CachedKeys>,
+    /// Held during a fetch from the API server.
+    limiter: Mutex<FetchLimiter>,
 }
 
-struct Known {
+struct CachedKeys {
     keys: Arc<KeySet>,
-    at: Instant,
+    fetched_at: Instant,
 }
 
 #[derive(Default)]
-struct Tries {
-    /// When keys were last asked for only because a key id was not known.
-    unknown: Option<Instant>,
-    /// When the API server last failed, where it has not answered since.
-    failed: Option<Instant>,
+struct FetchLimiter {
+    /// When keys were last fetched only because of an unknown key id.
+    last_unknown: Option<Instant>,
+    /// When the last fetch failed; `None` if it succeeded.
+    last_failure: Option<Instant>,
 }
 
-/// Why there are no newer keys; the texts can be shown.
+/// Why keys could not be fetched. The texts hold no secrets.
 #[derive(Debug, thiserror::Error)]
-pub enum Failure {
+pub enum FetchError {
     #[error("the API server does not answer")]
-    Silent,
-    #[error("the API server refuses: {0}")]
+    Timeout,
+    #[error("the API server refused the request: {0}")]
     Refused(String),
     #[error("the API server cannot be reached")]
-    Away(#[source] kube::Error),
-    #[error("what the API server says of its issuer cannot be read")]
+    Unreachable(#[source] kube::Error),
+    #[error("the discovery document of the API server cannot be read")]
     Discovery,
-    #[error("what the API server has for keys cannot be used: {0}")]
-    Keys(#[from] NotKeys),
+    #[error("the JWKS of the API server cannot be used: {0}")]
+    Keys(#[from] KeySetError),
 }
 
-type Fetching<'a> = Pin<Box<dyn Future<Output = Result<KeySet, Failure>> + Send + 'a>>;
+type FetchFuture<'a> = Pin<Box<dyn Future<Output = Result<KeySet, FetchError>> + Send + 'a>>;
 
-/// Where keys come from; the API server, outside tests.
-trait Source: Send + Sync {
-    fn fetch(&self) -> Fetching<'_>;
+/// Where keys come from: the API server, except in tests.
+trait KeySource: Send + Sync {
+    fn fetch(&self) -> FetchFuture<'_>;
 }
 
-/// The part of the discovery document that counts.
+/// The field of the discovery document that we use.
 #[derive(Deserialize)]
 struct Discovery {
     issuer: String,
@@ -83,116 +83,119 @@ struct Discovery {
 // === impl ClusterKeys ===
 
 impl ClusterKeys {
-    /// Keys are asked for when they are needed. Needs a running tokio.
-    pub fn of(mut config: kube::Config) -> Result<Self, kube::Error> {
-        config.connect_timeout = Some(LIMIT);
-        config.read_timeout = Some(LIMIT);
-        config.write_timeout = Some(LIMIT);
-        // Else the time for which a connection rested would count.
+    /// Fetches keys on demand. Needs a running Tokio runtime.
+    pub fn new(mut config: kube::Config) -> Result<Self, kube::Error> {
+        config.connect_timeout = Some(FETCH_TIMEOUT);
+        config.read_timeout = Some(FETCH_TIMEOUT);
+        config.write_timeout = Some(FETCH_TIMEOUT);
+        // Otherwise the time for which a connection was idle would count.
         config.reset_reader_on_write = true;
-        Ok(Self::from(Client::try_from(config)?))
+        Ok(Self::with_source(Client::try_from(config)?))
     }
 
-    fn from(source: impl Source + 'static) -> Self {
-        Self { source: Box::new(source), known: ArcSwapOption::empty(), tries: Mutex::default() }
+    fn with_source(source: impl KeySource + 'static) -> Self {
+        Self { source: Box::new(source), cached: ArcSwapOption::empty(), limiter: Mutex::default() }
     }
 
-    /// The keys to judge a token by that names this one; none where they cannot be had, and the token may be good.
+    /// The keys to verify a token with this key id. `None` if they cannot be fetched, so that the token can be valid.
     pub async fn keys(&self, id: &str, now: Instant) -> Option<Arc<KeySet>> {
-        if let Some(known) = &*self.known.load()
+        if let Some(known) = &*self.cached.load()
             && known.is_fresh(now)
-            && known.keys.has(id)
+            && known.keys.contains(id)
         {
             return Some(Arc::clone(&known.keys));
         }
-        let mut tries = match self.tries.try_lock() {
+        let mut tries = match self.limiter.try_lock() {
             Ok(tries) => tries,
-            Err(_) => match self.known.load_full() {
-                // Somebody else is asking; until then the old copy does.
-                Some(known) if known.keys.has(id) => return Some(Arc::clone(&known.keys)),
-                Some(_) | None => self.tries.lock().await,
+            Err(_) => match self.cached.load_full() {
+                // Another task is fetching; until then the cached keys are used.
+                Some(known) if known.keys.contains(id) => return Some(Arc::clone(&known.keys)),
+                Some(_) | None => self.limiter.lock().await,
             },
         };
-        let known = self.known.load_full();
+        let known = self.cached.load_full();
         let only_unknown = known.as_ref().is_some_and(|known| known.is_fresh(now));
-        if only_unknown && known.as_ref().is_some_and(|known| known.keys.has(id)) {
+        if only_unknown && known.as_ref().is_some_and(|known| known.keys.contains(id)) {
             return known.map(|known| Arc::clone(&known.keys));
         }
-        if tries.admit(only_unknown, known.is_some(), now)
-            && let Some(keys) = self.ask(&mut tries, now).await
+        if tries.try_acquire(only_unknown, known.is_some(), now)
+            && let Some(keys) = self.fetch(&mut tries, now).await
         {
             return Some(keys);
         }
-        // Where the API server has answered a short while ago, a key that is not there is none of the cluster's.
-        known.filter(|known| known.keys.has(id) || tries.failed.is_none()).map(|known| Arc::clone(&known.keys))
+        // After a recent successful fetch, a key id that is not in it is not one of the cluster.
+        known
+            .filter(|known| known.keys.contains(id) || tries.last_failure.is_none())
+            .map(|known| Arc::clone(&known.keys))
     }
 
-    async fn ask(&self, tries: &mut Tries, now: Instant) -> Option<Arc<KeySet>> {
-        let fetched = timeout(LIMIT, self.source.fetch()).await.unwrap_or(Err(Failure::Silent));
+    async fn fetch(&self, tries: &mut FetchLimiter, now: Instant) -> Option<Arc<KeySet>> {
+        let fetched = timeout(FETCH_TIMEOUT, self.source.fetch()).await.unwrap_or(Err(FetchError::Timeout));
         match fetched {
             Ok(keys) => {
-                if tries.failed.take().is_some() {
+                if tries.last_failure.take().is_some() {
                     info!("the keys of the cluster's ServiceAccounts can be read again");
                 }
                 let keys = Arc::new(keys);
-                self.known.store(Some(Arc::new(Known { keys: Arc::clone(&keys), at: now })));
+                self.cached.store(Some(Arc::new(CachedKeys { keys: Arc::clone(&keys), fetched_at: now })));
                 Some(keys)
             }
             Err(error) => {
                 warn!(
                     error = &error as &dyn std::error::Error,
-                    known = self.known.load().is_some(),
-                    "the keys of the cluster's ServiceAccounts cannot be read; those that are known go on"
+                    known = self.cached.load().is_some(),
+                    "the keys of the cluster's ServiceAccounts cannot be read; cached keys stay in use"
                 );
-                tries.failed = Some(now);
+                tries.last_failure = Some(now);
                 None
             }
         }
     }
 }
 
-// === impl Known ===
+// === impl CachedKeys ===
 
-impl Known {
+impl CachedKeys {
     fn is_fresh(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.at) < FRESH
+        now.saturating_duration_since(self.fetched_at) < CACHE_TTL
     }
 }
 
-// === impl Tries ===
+// === impl FetchLimiter ===
 
-impl Tries {
-    /// Whether the API server may be asked now.
-    fn admit(&mut self, only_unknown: bool, known: bool, now: Instant) -> bool {
+impl FetchLimiter {
+    /// Whether a fetch is allowed now.
+    fn try_acquire(&mut self, only_unknown: bool, known: bool, now: Instant) -> bool {
         let past = |at: Option<Instant>, pause| at.is_none_or(|at| now.saturating_duration_since(at) >= pause);
         if only_unknown {
-            let admitted = past(self.unknown, UNKNOWN_AGAIN);
+            let admitted = past(self.last_unknown, UNKNOWN_KEY_INTERVAL);
             if admitted {
-                self.unknown = Some(now);
+                self.last_unknown = Some(now);
             }
             return admitted;
         }
-        past(self.failed, if known { RETRY } else { FIRST_RETRY })
+        past(self.last_failure, if known { RETRY_DELAY } else { RETRY_DELAY_WITHOUT_KEYS })
     }
 }
 
-// === impl Source ===
+// === impl KeySource ===
 
-impl Source for Client {
-    fn fetch(&self) -> Fetching<'_> {
+impl KeySource for Client {
+    fn fetch(&self) -> FetchFuture<'_> {
         Box::pin(async move {
-            let discovery = get(self, DISCOVERY).await?;
-            let Discovery { issuer } = serde_json::from_str(&discovery).map_err(|_| Failure::Discovery)?;
-            Ok(KeySet::parse(get(self, JWKS).await?.as_bytes(), Some(issuer))?)
+            let discovery = get(self, DISCOVERY_PATH).await?;
+            let Discovery { issuer } = serde_json::from_str(&discovery).map_err(|_| FetchError::Discovery)?;
+            Ok(KeySet::parse(get(self, JWKS_PATH).await?.as_bytes(), Some(issuer))?)
         })
     }
 }
 
-async fn get(client: &Client, path: &str) -> Result<String, Failure> {
-    let request = Request::get(path).body(Vec::new()).map_err(|error| Failure::Away(kube::Error::HttpError(error)))?;
+async fn get(client: &Client, path: &str) -> Result<String, FetchError> {
+    let request =
+        Request::get(path).body(Vec::new()).map_err(|error| FetchError::Unreachable(kube::Error::HttpError(error)))?;
     client.request_text(request).await.map_err(|error| match error {
-        kube::Error::Api(status) => Failure::Refused(status.message.clone()),
-        error => Failure::Away(error),
+        kube::Error::Api(status) => FetchError::Refused(status.message.clone()),
+        error => FetchError::Unreachable(error),
     })
 }
 
@@ -208,17 +211,17 @@ mod tests {
     use super::*;
     use crate::callers::keys::fixtures::Signer;
 
-    /// An API server that has these keys, or is away.
+    /// An API server that serves these keys, or is unavailable.
     #[derive(Clone, Default)]
-    struct Scripted {
-        ids: Arc<StdMutex<Option<Vec<&'static str>>>>,
-        asked: Arc<AtomicUsize>,
+    struct FakeApiServer {
+        key_ids: Arc<StdMutex<Option<Vec<&'static str>>>>,
+        fetches: Arc<AtomicUsize>,
     }
 
-    impl Source for Scripted {
-        fn fetch(&self) -> Fetching<'_> {
-            self.asked.fetch_add(1, Ordering::Relaxed);
-            let keys = self.ids.lock().unwrap().clone().ok_or(Failure::Silent).and_then(|ids| {
+    impl KeySource for FakeApiServer {
+        fn fetch(&self) -> FetchFuture<'_> {
+            self.fetches.fetch_add(1, Ordering::Relaxed);
+            let keys = self.key_ids.lock().unwrap().clone().ok_or(FetchError::Timeout).and_then(|ids| {
                 let jwks: Vec<_> = ids.into_iter().map(|id| Signer::new(id).jwk()).collect();
                 Ok(KeySet::parse(json!({ "keys": jwks }).to_string().as_bytes(), Some("cluster".to_owned()))?)
             });
@@ -226,78 +229,78 @@ mod tests {
         }
     }
 
-    impl Scripted {
-        fn has(&self, ids: Option<&[&'static str]>) {
-            *self.ids.lock().unwrap() = ids.map(<[_]>::to_vec);
+    impl FakeApiServer {
+        fn set_keys(&self, ids: Option<&[&'static str]>) {
+            *self.key_ids.lock().unwrap() = ids.map(<[_]>::to_vec);
         }
     }
 
-    struct Scene {
-        api: Scripted,
+    struct Fixture {
+        api: FakeApiServer,
         keys: ClusterKeys,
         start: Instant,
     }
 
-    impl Scene {
+    impl Fixture {
         fn new(ids: Option<&[&'static str]>) -> Self {
-            let api = Scripted::default();
-            api.has(ids);
-            Self { keys: ClusterKeys::from(api.clone()), api, start: Instant::now() }
+            let api = FakeApiServer::default();
+            api.set_keys(ids);
+            Self { keys: ClusterKeys::with_source(api.clone()), api, start: Instant::now() }
         }
 
-        /// Whether the key is there (none: it cannot be told), and how often the API server was asked so far.
-        async fn asks(&self, id: &str, seconds: u64) -> (Option<bool>, usize) {
+        /// Whether the key exists (`None`: unknown), and the number of fetches so far.
+        async fn look_up(&self, id: &str, seconds: u64) -> (Option<bool>, usize) {
             let keys = self.keys.keys(id, self.start + Duration::from_secs(seconds)).await;
-            (keys.map(|keys| keys.has(id)), self.api.asked.load(Ordering::Relaxed))
+            (keys.map(|keys| keys.contains(id)), self.api.fetches.load(Ordering::Relaxed))
         }
     }
 
     #[tokio::test]
-    async fn keys_are_kept_and_a_dropped_one_is_refused_after_a_while() {
-        let scene = Scene::new(Some(&["a"]));
-        assert_eq!(scene.asks("a", 0).await, (Some(true), 1));
-        assert_eq!(scene.asks("a", 299).await, (Some(true), 1));
-        scene.api.has(Some(&["b"]));
-        assert_eq!(scene.asks("a", 299).await, (Some(true), 1));
-        assert_eq!(scene.asks("a", 300).await, (Some(false), 2));
+    async fn keys_are_cached_and_a_dropped_one_is_refused_after_five_minutes() {
+        let fixture = Fixture::new(Some(&["a"]));
+        assert_eq!(fixture.look_up("a", 0).await, (Some(true), 1));
+        assert_eq!(fixture.look_up("a", 299).await, (Some(true), 1));
+        fixture.api.set_keys(Some(&["b"]));
+        assert_eq!(fixture.look_up("a", 299).await, (Some(true), 1));
+        assert_eq!(fixture.look_up("a", 300).await, (Some(false), 2));
     }
 
     #[tokio::test]
-    async fn a_new_key_counts_at_once_and_made_up_ones_are_asked_for_once_a_minute() {
-        let scene = Scene::new(Some(&["a"]));
-        assert_eq!(scene.asks("a", 0).await, (Some(true), 1));
-        scene.api.has(Some(&["a", "b"]));
-        assert_eq!(scene.asks("b", 1).await, (Some(true), 2));
+    async fn a_new_key_is_accepted_at_once_and_unknown_ids_cause_one_fetch_per_minute() {
+        let fixture = Fixture::new(Some(&["a"]));
+        assert_eq!(fixture.look_up("a", 0).await, (Some(true), 1));
+        fixture.api.set_keys(Some(&["a", "b"]));
+        assert_eq!(fixture.look_up("b", 1).await, (Some(true), 2));
         for seconds in [2, 30, 60] {
-            assert_eq!(scene.asks("c", seconds).await, (Some(false), 2));
+            assert_eq!(fixture.look_up("c", seconds).await, (Some(false), 2));
         }
-        assert_eq!(scene.asks("c", 61).await, (Some(false), 3));
-        assert_eq!(scene.asks("d", 61).await, (Some(false), 3));
-        assert_eq!(scene.asks("a", 61).await, (Some(true), 3));
+        assert_eq!(fixture.look_up("c", 61).await, (Some(false), 3));
+        assert_eq!(fixture.look_up("d", 61).await, (Some(false), 3));
+        assert_eq!(fixture.look_up("a", 61).await, (Some(true), 3));
     }
 
     #[tokio::test]
-    async fn the_old_copy_goes_on_while_the_api_server_is_away() {
-        let scene = Scene::new(Some(&["a"]));
-        assert_eq!(scene.asks("a", 0).await, (Some(true), 1));
-        scene.api.has(None);
-        assert_eq!(scene.asks("a", 300).await, (Some(true), 2));
-        assert_eq!(scene.asks("a", 329).await, (Some(true), 2), "it is not asked again at each call");
-        assert_eq!(scene.asks("a", 330).await, (Some(true), 3));
-        // It may be a new one.
-        assert_eq!(scene.asks("b", 331).await, (None, 3));
-        assert_eq!(scene.asks("a", 100_000).await, (Some(true), 4));
-        scene.api.has(Some(&["b"]));
-        assert_eq!(scene.asks("b", 100_030).await, (Some(true), 5));
-        assert_eq!(scene.asks("a", 100_031).await, (Some(false), 6));
+    async fn cached_keys_are_used_while_the_api_server_is_unavailable() {
+        let fixture = Fixture::new(Some(&["a"]));
+        assert_eq!(fixture.look_up("a", 0).await, (Some(true), 1));
+        fixture.api.set_keys(None);
+        assert_eq!(fixture.look_up("a", 300).await, (Some(true), 2));
+        assert_eq!(fixture.look_up("a", 329).await, (Some(true), 2), "not every call fetches again");
+        assert_eq!(fixture.look_up("a", 330).await, (Some(true), 3));
+        // It can be a new key.
+        assert_eq!(fixture.look_up("b", 331).await, (None, 3));
+        assert_eq!(fixture.look_up("a", 100_000).await, (Some(true), 4));
+        fixture.api.set_keys(Some(&["b"]));
+        assert_eq!(fixture.look_up("b", 100_030).await, (Some(true), 5));
+        assert_eq!(fixture.look_up("a", 100_031).await, (Some(false), 6));
     }
 
     #[tokio::test]
-    async fn without_any_keys_nobody_can_be_told() {
-        let scene = Scene::new(None);
-        assert_eq!(scene.asks("a", 0).await, (None, 1));
-        assert_eq!(scene.asks("a", 1).await, (None, 1));
-        scene.api.has(Some(&["a"]));
-        assert_eq!(scene.asks("a", 2).await, (Some(true), 2));
+    async fn without_any_keys_no_token_can_be_verified() {
+        let fixture = Fixture::new(None);
+        assert_eq!(fixture.look_up("a", 0).await, (None, 1));
+        assert_eq!(fixture.look_up("a", 1).await, (None, 1));
+        fixture.api.set_keys(Some(&["a"]));
+        assert_eq!(fixture.look_up("a", 2).await, (Some(true), 2));
     }
 }

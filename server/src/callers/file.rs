@@ -1,4 +1,4 @@
-//! Keys from a file, for servers without a cluster.
+//! Keys from a JWKS file, for servers without a cluster.
 
 use std::{
     fs,
@@ -12,30 +12,30 @@ use arc_swap::ArcSwap;
 use tokio::sync::Mutex;
 use tracing::{info, warn};
 
-use super::keys::{KeySet, NotKeys};
+use super::keys::{KeySet, KeySetError};
 
-/// A change of the file counts within so long.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
-/// More than any set of keys has.
-const MAX_FILE: u64 = 1024 * 1024;
+/// How often the file is read again at most.
+const REREAD_INTERVAL: Duration = Duration::from_secs(1);
+/// Larger than any JWKS.
+const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
 /// A JWK Set in a file.
 pub struct FileKeys {
     path: PathBuf,
     keys: ArcSwap<KeySet>,
-    looked: Mutex<Looked>,
+    last_read: Mutex<LastRead>,
 }
 
 /// The file as it was last read.
-struct Looked {
+struct LastRead {
     at: Instant,
-    /// None where it could not be read.
+    /// `None` if it could not be read.
     bytes: Option<Vec<u8>>,
 }
 
-/// The file has no keys to start with.
+/// The file cannot be used at start.
 #[derive(Debug, thiserror::Error)]
-pub enum Unusable {
+pub enum KeyFileError {
     #[error("cannot read {}", .path.display())]
     Unreadable {
         path: PathBuf,
@@ -43,38 +43,39 @@ pub enum Unusable {
         source: io::Error,
     },
     #[error("{} has no keys", .path.display())]
-    NotKeys {
+    Invalid {
         path: PathBuf,
         #[source]
-        source: NotKeys,
+        source: KeySetError,
     },
 }
 
 // === impl FileKeys ===
 
 impl FileKeys {
-    pub(super) fn open(path: PathBuf, now: Instant) -> Result<Self, Unusable> {
-        let bytes = read(&path).map_err(|source| Unusable::Unreadable { path: path.clone(), source })?;
-        let keys = KeySet::parse(&bytes, None).map_err(|source| Unusable::NotKeys { path: path.clone(), source })?;
-        let looked = Mutex::new(Looked { at: now, bytes: Some(bytes) });
-        Ok(Self { path, keys: ArcSwap::from_pointee(keys), looked })
+    pub(super) fn open(path: PathBuf, now: Instant) -> Result<Self, KeyFileError> {
+        let bytes = read(&path).map_err(|source| KeyFileError::Unreadable { path: path.clone(), source })?;
+        let keys =
+            KeySet::parse(&bytes, None).map_err(|source| KeyFileError::Invalid { path: path.clone(), source })?;
+        let looked = Mutex::new(LastRead { at: now, bytes: Some(bytes) });
+        Ok(Self { path, keys: ArcSwap::from_pointee(keys), last_read: looked })
     }
 
-    /// The keys of now; those of before where the file is gone or broken.
+    /// The current keys; the previous ones if the file is missing or invalid.
     pub(super) async fn keys(&self, now: Instant) -> Arc<KeySet> {
-        // Who finds somebody else reading does not wait.
-        if let Ok(mut looked) = self.looked.try_lock()
-            && now.saturating_duration_since(looked.at) >= LOOK_AGAIN
+        // If another task is reading the file, use the previous keys.
+        if let Ok(mut looked) = self.last_read.try_lock()
+            && now.saturating_duration_since(looked.at) >= REREAD_INTERVAL
         {
             looked.at = now;
             let path = self.path.clone();
             let read = tokio::task::spawn_blocking(move || read(&path)).await.unwrap_or_else(|_| Ok(Vec::new()));
-            self.take(&mut looked, read);
+            self.update(&mut looked, read);
         }
         self.keys.load_full()
     }
 
-    fn take(&self, looked: &mut Looked, read: io::Result<Vec<u8>>) {
+    fn update(&self, looked: &mut LastRead, read: io::Result<Vec<u8>>) {
         let path = self.path.display();
         match read {
             Ok(bytes) if looked.bytes.as_deref() == Some(&bytes) => {}
@@ -84,13 +85,13 @@ impl FileKeys {
                         self.keys.store(Arc::new(keys));
                         info!(%path, "the keys of ServiceAccounts were read again");
                     }
-                    Err(error) => warn!(%path, %error, "the file has no keys of ServiceAccounts; those before go on"),
+                    Err(error) => warn!(%path, %error, "the file has no keys; the previous keys stay in use"),
                 }
                 looked.bytes = Some(bytes);
             }
             Err(error) => {
                 if looked.bytes.take().is_some() {
-                    warn!(%path, %error, "the keys of ServiceAccounts cannot be read; those before go on");
+                    warn!(%path, %error, "the keys of ServiceAccounts cannot be read; the previous keys stay in use");
                 }
             }
         }
@@ -99,7 +100,7 @@ impl FileKeys {
 
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    fs::File::open(path)?.take(MAX_FILE).read_to_end(&mut bytes)?;
+    fs::File::open(path)?.take(MAX_FILE_BYTES).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
@@ -111,28 +112,28 @@ mod tests {
     use crate::callers::keys::fixtures::Signer;
 
     #[tokio::test]
-    async fn a_change_of_the_file_counts_and_a_broken_one_does_not() {
+    async fn a_changed_file_is_used_and_an_invalid_one_is_not() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keys.json");
         let jwks = |signer: &Signer| json!({ "keys": [signer.jwk()] }).to_string();
-        assert!(matches!(FileKeys::open(path.clone(), Instant::now()), Err(Unusable::Unreadable { .. })));
+        assert!(matches!(FileKeys::open(path.clone(), Instant::now()), Err(KeyFileError::Unreadable { .. })));
         fs::write(&path, "{}").unwrap();
-        assert!(matches!(FileKeys::open(path.clone(), Instant::now()), Err(Unusable::NotKeys { .. })));
+        assert!(matches!(FileKeys::open(path.clone(), Instant::now()), Err(KeyFileError::Invalid { .. })));
 
         let start = Instant::now();
         let after = |seconds| start + Duration::from_secs(seconds);
         fs::write(&path, jwks(&Signer::new("a"))).unwrap();
         let keys = FileKeys::open(path.clone(), start).unwrap();
         fs::write(&path, jwks(&Signer::new("b"))).unwrap();
-        assert!(keys.keys(start).await.has("a"), "a look a second is enough");
+        assert!(keys.keys(start).await.contains("a"), "the file is read once per second");
         let seen = keys.keys(after(1)).await;
-        assert!(seen.has("b") && !seen.has("a"));
+        assert!(seen.contains("b") && !seen.contains("a"));
         fs::write(&path, "{").unwrap();
-        assert!(keys.keys(after(2)).await.has("b"));
+        assert!(keys.keys(after(2)).await.contains("b"));
         fs::remove_file(&path).unwrap();
-        assert!(keys.keys(after(3)).await.has("b"));
+        assert!(keys.keys(after(3)).await.contains("b"));
         fs::write(&path, jwks(&Signer::new("c"))).unwrap();
         let seen = keys.keys(after(4)).await;
-        assert!(seen.has("c") && !seen.has("b"));
+        assert!(seen.contains("c") && !seen.contains("b"));
     }
 }

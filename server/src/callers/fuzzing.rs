@@ -1,19 +1,19 @@
-//! What fuzz targets and test vectors call: the judge of ServiceAccount tokens.
+//! Entry points for fuzz targets and test vectors: the validation of ServiceAccount tokens.
 
 use time::OffsetDateTime;
 
-use super::{KeySet, Refusal, ServiceAccount};
+use super::{KeySet, ServiceAccount, TokenError};
 
 /// The ServiceAccount of a token.
-pub fn judge(keys: &KeySet, now: OffsetDateTime, token: &str) -> Result<ServiceAccount, Refusal> {
-    let header = jsonwebtoken::decode_header(token).map_err(|_| Refusal::Malformed)?;
-    let id = header.kid.as_deref().ok_or(Refusal::Malformed)?;
-    super::judge(keys, id, header.alg, now, token)
+pub fn validate_token(keys: &KeySet, now: OffsetDateTime, token: &str) -> Result<ServiceAccount, TokenError> {
+    let header = jsonwebtoken::decode_header(token).map_err(|_| TokenError::Malformed)?;
+    let id = header.kid.as_deref().ok_or(TokenError::Malformed)?;
+    super::validate_token(keys, id, header.alg, now, token)
 }
 
-/// Whether a signature over any bytes holds under the key of this id: test vectors sign no tokens.
+/// Whether a signature over any bytes is valid under the key with this id: test vectors do not sign tokens.
 pub fn verifies(keys: &KeySet, id: &str, message: &[u8], signature: &str) -> bool {
     keys.get(id).is_some_and(|key| {
-        jsonwebtoken::crypto::verify(signature, message, &key.decoding, key.algorithm).unwrap_or(false)
+        jsonwebtoken::crypto::verify(signature, message, &key.decoding_key, key.algorithm).unwrap_or(false)
     })
 }

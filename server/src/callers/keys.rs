@@ -12,51 +12,51 @@ use serde_json::Value;
 /// A set of keys, by their ids.
 #[derive(Default)]
 pub struct KeySet {
-    keys: HashMap<String, Key>,
-    /// Of the tokens; none where it is not known.
+    keys: HashMap<String, VerificationKey>,
+    /// The issuer of the tokens, if known.
     issuer: Option<String>,
 }
 
-/// A key, and the one algorithm that it is for.
-pub(super) struct Key {
+/// A key and its algorithm.
+pub(super) struct VerificationKey {
     pub(super) algorithm: Algorithm,
-    pub(super) decoding: DecodingKey,
+    pub(super) decoding_key: DecodingKey,
 }
 
-/// What was read holds no keys.
+/// The document has no usable keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NotKeys {
+pub enum KeySetError {
     #[error("it is not a JWK Set (RFC 7517) at line {line}, column {column}")]
     Malformed { line: usize, column: usize },
-    #[error("it holds no public key that tokens can be checked with")]
+    #[error("it has no public key that can verify tokens")]
     Empty,
 }
 
 #[derive(Deserialize)]
-struct Document {
+struct JwksDocument {
     keys: Vec<Value>,
 }
 
 // === impl KeySet ===
 
 impl KeySet {
-    /// A JWK Set. Keys of kinds that we do not know are passed over (RFC 7517, 5).
-    pub fn parse(jwks: &[u8], issuer: Option<String>) -> Result<Self, NotKeys> {
-        let document: Document = serde_json::from_slice(jwks)
-            .map_err(|error| NotKeys::Malformed { line: error.line(), column: error.column() })?;
-        let keys: HashMap<_, _> = document.keys.into_iter().filter_map(key).collect();
-        if keys.is_empty() { Err(NotKeys::Empty) } else { Ok(Self { keys, issuer }) }
+    /// Reads a JWK Set. Keys of unknown types are ignored (RFC 7517, section 5).
+    pub fn parse(jwks: &[u8], issuer: Option<String>) -> Result<Self, KeySetError> {
+        let document: JwksDocument = serde_json::from_slice(jwks)
+            .map_err(|error| KeySetError::Malformed { line: error.line(), column: error.column() })?;
+        let keys: HashMap<_, _> = document.keys.into_iter().filter_map(parse_key).collect();
+        if keys.is_empty() { Err(KeySetError::Empty) } else { Ok(Self { keys, issuer }) }
     }
 
     pub fn issuer(&self) -> Option<&str> {
         self.issuer.as_deref()
     }
 
-    pub fn has(&self, id: &str) -> bool {
+    pub fn contains(&self, id: &str) -> bool {
         self.keys.contains_key(id)
     }
 
-    pub(super) fn get(&self, id: &str) -> Option<&Key> {
+    pub(super) fn get(&self, id: &str) -> Option<&VerificationKey> {
         self.keys.get(id)
     }
 }
@@ -67,19 +67,19 @@ impl fmt::Debug for KeySet {
     }
 }
 
-fn key(jwk: Value) -> Option<(String, Key)> {
+fn parse_key(jwk: Value) -> Option<(String, VerificationKey)> {
     let jwk: Jwk = serde_json::from_value(jwk).ok()?;
-    let algorithm = algorithm(&jwk)?;
+    let algorithm = algorithm_of(&jwk)?;
     let decoding = DecodingKey::from_jwk(&jwk).ok()?;
-    Some((jwk.common.key_id?, Key { algorithm, decoding }))
+    Some((jwk.common.key_id?, VerificationKey { algorithm, decoding_key: decoding }))
 }
 
-/// That of the key, or the usual one of its kind. Never one of a shared secret.
-fn algorithm(jwk: &Jwk) -> Option<Algorithm> {
+/// The algorithm that the key names, or the default of its type. Never a symmetric algorithm.
+fn algorithm_of(jwk: &Jwk) -> Option<Algorithm> {
     if jwk.common.public_key_use.as_ref().is_some_and(|purpose| *purpose != PublicKeyUse::Signature) {
         return None;
     }
-    let (usual, family): (_, &[Algorithm]) = match &jwk.algorithm {
+    let (default, family): (_, &[Algorithm]) = match &jwk.algorithm {
         AlgorithmParameters::RSA(_) => (Algorithm::RS256, &[Algorithm::RS256, Algorithm::RS384, Algorithm::RS512]),
         AlgorithmParameters::EllipticCurve(curve) => match curve.curve {
             EllipticCurve::P256 => (Algorithm::ES256, &[Algorithm::ES256]),
@@ -87,16 +87,16 @@ fn algorithm(jwk: &Jwk) -> Option<Algorithm> {
             _ => return None,
         },
         AlgorithmParameters::OctetKeyPair(_) => (Algorithm::EdDSA, &[Algorithm::EdDSA]),
-        // A shared secret, or a kind that we do not know.
+        // A symmetric key or an unknown type.
         _ => return None,
     };
     match jwk.common.key_algorithm {
-        None => Some(usual),
+        None => Some(default),
         Some(named) => Algorithm::try_from(named).ok().filter(|named| family.contains(named)),
     }
 }
 
-/// Who signs tokens in tests.
+/// Signs tokens in tests.
 #[cfg(test)]
 pub(super) mod fixtures {
     use aws_lc_rs::{
@@ -117,7 +117,7 @@ pub(super) mod fixtures {
             Self { id, key: EncodingKey::from_ec_der(der.as_ref()) }
         }
 
-        /// As the API server writes it.
+        /// The public key, as the API server writes it.
         pub(in crate::callers) fn jwk(&self) -> Value {
             let mut jwk = json!(Jwk::from_encoding_key(&self.key, Algorithm::ES256).unwrap());
             jwk["kid"] = self.id.into();
@@ -139,12 +139,12 @@ mod tests {
 
     use super::{fixtures::Signer, *};
 
-    fn parse(keys: &Value) -> Result<KeySet, NotKeys> {
+    fn parse(keys: &Value) -> Result<KeySet, KeySetError> {
         KeySet::parse(json!({ "keys": keys }).to_string().as_bytes(), None)
     }
 
     #[test]
-    fn keys_that_cannot_check_a_signature_are_passed_over() {
+    fn keys_that_cannot_verify_a_signature_are_ignored() {
         let good = Signer::new("good").jwk();
         let with = |name: &str, value: &str| {
             let mut key = Signer::new("other").jwk();
@@ -164,20 +164,20 @@ mod tests {
         ]);
         let set = parse(&keys).unwrap();
         assert_eq!(set.keys.keys().collect::<Vec<_>>(), ["good"]);
-        assert!(matches!(parse(&json!([with("use", "enc")])), Err(NotKeys::Empty)));
+        assert!(matches!(parse(&json!([with("use", "enc")])), Err(KeySetError::Empty)));
     }
 
     #[test]
-    fn a_key_without_algorithm_has_the_usual_one_of_its_kind() {
+    fn a_key_without_an_algorithm_uses_the_default_of_its_type() {
         let mut key = Signer::new("a").jwk();
         key.as_object_mut().unwrap().remove("alg");
         assert_eq!(parse(&json!([key])).unwrap().get("a").unwrap().algorithm, Algorithm::ES256);
     }
 
     #[test]
-    fn what_is_no_set_of_keys_is_told_by_place_alone() {
+    fn an_invalid_key_set_is_reported_by_position_only() {
         let error = KeySet::parse(b"{\n \"keys\": \"secret\" }", None).unwrap_err();
-        assert!(matches!(error, NotKeys::Malformed { line: 2, .. }));
+        assert!(matches!(error, KeySetError::Malformed { line: 2, .. }));
         assert!(!error.to_string().contains("secret"), "{error}");
     }
 }

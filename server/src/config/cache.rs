@@ -1,4 +1,4 @@
-//! The last good documents, a file each, from which a restarted container starts without the API server.
+//! A cache of the last valid documents, one file each, from which a restarted container starts without the API server.
 
 use std::{
     fs,
@@ -10,11 +10,11 @@ use std::{
 use latchkey_crds::{rendered::Revision, types::AppId};
 use tracing::warn;
 
-/// Written when a whole set is there: what a first list left unfinished is no set to start from.
-const COMPLETE: &str = "complete";
-const ENDING: &str = "app";
+/// This file marks a complete set: a first list that was interrupted leaves an incomplete one.
+const COMPLETE_MARKER: &str = "complete";
+const EXTENSION: &str = "app";
 
-/// A folder of documents, of which each file leads with its revision. It is to lie in memory: it holds secrets.
+/// A folder of documents; each file starts with the revision. It holds secrets, so it must be memory-backed.
 #[derive(Debug)]
 pub struct Cache {
     folder: PathBuf,
@@ -23,7 +23,7 @@ pub struct Cache {
 /// The folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot use the folder {} (--cache-dir)", .folder.display())]
-pub struct Unusable {
+pub struct CacheError {
     folder: PathBuf,
     #[source]
     source: io::Error,
@@ -32,64 +32,64 @@ pub struct Unusable {
 // === impl Cache ===
 
 impl Cache {
-    pub fn open(folder: PathBuf) -> Result<Self, Unusable> {
+    pub fn open(folder: PathBuf) -> Result<Self, CacheError> {
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder);
         match made.and_then(|()| fs::read_dir(&folder)) {
             Ok(_) => Ok(Self { folder }),
-            Err(source) => Err(Unusable { folder, source }),
+            Err(source) => Err(CacheError { folder, source }),
         }
     }
 
-    /// Whether a whole set was kept.
+    /// Whether the cache holds a complete set.
     pub(super) fn is_complete(&self) -> bool {
-        self.folder.join(COMPLETE).exists()
+        self.folder.join(COMPLETE_MARKER).exists()
     }
 
-    /// What was kept, one at a time; a damaged file is passed over.
+    /// The cached documents, one at a time; damaged files are skipped.
     pub(super) fn documents(&self) -> impl Iterator<Item = (AppId, Vec<u8>)> {
-        self.ids().into_iter().filter_map(|id| match read(&self.path(&id)) {
+        self.ids().into_iter().filter_map(|id| match read_document(&self.path(&id)) {
             Ok(document) => Some((id, document)),
             Err(error) => {
-                warn!(app = %id, error = &error as &dyn std::error::Error, "a kept document is damaged and not used");
+                warn!(app = %id, error = &error as &dyn std::error::Error, "a cached document is damaged and not used");
                 None
             }
         })
     }
 
-    /// Keeps a document in place of the one before it. What cannot be kept is told, and only a restart feels it.
-    pub(super) fn keep(&self, id: &AppId, revision: &Revision, document: &[u8]) {
+    /// Stores a document in place of the previous one. A failure is logged, and only matters for a restart.
+    pub(super) fn store(&self, id: &AppId, revision: &Revision, document: &[u8]) {
         let head = [revision.as_str().as_bytes(), b"\n"].concat();
-        if let Err(error) = replace(&self.path(id), &[&head, document]) {
-            warn!(app = %id, error = &error as &dyn std::error::Error, "a document cannot be kept in --cache-dir");
-            // An older one would come back at a restart.
-            self.forget(id);
+        if let Err(error) = write_atomically(&self.path(id), &[&head, document]) {
+            warn!(app = %id, error = &error as &dyn std::error::Error, "a document cannot be written to --cache-dir");
+            // Otherwise a restart would serve the previous document.
+            self.remove(id);
         }
     }
 
-    pub(super) fn forget(&self, id: &AppId) {
+    pub(super) fn remove(&self, id: &AppId) {
         match fs::remove_file(self.path(id)) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
-                warn!(app = %id, error = &error as &dyn std::error::Error, "a kept document cannot be removed");
+                warn!(app = %id, error = &error as &dyn std::error::Error, "a cached document cannot be removed");
             }
         }
     }
 
-    /// Forgets all that is not wanted any more, and says that the set is whole.
-    pub(super) fn complete(&self, wanted: impl Fn(&AppId) -> bool) {
+    /// Removes the documents that are no longer wanted, and marks the set as complete.
+    pub(super) fn mark_complete(&self, wanted: impl Fn(&AppId) -> bool) {
         for id in self.ids().into_iter().filter(|id| !wanted(id)) {
-            self.forget(&id);
+            self.remove(&id);
         }
         if !self.is_complete()
-            && let Err(error) = replace(&self.folder.join(COMPLETE), &[])
+            && let Err(error) = write_atomically(&self.folder.join(COMPLETE_MARKER), &[])
         {
-            warn!(error = &error as &dyn std::error::Error, "the set of kept documents cannot be marked as whole");
+            warn!(error = &error as &dyn std::error::Error, "the set of cached documents cannot be marked as complete");
         }
     }
 
     fn path(&self, id: &AppId) -> PathBuf {
-        self.folder.join(format!("{id}.{ENDING}"))
+        self.folder.join(format!("{id}.{EXTENSION}"))
     }
 
     fn ids(&self) -> Vec<AppId> {
@@ -102,19 +102,19 @@ impl Cache {
         };
         let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
         paths
-            .filter(|path| path.extension().is_some_and(|ending| ending == ENDING))
-            .filter_map(|path| id(&path))
+            .filter(|path| path.extension().is_some_and(|ending| ending == EXTENSION))
+            .filter_map(|path| app_id_from_path(&path))
             .collect()
     }
 }
 
-fn id(path: &Path) -> Option<AppId> {
+fn app_id_from_path(path: &Path) -> Option<AppId> {
     path.file_stem()?.to_str()?.parse().ok()
 }
 
-fn read(path: &Path) -> io::Result<Vec<u8>> {
+fn read_document(path: &Path) -> io::Result<Vec<u8>> {
     let mut content = fs::read(path)?;
-    let end = content.iter().position(|octet| *octet == b'\n').ok_or(io::ErrorKind::InvalidData)?;
+    let end = content.iter().position(|byte| *byte == b'\n').ok_or(io::ErrorKind::InvalidData)?;
     let document = content.split_off(end + 1);
     if Revision::of(&document).as_str().as_bytes() != &content[..end] {
         return Err(io::ErrorKind::InvalidData.into());
@@ -122,10 +122,10 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(document)
 }
 
-/// Readers see the old content or the new one, whole.
-fn replace(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
+/// Replaces a file atomically.
+fn write_atomically(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
     let new = path.with_extension("new");
-    // One that an earlier process left behind may have another mode.
+    // A file that an earlier process left behind can have another mode.
     if let Err(error) = fs::remove_file(&new)
         && error.kind() != io::ErrorKind::NotFound
     {
@@ -145,27 +145,27 @@ mod tests {
 
     use super::*;
 
-    fn keep(cache: &Cache, id: &str, document: &[u8]) {
-        cache.keep(&id.parse().unwrap(), &Revision::of(document), document);
+    fn store(cache: &Cache, id: &str, document: &[u8]) {
+        cache.store(&id.parse().unwrap(), &Revision::of(document), document);
     }
 
     #[test]
-    fn what_is_kept_comes_back_and_is_for_the_owner_alone() {
+    fn cached_documents_are_read_back_and_readable_only_by_the_owner() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::open(folder.path().join("apps")).unwrap();
-        keep(&cache, "shop", b"first");
-        keep(&cache, "shop", b"second");
+        store(&cache, "shop", b"first");
+        store(&cache, "shop", b"second");
         assert_eq!(cache.documents().collect::<Vec<_>>(), [("shop".parse().unwrap(), b"second".to_vec())]);
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&folder.path().join("apps")), mode(&folder.path().join("apps/shop.app"))), (0o700, 0o600));
     }
 
     #[test]
-    fn a_damaged_file_is_passed_over() {
+    fn a_damaged_file_is_skipped() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::open(folder.path().to_owned()).unwrap();
         for id in ["whole", "cut", "altered", "empty"] {
-            keep(&cache, id, b"a document");
+            store(&cache, id, b"a document");
         }
         let edit = |id: &str, edit: fn(&mut Vec<u8>)| {
             let path = folder.path().join(format!("{id}.app"));
@@ -181,13 +181,13 @@ mod tests {
     }
 
     #[test]
-    fn a_set_is_whole_once_it_was_completed_without_what_is_gone() {
+    fn a_completed_set_is_complete_without_the_removed_documents() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::open(folder.path().to_owned()).unwrap();
-        keep(&cache, "stays", b"a document");
-        keep(&cache, "goes", b"a document");
+        store(&cache, "stays", b"a document");
+        store(&cache, "goes", b"a document");
         assert!(!cache.is_complete());
-        cache.complete(|id| id.as_str() == "stays");
+        cache.mark_complete(|id| id.as_str() == "stays");
         assert!(cache.is_complete());
         assert_eq!(cache.documents().count(), 1);
     }

@@ -1,4 +1,4 @@
-//! Rendered Apps from a directory, `<appID>.json` each, watched for changes.
+//! Rendered Apps from a directory, one `<appID>.json` each, watched for changes.
 
 use std::{
     collections::HashMap,
@@ -10,161 +10,162 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use latchkey_crds::{rendered::MAX_DOCUMENT, types::AppId};
+use latchkey_crds::{rendered::MAX_DOCUMENT_SIZE, types::AppId};
 use notify::{RecommendedWatcher, RecursiveMode, Watcher};
 use tracing::{debug, warn};
 
 use super::Apps;
 
-/// What the file system may fail to tell is found by looking: changes are live within two seconds (design).
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// How often the directory is polled, because file notifications can be missing: a change must be served within two
+/// seconds (specification: Delivery of configuration, Local files).
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The directory cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read the directory of rendered Apps {}", .directory.display())]
-pub struct Unreadable {
+pub struct DirectoryError {
     directory: PathBuf,
     #[source]
     source: io::Error,
 }
 
-/// Ends the watching when dropped.
-pub struct Watching {
-    _stop: mpsc::Sender<Wake>,
+/// Ends the watch when dropped.
+pub struct WatchGuard {
+    _stop: mpsc::Sender<ChangeSignal>,
     _watcher: Option<RecommendedWatcher>,
 }
 
-/// Something may have changed.
-struct Wake;
+/// Something can have changed.
+struct ChangeSignal;
 
-/// What tells one version of a file from another without reading it.
+/// Identifies a version of a file without reading it.
 #[derive(PartialEq, Eq)]
-struct Stamp {
+struct FileVersion {
     modified: Option<SystemTime>,
     length: u64,
     inode: u64,
 }
 
-struct Directory {
+struct DirectorySource {
     path: PathBuf,
     apps: Arc<Apps>,
-    seen: HashMap<AppId, Stamp>,
+    versions: HashMap<AppId, FileVersion>,
 }
 
-/// Loads what is there, then goes on in a thread of its own until the returned value is dropped.
-pub fn watch(path: PathBuf, apps: Arc<Apps>) -> Result<Watching, Unreadable> {
-    let mut directory = Directory { path, apps, seen: HashMap::new() };
-    directory.begin().map_err(|source| Unreadable { directory: directory.path.clone(), source })?;
+/// Loads the documents, then watches them in a separate thread until the returned value is dropped.
+pub fn watch(path: PathBuf, apps: Arc<Apps>) -> Result<WatchGuard, DirectoryError> {
+    let mut directory = DirectorySource { path, apps, versions: HashMap::new() };
+    directory.load_all().map_err(|source| DirectoryError { directory: directory.path.clone(), source })?;
 
-    let (stop, wakes) = mpsc::channel();
-    let watcher = notify_of(&directory.path, stop.clone());
+    let (stop, signals) = mpsc::channel();
+    let watcher = start_notifications(&directory.path, stop.clone());
     thread::Builder::new()
         .name("config-dir".to_owned())
         .spawn(move || {
-            while let Ok(Wake) | Err(mpsc::RecvTimeoutError::Timeout) = wakes.recv_timeout(LOOK_AGAIN) {
-                // Files come in flocks; one look serves them all.
-                while wakes.recv_timeout(Duration::from_millis(20)).is_ok() {}
-                if let Err(error) = directory.look() {
+            while let Ok(ChangeSignal) | Err(mpsc::RecvTimeoutError::Timeout) = signals.recv_timeout(POLL_INTERVAL) {
+                // Files often change together: read them once.
+                while signals.recv_timeout(Duration::from_millis(20)).is_ok() {}
+                if let Err(error) = directory.poll() {
                     warn!(error = &error as &dyn std::error::Error, "the directory of rendered Apps cannot be read");
                 }
             }
         })
-        .expect("the system has room for a thread");
-    Ok(Watching { _stop: stop, _watcher: watcher })
+        .expect("the system can start a thread");
+    Ok(WatchGuard { _stop: stop, _watcher: watcher })
 }
 
-/// Only makes it quicker: without notifications the looks go on.
-fn notify_of(path: &Path, wake: mpsc::Sender<Wake>) -> Option<RecommendedWatcher> {
-    let told = move |event: notify::Result<notify::Event>| {
-        // Reading is an event too: each look would wake the next.
+/// Notifications only make changes visible sooner: without them, polling continues.
+fn start_notifications(path: &Path, signal: mpsc::Sender<ChangeSignal>) -> Option<RecommendedWatcher> {
+    let on_event = move |event: notify::Result<notify::Event>| {
+        // Reading is an event, too: each poll would cause the next.
         if event.map_or(true, |event| !event.kind.is_access()) {
-            // The thread has ended; there is nobody to wake.
-            let _ = wake.send(Wake);
+            // This fails if the thread has ended.
+            let _ = signal.send(ChangeSignal);
         }
     };
-    let watcher = notify::recommended_watcher(told).and_then(|mut watcher| {
+    let watcher = notify::recommended_watcher(on_event).and_then(|mut watcher| {
         watcher.watch(path, RecursiveMode::NonRecursive)?;
         Ok(watcher)
     });
     watcher
         .inspect_err(|error| {
-            debug!(error = error as &dyn std::error::Error, "no file notifications; looking each second")
+            debug!(error = error as &dyn std::error::Error, "no file notifications; polling once per second")
         })
         .ok()
 }
 
-// === impl Directory ===
+// === impl DirectorySource ===
 
-impl Directory {
-    /// Takes in what is there, in one step.
-    fn begin(&mut self) -> io::Result<()> {
+impl DirectorySource {
+    /// Loads the full set in one step.
+    fn load_all(&mut self) -> io::Result<()> {
         let apps = Arc::clone(&self.apps);
-        let mut whole = apps.whole();
-        for (id, path) in self.present()? {
+        let mut sync = apps.start_full_sync();
+        for (id, path) in self.list_files()? {
             match self.read(&id, &path) {
-                Ok(Some(document)) => whole.put(&id, &document),
+                Ok(Some(document)) => sync.put(&id, &document),
                 Ok(None) => {}
-                Err(error) => self.unreadable(&id, &error),
+                Err(error) => self.log_unreadable(&id, &error),
             }
         }
-        whole.commit();
+        sync.commit();
         Ok(())
     }
 
-    fn look(&mut self) -> io::Result<()> {
-        let present = self.present()?;
+    fn poll(&mut self) -> io::Result<()> {
+        let present = self.list_files()?;
         for (id, path) in &present {
             match self.read(id, path) {
                 Ok(Some(document)) => self.apps.put(id, &document),
                 Ok(None) => {}
-                Err(error) => self.unreadable(id, &error),
+                Err(error) => self.log_unreadable(id, &error),
             }
         }
-        for id in self.apps.known().into_iter().filter(|id| !present.contains_key(id)) {
+        for id in self.apps.known_ids().into_iter().filter(|id| !present.contains_key(id)) {
             self.apps.remove(&id);
         }
-        self.seen.retain(|id, _| present.contains_key(id));
+        self.versions.retain(|id, _| present.contains_key(id));
         Ok(())
     }
 
-    fn present(&self) -> io::Result<HashMap<AppId, PathBuf>> {
+    fn list_files(&self) -> io::Result<HashMap<AppId, PathBuf>> {
         let mut present = HashMap::new();
         for entry in fs::read_dir(&self.path)? {
             let path = entry?.path();
-            if let Some(id) = app_of(&path) {
+            if let Some(id) = app_id_from_path(&path) {
                 present.insert(id, path);
             }
         }
         Ok(present)
     }
 
-    /// Tried again at the next look.
-    fn unreadable(&mut self, id: &AppId, error: &io::Error) {
+    /// Logs the error. The next poll reads the file again.
+    fn log_unreadable(&mut self, id: &AppId, error: &io::Error) {
         warn!(
             app = %id,
             error = error as &dyn std::error::Error,
-            "a rendered App cannot be read; what was served before goes on"
+            "a rendered App cannot be read; the previous one stays in service"
         );
-        self.seen.remove(id);
+        self.versions.remove(id);
     }
 
-    /// The document, where it is another than at the last look.
+    /// The document, if the file changed since the last poll.
     fn read(&mut self, id: &AppId, path: &Path) -> io::Result<Option<Vec<u8>>> {
         use std::os::unix::fs::MetadataExt;
         let metadata = fs::metadata(path)?;
-        let stamp = Stamp { modified: metadata.modified().ok(), length: metadata.len(), inode: metadata.ino() };
-        if self.seen.get(id) == Some(&stamp) {
+        let stamp = FileVersion { modified: metadata.modified().ok(), length: metadata.len(), inode: metadata.ino() };
+        if self.versions.get(id) == Some(&stamp) {
             return Ok(None);
         }
-        // One octet more than a document may have is enough to refuse it.
+        // One byte above the maximum is enough to reject it.
         let mut document = Vec::new();
-        fs::File::open(path)?.take(MAX_DOCUMENT as u64 + 1).read_to_end(&mut document)?;
-        self.seen.insert(id.clone(), stamp);
+        fs::File::open(path)?.take(MAX_DOCUMENT_SIZE as u64 + 1).read_to_end(&mut document)?;
+        self.versions.insert(id.clone(), stamp);
         Ok(Some(document))
     }
 }
 
-fn app_of(path: &Path) -> Option<AppId> {
+fn app_id_from_path(path: &Path) -> Option<AppId> {
     if path.extension()? != "json" {
         return None;
     }
@@ -176,23 +177,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reading_wakes_nobody_and_writing_does() {
+    fn reading_causes_no_signal_and_writing_does() {
         let folder = tempfile::TempDir::new().unwrap();
         let file = folder.path().join("shop.json");
         fs::write(&file, "{}").unwrap();
-        let (sender, wakes) = mpsc::channel();
-        let _watcher = notify_of(folder.path(), sender).expect("the system notifies");
+        let (sender, signals) = mpsc::channel();
+        let _watcher = start_notifications(folder.path(), sender).expect("the system notifies");
         for _ in 0..50 {
             fs::read_dir(folder.path()).unwrap().for_each(drop);
             fs::read(&file).unwrap();
         }
         fs::write(&file, "{ }").unwrap();
-        wakes.recv_timeout(Duration::from_secs(60)).expect("writing wakes");
+        signals.recv_timeout(Duration::from_secs(60)).expect("writing wakes the thread");
         let mut more = 0;
-        while wakes.recv_timeout(Duration::from_millis(500)).is_ok() {
+        while signals.recv_timeout(Duration::from_millis(500)).is_ok() {
             more += 1;
         }
-        // A write is two or three events.
+        // A write causes two or three events.
         assert!(more < 10, "{more}");
     }
 }

@@ -1,4 +1,4 @@
-//! Rendered Apps from the Secrets of one namespace: listed by pages, then watched.
+//! Rendered Apps from the Secrets of one namespace: listed in pages, then watched.
 
 use std::{
     pin::pin,
@@ -21,170 +21,171 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::{debug, info, warn};
 
-use super::{Apps, Refused};
+use super::{Apps, RejectError};
 use crate::domain::clock::Env;
 
-/// Of at most 512 KiB each, so 12.5 MiB, which base64 in JSON and the decoded bytes make 30 MiB while a page is read.
-const PAGE: u32 = 25;
-/// After so many seconds the API server ends a watch: one that was dropped silently is unseen no longer than that.
+/// Documents per page. Each has at most 512 KiB, together 12.5 MiB; with base64 in JSON and the decoded bytes, reading
+/// a page needs 30 MiB.
+const PAGE_SIZE: u32 = 25;
+/// Seconds after which the API server ends a watch, so that a silently dropped watch does not go unnoticed for longer.
 const WATCH_SECONDS: u32 = 30;
-/// A silence that no watch has: with a wait and a new connection what was dropped silently is current within 40 s. And
-/// what a page of the list may take.
-const LIMITS: Limits = Limits { silence: Duration::from_secs(33), list: Duration::from_secs(20) };
-const CONNECT: Duration = Duration::from_secs(3);
-const WRITE: Duration = Duration::from_secs(10);
-const FIRST_WAIT: Duration = Duration::from_millis(250);
-const LONGEST_WAIT: Duration = Duration::from_secs(5);
-/// After so long without a failure the waits begin anew.
-const CALM: Duration = Duration::from_secs(60);
+/// `silence`: longer than any watch is silent; with a retry delay and a new connection, a silently dropped watch is
+/// current again within 40 s. `list`: timeout for a page of the list.
+const TIMEOUTS: Timeouts = Timeouts { read: Duration::from_secs(33), list: Duration::from_secs(20) };
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+const MIN_BACKOFF: Duration = Duration::from_millis(250);
+const MAX_BACKOFF: Duration = Duration::from_secs(5);
+/// After this time without a failure, retry delays start again from the first.
+const BACKOFF_RESET: Duration = Duration::from_secs(60);
 
-/// How long is waited for the API server.
+/// Timeouts for the API server.
 #[derive(Clone, Copy)]
-struct Limits {
-    silence: Duration,
+struct Timeouts {
+    read: Duration,
     list: Duration,
 }
 
-/// Ends the watching when dropped.
-pub struct Watching {
+/// Ends the watch when dropped.
+pub struct WatchGuard {
     _stop: DropGuard,
 }
 
-/// The watching cannot begin.
+/// The watch cannot start.
 #[derive(Debug, thiserror::Error)]
-pub enum CannotWatch {
+pub enum WatchError {
     #[error("the client of the API server cannot be made")]
     Client(#[source] kube::Error),
-    #[error("there is no room for the thread that watches")]
+    #[error("the thread that watches cannot be started")]
     Thread(#[source] std::io::Error),
 }
 
-/// Why what is read of the documents stopped; the texts can be shown, they hold no secret.
+/// Why the list or the watch failed. The texts hold no secrets.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-enum Failure {
-    /// The API server's own words, such as those for a permission that is missing.
-    #[error("the API server refuses: {message}")]
+enum ListWatchError {
+    /// The message of the API server, for example about a missing permission.
+    #[error("the API server refused the request: {message}")]
     Refused { code: u16, message: String },
     #[error("the API server cannot be reached")]
-    Away,
+    Unreachable,
     #[error("the API server does not answer")]
-    Silent,
-    #[error("the API server's list has no version to watch from")]
-    NoVersion,
+    Timeout,
+    #[error("the list of the API server has no resourceVersion to watch from")]
+    NoResourceVersion,
 }
 
-struct Source<T> {
+struct SecretWatcher<T> {
     api: Api<Secret>,
     apps: Arc<Apps>,
-    /// Hears that the set is there, or why it is not.
-    told: T,
+    /// Called when the full set was read, or with the reason why it was not.
+    on_result: T,
     env: Env,
-    limits: Limits,
+    timeouts: Timeouts,
     failures: u32,
-    failed: Option<(Instant, Failure)>,
+    last_failure: Option<(Instant, ListWatchError)>,
 }
 
-/// Watches in a thread of its own, so that thousands of documents hold up no request, until the returned value is
-/// dropped. `told` hears when the whole set is there and, before that, why it is not.
-pub fn watch<T>(config: kube::Config, namespace: &str, apps: Arc<Apps>, told: T) -> Result<Watching, CannotWatch>
+/// Watches in a separate thread, so that thousands of documents delay no request, until the returned value is dropped.
+/// `told` is called when the full set was read, and with the reason after each failure.
+pub fn watch<T>(config: kube::Config, namespace: &str, apps: Arc<Apps>, on_result: T) -> Result<WatchGuard, WatchError>
 where
     T: FnMut(Result<(), String>) + Send + 'static,
 {
     let stop = CancellationToken::new();
     let stopped = stop.clone();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(CannotWatch::Thread)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(WatchError::Thread)?;
     let api = {
         let _inside = runtime.enter();
-        api(config, namespace, LIMITS).map_err(CannotWatch::Client)?
+        api(config, namespace, TIMEOUTS).map_err(WatchError::Client)?
     };
     thread::Builder::new()
         .name("kubernetes".to_owned())
         .spawn(move || {
-            let watching = Source::new(api, apps, told, LIMITS).run();
+            let watching = SecretWatcher::new(api, apps, on_result, TIMEOUTS).run();
             runtime.block_on(stopped.run_until_cancelled(watching));
         })
-        .map_err(CannotWatch::Thread)?;
-    Ok(Watching { _stop: stop.drop_guard() })
+        .map_err(WatchError::Thread)?;
+    Ok(WatchGuard { _stop: stop.drop_guard() })
 }
 
-fn api(mut config: kube::Config, namespace: &str, limits: Limits) -> Result<Api<Secret>, kube::Error> {
-    config.connect_timeout = Some(CONNECT);
-    config.write_timeout = Some(WRITE);
-    config.read_timeout = Some(limits.silence);
-    // Else the time for which a connection rested would count.
+fn api(mut config: kube::Config, namespace: &str, timeouts: Timeouts) -> Result<Api<Secret>, kube::Error> {
+    config.connect_timeout = Some(CONNECT_TIMEOUT);
+    config.write_timeout = Some(WRITE_TIMEOUT);
+    config.read_timeout = Some(timeouts.read);
+    // Otherwise the time for which a connection was idle would count.
     config.reset_reader_on_write = true;
     Ok(Api::namespaced(Client::try_from(config)?, namespace))
 }
 
-// === impl Source ===
+// === impl SecretWatcher ===
 
-impl<T: FnMut(Result<(), String>)> Source<T> {
-    fn new(api: Api<Secret>, apps: Arc<Apps>, told: T, limits: Limits) -> Self {
-        Self { api, apps, told, env: Env::system(), limits, failures: 0, failed: None }
+impl<T: FnMut(Result<(), String>)> SecretWatcher<T> {
+    fn new(api: Api<Secret>, apps: Arc<Apps>, on_result: T, timeouts: Timeouts) -> Self {
+        Self { api, apps, on_result, env: Env::system(), timeouts, failures: 0, last_failure: None }
     }
 
     async fn run(mut self) {
         loop {
-            self.follow().await;
+            self.list_and_watch().await;
         }
     }
 
-    /// Lists, then watches, until both must begin anew.
-    async fn follow(&mut self) {
+    /// Lists, then watches, until a new list is needed.
+    async fn list_and_watch(&mut self) {
         let config = watcher::Config::default()
             .fields(&format!("type={RENDERED_APP_TYPE}"))
-            .page_size(PAGE)
+            .page_size(PAGE_SIZE)
             .timeout(WATCH_SECONDS);
         let mut events = pin!(watcher(self.api.clone(), config));
         let apps = Arc::clone(&self.apps);
-        let mut whole = None;
+        let mut sync = None;
         loop {
             let next = events.next();
-            // A watch may be silent, and has its own limit.
-            let next = if whole.is_some() { timeout(self.limits.list, next).await } else { Ok(next.await) };
+            // A watch can be silent, and has its own timeout.
+            let next = if sync.is_some() { timeout(self.timeouts.list, next).await } else { Ok(next.await) };
             let event = match next {
                 Ok(Some(event)) => event,
                 Ok(None) => return,
-                Err(_) => return self.wait(Failure::Silent).await,
+                Err(_) => return self.back_off(ListWatchError::Timeout).await,
             };
             match event {
-                Ok(Event::Init) => whole = Some(apps.whole()),
+                Ok(Event::Init) => sync = Some(apps.start_full_sync()),
                 Ok(Event::InitApply(secret)) => {
-                    if let (Some(whole), Some(id)) = (&mut whole, app_of(&secret)) {
-                        match document(&secret) {
-                            Some(document) => whole.put(&id, document),
-                            None => whole.refuse(&id, Refused::NoDocument),
+                    if let (Some(sync), Some(id)) = (&mut sync, app_id_from_secret(&secret)) {
+                        match document_of(&secret) {
+                            Some(document) => sync.put(&id, document),
+                            None => sync.reject_unreadable(&id, RejectError::NoDocument),
                         }
                     }
                 }
                 Ok(Event::InitDone) => {
-                    if let Some(whole) = whole.take() {
-                        whole.commit();
-                        (self.told)(Ok(()));
+                    if let Some(sync) = sync.take() {
+                        sync.commit();
+                        (self.on_result)(Ok(()));
                     }
-                    self.answered();
+                    self.record_success();
                 }
                 Ok(Event::Apply(secret)) => {
-                    self.answered();
-                    if let Some(id) = app_of(&secret) {
-                        match document(&secret) {
+                    self.record_success();
+                    if let Some(id) = app_id_from_secret(&secret) {
+                        match document_of(&secret) {
                             Some(document) => apps.put(&id, document),
-                            None => apps.refuse(&id, Refused::NoDocument),
+                            None => apps.reject_unreadable(&id, RejectError::NoDocument),
                         }
                     }
                 }
                 Ok(Event::Delete(secret)) => {
-                    self.answered();
-                    if let Some(id) = app_of(&secret) {
+                    self.record_success();
+                    if let Some(id) = app_id_from_secret(&secret) {
                         apps.remove(&id);
                     }
                 }
                 Err(error) => {
-                    let failure = Failure::from(&error);
-                    let anew = failure.needs_a_list();
-                    whole = None;
-                    self.wait(failure).await;
-                    if anew {
+                    let failure = ListWatchError::from(&error);
+                    let needs_list = failure.needs_new_list();
+                    sync = None;
+                    self.back_off(failure).await;
+                    if needs_list {
                         return;
                     }
                 }
@@ -192,83 +193,84 @@ impl<T: FnMut(Result<(), String>)> Source<T> {
         }
     }
 
-    fn answered(&mut self) {
+    fn record_success(&mut self) {
         self.failures = 0;
-        if self.failed.take().is_some() {
+        if self.last_failure.take().is_some() {
             info!("the API server answers again");
         }
     }
 
-    async fn wait(&mut self, failure: Failure) {
-        self.apps.metrics().failed();
-        let told = match self.failed.take() {
-            Some((at, _)) if at.elapsed() > CALM => {
+    async fn back_off(&mut self, failure: ListWatchError) {
+        self.apps.metrics().count_failure();
+        let already_logged = match self.last_failure.take() {
+            Some((at, _)) if at.elapsed() > BACKOFF_RESET => {
                 self.failures = 0;
                 false
             }
             Some((_, known)) => known == failure,
             None => false,
         };
-        if told {
+        if already_logged {
             debug!(error = %failure, "the rendered Apps still cannot be read");
         } else {
-            warn!(error = %failure, "the rendered Apps cannot be read; what is served goes on");
+            warn!(error = %failure, "the rendered Apps cannot be read; the current ones stay in service");
         }
-        (self.told)(Err(failure.to_string()));
-        self.failed = Some((Instant::now(), failure));
-        let delay = delay(self.failures, self.env.unit());
+        (self.on_result)(Err(failure.to_string()));
+        self.last_failure = Some((Instant::now(), failure));
+        let delay = backoff_delay(self.failures, self.env.random_unit());
         self.failures = self.failures.saturating_add(1);
         sleep(delay).await;
     }
 }
 
-/// Half of it is left to chance, so that servers that lost the API server together do not come back together.
-fn delay(failures: u32, unit: f64) -> Duration {
-    FIRST_WAIT.saturating_mul(1 << failures.min(16)).min(LONGEST_WAIT).mul_f64(0.5 + 0.5 * unit.clamp(0.0, 1.0))
+/// Exponential backoff. Half of the delay is random, so that servers that lost the API server together do not return
+/// together.
+fn backoff_delay(failures: u32, unit: f64) -> Duration {
+    MIN_BACKOFF.saturating_mul(1 << failures.min(16)).min(MAX_BACKOFF).mul_f64(0.5 + 0.5 * unit.clamp(0.0, 1.0))
 }
 
-/// The App that a Secret's name stands for.
-fn app_of(secret: &Secret) -> Option<AppId> {
+/// The App that the name of a Secret refers to.
+fn app_id_from_secret(secret: &Secret) -> Option<AppId> {
     let name = secret.metadata.name.as_deref().unwrap_or_default();
     let id = name.strip_prefix("latchkey-app-").and_then(|id| id.parse().ok());
     let id = id.filter(|id| rendered_app_secret(id) == name);
     if id.is_none() {
-        warn!(secret = name, "a Secret with a rendered App has a name that is of no App; it is passed over");
+        warn!(secret = name, "a Secret with a rendered App has a name that refers to no App; it is ignored");
     }
     id
 }
 
-fn document(secret: &Secret) -> Option<&[u8]> {
+fn document_of(secret: &Secret) -> Option<&[u8]> {
     Some(&secret.data.as_ref()?.get(RENDERED_APP_KEY)?.0)
 }
 
-// === impl Failure ===
+// === impl ListWatchError ===
 
-impl Failure {
-    /// Versions that the API server does not have (any more): 410 for an old one, 400 or 504 for one of its future.
-    fn needs_a_list(&self) -> bool {
-        matches!(self, Self::Refused { code: 400 | 410 | 504, .. } | Self::NoVersion)
+impl ListWatchError {
+    /// True for a resourceVersion that the API server does not have: 410 for an old one, 400 or 504 for a future one.
+    fn needs_new_list(&self) -> bool {
+        matches!(self, Self::Refused { code: 400 | 410 | 504, .. } | Self::NoResourceVersion)
     }
 
-    fn of_status(status: &kube::core::Status) -> Self {
+    fn from_status(status: &kube::core::Status) -> Self {
         Self::Refused { code: status.code, message: status.message.clone() }
     }
 }
 
-impl From<&watcher::Error> for Failure {
+impl From<&watcher::Error> for ListWatchError {
     fn from(error: &watcher::Error) -> Self {
         match error {
-            watcher::Error::WatchError(status) => Self::of_status(status),
+            watcher::Error::WatchError(status) => Self::from_status(status),
             watcher::Error::InitialListFailed(kube::Error::Api(status))
             | watcher::Error::WatchStartFailed(kube::Error::Api(status))
-            | watcher::Error::WatchFailed(kube::Error::Api(status)) => Self::of_status(status),
+            | watcher::Error::WatchFailed(kube::Error::Api(status)) => Self::from_status(status),
             watcher::Error::InitialListFailed(error)
             | watcher::Error::WatchStartFailed(error)
             | watcher::Error::WatchFailed(error) => {
                 debug!(error = error as &dyn std::error::Error, "a call of the API server failed");
-                Self::Away
+                Self::Unreachable
             }
-            watcher::Error::NoResourceVersion => Self::NoVersion,
+            watcher::Error::NoResourceVersion => Self::NoResourceVersion,
         }
     }
 }

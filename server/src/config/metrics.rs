@@ -1,4 +1,4 @@
-//! What is measured of the rendered Apps and of where they come from.
+//! Metrics of the rendered Apps and of their source.
 
 use std::sync::atomic::AtomicU64;
 
@@ -8,22 +8,22 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use super::Reason;
+use super::RejectReason;
 use crate::domain::clock::{Clock, SystemClock};
 
-/// Handles to the metrics; clones count together.
+/// Handles to the metrics; clones share the values.
 #[derive(Clone, Debug, Default)]
 pub struct ConfigMetrics {
     apps: Gauge,
-    refused: Family<RefusedLabels, Counter>,
-    listed: Gauge<f64, AtomicU64>,
-    heard: Gauge<f64, AtomicU64>,
+    rejected: Family<RejectedLabels, Counter>,
+    last_list: Gauge<f64, AtomicU64>,
+    last_event: Gauge<f64, AtomicU64>,
     failures: Counter,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RefusedLabels {
-    reason: Reason,
+struct RejectedLabels {
+    reason: RejectReason,
 }
 
 // === impl ConfigMetrics ===
@@ -31,21 +31,21 @@ struct RefusedLabels {
 impl ConfigMetrics {
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
-        // A series that is there from the start: its first increase is seen.
-        for reason in Reason::ALL {
-            drop(metrics.refused.get_or_create(&RefusedLabels { reason }));
+        // Create all series at the start, so that the first increase of each is visible.
+        for reason in RejectReason::ALL {
+            drop(metrics.rejected.get_or_create(&RejectedLabels { reason }));
         }
         registry.register("config_apps", "Apps being served", metrics.apps.clone());
-        registry.register("config_refused", "Documents that were refused, by why", metrics.refused.clone());
+        registry.register("config_refused", "Documents that were rejected, by reason", metrics.rejected.clone());
         registry.register(
             "config_list_timestamp_seconds",
-            "When the whole set of documents was last read",
-            metrics.listed.clone(),
+            "When the full set of documents was last read",
+            metrics.last_list.clone(),
         );
         registry.register(
             "config_event_timestamp_seconds",
-            "When a change of a document was last heard of",
-            metrics.heard.clone(),
+            "When a change of a document was last received",
+            metrics.last_event.clone(),
         );
         registry.register(
             "config_source_failures",
@@ -55,23 +55,23 @@ impl ConfigMetrics {
         metrics
     }
 
-    pub(super) fn apps(&self, count: usize) {
+    pub(super) fn set_apps(&self, count: usize) {
         self.apps.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
-    pub(super) fn refused(&self, reason: Reason) {
-        self.refused.get_or_create(&RefusedLabels { reason }).inc();
+    pub(super) fn count_rejected(&self, reason: RejectReason) {
+        self.rejected.get_or_create(&RejectedLabels { reason }).inc();
     }
 
-    pub(super) fn listed(&self) {
-        self.listed.set(now());
+    pub(super) fn record_list(&self) {
+        self.last_list.set(now());
     }
 
-    pub(super) fn heard(&self) {
-        self.heard.set(now());
+    pub(super) fn record_event(&self) {
+        self.last_event.set(now());
     }
 
-    pub(super) fn failed(&self) {
+    pub(super) fn count_failure(&self) {
         self.failures.inc();
     }
 }
@@ -80,9 +80,9 @@ fn now() -> f64 {
     (SystemClock.now() - time::OffsetDateTime::UNIX_EPOCH).as_seconds_f64()
 }
 
-// === impl Reason ===
+// === impl RejectReason ===
 
-impl EncodeLabelValue for Reason {
+impl EncodeLabelValue for RejectReason {
     fn encode(&self, encoder: &mut LabelValueEncoder) -> Result<(), std::fmt::Error> {
         use std::fmt::Write;
         encoder.write_str(self.as_str())

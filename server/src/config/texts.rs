@@ -1,4 +1,4 @@
-//! Equal texts of documents, held once: many Apps can name one ConfigMap of templates.
+//! Deduplicates equal texts of documents: many Apps can reference the same ConfigMap of templates.
 
 use std::{
     collections::HashMap,
@@ -6,10 +6,10 @@ use std::{
     sync::{Arc, Mutex, PoisonError, Weak},
 };
 
-/// Entries below which texts that are gone are not looked for: 64 KiB of memory.
+/// Below this number of entries there is no sweep: they need 64 KiB of memory.
 const MIN_SWEEP: usize = 1024;
 
-/// The texts of all documents that are held. A text is freed with the last document that has it.
+/// The texts of all documents. A text is freed with the last document that has it.
 #[derive(Default)]
 pub(super) struct SharedTexts {
     hasher: RandomState,
@@ -18,7 +18,7 @@ pub(super) struct SharedTexts {
 
 #[derive(Default)]
 struct KnownTexts {
-    /// By hash; a `Weak` keeps no text, only 40 bytes until the next sweep.
+    /// By hash. A `Weak` keeps no text alive, only 40 bytes until the next sweep.
     texts: HashMap<u64, Vec<Weak<String>>>,
     sweep_at: usize,
 }
@@ -26,7 +26,7 @@ struct KnownTexts {
 // === impl SharedTexts ===
 
 impl SharedTexts {
-    /// Gives the copy of this text that is held already, or remembers this one.
+    /// Returns the shared copy of this text, or registers this one as the shared copy.
     pub(super) fn share(&self, text: Arc<String>) -> Arc<String> {
         let hash = self.hasher.hash_one(&*text);
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -50,8 +50,8 @@ impl SharedTexts {
 // === impl KnownTexts ===
 
 impl KnownTexts {
-    /// Removes the entries of texts that are gone. The next sweep comes when as many were added as are left, so that a
-    /// text costs a constant number of looks.
+    /// Removes the entries of freed texts. The next sweep happens when the number of entries has doubled, so the
+    /// amortized cost per text is constant.
     fn sweep(&mut self) {
         self.texts.retain(|_, same_hash| {
             same_hash.retain(|text| text.strong_count() > 0);
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_texts_are_one_and_others_are_not() {
+    fn equal_texts_are_shared_and_others_are_not() {
         let texts = SharedTexts::default();
         let share = |text: &str| texts.share(Arc::new(text.to_owned()));
         let (one, other, equal) = (share("one"), share("other"), share("one"));

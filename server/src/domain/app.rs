@@ -1,4 +1,4 @@
-//! An App as requests see it: its document, and its keys ready for use.
+//! An App as requests see it: its rendered document and its parsed keys.
 
 use latchkey_crds::{
     rendered::{LimitName, RenderedApp, Revision, Window},
@@ -7,22 +7,22 @@ use latchkey_crds::{
 
 use super::{
     email::Email,
-    keys::{KeyError, Keys},
+    keys::{AppKeys, KeyError},
 };
 
-/// A loaded App; immutable, replaced whole when its document changes.
+/// A loaded App. Immutable: a new document replaces the whole value.
 #[derive(Debug)]
 pub struct App {
     pub doc: RenderedApp,
     pub revision: Revision,
-    pub keys: Keys,
+    pub keys: AppKeys,
 }
 
 // === impl App ===
 
 impl App {
     pub fn new(doc: RenderedApp, revision: Revision) -> Result<Self, KeyError> {
-        let keys = Keys::new(&doc)?;
+        let keys = AppKeys::new(&doc)?;
         Ok(Self { doc, revision, keys })
     }
 
@@ -30,7 +30,7 @@ impl App {
         &self.doc.app_id
     }
 
-    /// Windows of a limit; an older document may lack a newer limit, which then has its default.
+    /// The windows of a rate limit. A document of an older operator may lack a newer limit; the default then applies.
     pub fn windows(&self, limit: LimitName) -> Vec<Window> {
         match self.doc.limits.get(&limit) {
             Some(windows) => windows.clone(),
@@ -38,8 +38,8 @@ impl App {
         }
     }
 
-    /// Whether addresses of this domain may come in.
-    pub fn allows(&self, email: &Email) -> bool {
+    /// Whether the App accepts addresses of this domain.
+    pub fn allows_email_domain(&self, email: &Email) -> bool {
         let allowed = &self.doc.allowed_email_domains;
         allowed.is_empty() || allowed.iter().any(|domain| domain.as_str() == email.domain())
     }

@@ -1,4 +1,4 @@
-//! What is written down of accounts: events, one row each, and refusals, counted together.
+//! The audit log: one row per event, and one row for many refusals.
 
 use std::net::IpAddr;
 
@@ -8,23 +8,23 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
-    client::{Caller, ClientAddress},
+    client::{ClientAddress, ClientInfo},
     clock::Env,
     email::AccountKey,
     session::{Amr, SessionId},
     user::UserId,
 };
 
-/// What happened. The name is a row's kind; docs/audit.md has a line for each.
+/// What happened. The name is the kind of the row; docs/audit.md lists all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EventKind {
     Registered,
-    /// Somebody registered the address of the account again.
+    /// Somebody registered the account's address again.
     RegisteredAgain,
-    /// The signed-in user asked for the confirmation code again.
+    /// The logged-in user requested the confirmation code again.
     ConfirmationRequested,
     Confirmed,
-    /// A session was opened; the detail says how the user showed who they are.
+    /// A session was opened; the detail says how the user authenticated.
     LoggedIn,
     LoggedOut,
     PasswordResetRequested,
@@ -33,34 +33,34 @@ pub enum EventKind {
     AddressChangeRequested,
     AddressChanged,
     Renamed,
-    /// One session was ended from a list, or its token was revoked; the detail names it.
+    /// One session was ended from the list, or its token was revoked; the detail names it.
     SessionEnded,
-    /// All others were ended at once.
+    /// All other sessions were ended at once.
     SessionsEnded,
-    /// A refresh token came once more, long after its grace time.
+    /// The previous refresh token was used after its grace period.
     RefreshLate,
-    /// A refresh token came that only a thief or a victim can have; the session was ended.
+    /// A refresh token older than the previous one was used, or the previous one late too often; the session was ended.
     RefreshStolen,
     IdentityLinked,
     IdentityUnlinked,
     UserDeleted,
-    /// The account was deleted by the upkeep: its address was not verified in time.
+    /// The account was deleted because its address was not verified in time.
     UserExpired,
-    LogInRefused,
-    LogInLimited,
+    LoginRefused,
+    LoginLimited,
     PasswordCheckRefused,
     PasswordResetRefused,
 }
 
-/// What was refused to somebody who named an account. Written as one row per account, client address and quarter of an
+/// A refused attempt on an account. One row counts the refusals of an account and a client address in a quarter of an
 /// hour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RefusalKind {
-    /// The password was wrong, or its user may not log in.
-    LogIn,
-    /// A limit was reached before the password was looked at.
-    LogInLimit,
-    /// A signed-in user's password was wrong where it is asked for again.
+    /// The password was wrong, or its user cannot log in.
+    Login,
+    /// A rate limit was reached before the password was checked.
+    LoginLimit,
+    /// A logged-in user sent a wrong password where the password is required again.
     PasswordCheck,
     /// The code of a reset was wrong.
     PasswordReset,
@@ -71,28 +71,28 @@ pub enum RefusalKind {
 pub struct Event {
     pub id: Uuid,
     pub kind: EventKind,
-    /// None: nothing is written. So an address without an account costs what one with an account does.
+    /// `None`: nothing is written. So an address without an account costs the same as one with an account.
     pub user: Option<UserId>,
-    /// By which session it was done, or the one that it opened.
+    /// The session that did it, or that was opened.
     pub session: Option<SessionId>,
     pub ip: Option<IpAddr>,
     pub at: OffsetDateTime,
     pub detail: Detail,
 }
 
-/// What else there is to say of an event. Closed: nothing that a caller wrote, no address, no secret.
+/// More about an event. A closed set of values: no text of a client, no address, no secret.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Detail {
-    /// How the user showed who they are.
+    /// How the user authenticated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub amr: Option<Amr>,
     /// The Provider's name in the App.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub provider: Option<ProviderName>,
-    /// The session that was ended, where another ended it.
+    /// The session that was ended, if another session ended it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended: Option<SessionId>,
-    /// How many were ended at once.
+    /// The number of sessions that were ended at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sessions: Option<usize>,
 }
@@ -101,22 +101,22 @@ pub struct Detail {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     pub kind: RefusalKind,
-    /// The account that was named, whether there is one or not.
+    /// The account that the client named, whether it exists or not.
     pub account: Option<AccountKey>,
-    /// Where the account was looked up, and is there.
+    /// Set if the account was looked up and exists.
     pub user: Option<UserId>,
     pub client: ClientAddress,
 }
 
-/// An event as its user may see it.
+/// An event, as its user sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Activity {
+pub struct ActivityEntry {
     pub at: OffsetDateTime,
     pub kind: EventKind,
-    /// Of refusals an IPv6 client address is its /64.
+    /// For refusals, an IPv6 client address is its /64.
     pub ip: Option<String>,
     pub session: Option<SessionId>,
-    /// How many refusals the row tells of; 1 for what is no refusal.
+    /// The number of refusals in the row; 1 for an event.
     pub count: u64,
 }
 
@@ -144,8 +144,8 @@ impl EventKind {
         Self::IdentityUnlinked,
         Self::UserDeleted,
         Self::UserExpired,
-        Self::LogInRefused,
-        Self::LogInLimited,
+        Self::LoginRefused,
+        Self::LoginLimited,
         Self::PasswordCheckRefused,
         Self::PasswordResetRefused,
     ];
@@ -172,15 +172,15 @@ impl EventKind {
             Self::IdentityUnlinked => "identity_unlinked",
             Self::UserDeleted => "user_deleted",
             Self::UserExpired => "user_expired",
-            Self::LogInRefused => "login_refused",
-            Self::LogInLimited => "login_limited",
+            Self::LoginRefused => "login_refused",
+            Self::LoginLimited => "login_limited",
             Self::PasswordCheckRefused => "password_check_refused",
             Self::PasswordResetRefused => "password_reset_refused",
         }
     }
 
-    /// The kind of that name; none where a newer server wrote it.
-    pub fn named(name: &str) -> Option<Self> {
+    /// The kind with that name. `None` if a newer server wrote it.
+    pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.as_str() == name)
     }
 }
@@ -188,13 +188,13 @@ impl EventKind {
 // === impl RefusalKind ===
 
 impl RefusalKind {
-    pub const ALL: [Self; 4] = [Self::LogIn, Self::LogInLimit, Self::PasswordCheck, Self::PasswordReset];
+    pub const ALL: [Self; 4] = [Self::Login, Self::LoginLimit, Self::PasswordCheck, Self::PasswordReset];
 
-    /// As what it is written down.
-    pub const fn event(self) -> EventKind {
+    /// The kind of the row for these refusals.
+    pub const fn event_kind(self) -> EventKind {
         match self {
-            Self::LogIn => EventKind::LogInRefused,
-            Self::LogInLimit => EventKind::LogInLimited,
+            Self::Login => EventKind::LoginRefused,
+            Self::LoginLimit => EventKind::LoginLimited,
             Self::PasswordCheck => EventKind::PasswordCheckRefused,
             Self::PasswordReset => EventKind::PasswordResetRefused,
         }
@@ -204,10 +204,10 @@ impl RefusalKind {
 // === impl Event ===
 
 impl Event {
-    /// An event of this moment, at the request of this caller. Without a user it costs the same and leaves no row.
-    pub fn new(env: &Env, caller: &Caller, kind: EventKind, user: impl Into<Option<UserId>>) -> Self {
+    /// An event at this time, caused by this client. Without a user it costs the same and writes no row.
+    pub fn new(env: &Env, caller: &ClientInfo, kind: EventKind, user: impl Into<Option<UserId>>) -> Self {
         Self {
-            id: env.uuid(),
+            id: env.new_uuid(),
             kind,
             user: user.into(),
             session: None,
@@ -223,7 +223,7 @@ impl Event {
     }
 
     #[must_use]
-    pub fn with(self, detail: Detail) -> Self {
+    pub fn with_detail(self, detail: Detail) -> Self {
         Self { detail, ..self }
     }
 }
@@ -231,23 +231,23 @@ impl Event {
 // === impl Refusal ===
 
 impl Refusal {
-    pub fn new(kind: RefusalKind, caller: &Caller, account: Option<AccountKey>, user: Option<UserId>) -> Self {
-        Self { kind, account, user, client: caller.address() }
+    pub fn new(kind: RefusalKind, caller: &ClientInfo, account: Option<AccountKey>, user: Option<UserId>) -> Self {
+        Self { kind, account, user, client: caller.client_address() }
     }
 }
 
 // === impl Detail ===
 
 impl Detail {
-    pub fn amr(amr: Amr) -> Self {
+    pub fn from_amr(amr: Amr) -> Self {
         Self { amr: Some(amr), ..Self::default() }
     }
 
-    pub fn ended(session: SessionId) -> Self {
+    pub fn from_ended_session(session: SessionId) -> Self {
         Self { ended: Some(session), ..Self::default() }
     }
 
-    pub fn sessions(ended: usize) -> Self {
+    pub fn from_session_count(ended: usize) -> Self {
         Self { sessions: Some(ended), ..Self::default() }
     }
 
@@ -266,16 +266,16 @@ mod tests {
         for kind in EventKind::ALL {
             let name = kind.as_str();
             assert_eq!(page.lines().filter(|line| line.starts_with(&format!("| `{name}` |"))).count(), 1, "{name}");
-            assert_eq!(EventKind::named(name), Some(kind));
+            assert_eq!(EventKind::from_name(name), Some(kind));
         }
-        assert_eq!(EventKind::named("of_tomorrow"), None);
+        assert_eq!(EventKind::from_name("of_tomorrow"), None);
     }
 
     #[test]
-    fn a_detail_says_only_what_there_is() {
+    fn a_detail_contains_only_set_fields() {
         let text = |detail: Detail| serde_json::to_string(&detail).unwrap();
-        assert_eq!(text(Detail::amr(Amr::Federated)), r#"{"amr":"fed"}"#);
-        assert_eq!(text(Detail::sessions(3)), r#"{"sessions":3}"#);
-        assert!(Detail::default().is_empty() && !Detail::sessions(0).is_empty());
+        assert_eq!(text(Detail::from_amr(Amr::Federated)), r#"{"amr":"fed"}"#);
+        assert_eq!(text(Detail::from_session_count(3)), r#"{"sessions":3}"#);
+        assert!(Detail::default().is_empty() && !Detail::from_session_count(0).is_empty());
     }
 }

@@ -1,18 +1,18 @@
-//! Who calls, as far as the network tells: the client address.
+//! The HTTP client of a request, as far as the network identifies it.
 
 use std::{
     fmt,
     net::{IpAddr, Ipv6Addr},
 };
 
-/// A client address as limits see it: an IPv4 address, or the /64 of an IPv6 address (contract, preface).
+/// A client address as rate limits count it: an IPv4 address, or the /64 of an IPv6 address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClientAddress(IpAddr);
 
-/// The one who calls.
+/// The HTTP client of a request.
 #[derive(Clone, Debug)]
-pub struct Caller {
-    /// The whole address, for the owner's list of sessions.
+pub struct ClientInfo {
+    /// The full address, for the user's list of sessions.
     pub ip: IpAddr,
     pub user_agent: Option<String>,
 }
@@ -20,18 +20,18 @@ pub struct Caller {
 // === impl ClientAddress ===
 
 impl ClientAddress {
-    pub fn of(ip: IpAddr) -> Self {
+    pub fn from_ip(ip: IpAddr) -> Self {
         match ip.to_canonical() {
             IpAddr::V4(v4) => Self(IpAddr::V4(v4)),
             IpAddr::V6(v6) => Self(IpAddr::V6(masked(v6, 64))),
         }
     }
 
-    /// The /48 of an IPv6 address, which has limits of its own (contract, 7).
-    pub fn site(self) -> Option<Site> {
+    /// The /48 of an IPv6 address, which has rate limits of its own (specification: Limits, Rate limits).
+    pub fn ipv6_site(self) -> Option<Ipv6Site> {
         match self.0 {
             IpAddr::V4(_) => None,
-            IpAddr::V6(v6) => Some(Site(masked(v6, 48))),
+            IpAddr::V6(v6) => Some(Ipv6Site(masked(v6, 48))),
         }
     }
 }
@@ -47,9 +47,9 @@ impl fmt::Display for ClientAddress {
 
 /// An IPv6 /48.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Site(Ipv6Addr);
+pub struct Ipv6Site(Ipv6Addr);
 
-impl fmt::Display for Site {
+impl fmt::Display for Ipv6Site {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/48", self.0)
     }
@@ -59,11 +59,11 @@ fn masked(address: Ipv6Addr, bits: u32) -> Ipv6Addr {
     Ipv6Addr::from_bits(address.to_bits() & (u128::MAX << (128 - bits)))
 }
 
-// === impl Caller ===
+// === impl ClientInfo ===
 
-impl Caller {
-    pub fn address(&self) -> ClientAddress {
-        ClientAddress::of(self.ip)
+impl ClientInfo {
+    pub fn client_address(&self) -> ClientAddress {
+        ClientAddress::from_ip(self.ip)
     }
 }
 
@@ -73,11 +73,11 @@ mod tests {
 
     #[test]
     fn an_ipv6_address_counts_by_its_64() {
-        let of = |text: &str| ClientAddress::of(text.parse().unwrap());
+        let of = |text: &str| ClientAddress::from_ip(text.parse().unwrap());
         assert_eq!(of("2001:db8:1:2::1"), of("2001:db8:1:2:ffff::9"));
         assert_ne!(of("2001:db8:1:2::1"), of("2001:db8:1:3::1"));
-        assert_eq!(of("2001:db8:1:2::1").site(), of("2001:db8:1:3::1").site());
-        assert_ne!(of("2001:db8:1::1").site(), of("2001:db8:2::1").site());
+        assert_eq!(of("2001:db8:1:2::1").ipv6_site(), of("2001:db8:1:3::1").ipv6_site());
+        assert_ne!(of("2001:db8:1::1").ipv6_site(), of("2001:db8:2::1").ipv6_site());
         assert_eq!(of("::ffff:192.0.2.1"), of("192.0.2.1"));
     }
 }

@@ -1,9 +1,9 @@
-//! Time and randomness, which the rules take as arguments.
+//! Time and randomness. The rules take them as arguments.
 
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use time::OffsetDateTime;
 
-/// Tells the time.
+/// A source of the current time.
 pub trait Clock: Send + Sync {
     fn now(&self) -> OffsetDateTime;
 }
@@ -19,7 +19,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// The two sources of what no input determines.
+/// The two sources of non-determinism.
 pub struct Env {
     pub clock: Box<dyn Clock>,
     pub random: Box<dyn SecureRandom + Send + Sync>,
@@ -28,7 +28,7 @@ pub struct Env {
 // === impl Env ===
 
 impl Env {
-    /// The machine's own clock and random numbers.
+    /// The clock and the random number generator of the machine.
     pub fn system() -> Self {
         Self { clock: Box::new(SystemClock), random: Box::new(SystemRandom::new()) }
     }
@@ -37,21 +37,21 @@ impl Env {
         self.clock.now()
     }
 
-    /// Random octets; they cannot fail to come on the systems that the server runs on.
-    pub fn random<const N: usize>(&self) -> [u8; N] {
+    /// Random bytes. The system's generator cannot fail on the systems that the server runs on.
+    pub fn random_bytes<const N: usize>(&self) -> [u8; N] {
         let mut bytes = [0; N];
-        self.random.fill(&mut bytes).expect("the system's random number generator answers");
+        self.random.fill(&mut bytes).expect("the system's random number generator works");
         bytes
     }
 
-    /// A number from 0 to 1, both included, to spread waits with.
-    pub fn unit(&self) -> f64 {
-        f64::from(u16::from_ne_bytes(self.random())) / f64::from(u16::MAX)
+    /// A random number from 0 to 1, both included, to spread waiting times.
+    pub fn random_unit(&self) -> f64 {
+        f64::from(u16::from_ne_bytes(self.random_bytes())) / f64::from(u16::MAX)
     }
 
-    /// A new identifier: UUIDv7 (RFC 9562, 5.7), so that rows made one after the other lie side by side.
-    pub fn uuid(&self) -> uuid::Uuid {
+    /// A new UUIDv7 (RFC 9562, 5.7): rows that are made one after the other are stored next to each other.
+    pub fn new_uuid(&self) -> uuid::Uuid {
         let millis = self.now().unix_timestamp_nanos() / 1_000_000;
-        uuid::Builder::from_unix_timestamp_millis(u64::try_from(millis).unwrap_or(0), &self.random()).into_uuid()
+        uuid::Builder::from_unix_timestamp_millis(u64::try_from(millis).unwrap_or(0), &self.random_bytes()).into_uuid()
     }
 }

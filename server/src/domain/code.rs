@@ -1,4 +1,4 @@
-//! Codes that are mailed: ten symbols of Crockford base32, kept only as an HMAC.
+//! Codes that are sent by email: ten symbols of Crockford base32, stored only as an HMAC.
 
 use std::fmt;
 
@@ -10,47 +10,48 @@ use serde::{Deserialize, Serialize};
 use super::{
     app::App,
     clock::Env,
-    keys::Hmac,
+    keys::DerivedHmacKeys,
     user::{Epoch, UserId},
 };
 
-/// 50 bits (contract, 2): at the limit of ten wrong codes a minute nobody lives to guess one.
-const SYMBOLS: usize = 10;
+/// 50 bits: at the default limit of ten wrong codes per minute nobody can guess one (specification: Sessions and
+/// tokens, Codes).
+const CODE_SYMBOLS: usize = 10;
 /// Crockford's alphabet: no I, L, O or U.
 const ALPHABET: &[u8; 32] = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ";
 
-/// A code in clear, in normal form: upper case, no hyphen. Never printed or stored; `shown` is for the mail.
+/// A code in clear text and normal form: upper case, no hyphen. Never printed or stored; only the mail shows it.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Code([u8; SYMBOLS]);
+pub struct Code([u8; CODE_SYMBOLS]);
 
-/// The input has not the form of a code; to the caller that is a wrong code like any other.
+/// The input does not have the format of a code. To the client it is a wrong code like any other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("is not a code")]
-pub struct NotACode;
+pub struct MalformedCode;
 
-/// Under what a code is kept: its HMAC-SHA-256 with a key of the App.
+/// The key under which a code is stored: its HMAC-SHA-256 under a key of the App.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CodeKey(String);
 
 /// What a code is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Purpose {
+pub enum CodePurpose {
     /// The account's own address.
     Confirm,
-    /// An address that is to replace the account's.
+    /// A new address for the account.
     Change,
     /// A new password.
     Reset,
 }
 
-/// What is kept of a code.
+/// What is stored of a code.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CodeRecord {
     pub user: UserId,
-    pub purpose: Purpose,
-    /// The user's epoch when the code was made; a raised epoch makes the code dead wherever it is still kept.
+    pub purpose: CodePurpose,
+    /// The user's epoch when the code was made. A raised epoch invalidates the code wherever it is still stored.
     pub epoch: Epoch,
-    /// The canonical address it was sent to.
+    /// The canonical address to which the code was sent.
     pub address: String,
     /// Unix seconds.
     pub expires_at: i64,
@@ -60,12 +61,12 @@ pub struct CodeRecord {
 
 impl Code {
     pub fn generate(env: &Env) -> Self {
-        Self(env.random::<SYMBOLS>().map(|byte| ALPHABET[usize::from(byte & 31)]))
+        Self(env.random_bytes::<CODE_SYMBOLS>().map(|byte| ALPHABET[usize::from(byte & 31)]))
     }
 
-    /// Case, hyphens and white space do not matter; O is 0, I and L are 1.
-    pub fn parse(input: &str) -> Result<Self, NotACode> {
-        let mut symbols = [0; SYMBOLS];
+    /// Reads a code as users type it: case, hyphens and white space do not matter; O is 0, I and L are 1.
+    pub fn parse(input: &str) -> Result<Self, MalformedCode> {
+        let mut symbols = [0; CODE_SYMBOLS];
         let mut length = 0;
         for symbol in input.chars().filter(|symbol| *symbol != '-' && !symbol.is_whitespace()) {
             let symbol = match symbol.to_ascii_uppercase() {
@@ -73,20 +74,20 @@ impl Code {
                 'I' | 'L' => '1',
                 other => other,
             };
-            let byte = u8::try_from(symbol).ok().filter(|byte| ALPHABET.contains(byte)).ok_or(NotACode)?;
-            *symbols.get_mut(length).ok_or(NotACode)? = byte;
+            let byte = u8::try_from(symbol).ok().filter(|byte| ALPHABET.contains(byte)).ok_or(MalformedCode)?;
+            *symbols.get_mut(length).ok_or(MalformedCode)? = byte;
             length += 1;
         }
-        if length == SYMBOLS { Ok(Self(symbols)) } else { Err(NotACode) }
+        if length == CODE_SYMBOLS { Ok(Self(symbols)) } else { Err(MalformedCode) }
     }
 
-    /// `XXXXX-XXXXX`.
-    pub fn shown(&self) -> String {
+    /// The form for users: `XXXXX-XXXXX`.
+    pub fn display_form(&self) -> String {
         let text = std::str::from_utf8(&self.0).expect("the alphabet is ASCII");
         format!("{}-{}", &text[..5], &text[5..])
     }
 
-    fn key(&self, app: &AppId, key: &Hmac) -> CodeKey {
+    fn key(&self, app: &AppId, key: &DerivedHmacKeys) -> CodeKey {
         let mut context = hmac::Context::with_key(&key.codes);
         context.update(app.as_str().as_bytes());
         context.update(b"\n");
@@ -94,14 +95,14 @@ impl Code {
         CodeKey(URL_SAFE_NO_PAD.encode(context.sign().as_ref()))
     }
 
-    /// Under what a new code is kept.
+    /// The key under which a new code is stored.
     pub fn key_to_store(&self, app: &App) -> CodeKey {
-        self.key(app.id(), app.keys.hmac())
+        self.key(app.id(), app.keys.active_hmac())
     }
 
-    /// Under what it may have been kept: one for each key not yet dropped.
+    /// The keys under which the code may be stored: one for each HMAC key that is not dropped yet.
     pub fn keys_to_try(&self, app: &App) -> Vec<CodeKey> {
-        app.keys.hmacs().map(|key| self.key(app.id(), key)).collect()
+        app.keys.all_hmac().map(|key| self.key(app.id(), key)).collect()
     }
 }
 
@@ -124,26 +125,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_code_is_read_as_people_write_it() {
+    fn a_code_is_read_as_users_type_it() {
         let code = Code::parse("ABCDE-01XYZ").unwrap();
         for same in ["abcde01xyz", " ABCDE 01XYZ ", "abcde-oixyz", "ABCDE-OLXYZ", "a-b-c-d-e-0-1-x-y-z"] {
             assert_eq!(Code::parse(same), Ok(code.clone()), "{same}");
         }
-        assert_eq!(code.shown(), "ABCDE-01XYZ");
+        assert_eq!(code.display_form(), "ABCDE-01XYZ");
     }
 
     #[test]
-    fn what_is_not_a_code() {
+    fn malformed_codes_are_rejected() {
         for bad in ["", "ABCDE-01XY", "ABCDE-01XYZZ", "UBCDE-01XYZ", "ABCDE_01XYZ", "ÀBCDE-01XYZ"] {
-            assert_eq!(Code::parse(bad), Err(NotACode), "{bad}");
+            assert_eq!(Code::parse(bad), Err(MalformedCode), "{bad}");
         }
     }
 
     #[test]
-    fn generated_codes_have_the_shown_form() {
+    fn generated_codes_can_be_parsed_from_their_display_form() {
         let env = Env::system();
         let code = Code::generate(&env);
-        assert_eq!(Code::parse(&code.shown()), Ok(code.clone()));
+        assert_eq!(Code::parse(&code.display_form()), Ok(code.clone()));
         assert_ne!(Code::generate(&env), code);
         assert_eq!(format!("{code:?}"), "Code(…)");
     }

@@ -1,4 +1,4 @@
-//! Email addresses: one strict form in, a canonical form for matching.
+//! Email addresses: one strict input format, and a canonical form for matching.
 
 use std::fmt;
 
@@ -8,12 +8,12 @@ use latchkey_crds::types::AppId;
 
 use super::user::UserId;
 
-/// The longest address, in octets (RFC 5321, 4.5.3.1.3, less the brackets).
-pub const MAX_ADDRESS: usize = 254;
-/// The longest local part, in octets (RFC 5321, 4.5.3.1.1): what is longer no mail server takes.
-pub const MAX_LOCAL_PART: usize = 64;
+/// The longest address, in bytes (RFC 5321, 4.5.3.1.3, without the brackets).
+pub const MAX_ADDRESS_BYTES: usize = 254;
+/// The longest local part, in bytes (RFC 5321, 4.5.3.1.1). No mail server accepts a longer one.
+pub const MAX_LOCAL_PART_BYTES: usize = 64;
 
-/// An address as given, and the form it is matched on (domain and local part in lower case).
+/// An address as given, and its canonical form for matching (domain and local part in lower case).
 #[derive(Clone, PartialEq, Eq)]
 pub struct Email {
     given: Box<str>,
@@ -23,26 +23,28 @@ pub struct Email {
 /// The input is not an address: a dot-atom in ASCII, `@`, a host name of two labels or more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("is not an email address")]
-pub struct NotAnAddress;
+pub struct InvalidEmail;
 
-/// An account in limits: the App and an address, known or not, under a hash.
+/// The key of an account in rate limits: a hash of the App and an address, known or not.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AccountKey(String);
 
 // === impl Email ===
 
 impl Email {
-    pub fn parse(input: &str) -> Result<Self, NotAnAddress> {
-        let (local, domain) = input.rsplit_once('@').ok_or(NotAnAddress)?;
-        let well_formed =
-            input.len() <= MAX_ADDRESS && local.len() <= MAX_LOCAL_PART && dot_atom(local) && host(domain);
+    pub fn parse(input: &str) -> Result<Self, InvalidEmail> {
+        let (local, domain) = input.rsplit_once('@').ok_or(InvalidEmail)?;
+        let well_formed = input.len() <= MAX_ADDRESS_BYTES
+            && local.len() <= MAX_LOCAL_PART_BYTES
+            && is_dot_atom(local)
+            && is_host_name(domain);
         if !well_formed {
-            return Err(NotAnAddress);
+            return Err(InvalidEmail);
         }
         Ok(Self { given: input.into(), canonical: input.to_ascii_lowercase().into() })
     }
 
-    /// As its owner wrote it; mail goes here.
+    /// The address as its owner wrote it; mail goes to this form.
     pub fn as_str(&self) -> &str {
         &self.given
     }
@@ -61,8 +63,8 @@ impl Email {
         self.given.rsplit_once('@').map_or("", |(local, _)| local)
     }
 
-    pub fn account(&self, app: &AppId) -> AccountKey {
-        AccountKey::of(&format!("{app}\n{}", self.canonical))
+    pub fn account_key(&self, app: &AppId) -> AccountKey {
+        AccountKey::hash(&format!("{app}\n{}", self.canonical))
     }
 }
 
@@ -73,12 +75,12 @@ impl fmt::Debug for Email {
 }
 
 impl AccountKey {
-    /// Of an account without an address.
-    pub fn of_user(app: &AppId, user: UserId) -> Self {
-        Self::of(&format!("{app}\nuser {user}"))
+    /// The key of an account without an address.
+    pub fn for_user(app: &AppId, user: UserId) -> Self {
+        Self::hash(&format!("{app}\nuser {user}"))
     }
 
-    fn of(text: &str) -> Self {
+    fn hash(text: &str) -> Self {
         let hash = digest(&SHA256, text.as_bytes());
         Self(URL_SAFE_NO_PAD.encode(&hash.as_ref()[..18]))
     }
@@ -89,15 +91,15 @@ impl AccountKey {
 }
 
 /// RFC 5322, 3.2.3, without comments and white space.
-fn dot_atom(text: &str) -> bool {
+fn is_dot_atom(text: &str) -> bool {
     let atom = |part: &str| {
         !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"!#$%&'*+-/=?^_`{|}~".contains(&b))
     };
     text.split('.').all(atom)
 }
 
-/// A host name of two labels or more (RFC 1123, 2.1); the last is not a number, so no IP address passes.
-fn host(text: &str) -> bool {
+/// A host name of two labels or more (RFC 1123, 2.1). The last label is not a number, so no IP address matches.
+fn is_host_name(text: &str) -> bool {
     let label = |part: &str| {
         !part.is_empty()
             && part.len() <= 63
@@ -117,14 +119,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_that_are_taken() {
+    fn valid_addresses_are_accepted() {
         for good in ["ada@example.com", "a.b+c@sub.example.org", "O'Brien@example.ie", "x@xn--bcher-kva.example"] {
             assert!(Email::parse(good).is_ok(), "{good}");
         }
     }
 
     #[test]
-    fn addresses_that_are_refused() {
+    fn invalid_addresses_are_rejected() {
         for bad in [
             "",
             "@",
@@ -151,12 +153,12 @@ mod tests {
             "ada@example..com",
             "Ada <ada@example.com>",
         ] {
-            assert_eq!(Email::parse(bad), Err(NotAnAddress), "{bad}");
+            assert_eq!(Email::parse(bad), Err(InvalidEmail), "{bad}");
         }
     }
 
     #[test]
-    fn lengths_at_their_bounds() {
+    fn length_limits_are_exact() {
         let of = |local: usize, total: usize| {
             let mut domain = String::new();
             let mut left = total - local - 1;
@@ -175,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn matching_ignores_case_and_keeps_what_was_given() {
+    fn matching_ignores_case_and_keeps_the_given_form() {
         let email = Email::parse("Ada@Example.COM").unwrap();
         assert_eq!(email.as_str(), "Ada@Example.COM");
         assert_eq!(email.canonical(), "ada@example.com");

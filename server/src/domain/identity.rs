@@ -1,82 +1,82 @@
-//! Who somebody is, as a social provider vouches for them, and what can go wrong when it is asked.
+//! Identities of social providers, and the errors of provider calls.
 
 use time::OffsetDateTime;
 
 use super::{email::Email, user::Name};
 
-/// One way to sign in, as its user sees it.
+/// A user's identity, as shown to the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// The Provider's name when it was linked.
+    /// The Provider's name at the time of linking.
     pub provider: String,
     pub subject: String,
-    /// The address that the provider told then.
+    /// The address that the provider sent at that time.
     pub email: Option<String>,
     pub linked_at: OffsetDateTime,
 }
 
-/// What a provider says of somebody who logged in there for us. An identity is (authority, subject); the Provider's name
-/// is a label only (contract, 5).
+/// The identity that a provider has verified for us. An identity is the pair (authority, subject). The Provider's name
+/// is only a label (specification: Social login, Identities).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Vouched {
-    /// `iss` of the ID token; else the preset with its base URL; for `oauth2` its `userInfoURL`.
+pub struct VerifiedIdentity {
+    /// `iss` of the ID token; without one the preset with its base URL, and for `oauth2` its `userInfoURL`.
     pub authority: String,
-    /// Never changes, and is never given to another user of that authority.
+    /// Never changes, and the authority never assigns it to another user.
     pub subject: String,
-    /// None: the provider tells none, or what it tells is not an address as we take them.
-    pub email: Option<VouchedEmail>,
-    /// None: the provider tells none, or what it tells is not a name as we take them.
+    /// `None`: the provider sends no address, or one that we do not accept.
+    pub email: Option<ProviderEmail>,
+    /// `None`: the provider sends no name, or one that we do not accept.
     pub name: Option<Name>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VouchedEmail {
+pub struct ProviderEmail {
     pub email: Email,
-    /// Whether the provider's own source says that the address is the user's.
-    pub verified: bool,
+    /// Whether the claim that the preset or mapping names confirms that the address is the user's.
+    pub is_verified: bool,
 }
 
-/// What a flow must know of a provider before anybody is called.
+/// What a flow must know about a provider before it calls it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ProviderTraits {
-    /// It speaks OpenID Connect: a flow has a nonce, which its ID token repeats.
-    pub nonce: bool,
-    /// Its callback is a POST from its own site (`response_mode=form_post`), so a cookie must be `SameSite=None`.
-    pub form_post: bool,
+pub struct ProviderCapabilities {
+    /// Whether the provider supports OpenID Connect: the flow has a nonce, which the ID token repeats.
+    pub has_nonce: bool,
+    /// Whether the callback is a cross-site POST (`response_mode=form_post`), so that a cookie must be `SameSite=None`.
+    pub uses_form_post: bool,
 }
 
-/// What a browser is to carry to a provider.
+/// The authorization request that the browser takes to a provider.
 #[derive(Clone, Copy, Debug)]
-pub struct Authorization<'a> {
-    /// Our callback for this App and Provider.
+pub struct AuthorizationRequest<'a> {
+    /// Our callback URL for this App and Provider.
     pub redirect_uri: &'a str,
     pub state: &'a str,
     /// S256 (RFC 7636, 4.2).
     pub code_challenge: &'a str,
-    /// Given where [`ProviderTraits::nonce`] says so.
+    /// Set if the provider's capabilities include a nonce.
     pub nonce: Option<&'a str>,
-    /// As the caller of *redirect* gave it; left out where the provider does not know it or the value.
+    /// The `prompt` of *redirect*. Omitted if the provider does not know the parameter or the value.
     pub prompt: Option<&'a str>,
-    /// Likewise.
+    /// The `login_hint` of *redirect*. Omitted if the provider does not know it.
     pub login_hint: Option<&'a str>,
 }
 
-/// What came back by the browser, and what the flow remembered.
+/// What the callback brought, and what the flow remembered.
 #[derive(Clone, Copy)]
-pub struct Grant<'a> {
-    /// As at the beginning of the flow.
+pub struct AuthorizationCodeGrant<'a> {
+    /// As in the authorization request.
     pub redirect_uri: &'a str,
     pub code: &'a str,
     pub code_verifier: &'a str,
-    /// That of the flow, where it had one.
+    /// The nonce of the flow, if it has one.
     pub nonce: Option<&'a str>,
-    /// `iss` of the callback (RFC 9207), where it was sent.
+    /// `iss` of the callback (RFC 9207), if it was sent.
     pub iss: Option<&'a str>,
-    /// `user` of Apple's `form_post`: JSON, of which only the name is believed.
+    /// `user` of Apple's `uses_form_post`: JSON, of which only the name is used.
     pub posted_user: Option<&'a str>,
 }
 
-/// What a provider may say in `error` of a callback (RFC 6749, 4.1.2.1); nothing else of it is passed on.
+/// The values of `error` in a callback (RFC 6749, 4.1.2.1) that are passed on; no other value is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AuthorizationError {
     InvalidRequest,
@@ -88,20 +88,20 @@ pub enum AuthorizationError {
     TemporarilyUnavailable,
 }
 
-/// What a provider is asked for on behalf of a client.
+/// What a client needs from a provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operation {
-    /// The address that a browser is sent to.
+pub enum ProviderOperation {
+    /// The authorization URL for a browser.
     Redirect,
-    /// Who came back with a code.
+    /// The identity for the code of a callback.
     Callback,
-    /// Who a token is about: a login, or an identity that is linked.
+    /// The identity of a token: to log in, or to link it.
     Login,
 }
 
-/// Whom a provider is asked for what.
+/// The endpoints of a provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Place {
+pub enum ProviderEndpoint {
     Discovery,
     Keys,
     Token,
@@ -110,57 +110,57 @@ pub enum Place {
     TokenCheck,
 }
 
-/// Why a provider vouches for nobody. What a peer wrote is in none of it.
+/// Why a provider call gave no identity. It never contains text of the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProviderError {
-    /// 503.
-    #[error("the provider is away: {0}")]
-    Away(Away),
-    /// 502.
-    #[error("the provider's {place} {fault}", place = .place.what())]
-    Answer { place: Place, fault: Fault },
-    /// The callback is not what this provider sends for this flow: 502.
+    /// 503: the provider cannot be called now.
+    #[error("the provider is unavailable: {0}")]
+    Unavailable(UnavailableReason),
+    /// 502: the provider's response is not valid.
+    #[error("the provider's {endpoint} {reason}", endpoint = .endpoint.as_str())]
+    InvalidResponse { endpoint: ProviderEndpoint, reason: InvalidResponse },
+    /// 502: the callback does not match the provider or the flow.
     #[error("the callback {0}")]
-    Callback(BadCallback),
-    /// 401: the token is not valid, or not one for our client.
+    InvalidCallback(InvalidCallback),
+    /// 401: the token is not valid, or was issued for another client.
     #[error("the provider's token {0}")]
-    Token(BadToken),
-    /// 400: there is no way to tell for which client its tokens were issued.
-    #[error("this provider offers no check of whose client a token was issued to")]
+    InvalidToken(InvalidProviderToken),
+    /// 400: the provider cannot show for which client a token was issued.
+    #[error("this provider cannot check for which client a token was issued")]
     NoTokenCheck,
-    /// 503: the configuration is to be mended.
+    /// 503: the provider's configuration needs correction.
     #[error("the provider cannot be used: {0}")]
-    Unusable(Unusable),
+    Unusable(UnusableReason),
 }
 
-/// The provider cannot be asked now.
+/// Why the provider cannot be called now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
-pub enum Away {
-    /// For it, for its namespace, for the client or for the whole server.
-    #[error("the limit of calls in flight is reached")]
-    TooMany,
+pub enum UnavailableReason {
+    /// The limit of the provider, its namespace, the client or the whole server.
+    #[error("the limit of concurrent calls is reached")]
+    TooManyCalls,
     #[error("its name does not resolve")]
     NameUnknown,
     #[error("its address is private or reserved")]
-    AddressRefused,
-    #[error("it does not take the connection")]
+    AddressNotAllowed,
+    #[error("it does not accept connections")]
     Unreachable,
-    #[error("the proxy does not answer, or does not lead there")]
+    #[error("the proxy does not respond, or cannot connect to it")]
     Proxy,
     #[error("TLS with it failed, or its certificate is not for its name")]
     Tls,
-    #[error("it broke the connection off")]
-    Broken,
-    #[error("it took longer than ten seconds")]
-    TooSlow,
+    #[error("it closed the connection")]
+    ConnectionClosed,
+    #[error("it took longer than 10 s")]
+    Timeout,
     /// 429 or 5xx.
     #[error("it answered with status {0}")]
     Status(u16),
 }
 
-/// What is wrong with an answer.
+/// What is wrong with a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
-pub enum Fault {
+pub enum InvalidResponse {
     #[error("answered with status {0}")]
     Status(u16),
     #[error("answered with more than 64 KiB")]
@@ -169,49 +169,49 @@ pub enum Fault {
     TooComplex,
     #[error("did not answer with JSON")]
     NotJson,
-    #[error("answered without what must be there")]
+    #[error("answered without a required value")]
     Incomplete,
-    #[error("refused the code")]
-    CodeRefused,
-    #[error("refused the request")]
-    Refused,
-    #[error("does not know the client, or not with this secret")]
-    ClientRefused,
-    #[error("gave no ID token")]
-    NoIdToken,
-    #[error("gave an ID token that {0}")]
-    IdToken(BadToken),
-    #[error("told of another subject than the ID token")]
-    OtherSubject,
-    #[error("told of another issuer than its own")]
-    OtherIssuer,
-    #[error("names an address that is not https")]
+    #[error("rejected the code")]
+    CodeRejected,
+    #[error("rejected the request")]
+    RequestRejected,
+    #[error("does not know the client, or rejected its secret")]
+    ClientRejected,
+    #[error("returned no ID token")]
+    MissingIdToken,
+    #[error("returned an ID token that {0}")]
+    IdToken(InvalidProviderToken),
+    #[error("returned another subject than the ID token")]
+    SubjectMismatch,
+    #[error("returned another issuer than its own")]
+    IssuerMismatch,
+    #[error("contains a URL that is not https")]
     NotHttps,
-    #[error("names an address of more than 2,048 bytes")]
-    LongAddress,
+    #[error("contains a URL of more than 2,048 bytes")]
+    UrlTooLong,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
-pub enum BadCallback {
+pub enum InvalidCallback {
     /// RFC 9207, 2.4.
-    #[error("is another issuer's")]
-    OtherIssuer,
+    #[error("is from another issuer")]
+    IssuerMismatch,
     #[error("lacks the issuer that this provider promises to send")]
-    NoIssuer,
+    MissingIssuer,
 }
 
-/// What is wrong with a token.
+/// What is wrong with a token of a provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
-pub enum BadToken {
-    #[error("is not one of this provider's form")]
+pub enum InvalidProviderToken {
+    #[error("is malformed")]
     Malformed,
-    #[error("is signed by an algorithm that is not allowed")]
+    #[error("is signed with an algorithm that is not allowed")]
     Algorithm,
-    #[error("is signed by no key of the provider")]
+    #[error("is signed with a key that the provider does not publish")]
     UnknownKey,
     #[error("has a wrong signature")]
     Signature,
-    #[error("is another issuer's")]
+    #[error("is from another issuer")]
     Issuer,
     #[error("was issued for another client")]
     Audience,
@@ -223,7 +223,7 @@ pub enum BadToken {
     NotYetValid,
     #[error("has another nonce")]
     Nonce,
-    #[error("does not belong to the access token beside it")]
+    #[error("does not belong to the access token that came with it")]
     AccessTokenHash,
     #[error("is not known to the provider")]
     Unknown,
@@ -231,29 +231,29 @@ pub enum BadToken {
 
 /// Why a provider's configuration cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
-pub enum Unusable {
+pub enum UnusableReason {
     #[error("its secret does not resolve")]
-    NoSecret,
-    #[error("its key is not one")]
-    BadKey,
-    /// A newer operator's document.
+    MissingSecret,
+    #[error("its key is not valid")]
+    InvalidKey,
+    /// The document of a newer operator.
     #[error("this server does not know its preset")]
     UnknownPreset,
-    #[error("its options are not what the preset wants")]
-    BadOptions,
+    #[error("its options do not match the preset")]
+    InvalidOptions,
 }
 
 // === impl ProviderError ===
 
-impl From<Away> for ProviderError {
-    fn from(away: Away) -> Self {
-        Self::Away(away)
+impl From<UnavailableReason> for ProviderError {
+    fn from(away: UnavailableReason) -> Self {
+        Self::Unavailable(away)
     }
 }
 
-// === impl Operation ===
+// === impl ProviderOperation ===
 
-impl Operation {
+impl ProviderOperation {
     pub const ALL: [Self; 3] = [Self::Redirect, Self::Callback, Self::Login];
 
     pub const fn as_str(self) -> &'static str {
@@ -290,23 +290,23 @@ impl AuthorizationError {
         }
     }
 
-    /// None: something else, which is not passed on.
+    /// Returns `None` for any other value, which is not passed on.
     pub fn parse(input: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|error| error.as_str() == input)
     }
 }
 
-// === impl Place ===
+// === impl ProviderEndpoint ===
 
-impl Place {
-    pub const fn what(self) -> &'static str {
+impl ProviderEndpoint {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Discovery => "discovery document",
             Self::Keys => "key set",
             Self::Token => "token endpoint",
             Self::UserInfo => "userinfo endpoint",
             Self::Emails => "list of addresses",
-            Self::TokenCheck => "check of tokens",
+            Self::TokenCheck => "token check",
         }
     }
 }
@@ -316,7 +316,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_the_rfc_lists_is_passed_on() {
+    fn only_errors_of_the_rfc_are_passed_on() {
         for error in AuthorizationError::ALL {
             assert_eq!(AuthorizationError::parse(error.as_str()), Some(error));
         }
@@ -327,14 +327,17 @@ mod tests {
 
     #[test]
     fn an_error_reads_as_a_sentence() {
-        let error = ProviderError::Answer { place: Place::Token, fault: Fault::IdToken(BadToken::Audience) };
+        let error = ProviderError::InvalidResponse {
+            endpoint: ProviderEndpoint::Token,
+            reason: InvalidResponse::IdToken(InvalidProviderToken::Audience),
+        };
         assert_eq!(
             error.to_string(),
-            "the provider's token endpoint gave an ID token that was issued for another client"
+            "the provider's token endpoint returned an ID token that was issued for another client"
         );
         assert_eq!(
-            ProviderError::from(Away::Status(503)).to_string(),
-            "the provider is away: it answered with status 503"
+            ProviderError::from(UnavailableReason::Status(503)).to_string(),
+            "the provider is unavailable: it answered with status 503"
         );
     }
 }

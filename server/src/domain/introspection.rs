@@ -1,56 +1,56 @@
-//! Introspection (RFC 7662): what a token is worth now.
+//! Introspection (RFC 7662): whether a token is active now.
 
 use super::{
     app::App,
     clock::Env,
     ports::{Sessions, StoreError},
     session::LiveSession,
-    token::{self, AccessClaims, BadRefreshToken, REFRESH_PREFIX, RefreshToken},
+    token::{self, AccessClaims, REFRESH_PREFIX, RefreshToken, RefreshTokenError},
 };
 
-/// A token that would be taken now, and the session that it is of.
+/// A token that the server would accept now, and its session.
 #[derive(Clone, Debug)]
-pub struct Active {
-    pub kind: Kind,
-    pub live: LiveSession,
+pub struct ActiveToken {
+    pub kind: TokenKind,
+    pub live_session: LiveSession,
 }
 
-/// Which sort of token it is.
 #[derive(Clone, Debug)]
-pub enum Kind {
+pub enum TokenKind {
     Access(AccessClaims),
     Refresh,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum IntrospectError {
-    /// Made by a server that knows a newer key: it may be good, so it is not called inactive.
-    #[error("the refresh token is under a key newer than any known here")]
+    /// A server that has a newer key made it. It may be valid, so the answer is not "inactive".
+    #[error("the refresh token was made with a newer key than this server has")]
     UnknownKey,
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// None for whatever is not a token of this App that would be taken now. Nothing is used up by asking.
+/// Returns `None` unless this is a token of this App that the server would accept now. Changes nothing.
 pub async fn introspect<S: Sessions>(
     stores: &S,
     env: &Env,
     app: &App,
     token: &str,
-) -> Result<Option<Active>, IntrospectError> {
+) -> Result<Option<ActiveToken>, IntrospectError> {
     if token.starts_with(REFRESH_PREFIX) {
-        let token = match RefreshToken::open(app, token) {
+        let token = match RefreshToken::decode(app, token) {
             Ok(token) => token,
-            Err(BadRefreshToken::Invalid) => return Ok(None),
-            Err(BadRefreshToken::UnknownKey) => return Err(IntrospectError::UnknownKey),
+            Err(RefreshTokenError::Invalid) => return Ok(None),
+            Err(RefreshTokenError::UnknownKey) => return Err(IntrospectError::UnknownKey),
         };
         let live = stores.session(app.id(), token.user, token.session).await?;
-        // One before the current generation may still be answered, for those who lost the answer; it has been replaced
-        // all the same. A later one than the store knows would be adopted (contract, 4).
+        // The refresh endpoint may still accept the previous generation, for a client that lost the response, but that
+        // token has been replaced. It would also adopt a generation newer than the stored one (specification: Sessions
+        // and tokens, Refresh).
         let live = live.filter(|live| token.generation >= live.session.generation);
-        return Ok(live.map(|live| Active { kind: Kind::Refresh, live }));
+        return Ok(live.map(|live| ActiveToken { kind: TokenKind::Refresh, live_session: live }));
     }
-    let Some(claims) = token::verify_access(app, env.now(), token) else { return Ok(None) };
+    let Some(claims) = token::verify_access_token(app, env.now(), token) else { return Ok(None) };
     let live = stores.session(app.id(), claims.sub, claims.sid).await?;
-    Ok(live.map(|live| Active { kind: Kind::Access(claims), live }))
+    Ok(live.map(|live| ActiveToken { kind: TokenKind::Access(claims), live_session: live }))
 }

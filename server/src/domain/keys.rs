@@ -22,34 +22,34 @@ use jsonwebtoken::{
 use latchkey_crds::rendered::{KeyState, RenderedApp, SigningAlgorithm};
 use serde::Serialize;
 
-use super::token::TYP;
+use super::token::ACCESS_TOKEN_TYP;
 
-/// Octets of an elliptic curve's signature; an RSA key's are more, and cost an allocation.
-const SIGNATURE_ROOM: usize = 64;
-/// Room for the claims of an access token, in octets.
-const USUAL_CLAIMS: usize = 512;
+/// Bytes of an elliptic-curve signature. An RSA signature is longer and costs another allocation.
+const SIGNATURE_CAPACITY: usize = 64;
+/// Bytes reserved for the claims of an access token.
+const CLAIMS_CAPACITY: usize = 512;
 
 /// The keys of an App.
-pub struct Keys {
-    signing: Vec<Signing>,
-    hmac: Vec<Hmac>,
+pub struct AppKeys {
+    signing: Vec<TokenSigner>,
+    hmac: Vec<DerivedHmacKeys>,
     active_signing: usize,
     active_hmac: usize,
 }
 
-/// A signing key.
-pub struct Signing {
-    /// `kid` of the tokens.
+/// A signing key with the header of its tokens.
+pub struct TokenSigner {
+    /// `kid` of its tokens.
     pub id: String,
     pub algorithm: Algorithm,
     pub decoding: DecodingKey,
     pub jwk: Jwk,
-    /// Of access tokens, in base64url.
+    /// The header of access tokens, in base64url.
     header: String,
     pair: KeyPair,
 }
 
-/// A private key that was read once and for all: to read and check it takes as long as to sign.
+/// A private key, parsed once: to parse and check it takes as long as to sign.
 enum KeyPair {
     Ec(EcdsaKeyPair),
     Ed(Ed25519KeyPair),
@@ -59,23 +59,23 @@ enum KeyPair {
 /// A token could not be signed.
 #[derive(Debug, thiserror::Error)]
 pub enum SignError {
-    #[error("the claims are no JSON")]
+    #[error("the claims cannot be serialized as JSON")]
     Claims(#[from] serde_json::Error),
-    #[error("the key does not sign")]
+    #[error("the key cannot sign")]
     Key(#[from] Unspecified),
 }
 
-/// An HMAC key with one derived key for each use (RFC 5869).
-pub struct Hmac {
-    /// The number in the id: 7 for `h7`.
+/// An HMAC key: one derived key for each purpose (RFC 5869).
+pub struct DerivedHmacKeys {
+    /// The number in the key's id: 7 for `h7`.
     pub number: u32,
     pub codes: hmac::Key,
     pub refresh: hmac::Key,
-    /// Seals what a social login must remember. GCM-SIV (RFC 8452), so that random nonces may be many.
+    /// Seals the state of social logins. GCM-SIV (RFC 8452) allows many random nonces.
     pub flows: LessSafeKey,
 }
 
-/// A document's keys cannot be used. The text names the key, never its value.
+/// The keys of a document cannot be used. The text names the key, never its value.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     #[error("key {id} is not usable for {algorithm:?}")]
@@ -85,50 +85,50 @@ pub enum KeyError {
         #[source]
         source: jsonwebtoken::errors::Error,
     },
-    #[error("key {id} is not 32 octets in base64 with an id such as h1")]
+    #[error("key {id} is not 32 bytes in base64 with an id such as h1")]
     Hmac { id: String },
     #[error("there is not exactly one active {0} key")]
-    NotOneActive(&'static str),
+    WrongActiveCount(&'static str),
 }
 
 // === impl Keys ===
 
-impl Keys {
+impl AppKeys {
     pub fn new(doc: &RenderedApp) -> Result<Self, KeyError> {
-        let signing = doc.keys.signing.iter().map(signing).collect::<Result<Vec<_>, _>>()?;
+        let signing = doc.keys.signing.iter().map(token_signer).collect::<Result<Vec<_>, _>>()?;
         let hmac = doc.keys.hmac.iter().map(hmac_key).collect::<Result<Vec<_>, _>>()?;
-        let active_signing =
-            only_active(doc.keys.signing.iter().map(|key| key.state)).ok_or(KeyError::NotOneActive("signing"))?;
+        let active_signing = single_active_index(doc.keys.signing.iter().map(|key| key.state))
+            .ok_or(KeyError::WrongActiveCount("signing"))?;
         let active_hmac =
-            only_active(doc.keys.hmac.iter().map(|key| key.state)).ok_or(KeyError::NotOneActive("HMAC"))?;
+            single_active_index(doc.keys.hmac.iter().map(|key| key.state)).ok_or(KeyError::WrongActiveCount("HMAC"))?;
         Ok(Self { signing, hmac, active_signing, active_hmac })
     }
 
-    /// The key that new tokens are signed with.
-    pub fn signing(&self) -> &Signing {
+    /// The key that signs new tokens.
+    pub fn signer(&self) -> &TokenSigner {
         &self.signing[self.active_signing]
     }
 
-    pub fn signing_by_id(&self, id: &str) -> Option<&Signing> {
+    pub fn signer_by_id(&self, id: &str) -> Option<&TokenSigner> {
         self.signing.iter().find(|key| key.id == id)
     }
 
-    /// The key that new codes and refresh tokens are made under.
-    pub fn hmac(&self) -> &Hmac {
+    /// The key of new codes and refresh tokens.
+    pub fn active_hmac(&self) -> &DerivedHmacKeys {
         &self.hmac[self.active_hmac]
     }
 
-    pub fn hmac_by_number(&self, number: u32) -> Option<&Hmac> {
+    pub fn hmac_by_number(&self, number: u32) -> Option<&DerivedHmacKeys> {
         self.hmac.iter().find(|key| key.number == number)
     }
 
-    /// Every HMAC key not yet dropped, the active one first.
-    pub fn hmacs(&self) -> impl Iterator<Item = &Hmac> {
+    /// Every HMAC key that is not dropped yet, the active one first.
+    pub fn all_hmac(&self) -> impl Iterator<Item = &DerivedHmacKeys> {
         let others = self.hmac.iter().enumerate().filter(|(index, _)| *index != self.active_hmac).map(|(_, key)| key);
-        std::iter::once(self.hmac()).chain(others)
+        std::iter::once(self.active_hmac()).chain(others)
     }
 
-    /// The public keys, those published ahead and those retired too (RFC 7517).
+    /// All public keys, including those published in advance and the retired ones (RFC 7517).
     pub fn jwks(&self) -> JwkSet {
         JwkSet { keys: self.signing.iter().map(|key| key.jwk.clone()).collect() }
     }
@@ -136,15 +136,15 @@ impl Keys {
 
 // === impl Signing ===
 
-impl Signing {
+impl TokenSigner {
     /// An access token with these claims (RFC 7515, 7.1; RFC 9068).
-    pub fn access_token(&self, claims: &impl Serialize) -> Result<String, SignError> {
-        let mut octets = Vec::with_capacity(USUAL_CLAIMS);
-        serde_json::to_writer(&mut octets, claims)?;
-        let mut token = String::with_capacity(self.header.len() + 2 + (octets.len() + SIGNATURE_ROOM) * 4 / 3);
+    pub fn sign_access_token(&self, claims: &impl Serialize) -> Result<String, SignError> {
+        let mut claims_json = Vec::with_capacity(CLAIMS_CAPACITY);
+        serde_json::to_writer(&mut claims_json, claims)?;
+        let mut token = String::with_capacity(self.header.len() + 2 + (claims_json.len() + SIGNATURE_CAPACITY) * 4 / 3);
         token.push_str(&self.header);
         token.push('.');
-        URL_SAFE_NO_PAD.encode_string(octets, &mut token);
+        URL_SAFE_NO_PAD.encode_string(claims_json, &mut token);
         let signature = self.pair.sign(token.as_bytes())?;
         token.push('.');
         URL_SAFE_NO_PAD.encode_string(signature, &mut token);
@@ -155,8 +155,8 @@ impl Signing {
 // === impl KeyPair ===
 
 impl KeyPair {
-    /// From DER as `jsonwebtoken` takes it out of PEM.
-    fn read(algorithm: SigningAlgorithm, der: &[u8]) -> Result<Self, KeyRejected> {
+    /// Parses the DER that `jsonwebtoken` extracts from PEM.
+    fn from_der(algorithm: SigningAlgorithm, der: &[u8]) -> Result<Self, KeyRejected> {
         Ok(match algorithm {
             SigningAlgorithm::ES256 => Self::Ec(EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, der)?),
             SigningAlgorithm::EdDSA => Self::Ed(Ed25519KeyPair::from_pkcs8(der)?),
@@ -164,7 +164,7 @@ impl KeyPair {
         })
     }
 
-    /// A signature as JWS has it (RFC 7518, 3).
+    /// A signature in the format of JWS (RFC 7518, 3).
     fn sign(&self, message: &[u8]) -> Result<Vec<u8>, Unspecified> {
         match self {
             Self::Ec(pair) => Ok(pair.sign(&SystemRandom::new(), message)?.as_ref().to_vec()),
@@ -178,7 +178,7 @@ impl KeyPair {
     }
 }
 
-impl fmt::Debug for Keys {
+impl fmt::Debug for AppKeys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Keys")
             .field("signing", &self.signing.len())
@@ -187,13 +187,13 @@ impl fmt::Debug for Keys {
     }
 }
 
-fn only_active(states: impl Iterator<Item = KeyState>) -> Option<usize> {
+fn single_active_index(states: impl Iterator<Item = KeyState>) -> Option<usize> {
     let mut active = states.enumerate().filter(|(_, state)| *state == KeyState::Active).map(|(index, _)| index);
     let first = active.next()?;
     active.next().is_none().then_some(first)
 }
 
-fn signing(key: &latchkey_crds::rendered::SigningKey) -> Result<Signing, KeyError> {
+fn token_signer(key: &latchkey_crds::rendered::SigningKey) -> Result<TokenSigner, KeyError> {
     let pem = key.private_key.expose().as_bytes();
     let (algorithm, jwk_algorithm, encoding) = match key.algorithm {
         SigningAlgorithm::ES256 => (Algorithm::ES256, KeyAlgorithm::ES256, EncodingKey::from_ec_pem(pem)),
@@ -207,24 +207,30 @@ fn signing(key: &latchkey_crds::rendered::SigningKey) -> Result<Signing, KeyErro
         jwk.common.key_algorithm = Some(jwk_algorithm);
         jwk.common.public_key_use = Some(PublicKeyUse::Signature);
         let decoding = DecodingKey::from_jwk(&jwk)?;
-        let header = Header { typ: Some(TYP.to_owned()), kid: Some(key.id.clone()), ..Header::new(algorithm) };
+        let header =
+            Header { typ: Some(ACCESS_TOKEN_TYP.to_owned()), kid: Some(key.id.clone()), ..Header::new(algorithm) };
         let header = URL_SAFE_NO_PAD.encode(serde_json::to_vec(&header)?);
-        let pair = KeyPair::read(key.algorithm, encoding.as_bytes()).map_err(|_| ErrorKind::InvalidKeyFormat)?;
-        Ok(Signing { id: key.id.clone(), algorithm, decoding, jwk, header, pair })
+        let pair = KeyPair::from_der(key.algorithm, encoding.as_bytes()).map_err(|_| ErrorKind::InvalidKeyFormat)?;
+        Ok(TokenSigner { id: key.id.clone(), algorithm, decoding, jwk, header, pair })
     };
     build().map_err(|source| KeyError::Signing { id: key.id.clone(), algorithm, source })
 }
 
-fn hmac_key(key: &latchkey_crds::rendered::HmacKey) -> Result<Hmac, KeyError> {
-    let refused = || KeyError::Hmac { id: key.id.clone() };
-    let number = key.id.strip_prefix('h').and_then(|number| number.parse().ok()).ok_or_else(refused)?;
-    let secret = STANDARD.decode(key.secret.expose()).map_err(|_| refused())?;
+fn hmac_key(key: &latchkey_crds::rendered::HmacKey) -> Result<DerivedHmacKeys, KeyError> {
+    let invalid_key = || KeyError::Hmac { id: key.id.clone() };
+    let number = key.id.strip_prefix('h').and_then(|number| number.parse().ok()).ok_or_else(invalid_key)?;
+    let secret = STANDARD.decode(key.secret.expose()).map_err(|_| invalid_key())?;
     if secret.len() != 32 {
-        return Err(refused());
+        return Err(invalid_key());
     }
     let root = Salt::new(HKDF_SHA256, b"latchkey").extract(&secret);
     let derive =
-        |label: &'static [u8]| root.expand(&[label], hmac::HMAC_SHA256).map(hmac::Key::from).map_err(|_| refused());
-    let flows = root.expand(&[b"social flows"], &AES_256_GCM_SIV).map(UnboundKey::from).map_err(|_| refused())?;
-    Ok(Hmac { number, codes: derive(b"codes")?, refresh: derive(b"refresh tokens")?, flows: LessSafeKey::new(flows) })
+        |label: &'static [u8]| root.expand(&[label], hmac::HMAC_SHA256).map(hmac::Key::from).map_err(|_| invalid_key());
+    let flows = root.expand(&[b"social flows"], &AES_256_GCM_SIV).map(UnboundKey::from).map_err(|_| invalid_key())?;
+    Ok(DerivedHmacKeys {
+        number,
+        codes: derive(b"codes")?,
+        refresh: derive(b"refresh tokens")?,
+        flows: LessSafeKey::new(flows),
+    })
 }

@@ -1,41 +1,41 @@
-//! What is to be mailed, decided in a request and sent later from the outbox.
+//! Mails: a request decides them, the outbox sends them later.
 
 use time::OffsetDateTime;
 
 use super::user::{Epoch, UserId};
 
-/// The mails there are; the name is that of their templates.
+/// The kinds of mail; the name of a kind is the name of its template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MailKind {
     Confirm,
     Reset,
     AccountExists,
     PasswordChanged,
-    /// A change of the address was asked for.
+    /// A change of the address was requested; sent to the current address.
     AddressChanging,
-    /// The address was changed; goes to the old one.
+    /// The address has changed; sent to the former address.
     AddressChanged,
     NewSignIn,
 }
 
-/// A row for the outbox. The address is read when the mail is sent, and the code is made then.
+/// A mail for the outbox. The deliverer reads the address and makes the code when it sends the mail.
 #[derive(Clone, Debug)]
 pub struct Mail {
     pub kind: MailKind,
-    /// Whose stored address it goes to; none: the row sends nothing, and is there so that known and unknown addresses
-    /// cost the same.
-    pub user: Option<UserId>,
-    /// When the request that asked for it came.
+    /// The recipient; the mail goes to the stored address. `Unbound`: the outbox row sends nothing; it exists so that
+    /// known and unknown addresses cost the same.
+    pub recipient: Option<UserId>,
+    /// When the request arrived that caused the mail.
     pub requested_at: OffsetDateTime,
 }
 
-/// A raised epoch that Redis must learn; a row of the same transaction carries it where the request could not.
+/// A raised epoch that Redis must learn. An outbox row of the same transaction propagates it if the request could not.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EpochNews {
+pub struct EpochChange {
     pub user: UserId,
     pub epoch: Epoch,
-    /// The session that made the change, and goes on.
-    pub keep: Option<super::session::SessionId>,
+    /// The session that made the change and that continues.
+    pub kept_session: Option<super::session::SessionId>,
 }
 
 // === impl MailKind ===

@@ -1,4 +1,4 @@
-//! The account of who is signed in: read, rename, delete, change of password and of address, in the contract's order (4).
+//! The user's own account: read, rename, delete, change of password and of address (specification: Accounts).
 
 use latchkey_crds::rendered::EnumerationProtection;
 use time::Duration;
@@ -7,79 +7,86 @@ use uuid::Uuid;
 
 use super::{
     accounts::{
-        JudgeError, Trouble, carry, carry_epoch, judge, may_mail, not_mailed, take_attempt, take_failure, take_login,
+        CommonError, PasswordPolicyError, acquire_login_attempt, acquire_login_failure, acquire_login_limits,
+        acquire_mail_limit, check_password_policy, propagate_epoch, propagate_epoch_change, release_mail_limit,
     },
     app::App,
     audit::{Event, EventKind, Refusal, RefusalKind},
-    client::Caller,
+    authentication::AuthenticatedSession,
+    client::ClientInfo,
     clock::Env,
     email::{AccountKey, Email},
-    limits::MailPurpose,
-    mail::EpochNews,
-    password::{self, Password, Weak},
+    mail::EpochChange,
+    password::{self, Password, WeakPassword},
     ports::{
-        Accounts, AddressRequest, Audit, Hasher, Limits, NewPassword, Outbox, Removal, Rename, Renamed, Sessions,
-        Taken, Users,
+        AddressChangeRequest, AuditLog, Outbox, OwnAccounts, PasswordChange, PasswordHasher, RateLimitPermit,
+        RateLimits, Rename, Renamed, Sessions, UserDeletion, Users,
     },
+    rate_limits::MailPurpose,
     session::{Session, SessionId},
-    signed_in::SignedIn,
     user::{Name, User},
 };
 
-/// How long a login counts in place of the password (contract, 4).
-const FRESH: Duration = Duration::minutes(5);
+/// For how long a login counts in place of the password.
+const RECENT_LOGIN: Duration = Duration::minutes(5);
 
-/// Why nothing was done with the own account.
+/// Why a request about the user's own account failed.
 #[derive(Debug, thiserror::Error)]
-pub enum Refused {
-    /// The user is gone or disabled, or the session has ended.
+pub enum OwnAccountError {
+    /// The user is deleted or disabled, or the session has ended.
     #[error("there is no valid access token of a live session")]
     InvalidToken,
     #[error("the address is not verified")]
     EmailNotVerified,
-    /// There is neither the password nor a login of late.
-    #[error("the password or a fresh login is needed")]
+    /// The request has no password, and the login is too old.
+    #[error("the password or a recent login is required")]
     ReauthenticationRequired,
     #[error("the password is wrong")]
     InvalidCredentials,
     #[error(transparent)]
-    Trouble(#[from] Trouble),
+    Common(#[from] CommonError),
 }
 
 // === read ===
 
-/// The user of the session, as Postgres has them now.
-pub async fn read<S: Accounts + Sessions>(stores: &S, app: &App, signed_in: &SignedIn) -> Result<User, Refused> {
-    signed_in.account(stores, app).await.map_err(Trouble::from)?.ok_or(Refused::InvalidToken)
+/// The user of the session, as Postgres has it now.
+pub async fn load_user<S: OwnAccounts + Sessions>(
+    stores: &S,
+    app: &App,
+    signed_in: &AuthenticatedSession,
+) -> Result<User, OwnAccountError> {
+    signed_in.load_user(stores, app).await.map_err(CommonError::from)?.ok_or(OwnAccountError::InvalidToken)
 }
 
 // === rename ===
 
-pub async fn rename<S: Accounts + Sessions>(
+pub async fn rename_user<S: OwnAccounts + Sessions>(
     stores: &S,
     env: &Env,
     app: &App,
-    caller: &Caller,
-    signed_in: &SignedIn,
+    caller: &ClientInfo,
+    signed_in: &AuthenticatedSession,
     name: &Name,
-) -> Result<User, Refused> {
+) -> Result<User, OwnAccountError> {
     loop {
-        let user = read(stores, app, signed_in).await?;
+        let user = load_user(stores, app, signed_in).await?;
         let event = event(env, caller, EventKind::Renamed, signed_in);
         let change = Rename { user: user.id, epoch: user.epoch, name: name.clone(), at: event.at, event };
-        if let Some(Renamed { user, row }) = stores.rename(app.id(), change).await.map_err(Trouble::from)? {
-            carry_profile(stores, app, &user, row).await;
+        if let Some(Renamed { user, outbox_row: row }) =
+            stores.rename(app.id(), change).await.map_err(CommonError::from)?
+        {
+            propagate_profile(stores, app, &user, row).await;
             return Ok(user);
         }
-        // The epoch has moved since the user was read: judged again by what that left. So below.
+        // The epoch has risen since the user was read: start again with the new state. The same applies below.
     }
 }
 
-/// Tells Redis of a new name before the answer; where that fails, the outbox row of the transaction does it.
-async fn carry_profile<S: Accounts + Sessions>(stores: &S, app: &App, user: &User, row: Uuid) {
+/// Writes a new name to Redis before the response. If that fails, the transaction's outbox row does it.
+async fn propagate_profile<S: OwnAccounts + Sessions>(stores: &S, app: &App, user: &User, row: Uuid) {
     let carried = async {
-        stores.put_profile(app.id(), user.id, &user.profile()).await?;
-        stores.profile_carried(app.id(), row).await
+        stores.store_profile(app.id(), user.id, &user.profile()).await?;
+        stores.remove_profile_row(app.id(), row).await
     };
     if let Err(error) = carried.await {
         warn!(app = %app.id(), error = &error as &dyn std::error::Error, "a new name is left to the outbox");
@@ -88,28 +95,28 @@ async fn carry_profile<S: Accounts + Sessions>(stores: &S, app: &App, user: &Use
 
 // === delete ===
 
-/// Deletes the account with all that hangs on it.
-pub async fn delete<S: Accounts + Limits + Hasher + Sessions + Outbox + Audit>(
+/// Deletes the account with all its data.
+pub async fn delete_account<S: OwnAccounts + RateLimits + PasswordHasher + Sessions + Outbox + AuditLog>(
     stores: &S,
     env: &Env,
     app: &App,
-    caller: &Caller,
-    signed_in: &SignedIn,
+    caller: &ClientInfo,
+    signed_in: &AuthenticatedSession,
     password: Option<&Password>,
-) -> Result<(), Refused> {
+) -> Result<(), OwnAccountError> {
     loop {
-        let user = read(stores, app, signed_in).await?;
-        demand_settled(&user)?;
+        let user = load_user(stores, app, signed_in).await?;
+        require_verified_address(&user)?;
         match password {
             Some(password) => check_password(stores, app, caller, &user, password).await?,
-            None if is_fresh(env, &signed_in.session) => {}
-            None => return Err(Refused::ReauthenticationRequired),
+            None if is_recent_login(env, &signed_in.session) => {}
+            None => return Err(OwnAccountError::ReauthenticationRequired),
         }
         let event = event(env, caller, EventKind::UserDeleted, signed_in);
-        let removal = Removal { user: user.id, epoch: user.epoch, event };
-        let deleted = stores.delete_user(app.id(), removal).await.map_err(Trouble::from)?;
+        let removal = UserDeletion { user: user.id, epoch: user.epoch, event };
+        let deleted = stores.delete_user(app.id(), removal).await.map_err(CommonError::from)?;
         if let Some(epoch) = deleted {
-            carry(stores, app, &EpochNews { user: user.id, epoch, keep: None }, None).await;
+            propagate_epoch_change(stores, app, &EpochChange { user: user.id, epoch, kept_session: None }, None).await;
             return Ok(());
         }
     }
@@ -117,7 +124,7 @@ pub async fn delete<S: Accounts + Limits + Hasher + Sessions + Outbox + Audit>(
 
 // === change of the password ===
 
-pub struct ChangePassword {
+pub struct ChangePasswordInput {
     pub password: Password,
     pub current: Option<Password>,
 }
@@ -125,210 +132,224 @@ pub struct ChangePassword {
 #[derive(Debug, thiserror::Error)]
 pub enum ChangePasswordError {
     #[error(transparent)]
-    Weak(#[from] Weak),
+    Weak(#[from] WeakPassword),
     #[error(transparent)]
-    Refused(#[from] Refused),
+    Refused(#[from] OwnAccountError),
 }
 
-impl From<JudgeError> for ChangePasswordError {
-    fn from(error: JudgeError) -> Self {
+impl From<PasswordPolicyError> for ChangePasswordError {
+    fn from(error: PasswordPolicyError) -> Self {
         match error {
-            JudgeError::Weak(weak) => Self::Weak(weak),
-            JudgeError::Trouble(trouble) => Self::Refused(trouble.into()),
+            PasswordPolicyError::Weak(weak) => Self::Weak(weak),
+            PasswordPolicyError::Common(trouble) => Self::Refused(trouble.into()),
         }
     }
 }
 
-/// Ends all other sessions and codes; the caller's session goes on.
-pub async fn change_password<S: Accounts + Limits + Hasher + Sessions + Outbox + Audit>(
+/// Ends all other sessions and all codes. The caller's session continues.
+pub async fn change_password<S: OwnAccounts + RateLimits + PasswordHasher + Sessions + Outbox + AuditLog>(
     stores: &S,
     env: &Env,
     app: &App,
-    caller: &Caller,
-    signed_in: &SignedIn,
-    request: &ChangePassword,
+    caller: &ClientInfo,
+    signed_in: &AuthenticatedSession,
+    request: &ChangePasswordInput,
 ) -> Result<(), ChangePasswordError> {
     let session = signed_in.session.id;
     let mut is_counted = false;
     loop {
-        let user = read(stores, app, signed_in).await?;
-        demand_settled(&user)?;
-        let proven = request.current.is_some() || is_fresh(env, &signed_in.session) || may_set_first(&user, session);
+        let user = load_user(stores, app, signed_in).await?;
+        require_verified_address(&user)?;
+        let proven = request.current.is_some()
+            || is_recent_login(env, &signed_in.session)
+            || can_set_first_password(&user, session);
         if !proven {
-            return Err(Refused::ReauthenticationRequired.into());
+            return Err(OwnAccountError::ReauthenticationRequired.into());
         }
         if !is_counted {
-            // Judging and hashing are work, also without the old password.
-            let attempt = take_attempt(stores, app, caller, &account(app, &user), Some(user.id)).await;
-            attempt.map_err(Refused::Trouble)?;
+            // Scoring and hashing are work even if no old password was sent.
+            let attempt = acquire_login_attempt(stores, app, caller, &account_key(app, &user), Some(user.id)).await;
+            attempt.map_err(OwnAccountError::Common)?;
             is_counted = true;
         }
-        judge(stores, app, caller, &request.password, guesses(&user)).await?;
+        check_password_policy(stores, app, caller, &request.password, guess_words(&user)).await?;
         if let Some(current) = &request.current {
-            let failure = take_failure(stores, app, caller, &account(app, &user), Some(user.id)).await;
-            verify_password(stores, app, caller, &user, current, failure.map_err(Refused::Trouble)?).await?;
+            let failure = acquire_login_failure(stores, app, caller, &account_key(app, &user), Some(user.id)).await;
+            verify_password(stores, app, caller, &user, current, failure.map_err(OwnAccountError::Common)?).await?;
         }
-        let hashed = stores.hash(app, caller.address(), &request.password).await;
-        let password_hash = hashed.map_err(|busy| Refused::Trouble(busy.into()))?;
+        let hashed = stores.hash(app, caller.client_address(), &request.password).await;
+        let password_hash = hashed.map_err(|busy| OwnAccountError::Common(busy.into()))?;
         let event = event(env, caller, EventKind::PasswordChanged, signed_in);
-        let change =
-            NewPassword { user: user.id, epoch: user.epoch, password_hash, keep: session, at: event.at, event };
+        let change = PasswordChange {
+            user: user.id,
+            epoch: user.epoch,
+            password_hash,
+            kept_session: session,
+            at: event.at,
+            event,
+        };
         let changed = stores.set_password(app.id(), change).await;
-        if let Some(user) = changed.map_err(|error| Refused::Trouble(error.into()))? {
-            carry_epoch(stores, app, &user, Some(session)).await;
+        if let Some(user) = changed.map_err(|error| OwnAccountError::Common(error.into()))? {
+            propagate_epoch(stores, app, &user, Some(session)).await;
             return Ok(());
         }
     }
 }
 
-/// *Confirm* took the password of a contested account and promised this session that it may set one.
-fn may_set_first(user: &User, session: SessionId) -> bool {
+/// *Confirm* removed the password of a contested account and allowed this session to set one.
+fn can_set_first_password(user: &User, session: SessionId) -> bool {
     user.password_hash.is_none() && user.password_session == Some(session)
 }
 
-/// What a guesser would try first.
-fn guesses(user: &User) -> Vec<String> {
+/// The words that an attacker would try first.
+fn guess_words(user: &User) -> Vec<String> {
     let name = Name::parse(&user.name).ok();
-    password::guesses(user.email.as_ref().or(user.pending_email.as_ref()), name.as_ref())
+    password::guess_words(user.email.as_ref().or(user.pending_email.as_ref()), name.as_ref())
 }
 
 // === change of the address ===
 
-pub struct ChangeAddress {
+pub struct ChangeAddressInput {
     pub email: Email,
     pub password: Option<Password>,
 }
 
-pub struct AddressAsked {
+pub struct PendingAddressChange {
     pub user: User,
-    /// As *register* answers it; of the code.
+    /// Lifetime of the confirmation code, as in the response of *register*.
     pub expires_in: i64,
     pub expires_at: i64,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum ChangeAddressError {
-    #[error("addresses of this domain are not taken")]
+    #[error("email addresses of this domain are not allowed")]
     DomainNotAllowed,
     /// Only without enumeration protection.
-    #[error("the address has an account")]
+    #[error("the address belongs to another account")]
     EmailTaken,
     #[error(transparent)]
-    Refused(#[from] Refused),
+    Refused(#[from] OwnAccountError),
 }
 
-/// Lets an address wait for its code. Whose it is now nobody asks here (but without enumeration protection): the mail
-/// goes out later, and what it says is decided then. So known and unknown addresses cost the same.
-pub async fn ask_for_address<S: Users + Accounts + Limits + Hasher + Sessions + Audit>(
+/// Makes an address pending until its code is confirmed. Whether the address has an account is not checked here, unless
+/// enumeration protection is off: the content of the mail is decided when it is sent. So known and unknown addresses
+/// cost the same.
+pub async fn request_address_change<S: Users + OwnAccounts + RateLimits + PasswordHasher + Sessions + AuditLog>(
     stores: &S,
     env: &Env,
     app: &App,
-    caller: &Caller,
-    signed_in: &SignedIn,
-    request: &ChangeAddress,
-) -> Result<AddressAsked, ChangeAddressError> {
+    caller: &ClientInfo,
+    signed_in: &AuthenticatedSession,
+    request: &ChangeAddressInput,
+) -> Result<PendingAddressChange, ChangeAddressError> {
     loop {
-        let user = read(stores, app, signed_in).await?;
-        demand_settled(&user)?;
-        if !app.allows(&request.email) {
+        let user = load_user(stores, app, signed_in).await?;
+        require_verified_address(&user)?;
+        if !app.allows_email_domain(&request.email) {
             return Err(ChangeAddressError::DomainNotAllowed);
         }
         match &request.password {
             Some(password) => check_password(stores, app, caller, &user, password).await?,
-            // A login of late is enough only where there is no password to ask for.
-            None if user.password_hash.is_none() && is_fresh(env, &signed_in.session) => {}
-            None => return Err(Refused::ReauthenticationRequired.into()),
+            // A recent login is enough only if the account has no password.
+            None if user.password_hash.is_none() && is_recent_login(env, &signed_in.session) => {}
+            None => return Err(OwnAccountError::ReauthenticationRequired.into()),
         }
-        if is_told_taken(stores, app, &user, &request.email).await? {
+        if is_reported_as_taken(stores, app, &user, &request.email).await? {
             return Err(ChangeAddressError::EmailTaken);
         }
-        let mailing = may_mail(stores, app, caller, &request.email, MailPurpose::Confirm).await;
-        let mailing = mailing.map_err(Refused::from)?;
+        let mailing = acquire_mail_limit(stores, app, caller, &request.email, MailPurpose::Confirm).await;
+        let mailing = mailing.map_err(OwnAccountError::from)?;
         let now = env.now();
-        let address = AddressRequest {
+        let address = AddressChangeRequest {
             user: user.id,
             epoch: user.epoch,
             address: request.email.clone(),
-            mailed: mailing.is_some(),
+            is_mailed: mailing.is_some(),
             at: now,
             event: event(env, caller, EventKind::AddressChangeRequested, signed_in),
         };
-        let waiting = match stores.ask_for_address(app.id(), address).await {
+        let waiting = match stores.request_address_change(app.id(), address).await {
             Ok(Some(user)) => {
                 let expires_in = i64::from(app.doc.mail.confirm_code_lifetime_seconds);
-                return Ok(AddressAsked { user, expires_in, expires_at: now.unix_timestamp() + expires_in });
+                return Ok(PendingAddressChange { user, expires_in, expires_at: now.unix_timestamp() + expires_in });
             }
             Ok(None) => Ok(()),
-            Err(error) => Err(Refused::Trouble(error.into())),
+            Err(error) => Err(OwnAccountError::Common(error.into())),
         };
-        not_mailed(stores, app, mailing).await;
+        release_mail_limit(stores, app, mailing).await;
         waiting?;
     }
 }
 
-/// Whether somebody else has the address, where the App has that told.
-async fn is_told_taken<S: Users>(stores: &S, app: &App, user: &User, email: &Email) -> Result<bool, Refused> {
+/// Whether another account has the address verified, if the App permits that to be reported.
+async fn is_reported_as_taken<S: Users>(
+    stores: &S,
+    app: &App,
+    user: &User,
+    email: &Email,
+) -> Result<bool, OwnAccountError> {
     match app.doc.enumeration_protection {
         EnumerationProtection::Strict => Ok(false),
         EnumerationProtection::Disabled => {
-            let known = stores.user_by_email(app.id(), email).await.map_err(Trouble::from)?;
+            let known = stores.user_by_email(app.id(), email).await.map_err(CommonError::from)?;
             Ok(known.is_some_and(|known| known.id != user.id && known.email_verified))
         }
     }
 }
 
-// === what they share ===
+// === shared helpers ===
 
-fn event(env: &Env, caller: &Caller, kind: EventKind, signed_in: &SignedIn) -> Event {
-    Event::new(env, caller, kind, signed_in.user()).in_session(signed_in.session.id)
+fn event(env: &Env, caller: &ClientInfo, kind: EventKind, signed_in: &AuthenticatedSession) -> Event {
+    Event::new(env, caller, kind, signed_in.user_id()).in_session(signed_in.session.id)
 }
 
-/// While its address is unverified a session may not do this; an account without any address may.
-fn demand_settled(user: &User) -> Result<(), Refused> {
-    if user.email.is_some() && !user.email_verified { Err(Refused::EmailNotVerified) } else { Ok(()) }
+/// Fails while the account's address is unverified. An account without any address passes.
+fn require_verified_address(user: &User) -> Result<(), OwnAccountError> {
+    if user.email.is_some() && !user.email_verified { Err(OwnAccountError::EmailNotVerified) } else { Ok(()) }
 }
 
-/// Whether the login was of late. Either way, since the clocks of two servers differ.
-fn is_fresh(env: &Env, session: &Session) -> bool {
-    (env.now() - session.auth_time).abs() < FRESH
+/// Whether the login is recent. The absolute difference is compared because the clocks of two servers differ.
+fn is_recent_login(env: &Env, session: &Session) -> bool {
+    (env.now() - session.auth_time).abs() < RECENT_LOGIN
 }
 
-/// Checks the account's password as a login does: it counts as one, and limits come before hashing.
-async fn check_password<S: Limits + Hasher + Audit>(
+/// Checks the account's password like a login: it counts as one, and rate limits apply before hashing.
+async fn check_password<S: RateLimits + PasswordHasher + AuditLog>(
     stores: &S,
     app: &App,
-    caller: &Caller,
+    caller: &ClientInfo,
     user: &User,
     password: &Password,
-) -> Result<(), Refused> {
-    let failure = take_login(stores, app, caller, &account(app, user), Some(user.id)).await?;
+) -> Result<(), OwnAccountError> {
+    let failure = acquire_login_limits(stores, app, caller, &account_key(app, user), Some(user.id)).await?;
     verify_password(stores, app, caller, user, password, failure).await
 }
 
-/// The account that the limits count.
-fn account(app: &App, user: &User) -> AccountKey {
+/// The account as rate limits count it.
+fn account_key(app: &App, user: &User) -> AccountKey {
     match &user.email {
-        Some(email) => email.account(app.id()),
-        None => AccountKey::of_user(app.id(), user.id),
+        Some(email) => email.account_key(app.id()),
+        None => AccountKey::for_user(app.id(), user.id),
     }
 }
 
-/// Checks the account's password; `failure` is its place under the limits.
-async fn verify_password<S: Limits + Hasher + Audit>(
+/// Checks the account's password. `failure` was acquired from the rate limits before.
+async fn verify_password<S: RateLimits + PasswordHasher + AuditLog>(
     stores: &S,
     app: &App,
-    caller: &Caller,
+    caller: &ClientInfo,
     user: &User,
     password: &Password,
-    failure: Taken,
-) -> Result<(), Refused> {
-    let right = stores.verify(app, caller.address(), password, user.password_hash.as_ref()).await;
+    failure: RateLimitPermit,
+) -> Result<(), OwnAccountError> {
+    let right = stores.verify(app, caller.client_address(), password, user.password_hash.as_ref()).await;
     if matches!(right, Ok(false)) {
-        let refusal = Refusal::new(RefusalKind::PasswordCheck, caller, Some(account(app, user)), Some(user.id));
-        stores.refuse(app.id(), refusal);
-        return Err(Refused::InvalidCredentials);
+        let refusal = Refusal::new(RefusalKind::PasswordCheck, caller, Some(account_key(app, user)), Some(user.id));
+        stores.count_refusal(app.id(), refusal);
+        return Err(OwnAccountError::InvalidCredentials);
     }
-    // It was right, or nothing was learned about it.
-    stores.give_back(app.id(), failure).await;
-    right.map(drop).map_err(|busy| Refused::Trouble(busy.into()))
+    // The password was right, or it was not checked at all.
+    stores.release(app.id(), failure).await;
+    right.map(drop).map_err(|busy| OwnAccountError::Common(busy.into()))
 }

@@ -1,4 +1,4 @@
-//! Passwords: what may be one, and how strong it must be. Hashing is behind a port.
+//! Passwords: which ones can be set, and the words that make one weak. Hashing and scoring are behind a port.
 
 use std::{fmt, time::Duration};
 
@@ -9,31 +9,31 @@ use zeroize::Zeroizing;
 use super::{email::Email, user::Name};
 
 /// The longest password that can be set, in characters after NFC.
-pub const MAX_CHARS: usize = 128;
+pub const MAX_PASSWORD_CHARS: usize = 128;
 
-/// A password in clear, in NFC; wiped when dropped, never printed.
+/// A password in clear text, in NFC; erased when dropped, never printed.
 #[derive(Clone)]
 pub struct Password(Zeroizing<String>);
 
-/// A password's hash: a PHC string. Never printed.
+/// The hash of a password: a PHC string. Never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct PasswordHash(Box<str>);
 
-/// Why a password may not be set (`weak_password` of the contract).
+/// Why a password cannot be set (`weak_password`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Weak {
+pub enum WeakPassword {
     #[error("is shorter than {minimum} characters")]
     TooShort { minimum: u32 },
-    #[error("is longer than {MAX_CHARS} characters")]
+    #[error("is longer than {MAX_PASSWORD_CHARS} characters")]
     TooLong,
     #[error("is too easy to guess; use a longer or less common one")]
     Guessable,
 }
 
-/// There is no place in the hashing queue, or none in time: `temporarily_unavailable`.
+/// The hashing queue is full, or did not start the job in time (`temporarily_unavailable`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("password hashing is at capacity")]
-pub struct Busy {
+pub struct Overloaded {
     pub retry_after: Duration,
 }
 
@@ -44,19 +44,19 @@ impl Password {
         Self(Zeroizing::new(input.nfc().collect()))
     }
 
-    /// The characters themselves; for hashing and judging alone.
+    /// The password itself, only for hashing and scoring.
     pub fn expose(&self) -> &str {
         &self.0
     }
 
-    /// Whether the length is one that may be set; strength is judged by [`super::ports::Hasher::strength`].
-    pub fn check_length(&self, policy: &PasswordPolicy) -> Result<(), Weak> {
+    /// Checks the length; the hashing port checks the strength.
+    pub fn check_length(&self, policy: &PasswordPolicy) -> Result<(), WeakPassword> {
         let chars = self.0.chars().count();
         if chars < policy.minimum_length as usize {
-            return Err(Weak::TooShort { minimum: policy.minimum_length });
+            return Err(WeakPassword::TooShort { minimum: policy.minimum_length });
         }
-        if chars > MAX_CHARS {
-            return Err(Weak::TooLong);
+        if chars > MAX_PASSWORD_CHARS {
+            return Err(WeakPassword::TooLong);
         }
         Ok(())
     }
@@ -68,8 +68,8 @@ impl fmt::Debug for Password {
     }
 }
 
-/// What a guesser would try first for this user: address, local part, name and its words.
-pub fn guesses(email: Option<&Email>, name: Option<&Name>) -> Vec<String> {
+/// The words that an attacker would try first for this user: address, local part, name and its words.
+pub fn guess_words(email: Option<&Email>, name: Option<&Name>) -> Vec<String> {
     let mut words = Vec::new();
     if let Some(email) = email {
         words.extend([email.canonical(), email.local_part(), email.domain()].map(str::to_owned));
@@ -112,9 +112,9 @@ mod tests {
     fn length_is_counted_in_characters_after_nfc() {
         let check = |text: &str| Password::new(text).check_length(&POLICY);
         assert_eq!(check(&"é".repeat(8)), Ok(()));
-        assert_eq!(check(&"e\u{301}".repeat(7)), Err(Weak::TooShort { minimum: 8 }));
+        assert_eq!(check(&"e\u{301}".repeat(7)), Err(WeakPassword::TooShort { minimum: 8 }));
         assert_eq!(check(&"x".repeat(128)), Ok(()));
-        assert_eq!(check(&"x".repeat(129)), Err(Weak::TooLong));
+        assert_eq!(check(&"x".repeat(129)), Err(WeakPassword::TooLong));
         assert_eq!(check(" a b c d "), Ok(()), "never trimmed");
     }
 }

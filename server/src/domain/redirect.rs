@@ -1,4 +1,5 @@
-//! Redirect addresses: an App's exact allow-list (RFC 9700, 2.1), and what is added to an address on it.
+//! Redirect addresses: an App's exact allow-list (RFC 9700, 2.1), and the parameters that are added to an address on
+//! it.
 
 use aws_lc_rs::digest::{SHA256, digest};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
@@ -6,22 +7,22 @@ use latchkey_crds::types::RedirectUrl;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::{Deserialize, Serialize};
 
-/// All but the unreserved characters (RFC 3986, 2.3): a space becomes `%20`, which every decoder reads.
+/// All but the unreserved characters (RFC 3986, 2.3). A space becomes `%20`, which every decoder can read.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// An address that is on an App's list at this moment. There is no other way to one than the list.
+/// An address that is on the App's list at this moment. It can only be made from the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
+pub struct RedirectTarget {
     address: String,
-    mark: Mark,
+    reference: RedirectReference,
 }
 
-/// Names an address without being one: what is kept of it has to be found on the list again before it is used.
+/// A reference to an address of the list. A stored reference must be found on the list again before it is used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Mark {
-    /// SHA-256 of the entry, cut.
+pub struct RedirectReference {
+    /// SHA-256 of the entry, truncated.
     entry: String,
-    /// The port that was asked for, where the entry is `http` on loopback.
+    /// The requested port, if the entry is an `http` loopback address.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     port: Option<u16>,
 }
@@ -29,79 +30,88 @@ pub struct Mark {
 /// The address is not on the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the redirect address is not on the App's list")]
-pub struct NotAllowed;
+pub struct RedirectNotAllowed;
 
-/// Where what the service says is added to an address.
+/// The part of an address that gets the service's parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum ParameterLocation {
     Query,
     Fragment,
 }
 
-/// An `http` address of this machine, cut around its port (RFC 8252, 7.3).
-struct Loopback<'a> {
+/// An `http` loopback address, split at its port (RFC 8252, 7.3).
+struct LoopbackUrl<'a> {
     /// `http://` and the host.
-    front: &'a str,
+    prefix: &'a str,
     port: Option<u16>,
     rest: &'a str,
 }
 
-/// The address that was asked for, or the first of the list; none where the list is empty and nothing was asked for.
-pub fn choose(list: &[RedirectUrl], asked: Option<&str>) -> Result<Option<Target>, NotAllowed> {
+/// The requested address, or the first of the list. `None` if the list is empty and no address was requested.
+pub fn choose_target(list: &[RedirectUrl], asked: Option<&str>) -> Result<Option<RedirectTarget>, RedirectNotAllowed> {
     match asked {
-        None => Ok(list.first().map(Target::of)),
-        Some(asked) => list.iter().find_map(|entry| Target::matching(entry, asked)).map(Some).ok_or(NotAllowed),
+        None => Ok(list.first().map(RedirectTarget::from_entry)),
+        Some(asked) => {
+            list.iter().find_map(|entry| RedirectTarget::matching(entry, asked)).map(Some).ok_or(RedirectNotAllowed)
+        }
     }
 }
 
-/// The address that was chosen before, where it is still on the list.
-pub fn find(list: &[RedirectUrl], mark: &Mark) -> Result<Target, NotAllowed> {
-    let entry = list.iter().find(|entry| entry_mark(entry) == mark.entry).ok_or(NotAllowed)?;
-    let address = match Loopback::of(entry.as_str()) {
+/// The address that was chosen earlier, if it is still on the list.
+pub fn find_target(list: &[RedirectUrl], mark: &RedirectReference) -> Result<RedirectTarget, RedirectNotAllowed> {
+    let entry = list.iter().find(|entry| entry_digest(entry) == mark.entry).ok_or(RedirectNotAllowed)?;
+    let address = match LoopbackUrl::parse(entry.as_str()) {
         None => entry.as_str().to_owned(),
-        Some(loopback) => loopback.at(mark.port),
+        Some(loopback) => loopback.with_port(mark.port),
     };
-    Ok(Target { address, mark: mark.clone() })
+    Ok(RedirectTarget { address, reference: mark.clone() })
 }
 
-fn entry_mark(entry: &RedirectUrl) -> String {
+fn entry_digest(entry: &RedirectUrl) -> String {
     URL_SAFE_NO_PAD.encode(&digest(&SHA256, entry.as_str().as_bytes()).as_ref()[..16])
 }
 
-// === impl Target ===
+// === impl RedirectTarget ===
 
-impl Target {
-    fn of(entry: &RedirectUrl) -> Self {
-        let port = Loopback::of(entry.as_str()).and_then(|loopback| loopback.port);
-        Self { address: entry.as_str().to_owned(), mark: Mark { entry: entry_mark(entry), port } }
+impl RedirectTarget {
+    fn from_entry(entry: &RedirectUrl) -> Self {
+        let port = LoopbackUrl::parse(entry.as_str()).and_then(|loopback| loopback.port);
+        Self { address: entry.as_str().to_owned(), reference: RedirectReference { entry: entry_digest(entry), port } }
     }
 
-    /// Byte for byte, but for the port of an `http` loopback address.
+    /// Compares byte by byte, except for the port of an `http` loopback address.
     fn matching(entry: &RedirectUrl, asked: &str) -> Option<Self> {
         if entry.as_str() == asked {
-            return Some(Self::of(entry));
+            return Some(Self::from_entry(entry));
         }
-        let (listed, asked) = (Loopback::of(entry.as_str())?, Loopback::of(asked)?);
-        (listed.front == asked.front && listed.rest == asked.rest)
-            .then(|| Self { address: listed.at(asked.port), mark: Mark { entry: entry_mark(entry), port: asked.port } })
+        let (listed, asked) = (LoopbackUrl::parse(entry.as_str())?, LoopbackUrl::parse(asked)?);
+        (listed.prefix == asked.prefix && listed.rest == asked.rest).then(|| Self {
+            address: listed.with_port(asked.port),
+            reference: RedirectReference { entry: entry_digest(entry), port: asked.port },
+        })
     }
 
     pub fn as_str(&self) -> &str {
         &self.address
     }
 
-    pub fn mark(&self) -> &Mark {
-        &self.mark
+    pub fn reference(&self) -> &RedirectReference {
+        &self.reference
     }
 
-    /// The address with parameters after what it has; nothing of it is written anew.
-    pub fn with<'a>(&self, place: Place, parameters: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
+    /// The address with the parameters appended. The existing part of the address is not changed.
+    pub fn with_parameters<'a>(
+        &self,
+        place: ParameterLocation,
+        parameters: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> String {
         let mut address = self.address.clone();
         let mut separator = match place {
             // An entry has no fragment.
-            Place::Fragment => "#",
-            // The first `?` begins the query. An `&` without it is part of the path or the host, a second one of a value.
-            Place::Query => match address.split_once('?') {
+            ParameterLocation::Fragment => "#",
+            // The first `?` starts the query. Before it an `&` is part of the path or host; a second `?` is part of a
+            // value.
+            ParameterLocation::Query => match address.split_once('?') {
                 None => "?",
                 Some((_, query)) if query.is_empty() || query.ends_with('&') => "",
                 Some(_) => "&",
@@ -118,12 +128,12 @@ impl Target {
     }
 }
 
-// === impl Loopback ===
+// === impl LoopbackUrl ===
 
-impl<'a> Loopback<'a> {
-    /// None where it is not `http`, or where its port is not one. That the host is this machine's own is a rule of the
-    /// list; what is asked for is compared with an entry.
-    fn of(address: &'a str) -> Option<Self> {
+impl<'a> LoopbackUrl<'a> {
+    /// Returns `None` if the scheme is not `http` or the port is invalid. The list holds loopback hosts only, so the
+    /// host is not checked here: a requested address must equal an entry except for the port.
+    fn parse(address: &'a str) -> Option<Self> {
         let authority = address.strip_prefix("http://")?;
         let end = authority.find(['/', '?', '#']).unwrap_or(authority.len());
         let (authority, rest) = authority.split_at(end);
@@ -133,19 +143,19 @@ impl<'a> Loopback<'a> {
         };
         let port = match authority.get(host..)? {
             "" => None,
-            port => Some(port.strip_prefix(':').and_then(number)?),
+            port => Some(port.strip_prefix(':').and_then(parse_port)?),
         };
-        Some(Self { front: &address[.."http://".len() + host], port, rest })
+        Some(Self { prefix: &address[.."http://".len() + host], port, rest })
     }
 
-    fn at(&self, port: Option<u16>) -> String {
-        let Self { front, rest, .. } = self;
+    fn with_port(&self, port: Option<u16>) -> String {
+        let Self { prefix: front, rest, .. } = self;
         port.map_or_else(|| format!("{front}{rest}"), |port| format!("{front}:{port}{rest}"))
     }
 }
 
-/// A port as it is written in one way only.
-fn number(text: &str) -> Option<u16> {
+/// A port in its only accepted form: digits without a leading zero.
+fn parse_port(text: &str) -> Option<u16> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit()) && !text.starts_with('0');
     text.parse().ok().filter(|_| digits)
 }
@@ -159,19 +169,19 @@ mod tests {
     }
 
     fn chosen(entries: &[&str], asked: &str) -> Option<String> {
-        choose(&list(entries), Some(asked)).ok().flatten().map(|target| target.as_str().to_owned())
+        choose_target(&list(entries), Some(asked)).ok().flatten().map(|target| target.as_str().to_owned())
     }
 
     #[test]
-    fn without_a_wish_it_is_the_first_of_the_list() {
+    fn without_a_requested_address_the_first_of_the_list_is_chosen() {
         let entries = list(&["https://shop.example.com/done", "com.example.shop:/done"]);
-        assert_eq!(choose(&entries, None).unwrap().unwrap().as_str(), "https://shop.example.com/done");
-        assert_eq!(choose(&[], None), Ok(None));
-        assert_eq!(choose(&[], Some("https://shop.example.com/done")), Err(NotAllowed));
+        assert_eq!(choose_target(&entries, None).unwrap().unwrap().as_str(), "https://shop.example.com/done");
+        assert_eq!(choose_target(&[], None), Ok(None));
+        assert_eq!(choose_target(&[], Some("https://shop.example.com/done")), Err(RedirectNotAllowed));
     }
 
     #[test]
-    fn an_address_counts_byte_for_byte() {
+    fn an_address_must_match_byte_for_byte() {
         let entries = ["https://shop.example.com/done?a=b", "com.example.shop:/done"];
         for asked in entries {
             assert_eq!(chosen(&entries, asked).as_deref(), Some(asked));
@@ -192,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn the_port_of_a_loopback_address_is_free() {
+    fn the_port_of_a_loopback_address_can_differ() {
         let entries = ["http://127.0.0.1/done", "http://[::1]:3000/done", "http://localhost:3000/?x"];
         for asked in [
             "http://127.0.0.1/done",
@@ -230,32 +240,47 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_found_again_while_it_is_on_the_list() {
+    fn a_stored_reference_is_found_while_its_entry_is_listed() {
         let entries = list(&["https://shop.example.com/done", "http://127.0.0.1:3000/done"]);
         for asked in ["https://shop.example.com/done", "http://127.0.0.1/done", "http://127.0.0.1:51004/done"] {
-            let target = choose(&entries, Some(asked)).unwrap().unwrap();
-            assert_eq!(find(&entries, target.mark()), Ok(target.clone()));
+            let target = choose_target(&entries, Some(asked)).unwrap().unwrap();
+            assert_eq!(find_target(&entries, target.reference()), Ok(target.clone()));
             assert_eq!(target.as_str(), asked);
-            assert_eq!(find(&list(&["https://shop.example.com/other"]), target.mark()), Err(NotAllowed));
+            assert_eq!(
+                find_target(&list(&["https://shop.example.com/other"]), target.reference()),
+                Err(RedirectNotAllowed)
+            );
         }
     }
 
     #[test]
-    fn parameters_come_after_what_an_address_has() {
+    fn parameters_are_appended_to_the_address() {
         let with = |entry: &str, place| {
-            let target = choose(&list(&[entry]), None).unwrap().unwrap();
-            target.with(place, [("error", "access_denied"), ("error_description", "né & so on")])
+            let target = choose_target(&list(&[entry]), None).unwrap().unwrap();
+            target.with_parameters(place, [("error", "access_denied"), ("error_description", "né & so on")])
         };
         let parameters = "error=access_denied&error_description=n%C3%A9%20%26%20so%20on";
-        assert_eq!(with("https://a.example", Place::Query), format!("https://a.example?{parameters}"));
-        assert_eq!(with("https://a.example/x?y=z", Place::Query), format!("https://a.example/x?y=z&{parameters}"));
-        assert_eq!(with("https://a.example/x?", Place::Query), format!("https://a.example/x?{parameters}"));
-        assert_eq!(with("https://a.example/x?y=z&", Place::Query), format!("https://a.example/x?y=z&{parameters}"));
-        assert_eq!(with("com.example:/x", Place::Query), format!("com.example:/x?{parameters}"));
-        assert_eq!(with("https://a.example/x?y?", Place::Query), format!("https://a.example/x?y?&{parameters}"));
+        assert_eq!(with("https://a.example", ParameterLocation::Query), format!("https://a.example?{parameters}"));
+        assert_eq!(
+            with("https://a.example/x?y=z", ParameterLocation::Query),
+            format!("https://a.example/x?y=z&{parameters}")
+        );
+        assert_eq!(with("https://a.example/x?", ParameterLocation::Query), format!("https://a.example/x?{parameters}"));
+        assert_eq!(
+            with("https://a.example/x?y=z&", ParameterLocation::Query),
+            format!("https://a.example/x?y=z&{parameters}")
+        );
+        assert_eq!(with("com.example:/x", ParameterLocation::Query), format!("com.example:/x?{parameters}"));
+        assert_eq!(
+            with("https://a.example/x?y?", ParameterLocation::Query),
+            format!("https://a.example/x?y?&{parameters}")
+        );
         for no_query in ["https://a.example/x&", "https://a.example&"] {
-            assert_eq!(with(no_query, Place::Query), format!("{no_query}?{parameters}"));
+            assert_eq!(with(no_query, ParameterLocation::Query), format!("{no_query}?{parameters}"));
         }
-        assert_eq!(with("https://a.example/x?y=z", Place::Fragment), format!("https://a.example/x?y=z#{parameters}"));
+        assert_eq!(
+            with("https://a.example/x?y=z", ParameterLocation::Fragment),
+            format!("https://a.example/x?y=z#{parameters}")
+        );
     }
 }

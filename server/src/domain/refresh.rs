@@ -1,5 +1,5 @@
-//! Refresh, revocation and the end of sessions (contract, 4): nobody honest is logged out, and a stolen token is found
-//! out.
+//! Refresh, revocation and the end of sessions (specification: Sessions and tokens): honest clients stay logged in, and
+//! the use of a stolen token is detected.
 
 use std::time::Duration;
 
@@ -7,126 +7,133 @@ use latchkey_crds::rendered::LimitName;
 use tracing::warn;
 
 use super::{
-    accounts::Trouble,
+    accounts::CommonError,
     app::App,
     audit::{Detail, Event, EventKind},
-    client::Caller,
+    client::ClientInfo,
     clock::Env,
-    limits::Limited,
-    ports::{Audit, Sessions},
-    session::{LiveSession, RefreshRules, Refreshed, Renewal, SessionId},
-    token::{self, BadRefreshToken, RefreshToken, Tokens},
+    ports::{AuditLog, Sessions},
+    rate_limits::RateLimited,
+    session::{LiveSession, RefreshKind, RefreshOutcome, RefreshRules, SessionId},
+    token::{self, RefreshToken, RefreshTokenError, Tokens},
     user::UserId,
 };
 
-/// How long to wait for a key that other servers have already: configuration arrives within a second or two.
+/// How long to wait for a key that other servers already have: configuration arrives within one or two seconds.
 pub const UNKNOWN_KEY_RETRY: Duration = Duration::from_secs(2);
 
-/// What a refresh answers.
-pub struct Fresh {
+/// The result of a refresh.
+pub struct RefreshedSession {
     pub user: UserId,
     pub tokens: Tokens,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum RefreshError {
-    /// Unknown, expired, revoked, reused: one answer.
-    #[error("the refresh token is not good any more")]
+    /// Unknown, expired, revoked and reused tokens give the same error.
+    #[error("the refresh token is not valid")]
     InvalidGrant,
-    /// Made by a server that knows a newer key: it may be good, so it is not refused.
-    #[error("the refresh token is under a key newer than any known here")]
+    /// A server that has a newer key made it. It may be valid, so it is not rejected.
+    #[error("the refresh token was made with a newer key than this server has")]
     UnknownKey,
     #[error(transparent)]
-    Trouble(#[from] Trouble),
+    Common(#[from] CommonError),
 }
 
-impl From<BadRefreshToken> for RefreshError {
-    fn from(error: BadRefreshToken) -> Self {
+impl From<RefreshTokenError> for RefreshError {
+    fn from(error: RefreshTokenError) -> Self {
         match error {
-            BadRefreshToken::Invalid => Self::InvalidGrant,
-            BadRefreshToken::UnknownKey => Self::UnknownKey,
+            RefreshTokenError::Invalid => Self::InvalidGrant,
+            RefreshTokenError::UnknownKey => Self::UnknownKey,
         }
     }
 }
 
-/// Exchanges a refresh token. Asks Redis once, and nothing else; what is to be written down of it is, after the answer.
-pub async fn refresh<S: Sessions + Audit>(
+/// Exchanges a refresh token with one call to Redis and none to another store. Events are written after the response.
+pub async fn refresh<S: Sessions + AuditLog>(
     stores: &S,
     env: &Env,
     app: &App,
-    caller: &Caller,
+    caller: &ClientInfo,
     token: &str,
-) -> Result<Fresh, RefreshError> {
-    let token = RefreshToken::open(app, token)?;
+) -> Result<RefreshedSession, RefreshError> {
+    let token = RefreshToken::decode(app, token)?;
     let rules = RefreshRules {
         grace_seconds: app.doc.tokens.refresh_grace_seconds,
         windows: app.windows(LimitName::RefreshesPerSession),
     };
-    let live = match stores.refresh(app.id(), &token, &rules).await.map_err(Trouble::from)? {
-        Refreshed::Live(renewal, live) => {
-            tell(stores, env, app, caller, &token, renewal);
+    let live = match stores.refresh(app.id(), &token, &rules).await.map_err(CommonError::from)? {
+        RefreshOutcome::Renewed(renewal, live) => {
+            log_renewal(stores, env, app, caller, &token, renewal);
             live
         }
-        Refreshed::Limited { window, retry_after } => {
-            let limited = Limited { limit: LimitName::RefreshesPerSession, window, retry_after };
-            return Err(Trouble::from(limited).into());
+        RefreshOutcome::Limited { window, retry_after } => {
+            let limited = RateLimited { limit: LimitName::RefreshesPerSession, window, retry_after };
+            return Err(CommonError::from(limited).into());
         }
-        Refreshed::Stolen => {
-            warn!(app = %app.id(), session = %token.session, "a refresh token was used again: its session has ended");
+        RefreshOutcome::ReuseDetected => {
+            warn!(app = %app.id(), session = %token.session, "a replaced refresh token was used: its session ended");
             let event = Event::new(env, caller, EventKind::RefreshStolen, token.user).in_session(token.session);
             stores.record_later(app.id(), event);
-            // It has ended already; this waits for a replica to know, so that a fail-over does not bring it back.
-            // Rarer than a refresh and larger.
+            // The session has already ended. This call waits for a replica to acknowledge it, so that a fail-over does
+            // not restore the session. Boxed because this future is rarer and larger than that of a refresh.
             if let Err(error) = Box::pin(stores.end_session(app.id(), token.user, token.session)).await {
-                warn!(app = %app.id(), error = &error as &dyn std::error::Error, "no replica was asked for");
+                warn!(app = %app.id(), error = &error as &dyn std::error::Error, "a session's end was not replicated");
             }
             return Err(RefreshError::InvalidGrant);
         }
-        Refreshed::Gone => return Err(RefreshError::InvalidGrant),
+        RefreshOutcome::NotFound => return Err(RefreshError::InvalidGrant),
     };
     let LiveSession { session, profile } = live;
-    let tokens = token::issue(app, env, &profile, &session).map_err(Trouble::from)?;
-    Ok(Fresh { user: session.user, tokens })
+    let tokens = token::issue_tokens(app, env, &profile, &session).map_err(CommonError::from)?;
+    Ok(RefreshedSession { user: session.user, tokens })
 }
 
-fn tell<S: Audit>(stores: &S, env: &Env, app: &App, caller: &Caller, token: &RefreshToken, renewal: Renewal) {
+fn log_renewal<S: AuditLog>(
+    stores: &S,
+    env: &Env,
+    app: &App,
+    caller: &ClientInfo,
+    token: &RefreshToken,
+    renewal: RefreshKind,
+) {
     match renewal {
-        Renewal::Next | Renewal::Again => {}
-        Renewal::Late => {
-            warn!(app = %app.id(), session = %token.session, "a refresh token came back late: its answer was lost, or two hold it");
+        RefreshKind::Rotated | RefreshKind::Repeated => {}
+        RefreshKind::Late => {
+            warn!(app = %app.id(), session = %token.session, "a refresh token was used after its grace period: its response was lost, or two clients hold it");
             let event = Event::new(env, caller, EventKind::RefreshLate, token.user).in_session(token.session);
             stores.record_later(app.id(), event);
         }
-        Renewal::Adopted => {
-            warn!(app = %app.id(), session = %token.session, "Redis had gone back in time: a newer refresh token was adopted");
+        RefreshKind::Adopted => {
+            warn!(app = %app.id(), session = %token.session, "Redis lost data: a newer refresh token was adopted");
         }
     }
 }
 
-/// Ends the session that a refresh token or an access token belongs to (RFC 7009); a token that is none does nothing.
-pub async fn revoke<S: Sessions + Audit>(
+/// Ends the session of a refresh token or an access token (RFC 7009). An invalid token changes nothing.
+pub async fn revoke<S: Sessions + AuditLog>(
     stores: &S,
     env: &Env,
     app: &App,
-    caller: &Caller,
+    caller: &ClientInfo,
     token: &str,
 ) -> Result<(), RefreshError> {
-    let (user, session) = match of_token(env, app, token) {
+    let (user, session) = match session_of_token(env, app, token) {
         Ok(of) => of,
-        Err(BadRefreshToken::Invalid) => return Ok(()),
-        Err(BadRefreshToken::UnknownKey) => return Err(RefreshError::UnknownKey),
+        Err(RefreshTokenError::Invalid) => return Ok(()),
+        Err(RefreshTokenError::UnknownKey) => return Err(RefreshError::UnknownKey),
     };
-    if stores.end_session(app.id(), user, session).await.map_err(Trouble::from)? {
+    if stores.end_session(app.id(), user, session).await.map_err(CommonError::from)? {
         let event = Event::new(env, caller, EventKind::SessionEnded, user).in_session(session);
-        stores.record_later(app.id(), event.with(Detail::ended(session)));
+        stores.record_later(app.id(), event.with_detail(Detail::from_ended_session(session)));
     }
     Ok(())
 }
 
-fn of_token(env: &Env, app: &App, token: &str) -> Result<(UserId, SessionId), BadRefreshToken> {
+fn session_of_token(env: &Env, app: &App, token: &str) -> Result<(UserId, SessionId), RefreshTokenError> {
     if token.starts_with(token::REFRESH_PREFIX) {
-        return RefreshToken::open(app, token).map(|token| (token.user, token.session));
+        return RefreshToken::decode(app, token).map(|token| (token.user, token.session));
     }
-    let claims = token::verify_access(app, env.now(), token).ok_or(BadRefreshToken::Invalid)?;
+    let claims = token::verify_access_token(app, env.now(), token).ok_or(RefreshTokenError::Invalid)?;
     Ok((claims.sub, claims.sid))
 }

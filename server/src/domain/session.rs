@@ -1,4 +1,4 @@
-//! Sessions: what Redis keeps of them.
+//! Sessions, as Redis stores them.
 
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -9,40 +9,40 @@ use uuid::Uuid;
 
 use super::user::{Epoch, UserId};
 
-/// `session_id` of the interface and `sid` of tokens.
+/// `session_id` of the API and `sid` of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SessionId(pub Uuid);
 
-/// How a user showed who they are (RFC 8176).
+/// How a user authenticated (RFC 8176).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Amr {
     /// A password.
     #[serde(rename = "pwd")]
     Password,
-    /// A code that was mailed.
+    /// A code that was sent by email.
     #[serde(rename = "otp")]
     Code,
-    /// Another service vouched.
+    /// Another service authenticated the user.
     #[serde(rename = "fed")]
     Federated,
 }
 
-/// A session to be opened.
+/// A session to open.
 #[derive(Clone, Debug)]
 pub struct NewSession {
     pub id: SessionId,
     pub user: UserId,
-    /// Read together with what the login was judged on.
+    /// The epoch that was read together with what authenticated the user (the password hash or the identity).
     pub epoch: Epoch,
     pub profile: Profile,
     pub amr: Amr,
     pub auth_time: OffsetDateTime,
     pub ip: String,
     pub user_agent: Option<String>,
-    /// Ends at this time whatever happens.
+    /// The session ends at this time at the latest.
     pub ends_at: OffsetDateTime,
-    /// Ends when not used for so long.
+    /// The session ends if it is not used for this long.
     pub idle_seconds: u32,
 }
 
@@ -52,89 +52,91 @@ pub struct Session {
     pub id: SessionId,
     pub user: UserId,
     pub epoch: Epoch,
-    /// The number of the refresh token that is current.
+    /// The generation of the current refresh token.
     pub generation: u64,
     pub amr: Amr,
     pub auth_time: OffsetDateTime,
 }
 
-/// What tokens say of a user. Kept beside the sessions, so that a refresh asks no other store.
+/// The claims about a user. Stored next to the sessions, so that a refresh needs no other store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Profile {
-    /// Counts the changes of the user: an older profile never replaces a newer one.
+    /// Counts the changes of the user. An older profile never replaces a newer one.
     pub version: i64,
     pub email: Option<String>,
     pub email_verified: bool,
     pub name: String,
 }
 
-/// A live session, and what tokens say of its user.
+/// A live session and the profile of its user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveSession {
     pub session: Session,
     pub profile: Profile,
 }
 
-/// A session as its user sees it in a list.
+/// A session in the user's list of sessions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionInfo {
     pub id: SessionId,
     pub created_at: OffsetDateTime,
-    /// Noted at most once a minute.
+    /// Updated at most once a minute.
     pub last_used_at: OffsetDateTime,
-    /// Where it was opened from.
+    /// The address of the client that opened the session.
     pub ip: String,
     pub user_agent: Option<String>,
     pub amr: Amr,
 }
 
-/// What a refresh is judged by.
+/// The App's settings for a refresh.
 #[derive(Clone, Debug)]
 pub struct RefreshRules {
-    /// For how long a token that was just replaced gives the same answer again.
+    /// How long after its replacement a token still gets the same response (the grace period).
     pub grace_seconds: u32,
-    /// Of the limit on new generations; all must hold.
+    /// The windows of the rate limit on new generations; all apply.
     pub windows: Vec<Window>,
 }
 
-/// What became of a refresh (contract, 4).
+/// The outcome of a refresh (specification: Sessions and tokens, Refresh).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refreshed {
-    /// The session goes on, at the generation of the token to answer.
-    Live(Renewal, LiveSession),
+pub enum RefreshOutcome {
+    /// The session continues, at the generation of the token to return.
+    Renewed(RefreshKind, LiveSession),
     /// Too many new generations; nothing was consumed.
     Limited { window: Window, retry_after: Duration },
-    /// The token is older than the last: two hold tokens of the session, which has ended.
-    Stolen,
+    /// The token is older than the previous one, or is the previous one and came late too often: two clients hold
+    /// tokens of the session, which has ended.
+    ReuseDetected,
     /// There is no such session.
-    Gone,
+    NotFound,
 }
 
-/// How a session went on.
+/// Why the session continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Renewal {
+pub enum RefreshKind {
     /// The token was the current one.
-    Next,
-    /// It was the one before, within the grace time: the same answer again.
-    Again,
-    /// It was the one before, after the grace time, and the current one was never used: its answer may have been lost.
+    Rotated,
+    /// The token was the previous one, within the grace period: the same response again.
+    Repeated,
+    /// The token was the previous one, after the grace period, and the current one was never used: the response with it
+    /// may have been lost.
     Late,
-    /// It was newer than what the store knew, which has gone back in time.
+    /// The token was newer than the stored generation: the store has lost newer data.
     Adopted,
 }
 
-/// What became of opening a session.
+/// The outcome of opening a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Opening {
+pub enum OpenOutcome {
     Opened,
-    /// The epoch has moved since it was read: the login raced a reset or a disabling, and lost.
-    Stale,
+    /// The epoch has risen since it was read: a concurrent reset or disabling of the user came first.
+    EpochRaised,
 }
 
 // === impl Session ===
 
 impl Session {
-    /// As it is right after it was opened.
+    /// The session directly after it was opened.
     pub fn opened(new: &NewSession) -> Self {
         Self { id: new.id, user: new.user, epoch: new.epoch, generation: 1, amr: new.amr, auth_time: new.auth_time }
     }
@@ -143,7 +145,7 @@ impl Session {
 // === impl Profile ===
 
 impl Profile {
-    /// The address, where it may be told as the user's.
+    /// The address, if it is verified and can be shown as the user's.
     pub fn verified_email(&self) -> Option<&str> {
         self.email.as_deref().filter(|_| self.email_verified)
     }

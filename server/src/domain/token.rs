@@ -1,4 +1,4 @@
-//! Tokens: access tokens as JWTs (RFC 9068) and refresh tokens that prove themselves.
+//! Tokens: access tokens as JWTs (RFC 9068), and refresh tokens that carry an HMAC.
 
 use aws_lc_rs::hmac;
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
@@ -16,15 +16,15 @@ use super::{
 };
 
 /// `typ` of access tokens (RFC 9068, 2.1).
-pub const TYP: &str = "at+jwt";
-/// Marks refresh tokens, so that scanners find leaked ones.
+pub const ACCESS_TOKEN_TYP: &str = "at+jwt";
+/// The prefix of refresh tokens, so that secret scanners find leaked ones.
 pub const REFRESH_PREFIX: &str = "lkr_";
-/// HMAC-SHA-256 truncated to this many octets (contract, 2).
-const MAC: usize = 16;
-/// Key number, user, session, generation.
-const BODY: usize = 4 + 16 + 16 + 8;
+/// Bytes of the truncated HMAC-SHA-256 (specification: Sessions and tokens, Refresh tokens).
+const MAC_BYTES: usize = 16;
+/// Bytes of the key number, user, session and generation.
+const BODY_BYTES: usize = 4 + 16 + 16 + 8;
 
-/// What is read back from an access token.
+/// The claims that are read from an access token.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct AccessClaims {
     pub sub: UserId,
@@ -44,11 +44,11 @@ pub enum Audiences {
     Several(Vec<String>),
 }
 
-/// What is written into an access token (contract, 2).
+/// The claims that are written into an access token (specification: Sessions and tokens, Access tokens).
 #[derive(Serialize)]
-struct Claims<'a> {
+struct IssuedClaims<'a> {
     iss: &'a str,
-    aud: Audience<'a>,
+    aud: AudienceRef<'a>,
     sub: UserId,
     client_id: &'a str,
     iat: i64,
@@ -63,15 +63,15 @@ struct Claims<'a> {
     amr: [&'static str; 1],
 }
 
-/// [`Audiences`], borrowed.
+/// [`Audiences`] by reference.
 #[derive(Serialize)]
 #[serde(untagged)]
-enum Audience<'a> {
+enum AudienceRef<'a> {
     One(&'a str),
     Several(&'a [String]),
 }
 
-/// What a client gets for a session.
+/// What an app gets for a session.
 #[derive(Clone)]
 pub struct Tokens {
     pub access_token: String,
@@ -83,7 +83,7 @@ pub struct Tokens {
     pub expires_at: i64,
 }
 
-/// What a refresh token says of itself, once its HMAC holds.
+/// The content of a refresh token with a valid HMAC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RefreshToken {
     pub user: UserId,
@@ -91,33 +91,33 @@ pub struct RefreshToken {
     pub generation: u64,
 }
 
-/// Why a refresh token is not one.
+/// Why a refresh token cannot be accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadRefreshToken {
+pub enum RefreshTokenError {
     #[error("is not a refresh token of this App")]
     Invalid,
-    /// Made under a key that this server has not seen yet: try again shortly.
-    #[error("is under a key newer than any known here")]
+    /// The key is newer than those of this server: try again shortly.
+    #[error("was made with a newer key than this server has")]
     UnknownKey,
 }
 
-/// Makes the tokens of a session at its current generation.
-pub fn issue(app: &App, env: &Env, profile: &Profile, session: &Session) -> Result<Tokens, SignError> {
+/// Makes the tokens of a session for its current generation.
+pub fn issue_tokens(app: &App, env: &Env, profile: &Profile, session: &Session) -> Result<Tokens, SignError> {
     let now = env.now().unix_timestamp();
-    let expires_in = lifetime(app.doc.tokens.access_lifetime_seconds, env);
+    let expires_in = jittered_lifetime(app.doc.tokens.access_lifetime_seconds, env);
     let audiences = &app.doc.tokens.audiences;
-    let claims = Claims {
+    let claims = IssuedClaims {
         iss: app.doc.issuer.as_str(),
         aud: match audiences.as_slice() {
-            [] => Audience::One(app.id().as_str()),
-            [one] => Audience::One(one),
-            several => Audience::Several(several),
+            [] => AudienceRef::One(app.id().as_str()),
+            [one] => AudienceRef::One(one),
+            several => AudienceRef::Several(several),
         },
         sub: session.user,
         client_id: app.id().as_str(),
         iat: now,
         exp: now + expires_in,
-        jti: env.uuid(),
+        jti: env.new_uuid(),
         sid: session.id,
         email: profile.verified_email(),
         email_verified: profile.email_verified,
@@ -126,26 +126,27 @@ pub fn issue(app: &App, env: &Env, profile: &Profile, session: &Session) -> Resu
         amr: [session.amr.as_str()],
     };
     Ok(Tokens {
-        access_token: app.keys.signing().access_token(&claims)?,
-        refresh_token: RefreshToken::of(session).seal(app),
+        access_token: app.keys.signer().sign_access_token(&claims)?,
+        refresh_token: RefreshToken::for_session(session).encode(app),
         session_id: session.id,
         expires_in,
         expires_at: now + expires_in,
     })
 }
 
-/// Up to 5 % is taken off at random, so that a fleet does not renew at once.
-fn lifetime(seconds: u32, env: &Env) -> i64 {
+/// Takes off up to 5 % at random, so that many clients do not refresh at the same time.
+fn jittered_lifetime(seconds: u32, env: &Env) -> i64 {
     let most = seconds / 20;
-    let off = u32::from_be_bytes(env.random()) % (most + 1);
+    let off = u32::from_be_bytes(env.random_bytes()) % (most + 1);
     i64::from(seconds - off)
 }
 
-/// Reads an access token of this App: signature, type, issuer, audience, times; none for whatever is wrong with it.
-pub fn verify_access(app: &App, now: OffsetDateTime, token: &str) -> Option<AccessClaims> {
+/// Reads an access token of this App and checks signature, type, issuer, audience and expiry. `None` if any check
+/// fails.
+pub fn verify_access_token(app: &App, now: OffsetDateTime, token: &str) -> Option<AccessClaims> {
     let header = jsonwebtoken::decode_header(token).ok()?;
-    let key = app.keys.signing_by_id(header.kid.as_deref()?)?;
-    if header.alg != key.algorithm || !header.typ.is_some_and(|typ| typ.eq_ignore_ascii_case(TYP)) {
+    let key = app.keys.signer_by_id(header.kid.as_deref()?)?;
+    if header.alg != key.algorithm || !header.typ.is_some_and(|typ| typ.eq_ignore_ascii_case(ACCESS_TOKEN_TYP)) {
         return None;
     }
     let mut validation = Validation::new(key.algorithm);
@@ -155,7 +156,7 @@ pub fn verify_access(app: &App, now: OffsetDateTime, token: &str) -> Option<Acce
         audiences => validation.set_audience(audiences),
     }
     validation.set_required_spec_claims(&["iss", "aud", "sub", "exp"]);
-    // Time is judged below, by the clock that was handed in.
+    // The expiry is checked below, with the clock that was passed in.
     validation.validate_exp = false;
     let claims = jsonwebtoken::decode::<AccessClaims>(token, &key.decoding, &validation).ok()?.claims;
     (now.unix_timestamp() < claims.exp).then_some(claims)
@@ -164,7 +165,7 @@ pub fn verify_access(app: &App, now: OffsetDateTime, token: &str) -> Option<Acce
 // === impl Audiences ===
 
 impl Audiences {
-    pub fn has(&self, audience: &str) -> bool {
+    pub fn contains(&self, audience: &str) -> bool {
         match self {
             Self::One(one) => one == audience,
             Self::Several(several) => several.iter().any(|one| one == audience),
@@ -175,43 +176,43 @@ impl Audiences {
 // === impl RefreshToken ===
 
 impl RefreshToken {
-    pub fn of(session: &Session) -> Self {
+    pub fn for_session(session: &Session) -> Self {
         Self { user: session.user, session: session.id, generation: session.generation }
     }
 
-    /// The token in text: the same parts always give the same text under one key.
-    pub fn seal(&self, app: &App) -> String {
-        let key = app.keys.hmac();
+    /// The text form. The same content under the same key always gives the same text.
+    pub fn encode(&self, app: &App) -> String {
+        let key = app.keys.active_hmac();
         let body = self.body(key.number);
         let mut bytes = body.to_vec();
-        bytes.extend_from_slice(&mac(app, &key.refresh, &body).as_ref()[..MAC]);
+        bytes.extend_from_slice(&mac(app, &key.refresh, &body).as_ref()[..MAC_BYTES]);
         format!("{REFRESH_PREFIX}{}", URL_SAFE_NO_PAD.encode(bytes))
     }
 
-    /// Reads a token of this App; nothing else is asked.
-    pub fn open(app: &App, text: &str) -> Result<Self, BadRefreshToken> {
-        let encoded = text.strip_prefix(REFRESH_PREFIX).ok_or(BadRefreshToken::Invalid)?;
-        let bytes = URL_SAFE_NO_PAD.decode(encoded).map_err(|_| BadRefreshToken::Invalid)?;
-        let bytes: [u8; BODY + MAC] = bytes.try_into().map_err(|_| BadRefreshToken::Invalid)?;
-        let (body, tag) = bytes.split_at(BODY);
+    /// Reads a token of this App, without a store.
+    pub fn decode(app: &App, text: &str) -> Result<Self, RefreshTokenError> {
+        let encoded = text.strip_prefix(REFRESH_PREFIX).ok_or(RefreshTokenError::Invalid)?;
+        let bytes = URL_SAFE_NO_PAD.decode(encoded).map_err(|_| RefreshTokenError::Invalid)?;
+        let bytes: [u8; BODY_BYTES + MAC_BYTES] = bytes.try_into().map_err(|_| RefreshTokenError::Invalid)?;
+        let (body, tag) = bytes.split_at(BODY_BYTES);
         let part = |from: usize| <[u8; 16]>::try_from(&body[from..from + 16]).map(Uuid::from_bytes);
-        let number = u32::from_be_bytes(body[..4].try_into().map_err(|_| BadRefreshToken::Invalid)?);
+        let number = u32::from_be_bytes(body[..4].try_into().map_err(|_| RefreshTokenError::Invalid)?);
         let Some(key) = app.keys.hmac_by_number(number) else {
-            let newest = app.keys.hmacs().map(|key| key.number).max().unwrap_or(0);
-            return Err(if number > newest { BadRefreshToken::UnknownKey } else { BadRefreshToken::Invalid });
+            let newest = app.keys.all_hmac().map(|key| key.number).max().unwrap_or(0);
+            return Err(if number > newest { RefreshTokenError::UnknownKey } else { RefreshTokenError::Invalid });
         };
         let expected = mac(app, &key.refresh, body);
-        aws_lc_rs::constant_time::verify_slices_are_equal(&expected.as_ref()[..MAC], tag)
-            .map_err(|_| BadRefreshToken::Invalid)?;
+        aws_lc_rs::constant_time::verify_slices_are_equal(&expected.as_ref()[..MAC_BYTES], tag)
+            .map_err(|_| RefreshTokenError::Invalid)?;
         Ok(Self {
-            user: UserId(part(4).map_err(|_| BadRefreshToken::Invalid)?),
-            session: SessionId(part(20).map_err(|_| BadRefreshToken::Invalid)?),
-            generation: u64::from_be_bytes(body[36..].try_into().map_err(|_| BadRefreshToken::Invalid)?),
+            user: UserId(part(4).map_err(|_| RefreshTokenError::Invalid)?),
+            session: SessionId(part(20).map_err(|_| RefreshTokenError::Invalid)?),
+            generation: u64::from_be_bytes(body[36..].try_into().map_err(|_| RefreshTokenError::Invalid)?),
         })
     }
 
-    fn body(&self, key: u32) -> [u8; BODY] {
-        let mut body = [0; BODY];
+    fn body(&self, key: u32) -> [u8; BODY_BYTES] {
+        let mut body = [0; BODY_BYTES];
         body[..4].copy_from_slice(&key.to_be_bytes());
         body[4..20].copy_from_slice(self.user.0.as_bytes());
         body[20..36].copy_from_slice(self.session.0.as_bytes());
@@ -243,16 +244,16 @@ mod tests {
 
     const NOW: OffsetDateTime = datetime!(2030-01-02 03:04:05 UTC);
 
-    struct Fixed(OffsetDateTime);
+    struct FixedClock(OffsetDateTime);
 
-    impl Clock for Fixed {
+    impl Clock for FixedClock {
         fn now(&self) -> OffsetDateTime {
             self.0
         }
     }
 
     fn env() -> Env {
-        Env { clock: Box::new(Fixed(NOW)), ..Env::system() }
+        Env { clock: Box::new(FixedClock(NOW)), ..Env::system() }
     }
 
     fn user() -> UserId {
@@ -274,31 +275,31 @@ mod tests {
     }
 
     #[test]
-    fn an_access_token_is_read_back_until_it_expires_and_only_by_its_app() {
+    fn an_access_token_is_valid_until_it_expires_and_only_for_its_app() {
         for algorithm in [SigningAlgorithm::ES256, SigningAlgorithm::EdDSA, SigningAlgorithm::RS256] {
             let mut doc = fixtures::rendered("shop");
             doc.keys.signing = vec![fixtures::signing_key("s4", algorithm, KeyState::Active)];
             let app = fixtures::app(doc);
-            let tokens = issue(&app, &env(), &profile(true), &session()).unwrap();
+            let tokens = issue_tokens(&app, &env(), &profile(true), &session()).unwrap();
             let header = jsonwebtoken::decode_header(&tokens.access_token).unwrap();
             assert_eq!((header.typ.as_deref(), header.kid.as_deref()), (Some("at+jwt"), Some("s4")));
 
-            let read = verify_access(&app, NOW, &tokens.access_token).unwrap();
+            let read = verify_access_token(&app, NOW, &tokens.access_token).unwrap();
             assert_eq!((read.sub, read.sid), (user(), session().id));
             let end = NOW + time::Duration::seconds(tokens.expires_in);
-            assert!(verify_access(&app, end - time::Duration::SECOND, &tokens.access_token).is_some());
-            assert!(verify_access(&app, end, &tokens.access_token).is_none());
+            assert!(verify_access_token(&app, end - time::Duration::SECOND, &tokens.access_token).is_some());
+            assert!(verify_access_token(&app, end, &tokens.access_token).is_none());
             let other = fixtures::app(RenderedApp { keys: app.doc.keys.clone(), ..fixtures::rendered("other") });
-            assert!(verify_access(&other, NOW, &tokens.access_token).is_none(), "another issuer and audience");
+            assert!(verify_access_token(&other, NOW, &tokens.access_token).is_none(), "another issuer and audience");
             let stranger = fixtures::app(fixtures::rendered("shop"));
-            assert!(verify_access(&stranger, NOW, &tokens.access_token).is_none(), "other keys");
+            assert!(verify_access_token(&stranger, NOW, &tokens.access_token).is_none(), "other keys");
         }
     }
 
     #[test]
-    fn an_access_token_says_what_the_contract_lists() {
+    fn an_access_token_contains_the_specified_claims() {
         let app = fixtures::app(fixtures::rendered("shop"));
-        let tokens = issue(&app, &env(), &profile(true), &session()).unwrap();
+        let tokens = issue_tokens(&app, &env(), &profile(true), &session()).unwrap();
         let claims = claims(&tokens.access_token);
         assert_eq!(claims["iss"], "https://auth.example.com/shop");
         assert_eq!(claims["aud"], "shop");
@@ -318,64 +319,64 @@ mod tests {
     #[test]
     fn an_unverified_address_is_not_in_the_token() {
         let app = fixtures::app(fixtures::rendered("shop"));
-        let claims = claims(&issue(&app, &env(), &profile(false), &session()).unwrap().access_token);
+        let claims = claims(&issue_tokens(&app, &env(), &profile(false), &session()).unwrap().access_token);
         assert_eq!(claims.get("email"), None);
         assert_eq!(claims["email_verified"], false);
     }
 
     #[test]
-    fn tokens_of_another_sort_are_refused() {
+    fn other_kinds_of_tokens_are_rejected() {
         let app = fixtures::app(fixtures::rendered("shop"));
-        let good = issue(&app, &env(), &profile(true), &session()).unwrap().access_token;
+        let good = issue_tokens(&app, &env(), &profile(true), &session()).unwrap().access_token;
         let claims = claims(&good);
-        let key = app.keys.signing();
+        let key = app.keys.signer();
         let typed =
             |typ: &str| Header { typ: Some(typ.to_owned()), kid: Some(key.id.clone()), ..Header::new(key.algorithm) };
         let pem = app.doc.keys.signing[0].private_key.expose();
         let private = EncodingKey::from_ec_pem(pem.as_bytes()).unwrap();
         let encode = |header: &Header| jsonwebtoken::encode(header, &claims, &private).unwrap();
-        assert!(verify_access(&app, NOW, &encode(&typed("AT+JWT"))).is_some());
-        assert!(verify_access(&app, NOW, &encode(&typed("JWT"))).is_none(), "an ID token is no access token");
-        let unkeyed = Header { kid: None, ..typed(TYP) };
-        assert!(verify_access(&app, NOW, &encode(&unkeyed)).is_none());
+        assert!(verify_access_token(&app, NOW, &encode(&typed("AT+JWT"))).is_some());
+        assert!(verify_access_token(&app, NOW, &encode(&typed("JWT"))).is_none(), "an ID token is no access token");
+        let unkeyed = Header { kid: None, ..typed(ACCESS_TOKEN_TYP) };
+        assert!(verify_access_token(&app, NOW, &encode(&unkeyed)).is_none());
         let secret = EncodingKey::from_secret(app.id().as_str().as_bytes());
         let hmac = Header {
-            typ: Some(TYP.to_owned()),
+            typ: Some(ACCESS_TOKEN_TYP.to_owned()),
             kid: Some(key.id.clone()),
             ..Header::new(jsonwebtoken::Algorithm::HS256)
         };
-        assert!(verify_access(&app, NOW, &jsonwebtoken::encode(&hmac, &claims, &secret).unwrap()).is_none());
+        assert!(verify_access_token(&app, NOW, &jsonwebtoken::encode(&hmac, &claims, &secret).unwrap()).is_none());
         for bad in ["", "x", "a.b.c", &good[..good.len() - 2]] {
-            assert!(verify_access(&app, NOW, bad).is_none());
+            assert!(verify_access_token(&app, NOW, bad).is_none());
         }
     }
 
     #[test]
-    fn a_refresh_token_is_read_back_by_its_app_alone() {
+    fn a_refresh_token_is_valid_only_for_its_app() {
         let app = fixtures::app(fixtures::rendered("shop"));
-        let token = RefreshToken::of(&session());
-        let text = token.seal(&app);
+        let token = RefreshToken::for_session(&session());
+        let text = token.encode(&app);
         assert!(text.starts_with(REFRESH_PREFIX));
-        assert_eq!(token.seal(&app), text, "one text for one generation");
-        assert_eq!(RefreshToken::open(&app, &text), Ok(token));
+        assert_eq!(token.encode(&app), text, "one text for one generation");
+        assert_eq!(RefreshToken::decode(&app, &text), Ok(token));
         let other = fixtures::app(RenderedApp { keys: app.doc.keys.clone(), ..fixtures::rendered("other") });
-        assert_eq!(RefreshToken::open(&other, &text), Err(BadRefreshToken::Invalid));
+        assert_eq!(RefreshToken::decode(&other, &text), Err(RefreshTokenError::Invalid));
         for at in 4..text.len() {
             let mut changed = text.clone().into_bytes();
             changed[at] = if changed[at] == b'A' { b'B' } else { b'A' };
-            assert!(RefreshToken::open(&app, std::str::from_utf8(&changed).unwrap()).is_err(), "symbol {at}");
+            assert!(RefreshToken::decode(&app, std::str::from_utf8(&changed).unwrap()).is_err(), "symbol {at}");
         }
     }
 
     #[test]
-    fn a_refresh_token_outlives_a_rotation_and_waits_for_a_newer_key() {
+    fn a_refresh_token_survives_a_rotation_and_a_newer_key_is_reported_as_unknown() {
         let old = fixtures::rendered("shop");
         let mut new = old.clone();
         new.keys.hmac =
             vec![fixtures::hmac_key("h1", 1, KeyState::Retired), fixtures::hmac_key("h2", 2, KeyState::Active)];
         let (old, new) = (fixtures::app(old), fixtures::app(new));
-        let token = RefreshToken::of(&session());
-        assert_eq!(RefreshToken::open(&new, &token.seal(&old)), Ok(token));
-        assert_eq!(RefreshToken::open(&old, &token.seal(&new)), Err(BadRefreshToken::UnknownKey));
+        let token = RefreshToken::for_session(&session());
+        assert_eq!(RefreshToken::decode(&new, &token.encode(&old)), Ok(token));
+        assert_eq!(RefreshToken::decode(&old, &token.encode(&new)), Err(RefreshTokenError::UnknownKey));
     }
 }

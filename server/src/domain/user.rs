@@ -1,4 +1,4 @@
-//! A user of an App, and the values that users have.
+//! A user of an App, and the values that a user has.
 
 use std::fmt;
 
@@ -12,12 +12,12 @@ use super::{
     session::{Profile, SessionId},
 };
 
-/// `local_id` and `id` of the interface: one value, UUIDv7.
+/// `local_id` and `id` of the API: one value, a UUIDv7.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct UserId(pub Uuid);
 
-/// Counts the changes that end sessions and codes (contract, 4).
+/// A counter of the changes that end sessions and codes (specification: Sessions and tokens, Epochs).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Epoch(pub i64);
@@ -28,7 +28,7 @@ pub struct Name(Box<str>);
 
 /// Why a string is not a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NotAName {
+pub enum InvalidName {
     #[error("is empty")]
     Empty,
     #[error("is longer than 200 characters")]
@@ -37,24 +37,25 @@ pub enum NotAName {
     ControlCharacter,
 }
 
-/// A user as Postgres has it at one moment.
+/// A user as Postgres had it at one moment.
 #[derive(Clone, Debug)]
 pub struct User {
     pub id: UserId,
-    /// The address; none where the App allows users without one, or while the only one is pending.
+    /// `Unbound` if the App allows users without an address, or while the only address is pending.
     pub email: Option<Email>,
     pub email_verified: bool,
-    /// The address that waits for its code, after a change was asked for.
+    /// The address of a requested change, until its code is confirmed.
     pub pending_email: Option<Email>,
     pub name: String,
     pub password_hash: Option<PasswordHash>,
-    /// May set a password without the old one: *confirm* took that from a contested account and answered this session.
+    /// The session that may set a password without the old one: *confirm* removed the password of a contested account
+    /// and returned this session.
     pub password_session: Option<SessionId>,
-    /// Somebody registered again with another password before the address was confirmed.
+    /// Somebody registered the address again, with another password, before it was confirmed.
     pub contested: bool,
     pub disabled: bool,
     pub epoch: Epoch,
-    /// Counts the changes of name, address and epoch.
+    /// Counts the changes of the name, the address and the epoch.
     pub version: i64,
     pub created_at: OffsetDateTime,
     pub updated_at: OffsetDateTime,
@@ -63,7 +64,7 @@ pub struct User {
 // === impl User ===
 
 impl User {
-    /// What tokens say of the user.
+    /// The claims about the user that tokens contain.
     pub fn profile(&self) -> Profile {
         Profile {
             version: self.version,
@@ -87,16 +88,16 @@ impl fmt::Display for UserId {
 impl Name {
     pub const MAX_CHARS: usize = 200;
 
-    pub fn parse(input: &str) -> Result<Self, NotAName> {
+    pub fn parse(input: &str) -> Result<Self, InvalidName> {
         let trimmed = input.trim();
         if trimmed.is_empty() {
-            return Err(NotAName::Empty);
+            return Err(InvalidName::Empty);
         }
         if trimmed.chars().any(char::is_control) {
-            return Err(NotAName::ControlCharacter);
+            return Err(InvalidName::ControlCharacter);
         }
         if trimmed.chars().count() > Self::MAX_CHARS {
-            return Err(NotAName::TooLong);
+            return Err(InvalidName::TooLong);
         }
         Ok(Self(trimmed.into()))
     }
@@ -120,9 +121,9 @@ mod tests {
     fn a_name_is_trimmed_and_bounded() {
         assert_eq!(Name::parse("  Ada Lovelace ").unwrap().as_str(), "Ada Lovelace");
         assert!(Name::parse(&"é".repeat(200)).is_ok());
-        assert_eq!(Name::parse(&"é".repeat(201)), Err(NotAName::TooLong));
-        assert_eq!(Name::parse(" \t "), Err(NotAName::Empty));
-        assert_eq!(Name::parse("a\u{0}b"), Err(NotAName::ControlCharacter));
-        assert_eq!(Name::parse("a\u{85}b"), Err(NotAName::ControlCharacter));
+        assert_eq!(Name::parse(&"é".repeat(201)), Err(InvalidName::TooLong));
+        assert_eq!(Name::parse(" \t "), Err(InvalidName::Empty));
+        assert_eq!(Name::parse("a\u{0}b"), Err(InvalidName::ControlCharacter));
+        assert_eq!(Name::parse("a\u{85}b"), Err(InvalidName::ControlCharacter));
     }
 }

@@ -8,20 +8,20 @@ use aws_lc_rs::constant_time::verify_slices_are_equal;
 
 use crate::domain::password::{Password, PasswordHash};
 
-/// m = 19 MiB, t = 2, p = 1: the first choice of the OWASP Password Storage Cheat Sheet.
+/// m = 19 MiB, t = 2, p = 1: the first recommendation of the OWASP Password Storage Cheat Sheet.
 const PARAMS: Params = Params::DEFAULT;
-const OUTPUT: usize = Params::DEFAULT_OUTPUT_LEN;
-/// The most memory that a stored hash may ask for, in KiB; what asks for more is never right.
-const MAX_M_COST: u32 = 64 * 1024;
-const MAX_T_COST: u32 = 16;
+const OUTPUT_BYTES: usize = Params::DEFAULT_OUTPUT_LEN;
+/// The most memory that a stored hash can require, in KiB. A hash that requires more matches no password.
+const MAX_MEMORY_KIB: u32 = 64 * 1024;
+const MAX_ITERATIONS: u32 = 16;
 
-/// One thread's argon2. Its memory is allocated by the first use.
+/// The argon2 of one thread. It allocates its memory at the first use.
 #[derive(Default)]
-pub(super) struct Engine {
+pub(super) struct Argon2Engine {
     memory: Vec<Block>,
 }
 
-/// Whether a new hash would be made otherwise: another function, version or other parameters.
+/// Whether the hash has another function, version or other parameters than a new one.
 pub(super) fn is_outdated(hash: &PasswordHash) -> bool {
     let current = || {
         let phc = Phc::new(hash.expose()).ok()?;
@@ -35,11 +35,11 @@ pub(super) fn is_outdated(hash: &PasswordHash) -> bool {
     current().is_none()
 }
 
-// === impl Engine ===
+// === impl Argon2Engine ===
 
-impl Engine {
+impl Argon2Engine {
     pub(super) fn hash(&mut self, password: &Password, salt: &[u8; 16]) -> PasswordHash {
-        let output = self.run(Algorithm::Argon2id, Version::V0x13, &PARAMS, password, salt, OUTPUT);
+        let output = self.run(Algorithm::Argon2id, Version::V0x13, &PARAMS, password, salt, OUTPUT_BYTES);
         let phc = output.and_then(|output| {
             Some(Phc {
                 algorithm: Ident::new("argon2id").ok()?,
@@ -52,14 +52,14 @@ impl Engine {
         PasswordHash::new(phc.expect("fixed parameters are valid").to_string())
     }
 
-    /// Whether the password is that of the hash; a hash that cannot be read or asks for too much is nobody's.
+    /// Whether the password matches the hash. A hash that is malformed or requires too much matches no password.
     pub(super) fn verify(&mut self, password: &Password, hash: &PasswordHash) -> bool {
         let mut check = || -> Option<()> {
             let phc = Phc::new(hash.expose()).ok()?;
             let algorithm = Algorithm::try_from(phc.algorithm.as_str()).ok()?;
             let version = phc.version.map_or(Ok(Version::V0x13), Version::try_from).ok()?;
             let params = Params::try_from(&phc).ok()?;
-            if params.m_cost() > MAX_M_COST || params.t_cost() > MAX_T_COST {
+            if params.m_cost() > MAX_MEMORY_KIB || params.t_cost() > MAX_ITERATIONS {
                 return None;
             }
             let (salt, expected) = (phc.salt?, phc.hash?);
@@ -86,7 +86,7 @@ impl Engine {
         Argon2::new(algorithm, version, params.clone())
             .hash_password_into_with_memory(password.expose().as_bytes(), salt, &mut output, &mut self.memory[..blocks])
             .ok()?;
-        // A foreign hash's larger memory is not kept.
+        // The larger memory of an imported hash is not kept.
         let usual = PARAMS.block_count();
         if self.memory.len() > usual {
             self.memory.truncate(usual);
@@ -101,8 +101,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hash_is_that_of_its_password_alone() {
-        let mut engine = Engine::default();
+    fn a_hash_matches_only_its_password() {
+        let mut engine = Argon2Engine::default();
         let hash = engine.hash(&Password::new("correct horse"), &[7; 16]);
         assert!(hash.expose().starts_with("$argon2id$v=19$m=19456,t=2,p=1$"));
         assert!(engine.verify(&Password::new("correct horse"), &hash));
@@ -111,8 +111,8 @@ mod tests {
     }
 
     #[test]
-    fn a_hash_of_other_parameters_is_outdated() {
-        let hash = Engine::default().hash(&Password::new("x"), &[7; 16]);
+    fn a_hash_with_other_parameters_is_outdated() {
+        let hash = Argon2Engine::default().hash(&Password::new("x"), &[7; 16]);
         assert!(!is_outdated(&hash));
         for (from, to) in [("t=2", "t=1"), ("m=19456", "m=8192"), ("argon2id", "argon2i"), ("v=19", "v=16")] {
             assert!(is_outdated(&PasswordHash::new(hash.expose().replace(from, to))), "{to}");
@@ -122,14 +122,14 @@ mod tests {
     #[test]
     fn another_implementation_agrees() {
         use argon2::{PasswordVerifier, password_hash::phc};
-        let hash = Engine::default().hash(&Password::new("correct horse"), &[9; 16]);
+        let hash = Argon2Engine::default().hash(&Password::new("correct horse"), &[9; 16]);
         let phc = phc::PasswordHash::new(hash.expose()).unwrap();
         assert!(Argon2::default().verify_password(b"correct horse", &phc).is_ok());
     }
 
     #[test]
-    fn a_hash_that_asks_for_too_much_or_is_none_is_nobodys() {
-        let mut engine = Engine::default();
+    fn an_expensive_or_malformed_hash_matches_no_password() {
+        let mut engine = Argon2Engine::default();
         for bad in ["", "x", "$argon2id$v=19$m=9999999,t=2,p=1$BwcHBwcHBwc$AAAA", "$2b$10$abcdefghijklmnopqrstuv"] {
             assert!(!engine.verify(&Password::new("x"), &PasswordHash::new(bad)), "{bad}");
         }

@@ -1,5 +1,5 @@
-//! The queue in front of the hashing threads: bounded, and fair to namespaces, inside one to its Apps, and inside an App
-//! to client addresses.
+//! The bounded queue in front of the hashing threads. It is fair to namespaces, to the Apps of a namespace, and to the
+//! client addresses of an App.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-/// Who a job is for: the App with its namespace, and the client address that asked.
+/// The owner of a job: the App with its namespace, and the client address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct JobOwner<N, A, C> {
     pub(super) namespace: N,
@@ -15,145 +15,153 @@ pub(super) struct JobOwner<N, A, C> {
     pub(super) client: C,
 }
 
-/// Lines that take turns by the time that they used (start-time fair queueing, Goyal, Vin and Cheng, 1996).
-struct Rotation<K, V> {
-    /// When the line was due that had the last turn. Like `due` no time of a clock: it advances with what lines use.
-    now: Duration,
-    turns: u64,
-    /// The lines that have jobs, by when they are due, then by who came first.
-    order: BTreeMap<(Duration, u64), K>,
-    lines: HashMap<K, Line<V>>,
+/// Queues that take turns by the time that they used (start-time fair queueing; Goyal, Vin and Cheng, 1996).
+struct FairScheduler<K, V> {
+    /// The virtual time: when the queue of the last turn was due. It advances with the time that jobs use, not with a
+    /// clock.
+    virtual_time: Duration,
+    next_sequence: u64,
+    /// The queues that have jobs, by when they are due; equal ones in order of arrival.
+    schedule: BTreeMap<(Duration, u64), K>,
+    queues: HashMap<K, SubQueue<V>>,
 }
 
-struct Line<V> {
-    /// Where the time that its jobs took ends. A line that was idle starts at `now` nevertheless: it saved no credit.
-    used: Duration,
-    /// Its place in the order; none if no job waits.
-    place: Option<(Duration, u64)>,
+struct SubQueue<V> {
+    /// The virtual time at which the queue's used time ends. An idle queue starts at the current virtual time: it gains
+    /// no credit.
+    finish_time: Duration,
+    /// Its position in the order; `None` if no job waits.
+    position: Option<(Duration, u64)>,
     waiting: usize,
-    inner: V,
+    content: V,
 }
 
-/// A queue of `T` of namespaces `N`, Apps `A` and client addresses `C`.
+/// A queue of jobs `T` with owners of namespace `N`, App `A` and client address `C`.
 pub(super) struct FairQueue<N, A, C, T> {
     capacity: usize,
     length: usize,
-    namespaces: Rotation<N, Rotation<A, Rotation<C, Vec<T>>>>,
-    /// How many jobs of a client address wait, for all Apps.
-    clients: HashMap<C, usize>,
-    /// Lines of clients, with those that have no job but used time.
-    client_lines: usize,
+    namespaces: FairScheduler<N, FairScheduler<A, FairScheduler<C, Vec<T>>>>,
+    /// The number of waiting jobs of a client address over all Apps.
+    jobs_per_client: HashMap<C, usize>,
+    /// The number of clients' queues, including those without jobs that only record used time.
+    client_queues: usize,
 }
 
-/// What became of a push.
+/// The outcome of a push.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Push<T> {
+pub(super) enum PushOutcome<T> {
     Queued,
-    /// Queued, and the newest of the longest line had to go.
+    /// Queued; the newest job of the longest queue was displaced.
     Displaced(T),
-    /// There is no place: the newcomer's own line is the longest, or its client has its two places.
+    /// No slot: the owner's own queue is the longest, or the client already has two slots.
     Refused(T),
 }
 
-/// A job whose turn it is. Its time is charged in advance, so that other threads take jobs of other lines meanwhile.
+/// The next job. Its expected time is charged in advance, so that other threads take jobs from other queues meanwhile.
 #[derive(Debug)]
-pub(super) struct Turn<N, A, C, T> {
+pub(super) struct ScheduledJob<N, A, C, T> {
     pub(super) job: T,
     pub(super) charge: Charge<N, A, C>,
 }
 
-/// What a turn is expected to take, to be corrected by [`FairQueue::settle`].
+/// The expected time of a job, corrected when the job has ended.
 #[derive(Debug)]
 pub(super) struct Charge<N, A, C> {
     owner: JobOwner<N, A, C>,
     expected: Duration,
 }
 
-/// Once the queue is half full, a client address has at most so many places, over all Apps.
-const PLACES_WHEN_CROWDED: usize = 2;
-/// For each place so many lines of clients are kept, with those that only have used time. A line takes about 150 bytes.
-const LINES_PER_PLACE: usize = 4;
+/// The most slots of a client address over all Apps once the queue is half full.
+const MAX_CLIENT_SLOTS_WHEN_CROWDED: usize = 2;
+/// Clients' queues per slot, including those that only record used time. Each takes about 150 bytes.
+const CLIENT_QUEUES_PER_SLOT: usize = 4;
 
-// === impl Rotation ===
+// === impl FairScheduler ===
 
-impl<K: Clone + Eq + Hash, V> Rotation<K, V> {
+impl<K: Clone + Eq + Hash, V> FairScheduler<K, V> {
     fn new() -> Self {
-        Self { now: Duration::ZERO, turns: 0, order: BTreeMap::new(), lines: HashMap::new() }
+        Self { virtual_time: Duration::ZERO, next_sequence: 0, schedule: BTreeMap::new(), queues: HashMap::new() }
     }
 
     fn waiting(&self, key: &K) -> usize {
-        self.lines.get(key).map_or(0, |line| line.waiting)
+        self.queues.get(key).map_or(0, |line| line.waiting)
     }
 
-    /// The longest line; of equal ones any.
-    fn longest(&self) -> Option<(&K, &Line<V>)> {
-        self.lines.iter().filter(|(_, line)| line.waiting > 0).max_by_key(|(_, line)| line.waiting)
+    /// The longest queue; any of them if several are equal.
+    fn longest(&self) -> Option<(&K, &SubQueue<V>)> {
+        self.queues.iter().filter(|(_, line)| line.waiting > 0).max_by_key(|(_, line)| line.waiting)
     }
 
-    /// Counts one more job of the line, which is due that much later than its used time says.
-    fn enter(&mut self, key: &K, delay: Duration, new: impl FnOnce() -> V) -> &mut V {
-        let line = self.lines.entry(key.clone()).or_insert_with(|| Line {
-            used: Duration::ZERO,
-            place: None,
+    /// Counts one more job of a queue. The job is due `delay` after the queue's used time.
+    fn enqueue(&mut self, key: &K, delay: Duration, new: impl FnOnce() -> V) -> &mut V {
+        let line = self.queues.entry(key.clone()).or_insert_with(|| SubQueue {
+            finish_time: Duration::ZERO,
+            position: None,
             waiting: 0,
-            inner: new(),
+            content: new(),
         });
         line.waiting += 1;
-        let due = line.used.max(self.now) + delay;
-        if line.place.is_none_or(|(other, _)| due < other) {
-            line.stand(due, &mut self.turns, &mut self.order, key);
+        let due = line.finish_time.max(self.virtual_time) + delay;
+        if line.position.is_none_or(|(other, _)| due < other) {
+            line.reposition(due, &mut self.next_sequence, &mut self.schedule, key);
         }
-        &mut line.inner
+        &mut line.content
     }
 
-    /// Takes from the line that is due first, and charges it.
-    fn turn<T>(&mut self, expected: Duration, take: impl FnOnce(&mut V) -> Option<T>) -> Option<(K, T)> {
-        let ((due, _), key) = self.order.pop_first()?;
-        let line = self.lines.get_mut(&key)?;
-        line.place = None;
-        self.now = self.now.max(due);
-        line.used = due + expected;
-        let taken = take(&mut line.inner)?;
+    /// Takes a job from the queue that is due first, and charges the queue.
+    fn dequeue<T>(&mut self, expected: Duration, take: impl FnOnce(&mut V) -> Option<T>) -> Option<(K, T)> {
+        let ((due, _), key) = self.schedule.pop_first()?;
+        let line = self.queues.get_mut(&key)?;
+        line.position = None;
+        self.virtual_time = self.virtual_time.max(due);
+        line.finish_time = due + expected;
+        let taken = take(&mut line.content)?;
         line.waiting -= 1;
         if line.waiting > 0 {
-            line.stand(line.used, &mut self.turns, &mut self.order, &key);
+            line.reposition(line.finish_time, &mut self.next_sequence, &mut self.schedule, &key);
         }
         Some((key, taken))
     }
 
-    /// Takes from a line out of turn; nothing is charged.
-    fn withdraw<T>(&mut self, key: &K, take: impl FnOnce(&mut V) -> Option<T>) -> Option<T> {
-        let line = self.lines.get_mut(key)?;
-        let taken = take(&mut line.inner)?;
+    /// Removes a job out of turn, without a charge.
+    fn remove_out_of_turn<T>(&mut self, key: &K, take: impl FnOnce(&mut V) -> Option<T>) -> Option<T> {
+        let line = self.queues.get_mut(key)?;
+        let taken = take(&mut line.content)?;
         line.waiting -= 1;
         if line.waiting == 0
-            && let Some(place) = line.place.take()
+            && let Some(place) = line.position.take()
         {
-            self.order.remove(&place);
+            self.schedule.remove(&place);
         }
         Some(taken)
     }
 
-    /// Charges a line what its turn took in place of what was expected.
-    fn settle(&mut self, key: &K, expected: Duration, took: Duration) -> Option<&mut V> {
-        let line = self.lines.get_mut(key)?;
+    /// Replaces the expected time of a job by the time that it took.
+    fn correct_charge(&mut self, key: &K, expected: Duration, took: Duration) -> Option<&mut V> {
+        let line = self.queues.get_mut(key)?;
         let settled = |charged: Duration| charged.saturating_sub(expected) + took;
-        line.used = settled(line.used);
-        if let Some((due, _)) = line.place {
-            line.stand(settled(due), &mut self.turns, &mut self.order, key);
+        line.finish_time = settled(line.finish_time);
+        if let Some((due, _)) = line.position {
+            line.reposition(settled(due), &mut self.next_sequence, &mut self.schedule, key);
         }
-        Some(&mut line.inner)
+        Some(&mut line.content)
     }
 }
 
-impl<V> Line<V> {
-    /// Takes a place in the order, behind those that are due at the same time.
-    fn stand<K: Clone>(&mut self, due: Duration, turns: &mut u64, order: &mut BTreeMap<(Duration, u64), K>, key: &K) {
-        if let Some(place) = self.place.take() {
+impl<V> SubQueue<V> {
+    /// Puts the queue into the order, behind those that are due at the same time.
+    fn reposition<K: Clone>(
+        &mut self,
+        due: Duration,
+        turns: &mut u64,
+        order: &mut BTreeMap<(Duration, u64), K>,
+        key: &K,
+    ) {
+        if let Some(place) = self.position.take() {
             order.remove(&place);
         }
         *turns += 1;
-        self.place = Some((due, *turns));
+        self.position = Some((due, *turns));
         order.insert((due, *turns), key.clone());
     }
 }
@@ -162,126 +170,136 @@ impl<V> Line<V> {
 
 impl<N: Clone + Eq + Hash, A: Clone + Eq + Hash, C: Clone + Eq + Hash, T> FairQueue<N, A, C, T> {
     pub(super) fn new(capacity: usize) -> Self {
-        Self { capacity, length: 0, namespaces: Rotation::new(), clients: HashMap::new(), client_lines: 0 }
+        Self {
+            capacity,
+            length: 0,
+            namespaces: FairScheduler::new(),
+            jobs_per_client: HashMap::new(),
+            client_queues: 0,
+        }
     }
 
     pub(super) fn len(&self) -> usize {
         self.length
     }
 
-    /// Whether a push would be queued now.
-    pub(super) fn has_place(&self, owner: &JobOwner<N, A, C>) -> bool {
-        !self.is_crowded_by(&owner.client) && (self.length < self.capacity || self.victim(owner).is_some())
+    /// Whether a push would be accepted now.
+    pub(super) fn has_slot(&self, owner: &JobOwner<N, A, C>) -> bool {
+        !self.is_client_limit_reached(&owner.client)
+            && (self.length < self.capacity || self.displaced_owner(owner).is_some())
     }
 
-    /// `expected`: what a job takes, on average.
-    pub(super) fn push(&mut self, owner: &JobOwner<N, A, C>, expected: Duration, job: T) -> Push<T> {
-        if self.is_crowded_by(&owner.client) {
-            return Push::Refused(job);
+    /// `expected`: the average time of a job.
+    pub(super) fn push(&mut self, owner: &JobOwner<N, A, C>, expected: Duration, job: T) -> PushOutcome<T> {
+        if self.is_client_limit_reached(&owner.client) {
+            return PushOutcome::Refused(job);
         }
         if self.length < self.capacity {
-            self.append(owner, expected, job);
-            return Push::Queued;
+            self.insert(owner, expected, job);
+            return PushOutcome::Queued;
         }
-        match self.victim(owner).and_then(|victim| self.withdraw(&victim)) {
+        match self.displaced_owner(owner).and_then(|victim| self.remove_newest(&victim)) {
             Some(displaced) => {
-                self.append(owner, expected, job);
-                Push::Displaced(displaced)
+                self.insert(owner, expected, job);
+                PushOutcome::Displaced(displaced)
             }
-            None => Push::Refused(job),
+            None => PushOutcome::Refused(job),
         }
     }
 
-    pub(super) fn pop(&mut self, expected: Duration) -> Option<Turn<N, A, C, T>> {
-        let (namespace, (app, (client, job))) = self.namespaces.turn(expected, |apps| {
-            apps.turn(expected, |clients| clients.turn(expected, |jobs| (!jobs.is_empty()).then(|| jobs.remove(0))))
+    pub(super) fn pop(&mut self, expected: Duration) -> Option<ScheduledJob<N, A, C, T>> {
+        let (namespace, (app, (client, job))) = self.namespaces.dequeue(expected, |apps| {
+            apps.dequeue(expected, |clients| {
+                clients.dequeue(expected, |jobs| (!jobs.is_empty()).then(|| jobs.remove(0)))
+            })
         })?;
-        self.forget_one(&client);
+        self.count_removed_job(&client);
         let owner = JobOwner { namespace, app, client };
-        Some(Turn { job, charge: Charge { owner, expected } })
+        Some(ScheduledJob { job, charge: Charge { owner, expected } })
     }
 
-    /// Corrects what a turn was charged, once it is known what it took.
-    pub(super) fn settle(&mut self, charge: &Charge<N, A, C>, took: Duration) {
+    /// Replaces the charged time of a job by the time that it took.
+    pub(super) fn correct_charge(&mut self, charge: &Charge<N, A, C>, took: Duration) {
         let Charge { owner, expected } = charge;
-        // A line may be gone that had no more jobs.
+        // A queue without jobs may have been dropped.
         let _ = self
             .namespaces
-            .settle(&owner.namespace, *expected, took)
-            .and_then(|apps| apps.settle(&owner.app, *expected, took))
-            .and_then(|clients| clients.settle(&owner.client, *expected, took));
+            .correct_charge(&owner.namespace, *expected, took)
+            .and_then(|apps| apps.correct_charge(&owner.app, *expected, took))
+            .and_then(|clients| clients.correct_charge(&owner.client, *expected, took));
     }
 
-    fn append(&mut self, owner: &JobOwner<N, A, C>, expected: Duration, job: T) {
-        // A client that waits in many Apps has the share of one: what waits already comes first.
-        let places = self.clients.entry(owner.client.clone()).or_default();
+    fn insert(&mut self, owner: &JobOwner<N, A, C>, expected: Duration, job: T) {
+        // A client with jobs in many Apps gets the share of one: each waiting job delays the new one.
+        let places = self.jobs_per_client.entry(owner.client.clone()).or_default();
         let delay = expected * u32::try_from(*places).unwrap_or(u32::MAX);
         *places += 1;
         self.length += 1;
-        let apps = self.namespaces.enter(&owner.namespace, delay, Rotation::new);
-        let clients = apps.enter(&owner.app, delay, Rotation::new);
-        let known = clients.lines.len();
-        clients.enter(&owner.client, delay, Vec::new).push(job);
-        self.client_lines += clients.lines.len() - known;
-        if self.client_lines > self.capacity * LINES_PER_PLACE {
-            self.forget_idle_lines();
+        let apps = self.namespaces.enqueue(&owner.namespace, delay, FairScheduler::new);
+        let clients = apps.enqueue(&owner.app, delay, FairScheduler::new);
+        let known = clients.queues.len();
+        clients.enqueue(&owner.client, delay, Vec::new).push(job);
+        self.client_queues += clients.queues.len() - known;
+        if self.client_queues > self.capacity * CLIENT_QUEUES_PER_SLOT {
+            self.drop_idle_queues();
         }
     }
 
-    fn withdraw(&mut self, owner: &JobOwner<N, A, C>) -> Option<T> {
-        let job = self.namespaces.withdraw(&owner.namespace, |apps| {
-            apps.withdraw(&owner.app, |clients| clients.withdraw(&owner.client, Vec::pop))
+    fn remove_newest(&mut self, owner: &JobOwner<N, A, C>) -> Option<T> {
+        let job = self.namespaces.remove_out_of_turn(&owner.namespace, |apps| {
+            apps.remove_out_of_turn(&owner.app, |clients| clients.remove_out_of_turn(&owner.client, Vec::pop))
         })?;
-        self.forget_one(&owner.client);
+        self.count_removed_job(&owner.client);
         Some(job)
     }
 
-    fn forget_one(&mut self, client: &C) {
+    fn count_removed_job(&mut self, client: &C) {
         self.length -= 1;
-        if let Some(places) = self.clients.get_mut(client) {
+        if let Some(places) = self.jobs_per_client.get_mut(client) {
             *places -= 1;
             if *places == 0 {
-                self.clients.remove(client);
+                self.jobs_per_client.remove(client);
             }
         }
     }
 
-    /// Bounds memory: what they used is forgotten.
-    fn forget_idle_lines(&mut self) {
+    /// Bounds memory. The used time of the dropped queues is lost.
+    fn drop_idle_queues(&mut self) {
         let mut left = 0;
-        self.namespaces.lines.retain(|_, namespace| {
-            namespace.inner.lines.retain(|_, app| {
-                app.inner.lines.retain(|_, client| client.waiting > 0);
-                left += app.inner.lines.len();
+        self.namespaces.queues.retain(|_, namespace| {
+            namespace.content.queues.retain(|_, app| {
+                app.content.queues.retain(|_, client| client.waiting > 0);
+                left += app.content.queues.len();
                 app.waiting > 0
             });
             namespace.waiting > 0
         });
-        self.client_lines = left;
+        self.client_queues = left;
     }
 
-    fn is_crowded_by(&self, client: &C) -> bool {
-        let places = self.clients.get(client).copied().unwrap_or(0);
-        self.length * 2 >= self.capacity && places >= PLACES_WHEN_CROWDED
+    fn is_client_limit_reached(&self, client: &C) -> bool {
+        let places = self.jobs_per_client.get(client).copied().unwrap_or(0);
+        self.length * 2 >= self.capacity && places >= MAX_CLIENT_SLOTS_WHEN_CROWDED
     }
 
-    /// Whose newest job goes for this newcomer: that of the longest namespace, in it of the longest App, in it of the
-    /// longest client. None if the newcomer's line would be as long, at the first of these that it does not share.
-    fn victim(&self, owner: &JobOwner<N, A, C>) -> Option<JobOwner<N, A, C>> {
+    /// The owner of the job that a new job displaces: the newest of the longest namespace, in it of the longest App, in
+    /// it of the longest client. `None` if the new job's queue would be as long, at the first level that the two do not
+    /// share.
+    fn displaced_owner(&self, owner: &JobOwner<N, A, C>) -> Option<JobOwner<N, A, C>> {
         let (namespace, apps) = self.namespaces.longest()?;
         let mut shared = *namespace == owner.namespace;
         if !shared && apps.waiting <= self.namespaces.waiting(&owner.namespace) + 1 {
             return None;
         }
-        let (app, clients) = apps.inner.longest()?;
+        let (app, clients) = apps.content.longest()?;
         if shared && *app != owner.app {
-            if clients.waiting <= apps.inner.waiting(&owner.app) + 1 {
+            if clients.waiting <= apps.content.waiting(&owner.app) + 1 {
                 return None;
             }
             shared = false;
         }
-        let (client, jobs) = clients.inner.longest()?;
-        if shared && (*client == owner.client || jobs.waiting <= clients.inner.waiting(&owner.client) + 1) {
+        let (client, jobs) = clients.content.longest()?;
+        if shared && (*client == owner.client || jobs.waiting <= clients.content.waiting(&owner.client) + 1) {
             return None;
         }
         Some(JobOwner { namespace: namespace.clone(), app: app.clone(), client: client.clone() })
@@ -300,30 +318,30 @@ mod tests {
         JobOwner { namespace, app, client }
     }
 
-    /// An App that is alone in its namespace.
-    fn alone(app: &'static str, client: u8) -> JobOwner<&'static str, &'static str, u8> {
+    /// The owner of a job in an App that is alone in its namespace.
+    fn only_app_owner(app: &'static str, client: u8) -> JobOwner<&'static str, &'static str, u8> {
         owner(app, app, client)
     }
 
-    /// As many names as a test needs.
+    /// A distinct name per number.
     fn name(number: u8) -> &'static str {
         Box::leak(format!("n{number}").into_boxed_str())
     }
 
     impl Queue {
-        fn add(&mut self, owner: JobOwner<&'static str, &'static str, u8>, item: u32) -> Push<u32> {
+        fn add(&mut self, owner: JobOwner<&'static str, &'static str, u8>, item: u32) -> PushOutcome<u32> {
             self.push(&owner, JOB, item)
         }
 
-        /// A job that takes as long as is expected.
+        /// Takes a job that takes as long as expected.
         fn next(&mut self) -> Option<u32> {
             self.pop(JOB).map(|turn| turn.job)
         }
 
-        /// A job that takes this long.
+        /// Takes a job that takes this long.
         fn next_taking(&mut self, took: Duration) -> Option<u32> {
             let turn = self.pop(JOB)?;
-            self.settle(&turn.charge, took);
+            self.correct_charge(&turn.charge, took);
             Some(turn.job)
         }
     }
@@ -336,11 +354,11 @@ mod tests {
     fn apps_take_turns_and_inside_one_its_clients() {
         let mut queue = Queue::new(100);
         for item in 0..4 {
-            assert_eq!(queue.add(alone("a", 1), item), Push::Queued);
+            assert_eq!(queue.add(only_app_owner("a", 1), item), PushOutcome::Queued);
         }
-        queue.add(alone("a", 2), 10);
-        queue.add(alone("b", 3), 20);
-        queue.add(alone("b", 3), 21);
+        queue.add(only_app_owner("a", 2), 10);
+        queue.add(only_app_owner("b", 3), 20);
+        queue.add(only_app_owner("b", 3), 21);
         assert_eq!(drain(&mut queue), [0, 20, 10, 21, 1, 2, 3]);
         assert_eq!(queue.len(), 0);
     }
@@ -358,41 +376,43 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_with_many_apps_has_one_namespaces_share() {
+    fn a_tenant_with_many_apps_gets_the_share_of_one_namespace() {
         let mut queue = Queue::new(128);
         for number in 0..130 {
             queue.add(owner("tenant", name(number), number), number.into());
         }
         assert_eq!(queue.len(), 128);
-        // It displaces one of the tenant's, and is next but one.
-        assert!(matches!(queue.add(owner("other", "shop", 200), 1000), Push::Displaced(_)));
+        // The new job displaces one of the tenant's, and is second in the order.
+        assert!(matches!(queue.add(owner("other", "shop", 200), 1000), PushOutcome::Displaced(_)));
         let order = drain(&mut queue);
         assert_eq!(order.len(), 128);
         assert_eq!(order.iter().position(|item| *item == 1000), Some(1));
     }
 
     #[test]
-    fn once_half_full_a_client_has_two_places() {
+    fn a_client_has_two_slots_once_the_queue_is_half_full() {
         let mut queue = Queue::new(8);
         for item in 0..4 {
-            assert_eq!(queue.add(alone("a", 1), item), Push::Queued);
+            assert_eq!(queue.add(only_app_owner("a", 1), item), PushOutcome::Queued);
         }
-        assert_eq!(queue.add(alone("a", 1), 4), Push::Refused(4));
-        assert_eq!(queue.add(alone("a", 2), 5), Push::Queued);
-        assert_eq!(queue.add(alone("a", 2), 6), Push::Queued);
-        assert_eq!(queue.add(alone("a", 2), 7), Push::Refused(7));
-        assert_eq!(queue.add(alone("b", 2), 8), Push::Refused(8), "places count over all Apps");
-        assert_eq!(queue.add(alone("b", 3), 9), Push::Queued);
+        assert_eq!(queue.add(only_app_owner("a", 1), 4), PushOutcome::Refused(4));
+        assert_eq!(queue.add(only_app_owner("a", 2), 5), PushOutcome::Queued);
+        assert_eq!(queue.add(only_app_owner("a", 2), 6), PushOutcome::Queued);
+        assert_eq!(queue.add(only_app_owner("a", 2), 7), PushOutcome::Refused(7));
+        assert_eq!(queue.add(only_app_owner("b", 2), 8), PushOutcome::Refused(8), "slots count over all Apps");
+        assert_eq!(queue.add(only_app_owner("b", 3), 9), PushOutcome::Queued);
     }
 
     #[test]
     fn one_client_with_a_request_in_each_of_128_apps_neither_fills_the_queue_nor_delays_others() {
         let mut queue = Queue::new(128);
-        let queued = (0..128).filter(|app| queue.add(alone(name(*app), 1), (*app).into()) == Push::Queued).count();
+        let queued = (0..128)
+            .filter(|app| queue.add(only_app_owner(name(*app), 1), (*app).into()) == PushOutcome::Queued)
+            .count();
         assert_eq!(queued, 64);
-        // Somebody else in an App where the client waits too, and in another one.
-        assert_eq!(queue.add(alone(name(60), 2), 1000), Push::Queued);
-        assert_eq!(queue.add(alone(name(200), 3), 1001), Push::Queued);
+        // Another client in an App where the first one waits too, and another client in another App.
+        assert_eq!(queue.add(only_app_owner(name(60), 2), 1000), PushOutcome::Queued);
+        assert_eq!(queue.add(only_app_owner(name(200), 3), 1001), PushOutcome::Queued);
         let order = drain(&mut queue);
         for item in [1000, 1001] {
             let before = order.iter().position(|other| *other == item);
@@ -405,82 +425,87 @@ mod tests {
         let mut queue = Queue::new(100);
         let (slow, quick) = (JOB * 10, JOB);
         for number in 0..20 {
-            queue.add(alone("slow", 1), number);
-            queue.add(alone("quick", 2), 100 + number);
+            queue.add(only_app_owner("slow", 1), number);
+            queue.add(only_app_owner("quick", 2), 100 + number);
         }
         let mut used = [Duration::ZERO; 2];
         for _ in 0..22 {
             let turn = queue.pop(JOB).unwrap();
             let (line, took) = if turn.job < 100 { (0, slow) } else { (1, quick) };
             used[line] += took;
-            queue.settle(&turn.charge, took);
+            queue.correct_charge(&turn.charge, took);
         }
         assert!(used[0].abs_diff(used[1]) <= slow, "{used:?}");
     }
 
     #[test]
-    fn what_a_line_used_counts_after_it_was_empty_and_idleness_is_no_credit() {
+    fn used_time_counts_after_a_queue_was_empty_and_idle_time_gives_no_credit() {
         let mut queue = Queue::new(100);
-        // Both are busy; the first line's only job takes long.
-        queue.add(alone("slow", 1), 0);
+        // Both queues are busy; the only job of the first takes long.
+        queue.add(only_app_owner("slow", 1), 0);
         for number in 0..30 {
-            queue.add(alone("busy", 2), 100 + number);
+            queue.add(only_app_owner("busy", 2), 100 + number);
         }
         assert_eq!(queue.next_taking(JOB * 10), Some(0));
-        queue.add(alone("slow", 1), 1);
+        queue.add(only_app_owner("slow", 1), 1);
         let order: Vec<_> = (0..11).map_while(|_| queue.next_taking(JOB)).collect();
         let turn = order.iter().position(|item| *item == 1);
-        assert!(turn.is_some_and(|turn| turn >= 9), "it waits as long as it took: {order:?}");
-        // Who comes after a long time has one turn, not those of the time before.
-        queue.add(alone("late", 3), 200);
-        queue.add(alone("late", 3), 201);
-        queue.add(alone("late", 3), 202);
+        assert!(turn.is_some_and(|turn| turn >= 9), "it waits as long as its first job took: {order:?}");
+        // A queue that starts late gets one turn, not the turns that it missed.
+        queue.add(only_app_owner("late", 3), 200);
+        queue.add(only_app_owner("late", 3), 201);
+        queue.add(only_app_owner("late", 3), 202);
         let order: Vec<_> = (0..6).map_while(|_| queue.next_taking(JOB)).collect();
         let late: Vec<_> = order.iter().map(|item| *item >= 200).collect();
         assert!(!late.windows(2).any(|pair| pair == [true, true]), "{order:?}");
     }
 
     #[test]
-    fn lines_of_clients_that_are_gone_are_forgotten() {
+    fn idle_client_queues_are_dropped() {
         let mut queue = FairQueue::<u8, u32, u32, u32>::new(8);
         for client in 0..10_000 {
             let owner = JobOwner { namespace: 0, app: client % 100, client };
-            assert_eq!(queue.push(&owner, JOB, client), Push::Queued);
+            assert_eq!(queue.push(&owner, JOB, client), PushOutcome::Queued);
             let turn = queue.pop(JOB).unwrap();
-            queue.settle(&turn.charge, JOB);
-            let kept: usize = queue.namespaces.lines[&0].inner.lines.values().map(|app| app.inner.lines.len()).sum();
-            assert_eq!(kept, queue.client_lines);
-            assert!(kept <= 8 * LINES_PER_PLACE + 1, "{kept}");
+            queue.correct_charge(&turn.charge, JOB);
+            let kept: usize =
+                queue.namespaces.queues[&0].content.queues.values().map(|app| app.content.queues.len()).sum();
+            assert_eq!(kept, queue.client_queues);
+            assert!(kept <= 8 * CLIENT_QUEUES_PER_SLOT + 1, "{kept}");
         }
-        assert!(queue.clients.is_empty());
+        assert!(queue.jobs_per_client.is_empty());
     }
 
     #[test]
-    fn a_full_queue_drops_from_the_longest_line() {
+    fn a_full_queue_displaces_a_job_of_the_longest_queue() {
         let mut queue = Queue::new(4);
         for client in 0..4 {
-            assert_eq!(queue.add(alone("storm", client), u32::from(client)), Push::Queued);
+            assert_eq!(queue.add(only_app_owner("storm", client), u32::from(client)), PushOutcome::Queued);
         }
-        assert!(matches!(queue.add(alone("quiet", 11), 100), Push::Displaced(0..=3)));
-        assert_eq!(queue.add(alone("storm", 9), 101), Push::Refused(101), "the longest line is its own");
-        assert!(matches!(queue.add(alone("quiet", 12), 102), Push::Displaced(0..=3)));
-        assert_eq!(queue.add(alone("quiet", 13), 103), Push::Refused(103), "now the lines are equal");
+        assert!(matches!(queue.add(only_app_owner("quiet", 11), 100), PushOutcome::Displaced(0..=3)));
+        assert_eq!(
+            queue.add(only_app_owner("storm", 9), 101),
+            PushOutcome::Refused(101),
+            "its own queue is the longest"
+        );
+        assert!(matches!(queue.add(only_app_owner("quiet", 12), 102), PushOutcome::Displaced(0..=3)));
+        assert_eq!(queue.add(only_app_owner("quiet", 13), 103), PushOutcome::Refused(103), "now the queues are equal");
         assert_eq!(queue.len(), 4);
         assert_eq!(drain(&mut queue).len(), 4);
     }
 
     #[test]
-    fn whether_there_is_a_place_is_what_a_push_finds() {
+    fn has_slot_agrees_with_push() {
         let mut queue = Queue::new(6);
         let mut refused = 0;
-        // A walk over every mix of namespaces, Apps and clients that six places allow, many times over.
+        // Covers every mix of namespaces, Apps and clients that six slots allow, many times.
         for step in 0..2000_u32 {
             let namespace = ["x", "y"][(step * 5 % 7 % 2) as usize];
             let (app, client) = (["a", "b", "c"][(step * 7 % 3) as usize], (step * step % 5) as u8);
             let owner = owner(namespace, app, client);
-            let place = queue.has_place(&owner);
+            let place = queue.has_slot(&owner);
             let pushed = queue.add(owner, step);
-            assert_eq!(place, !matches!(pushed, Push::Refused(_)), "step {step}");
+            assert_eq!(place, !matches!(pushed, PushOutcome::Refused(_)), "step {step}");
             assert!(queue.len() <= 6);
             refused += u32::from(!place);
             if step % 4 == 3 {
@@ -493,15 +518,15 @@ mod tests {
     }
 
     #[test]
-    fn inside_an_app_the_longest_client_gives_way() {
+    fn inside_an_app_a_job_of_the_longest_client_queue_is_displaced() {
         let mut queue = Queue::new(4);
         for item in 0..2 {
-            queue.add(alone("a", 1), item);
+            queue.add(only_app_owner("a", 1), item);
         }
-        queue.add(alone("a", 2), 10);
-        queue.add(alone("a", 3), 11);
-        assert_eq!(queue.add(alone("a", 4), 12), Push::Displaced(1));
-        assert_eq!(queue.add(alone("a", 5), 13), Push::Refused(13));
+        queue.add(only_app_owner("a", 2), 10);
+        queue.add(only_app_owner("a", 3), 11);
+        assert_eq!(queue.add(only_app_owner("a", 4), 12), PushOutcome::Displaced(1));
+        assert_eq!(queue.add(only_app_owner("a", 5), 13), PushOutcome::Refused(13));
         assert_eq!(drain(&mut queue), [0, 10, 11, 12]);
     }
 }

@@ -1,77 +1,81 @@
-//! The strength of a password by zxcvbn, at a bounded cost for every input (docs/decisions/0021).
+//! Password strength by zxcvbn, at a bounded cost for every input (docs/decisions/0021).
 
 use zxcvbn::{Entropy, zxcvbn};
 
-use crate::domain::password::MAX_CHARS;
+use crate::domain::password::MAX_PASSWORD_CHARS;
 
-/// The most characters that zxcvbn scores. Its time grows with the square of the length. And it raises 4, the average
-/// number of neighbours of a key, to the number of turns of a keyboard walk, of which a walk of 32 characters has at most
-/// 31: 4^31 fits in 64 bits, 4^32 does not.
-const MAX_SCORED: usize = 32;
-/// The most keys of a keypad in a row. There a key has 5 neighbours: 5^27 fits in 64 bits, 5^28 does not.
+/// The most characters that zxcvbn scores. Its time grows with the square of the length. It also raises 4, the average
+/// number of neighbours of a key, to the number of turns of a keyboard pattern. A pattern of 32 characters has at most
+/// 31 turns: 4^31 fits in 64 bits, 4^32 does not.
+const MAX_SCORED_CHARS: usize = 32;
+/// The most keypad keys in a row. A keypad key has 5 neighbours: 5^27 fits in 64 bits, 5^28 does not.
 const MAX_KEYPAD_RUN: usize = 28;
-/// The keys of both keypads of zxcvbn.
+/// The keys of the two keypads of zxcvbn.
 const KEYPAD: &str = "0123456789*+-./=";
-/// The most guess words that count, the first ones; an ordinary address and name give fewer than 15.
+/// The number of guess words that are used, from the first. An ordinary address and name give fewer than 15.
 const MAX_GUESSES: usize = 24;
-/// zxcvbn searches its dictionaries once for each reading of the l33t symbols, in time that grows with the square of the
-/// length. The longest password has this many searches if its symbols are all digits, which have at most 8 readings.
-const MAX_SEARCH: usize = 8 * MAX_SCORED * MAX_SCORED;
-/// The shortest guess word, and the shortest run of repeats, that a long password is freed of before it is cut.
-const MIN_REMOVED: usize = 8;
-/// The longest pattern that is scored with the next part if a cut may have broken it.
-const MAX_BROKEN: usize = 12;
-/// The least guesses for each score above 0, as in zxcvbn.
-const SCORES: [u64; 4] = [1_005, 1_000_005, 100_000_005, 10_000_000_005];
+/// zxcvbn searches its dictionaries once per reading of the l33t symbols, and the time of a search grows with the
+/// square of the length. This is the cost of the longest scored part if its symbols are all digits, which have at most
+/// 8 readings.
+const MAX_SEARCH_COST: usize = 8 * MAX_SCORED_CHARS * MAX_SCORED_CHARS;
+/// The shortest guess word, and the shortest repetition, that is removed from a long password before it is split.
+const MIN_REMOVED_CHARS: usize = 8;
+/// The longest pattern that is scored with the next part if the split may have broken it.
+const MAX_BROKEN_CHARS: usize = 12;
+/// The fewest guesses for each score above 0, as in zxcvbn.
+const SCORE_THRESHOLDS: [u64; 4] = [1_005, 1_000_005, 100_000_005, 10_000_000_005];
 
-/// The symbols that zxcvbn reads as one letter: `a`, `b`, `c`, `e`, `g`, `o`, `s`, `x`, `z`. For `i`, `l` and `t`, which share
-/// symbols, see [`readings`].
-const SYMBOLS: [&str; 9] = ["4@", "8", "({[<", "3", "69", "0", "$5", "%", "2"];
-/// Symbols and those they are replaced by, with a meaning in common, while a password has too many readings; the rarest
-/// first. Digits stay: dates and sequences are made of them.
+/// The symbols that zxcvbn reads as one letter: `a`, `b`, `c`, `e`, `g`, `o`, `s`, `x`, `z`. `i`, `l` and `t` share
+/// symbols, which the count of readings handles separately.
+const LETTER_SYMBOLS: [&str; 9] = ["4@", "8", "({[<", "3", "69", "0", "$5", "%", "2"];
+/// Symbols and their replacements of a similar meaning, the rarest first. They are applied while a password has too
+/// many readings. Digits stay, because dates and sequences consist of them.
 const REPLACEMENTS: [(char, char); 8] =
     [('<', '('), ('{', '('), ('[', '('), ('|', '!'), ('+', '7'), ('@', '4'), ('$', '5'), ('!', '1')];
 
-/// The strength of a password from 0 to 4 against somebody who tries `guesses` first.
+/// The strength of a password, from 0 to 4, against an attacker who tries `guesses` first.
 ///
 /// This is the score of zxcvbn if the password has at most 32 characters and few readings of l33t symbols, as ordinary
-/// ones do. A longer one is scored in parts, and only until these are strong: whoever guesses the whole has guessed them.
+/// passwords do. A longer password is scored in parts, only until these are strong: whoever guesses the whole password
+/// has guessed them.
 pub fn score(password: &str, guesses: &[String]) -> u8 {
-    let mut chars: Vec<char> = password.chars().take(MAX_CHARS).collect();
+    let mut chars: Vec<char> = password.chars().take(MAX_PASSWORD_CHARS).collect();
     let mut guesses: Vec<String> = guesses.iter().take(MAX_GUESSES).cloned().collect();
-    if chars.len() > MAX_SCORED {
+    if chars.len() > MAX_SCORED_CHARS {
         remove_guesses(&mut chars, &guesses);
         chars = without_repeats(chars);
     }
     for guess in &mut guesses {
-        // Longer than what is scored, so it cannot be a part of it. It keeps its rank.
-        if guess.chars().count() > MAX_SCORED {
+        // Longer than a part, so it cannot occur in one. Emptied rather than removed, so that the others keep their
+        // rank.
+        if guess.chars().count() > MAX_SCORED_CHARS {
             guess.clear();
         }
     }
-    let strongest = SCORES[SCORES.len() - 1];
+    let strongest = SCORE_THRESHOLDS[SCORE_THRESHOLDS.len() - 1];
     let mut attempts: u64 = 1;
     let mut rest = &chars[..];
     while !rest.is_empty() && attempts < strongest {
-        let part = &rest[..rest.len().min(MAX_SCORED)];
+        let part = &rest[..rest.len().min(MAX_SCORED_CHARS)];
         let mut estimated = estimate(part, &guesses);
-        // What the cut may have broken is scored with what follows: a part of a word would pass for random characters.
+        // What the split may have broken is scored with the next part: a part of a word would pass for random
+        // characters.
         let end = start_near_the_end(&estimated);
         rest = match end {
             Some(end) if part.len() < rest.len() => {
                 estimated = estimate(&part[..end], &guesses);
                 &rest[end..]
             }
-            // A walk or a sequence may go on; it is not scored again.
+            // Either nothing follows, or the last pattern is long and may go on: what follows is not scored.
             _ => &[],
         };
         attempts = attempts.saturating_mul(estimated.guesses());
     }
-    let reached = SCORES.iter().filter(|least| attempts >= **least).count();
+    let reached = SCORE_THRESHOLDS.iter().filter(|least| attempts >= **least).count();
     u8::try_from(reached).unwrap_or(u8::MAX)
 }
 
-/// By zxcvbn, of at most [`MAX_SCORED`] characters.
+/// The estimate of zxcvbn for a part that it can score.
 fn estimate(part: &[char], guesses: &[String]) -> Entropy {
     let (mut part, mut guesses) = (part.to_vec(), guesses.to_vec());
     limit_readings(&mut part, &mut guesses);
@@ -80,24 +84,24 @@ fn estimate(part: &[char], guesses: &[String]) -> Entropy {
     zxcvbn(&part.iter().collect::<String>(), &guesses)
 }
 
-/// Where the first of the patterns starts that a cut after [`MAX_SCORED`] characters may have broken.
+/// The start of the first pattern that a split after the longest scored part may have broken.
 fn start_near_the_end(estimated: &Entropy) -> Option<usize> {
     let mut starts = estimated.sequence().iter().map(|pattern| pattern.i);
-    starts.find(|start| *start >= MAX_SCORED - MAX_BROKEN)
+    starts.find(|start| *start >= MAX_SCORED_CHARS - MAX_BROKEN_CHARS)
 }
 
-/// Removes whole guess words in any case, in l33t and reversed, so that the cut breaks none.
+/// Removes whole guess words, in any case, in l33t and reversed, so that the split breaks none.
 fn remove_guesses(chars: &mut Vec<char>, guesses: &[String]) {
     for guess in guesses {
-        let mut word: Vec<char> = guess.chars().map(fold).collect();
-        if word.len() < MIN_REMOVED {
+        let mut word: Vec<char> = guess.chars().map(fold_lookalikes).collect();
+        if word.len() < MIN_REMOVED_CHARS {
             continue;
         }
         for _ in 0..2 {
             let mut at = 0;
             while at + word.len() <= chars.len() {
                 let end = at + word.len();
-                if chars[at..end].iter().copied().map(fold).eq(word.iter().copied()) {
+                if chars[at..end].iter().copied().map(fold_lookalikes).eq(word.iter().copied()) {
                     chars.drain(at..end);
                 } else {
                     at += 1;
@@ -109,7 +113,7 @@ fn remove_guesses(chars: &mut Vec<char>, guesses: &[String]) {
 }
 
 /// One character for all that look alike, in lower case.
-fn fold(char: char) -> char {
+fn fold_lookalikes(char: char) -> char {
     match char {
         '4' | '@' => 'a',
         '8' => 'b',
@@ -125,10 +129,10 @@ fn fold(char: char) -> char {
     }
 }
 
-/// Leaves one copy of what is repeated, of the shortest period first.
+/// Keeps one copy of each repetition, starting with the shortest period.
 fn without_repeats(mut chars: Vec<char>) -> Vec<char> {
     let close = |kept: &mut Vec<char>, run: usize, period: usize| {
-        if run >= period && run + period >= MIN_REMOVED {
+        if run >= period && run + period >= MIN_REMOVED_CHARS {
             let second_copy = kept.len() - run;
             kept.drain(second_copy..second_copy + run / period * period);
         }
@@ -136,7 +140,7 @@ fn without_repeats(mut chars: Vec<char>) -> Vec<char> {
     let mut period = 1;
     while period * 2 <= chars.len() {
         let mut kept = Vec::with_capacity(chars.len());
-        // How many characters up to here equal those one period before.
+        // The number of consecutive characters up to here that equal the one a period earlier.
         let mut run = 0;
         for (at, char) in chars.iter().enumerate() {
             if at >= period && chars[at - period] == *char {
@@ -154,11 +158,11 @@ fn without_repeats(mut chars: Vec<char>) -> Vec<char> {
     chars
 }
 
-/// Replaces symbols until the readings of the password can be searched in a bounded time; in the guess words too, so that
-/// they are still found.
+/// Replaces symbols until the readings of the password can be searched in bounded time. Replaces them in the guess
+/// words too, so that these are still found.
 fn limit_readings(chars: &mut [char], guesses: &mut [String]) {
     for (symbol, replacement) in REPLACEMENTS {
-        if readings(chars) * chars.len() * chars.len() <= MAX_SEARCH {
+        if count_readings(chars) * chars.len() * chars.len() <= MAX_SEARCH_COST {
             break;
         }
         for char in chars.iter_mut().filter(|char| **char == symbol) {
@@ -170,20 +174,20 @@ fn limit_readings(chars: &mut [char], guesses: &mut [String]) {
     }
 }
 
-/// How often zxcvbn searches its dictionaries for l33t: one symbol of the password for each letter, in all ways.
-fn readings(chars: &[char]) -> usize {
+/// The number of l33t searches of zxcvbn: one per combination of one symbol of the password for each letter.
+fn count_readings(chars: &[char]) -> usize {
     let count = |symbols: &str| symbols.chars().filter(|symbol| chars.contains(symbol)).count();
-    // `1` and `|` are i or l: if one is both at once, zxcvbn tries either. So with `7`, which is l or t.
+    // `1` and `|` are i or l: if one is both at once, zxcvbn tries either. The same holds for `7`, which is l or t.
     let (i, l, t) = (count("1!|"), count("1|7"), count("+7"));
     let either = if i > 0 && l > 0 { count("1|") } else { 0 };
     let mut readings = (i.max(1) * l.max(1) + either) * t.max(1) + count("7") * i.max(1);
-    for symbols in SYMBOLS {
+    for symbols in LETTER_SYMBOLS {
         readings *= count(symbols).max(1);
     }
     readings
 }
 
-/// Drops what exceeds the longest run of keypad keys in which a walk can be scored.
+/// Drops keypad keys beyond the longest run that can be scored.
 fn limit_keypad_runs(chars: &mut Vec<char>) {
     let mut run = 0;
     chars.retain(|char| {
@@ -203,10 +207,10 @@ mod tests {
             password::{self, Password},
             user::Name,
         },
-        hashing::engine::Engine,
+        hashing::engine::Argon2Engine,
     };
 
-    /// Words that people make passwords of; rare ones too.
+    /// Words from which people make passwords, including rare ones.
     const WORDS: [&str; 48] = [
         "correct",
         "horse",
@@ -259,7 +263,7 @@ mod tests {
     ];
     const SUFFIXES: [&str; 16] =
         ["", "1", "12", "123", "1234", "!", "1!", "99", "2024", "1987", "007", "69", "#1", "@home", "_x", "?"];
-    /// What readings of l33t are made of, and what walks, dates and sequences are.
+    /// Characters of l33t readings, keyboard patterns, dates and sequences.
     const ALPHABETS: [&str; 10] = [
         "4@8({[<3691!|70$5+%2",
         "i1!|l7t+",
@@ -299,7 +303,7 @@ mod tests {
     }
 
     fn guesses_of(email: &str, name: &str) -> Vec<String> {
-        password::guesses(Some(&Email::parse(email).unwrap()), Some(&Name::parse(name).unwrap()))
+        password::guess_words(Some(&Email::parse(email).unwrap()), Some(&Name::parse(name).unwrap()))
     }
 
     fn ada() -> Vec<String> {
@@ -310,7 +314,7 @@ mod tests {
         word[..1].to_uppercase() + &word[1..]
     }
 
-    /// A thousand of the kinds that people and password managers choose.
+    /// A thousand passwords of the kinds that people and password managers choose.
     fn ordinary_passwords() -> Vec<String> {
         let mut numbers = Numbers(1);
         let l33t = |word: &str| word.replace('a', "@").replace('o', "0").replace('i', "1").replace('e', "3");
@@ -360,8 +364,8 @@ mod tests {
             }
         }
         assert!(differ.is_empty(), "{}: {differ:?}", differ.len());
-        assert!(scores.iter().all(|count| *count >= 10), "all scores are among them: {scores:?}");
-        assert!(passwords.iter().any(|password| password.len() > MAX_SCORED));
+        assert!(scores.iter().all(|count| *count >= 10), "all scores occur: {scores:?}");
+        assert!(passwords.iter().any(|password| password.len() > MAX_SCORED_CHARS));
     }
 
     #[test]
@@ -386,11 +390,11 @@ mod tests {
                 }
                 password += &part.repeat(1 + numbers.below(6));
             }
-            if !(MAX_SCORED + 1..=100).contains(&password.chars().count()) {
+            if !(MAX_SCORED_CHARS + 1..=100).contains(&password.chars().count()) {
                 continue;
             }
             judged += 1;
-            // A repeated part is judged like one copy, which plain zxcvbn may find harder than the repetition.
+            // A repeated part scores like one copy, which plain zxcvbn may rate higher than the repetition.
             let expected = plain(&password, &guesses).max(plain(&once, &guesses));
             let found = score(&password, &guesses);
             if found > expected {
@@ -401,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_of_the_user_makes_no_password() {
+    fn known_user_data_makes_a_weak_password() {
         let guesses = ada();
         let address = "ada.lovelace+shop@mail.example-company.co.uk";
         let reversed: String = address.chars().rev().collect();
@@ -420,7 +424,7 @@ mod tests {
         assert_eq!(score(&strong, &guesses), 4, "what follows the address counts");
     }
 
-    /// The slowest ones known, and those that overflow in zxcvbn.
+    /// The slowest known passwords, and those that overflow in zxcvbn.
     fn hostile() -> Vec<(String, Vec<String>)> {
         let cycle = |text: &str, length: usize| text.chars().cycle().take(length).collect::<String>();
         let symbols = "4@8({[<3691!|70$5+%2";
@@ -467,7 +471,7 @@ mod tests {
             hostile.push((password.clone(), nested.clone()));
             hostile.push((password.clone(), [parts(5), many.clone()].concat()));
         }
-        // What an address and a name at their limits add up to.
+        // The guess words of an address and a name of maximum length.
         let local = "ab.".repeat(21) + "x";
         let domain = "xy.".repeat(62) + "zz";
         let guesses = guesses_of(&format!("{local}@{domain}"), &"a1 ".repeat(66));
@@ -475,7 +479,7 @@ mod tests {
         hostile
     }
 
-    /// The shortest time of three: what else runs on the machine only adds to it.
+    /// The shortest of three times: other load on the machine only adds to it.
     fn time(mut work: impl FnMut()) -> Duration {
         let times = (0..3).map(|_| {
             let started = Instant::now();
@@ -486,9 +490,9 @@ mod tests {
     }
 
     #[test]
-    fn no_password_takes_as_long_to_judge_as_to_hash() {
+    fn no_password_takes_as_long_to_score_as_to_hash() {
         score("The first call reads the dictionaries.", &[]);
-        let mut engine = Engine::default();
+        let mut engine = Argon2Engine::default();
         let hash = time(|| drop(engine.hash(&Password::new("x"), &[7; 16])));
         for (password, guesses) in hostile() {
             let took = time(|| assert!(score(&password, &guesses) <= 4));
@@ -509,7 +513,7 @@ mod tests {
                     let chars: Vec<char> = password.chars().collect();
                     let start = numbers.below(chars.len() + 1);
                     let end = start + numbers.below(chars.len() + 1 - start);
-                    chars[start..end].iter().copied().map(fold).collect()
+                    chars[start..end].iter().copied().map(fold_lookalikes).collect()
                 })
                 .collect();
             assert!(score(&password, &guesses) <= 4, "{password} {guesses:?}");
@@ -518,14 +522,14 @@ mod tests {
 
     #[test]
     fn the_readings_are_those_that_zxcvbn_searches() {
-        let of = |text: &str| readings(&text.chars().collect::<Vec<_>>());
+        let of = |text: &str| count_readings(&text.chars().collect::<Vec<_>>());
         for (text, expected) in
             [("", 1), ("4", 1), ("4@", 2), ("1", 2), ("7", 2), ("17", 4), ("1!|7+", 25), ("0123456789", 8)]
         {
             assert_eq!(of(text), expected, "{text}");
         }
-        let mut most: Vec<char> = "4@8({[<3691!|70$5+%2".repeat(2)[..MAX_SCORED].chars().collect();
+        let mut most: Vec<char> = "4@8({[<3691!|70$5+%2".repeat(2)[..MAX_SCORED_CHARS].chars().collect();
         limit_readings(&mut most, &mut []);
-        assert_eq!(readings(&most), 8);
+        assert_eq!(count_readings(&most), 8);
     }
 }

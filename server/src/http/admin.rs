@@ -5,37 +5,37 @@ use std::{convert::Infallible, sync::Arc};
 use http::Method;
 
 use super::{
-    door::{Endpoints, Lookup},
     error::Problem,
-    request::Inbound,
+    pipeline::{Endpoints, Lookup},
+    request::InboundRequest,
     response::Response,
 };
 use crate::domain::app::App;
 
-pub(super) struct Admin;
+pub(super) struct AdminEndpoints;
 
-// === impl Admin ===
+// === impl AdminEndpoints ===
 
-impl Endpoints for Admin {
+impl Endpoints for AdminEndpoints {
     type Route = Infallible;
 
     const LISTENER: &'static str = "admin";
-    /// Programs in the cluster, which are part of the platform.
+    /// The callers are programs in the cluster, which are part of the platform.
     const TRUSTS_SAMPLING: bool = true;
 
     fn find(&self, _: &Method, _: &str) -> Lookup<Infallible> {
-        Lookup::Nothing
+        Lookup::NotFound
     }
 
     fn name(route: Infallible) -> &'static str {
         match route {}
     }
 
-    fn is_noise(route: Infallible) -> bool {
+    fn is_logged_at_debug(route: Infallible) -> bool {
         match route {}
     }
 
-    async fn call(&self, route: Infallible, _: Option<Arc<App>>, _: Inbound) -> Result<Response, Problem> {
+    async fn call(&self, route: Infallible, _: Option<Arc<App>>, _: InboundRequest) -> Result<Response, Problem> {
         match route {}
     }
 }

@@ -1,5 +1,5 @@
-//! What connections and requests from outside can hold of the process's memory: derived from its limit, checked before
-//! anything is read, and shared between client addresses.
+//! Budgets for the memory that connections and requests from outside can hold. They derive from the process's memory
+//! limit, are checked before anything is read, and are shared between client addresses.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -9,53 +9,54 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::{
     quota::{Exhausted, Quota, QuotaPermit},
     refusals::Refusals,
-    serve::MAX_HEAD,
+    serve::MAX_HEADER_BYTES,
 };
 use crate::domain::client::ClientAddress;
 
-/// Connections have a quarter of the memory limit and request bytes an eighth. Of 256 MiB, a server with two CPUs needs
-/// 80 MiB for itself and its copies of the Apps' documents have 64 MiB, which leaves 112: 96 are given out here.
+/// Connections get a quarter of the memory limit and request bytes an eighth. With a limit of 256 MiB, a server with
+/// two CPUs needs 80 MiB for itself and 64 MiB for its copies of the Apps' documents. Of the remaining 112 MiB, these
+/// budgets use 96.
 const CONNECTIONS_SHARE: u64 = 4;
-const BYTES_SHARE: u64 = 8;
-/// One client address can hold an eighth of either: it takes eight to use them up.
+const REQUEST_BYTES_SHARE: u64 = 8;
+/// One client address can hold an eighth of either budget: it takes eight addresses to exhaust one.
 const CLIENT_SHARE: usize = 8;
-/// And the /48 of an IPv6 address half: the other half stays for others.
+/// The /48 of an IPv6 address can hold half. The other half stays for other clients.
 const SITE_SHARE: usize = 2;
-/// Of the request bytes, half are for further requests of HTTP/2 connections: slow bodies cannot take these, or nobody
-/// could log in behind a proxy that sends many requests over one connection.
-const FURTHER_SHARE: usize = 2;
-/// Of the other half, large header blocks from trusted proxies have at most half. Whose they are is not known while they
-/// are read, and they are counted as long as the proxy's connection lives.
+/// Half of the request bytes are for additional concurrent requests on HTTP/2 connections. Slow bodies cannot use them.
+/// Otherwise they could block all logins behind a proxy that sends many requests over one connection.
+const FURTHER_REQUESTS_SHARE: usize = 2;
+/// Large header blocks from trusted proxies can use at most half of the other half. While they are read, their client
+/// is not known, and they count for as long as the proxy's connection lives.
 const PROXY_HEADS_SHARE: usize = 2;
-/// Callers in the cluster have an eighth of the connections for themselves: outsiders cannot use these up.
+/// Callers in the cluster have an eighth of the connections for themselves; clients from outside cannot use them.
 const ADMIN_SHARE: usize = 8;
-/// Held refusals have half of the public connections: an HTTP/1 refusal keeps its connection while it is held. The other
-/// half stays for callers that are not refused, even behind proxies, whose connections are not bounded by address.
-const HELD_SHARE: usize = 2;
-/// Bounds of the memory limit that is reckoned with: less is a test, more needs no more connections.
+/// Held refusals can use half of the public connections: over HTTP/1 a held refusal occupies its connection. The other
+/// half stays for requests that are not refused, even behind proxies, whose connections are not limited per address.
+const HELD_REFUSALS_SHARE: usize = 2;
+/// Bounds of the memory limit that the budgets derive from: less occurs only in tests, more needs no more connections.
 const MIN_MEMORY: u64 = 64 << 20;
 const MAX_MEMORY: u64 = 4 << 30;
 
-/// What an HTTP/1 connection with a request costs: 8 KiB each for hyper's two buffers, tasks and state, and [`ALLOWANCE`].
-/// Measured: 27 KB when idle after a request, in a build that is not optimized.
+/// Cost of an HTTP/1 connection with a request: 8 KiB for each of hyper's two buffers, tasks and state, and
+/// [`ALLOWANCE`]. Measured: 27 KB when idle after a request, in a debug build.
 const CONNECTION_COST: usize = 40 * 1024;
-/// Connections of a listener for any memory: each is also a file descriptor.
+/// Maximum connections of a listener, whatever the memory: each is also a file descriptor.
 const MAX_CONNECTIONS: usize = 10_000;
-/// What an HTTP/2 connection costs, in connections (200 KiB): its window of 64 KiB of unread bodies, a header block of
-/// 32 KiB that is being read and its decoded form, frames of 16 KiB each way, the table of header compression.
-const HTTP2_CONNECTIONS: u32 = 5;
+/// Cost of an HTTP/2 connection in units of connections (200 KiB): its window of 64 KiB of unread bodies, a header
+/// block of 32 KiB that is being read and its decoded form, frames of 16 KiB each way, the header compression table.
+const HTTP2_CONNECTION_SLOTS: u32 = 5;
 
 /// Memory of a request that its connection pays for: header fields and body together. An ordinary login has less than
-/// 2 KiB, so that it needs nothing of the budget, which an attacker can use up.
+/// 2 KiB, so it needs nothing from the request budget, which an attacker can exhaust.
 const ALLOWANCE: usize = 8 * 1024;
-/// What each further request at a time costs in an HTTP/2 connection: its tasks and [`ALLOWANCE`].
-const FURTHER_REQUEST: usize = 16 * 1024;
-/// Bytes of an HTTP/1 header block that its connection pays for: hyper's buffer has 8 KiB from the beginning.
+/// Cost of each additional concurrent request on an HTTP/2 connection: its tasks and [`ALLOWANCE`].
+const FURTHER_REQUEST_COST: usize = 16 * 1024;
+/// Bytes of an HTTP/1 header block that its connection pays for: hyper's buffer starts with 8 KiB.
 pub(super) const FREE_HEAD: usize = 8 * 1024;
-/// What a larger header block costs. The buffer grows to twice the largest block, and stays.
-const LARGE_HEAD: usize = 2 * MAX_HEAD - FREE_HEAD;
+/// Cost of a larger header block. The buffer grows to twice the largest block and does not shrink.
+const LARGE_HEAD_COST: usize = 2 * MAX_HEADER_BYTES - FREE_HEAD;
 
-/// The operations listener: a kubelet, Prometheus and the operators need less than ten. An address needs a few.
+/// The operations listener: kubelet, Prometheus and the operators need less than ten connections, a few per address.
 const OPS_CONNECTIONS: usize = 64;
 const OPS_CONNECTIONS_PER_CLIENT: usize = 16;
 
@@ -64,74 +65,74 @@ const OPS_CONNECTIONS_PER_CLIENT: usize = 16;
 pub struct Budgets {
     request_bytes: Arc<Quota>,
     further_requests: Arc<Quota>,
-    /// Part of the request bytes, which counts them too.
+    /// A part of the request bytes; bytes counted here count there too.
     proxy_heads: Arc<Quota>,
     refusals: Refusals,
-    /// The places of the two listeners.
+    /// Connection slots of the two listeners.
     public: usize,
     admin: usize,
     connections_per_client: usize,
 }
 
-/// The connections that a listener can have. In units of [`CONNECTION_COST`].
+/// The connection slots of a listener. One slot pays for [`CONNECTION_COST`].
 #[derive(Debug)]
-pub struct ConnectionPlaces {
-    free: Arc<Semaphore>,
+pub struct ConnectionSlots {
+    semaphore: Arc<Semaphore>,
     clients: Arc<Quota>,
-    /// Whether trusted proxies can have any number: they carry the connections of many clients.
+    /// Whether trusted proxies are exempt from the limit per client: they carry the connections of many clients.
     exempts_proxies: bool,
 }
 
-/// The place of one connection.
+/// The slots and budgets that one connection holds.
 #[derive(Debug)]
-pub struct ConnectionPlace {
-    free: Arc<Semaphore>,
+pub struct ConnectionPermit {
+    semaphore: Arc<Semaphore>,
     clients: Arc<Quota>,
     client: Option<ClientAddress>,
-    place: Arc<Place>,
-    /// What HTTP/2 takes beyond it.
-    http2: Option<Place>,
-    /// Of the request bytes.
+    slot: Arc<SlotPermit>,
+    /// The additional slots of an HTTP/2 connection.
+    http2_slots: Option<SlotPermit>,
+    /// A share of the request bytes.
     head: QuotaPermit,
-    /// Of the proxies' heads, if the peer is one.
+    /// A share of the proxies' header blocks, if the peer is a proxy.
     proxy_head: Option<QuotaPermit>,
     has_large_head: bool,
 }
 
-/// Places of a listener and of a client address, which are free again when this is dropped.
+/// Permits of a listener and of a client address, released when this is dropped.
 #[derive(Debug)]
-pub struct Place {
-    _place: OwnedSemaphorePermit,
-    _share: QuotaPermit,
+pub struct SlotPermit {
+    _slot: OwnedSemaphorePermit,
+    _client_share: QuotaPermit,
 }
 
 /// The memory that one request holds.
 #[derive(Debug)]
 pub struct RequestMemory {
-    /// What its connection still pays for.
+    /// The rest of what its connection pays for.
     allowance: usize,
-    charged: QuotaPermit,
-    /// Of the further requests, if it is not alone in its connection.
+    permit: QuotaPermit,
+    /// A share of the further requests, if it is not alone on its connection.
     _further: QuotaPermit,
 }
 
 // === impl Budgets ===
 
 impl Budgets {
-    /// For a process that can use so many bytes of memory.
+    /// Budgets for a process with a memory limit of `memory` bytes.
     pub fn new(memory: u64, connections_per_client: usize) -> Arc<Self> {
         let memory = memory.clamp(MIN_MEMORY, MAX_MEMORY);
         let part = |share: u64| usize::try_from(memory / share).unwrap_or(usize::MAX);
-        let (bytes, connections) = (part(BYTES_SHARE), part(CONNECTIONS_SHARE) / CONNECTION_COST);
+        let (bytes, connections) = (part(REQUEST_BYTES_SHARE), part(CONNECTIONS_SHARE) / CONNECTION_COST);
         let public = (connections - connections / ADMIN_SHARE).min(MAX_CONNECTIONS);
         let admin = (connections / ADMIN_SHARE).min(MAX_CONNECTIONS);
-        let further = bytes / FURTHER_SHARE;
+        let further = bytes / FURTHER_REQUESTS_SHARE;
         let larger = bytes - further;
         Arc::new(Self {
             request_bytes: Quota::new(larger, larger / CLIENT_SHARE, larger / SITE_SHARE),
             further_requests: Quota::new(further, further / CLIENT_SHARE, further / SITE_SHARE),
             proxy_heads: Quota::new(larger / PROXY_HEADS_SHARE, 0, 0),
-            refusals: Refusals::new(public / HELD_SHARE),
+            refusals: Refusals::new(public / HELD_REFUSALS_SHARE),
             public,
             admin,
             connections_per_client,
@@ -139,62 +140,62 @@ impl Budgets {
     }
 
     /// The connections of the public listener.
-    pub fn public_connections(&self) -> Arc<ConnectionPlaces> {
+    pub fn public_connections(&self) -> Arc<ConnectionSlots> {
         self.shared_connections(self.public)
     }
 
-    /// The connections of the listener for callers in the cluster.
-    pub fn admin_connections(&self) -> Arc<ConnectionPlaces> {
+    /// The connections of the administration listener, whose callers are in the cluster.
+    pub fn admin_connections(&self) -> Arc<ConnectionSlots> {
         self.shared_connections(self.admin)
     }
 
-    fn shared_connections(&self, total: usize) -> Arc<ConnectionPlaces> {
-        ConnectionPlaces::new(total, self.connections_per_client.min(total / CLIENT_SHARE), true)
+    fn shared_connections(&self, total: usize) -> Arc<ConnectionSlots> {
+        ConnectionSlots::new(total, self.connections_per_client.min(total / CLIENT_SHARE), true)
     }
 
     /// The connections of the operations listener. Its callers are not behind proxies.
-    pub fn ops_connections(&self) -> Arc<ConnectionPlaces> {
-        ConnectionPlaces::new(OPS_CONNECTIONS, OPS_CONNECTIONS_PER_CLIENT, false)
+    pub fn ops_connections(&self) -> Arc<ConnectionSlots> {
+        ConnectionSlots::new(OPS_CONNECTIONS, OPS_CONNECTIONS_PER_CLIENT, false)
     }
 
     pub(super) fn refusals(&self) -> &Refusals {
         &self.refusals
     }
 
-    /// The bytes of requests beyond what connections pay for.
+    /// The request bytes beyond what connections pay for.
     #[cfg(test)]
     pub(super) fn request_bytes(&self) -> &Arc<Quota> {
         &self.request_bytes
     }
 
-    /// All bytes of requests that are counted.
+    /// All request bytes that are counted.
     pub(super) fn counted_bytes(&self) -> usize {
         self.request_bytes.used() + self.further_requests.used()
     }
 
-    /// Begins a request. `alone`: it is the connection's only one at this time.
+    /// Starts to count a request. `alone`: it is the only request on its connection at this time.
     ///
     /// # Errors
     ///
     /// [`Exhausted`] if it, or its header fields, do not fit the budget.
-    pub(super) fn request(
+    pub(super) fn begin_request(
         &self,
         client: ClientAddress,
         alone: bool,
         parts: &Parts,
     ) -> Result<RequestMemory, Exhausted> {
-        let further = if alone { 0 } else { FURTHER_REQUEST };
+        let further = if alone { 0 } else { FURTHER_REQUEST_COST };
         let mut memory = RequestMemory {
             allowance: ALLOWANCE,
-            charged: self.request_bytes.empty_permit(Some(client)),
+            permit: self.request_bytes.empty_permit(Some(client)),
             _further: self.further_requests.try_acquire(Some(client), further)?,
         };
-        memory.take(head_bytes(parts))?;
+        memory.try_acquire(head_bytes(parts))?;
         Ok(memory)
     }
 }
 
-/// The size of a request's head, as RFC 9113, 10.5.1 counts it: 32 bytes are added to each field.
+/// Size of a request's head as RFC 9113, 10.5.1 counts it: 32 bytes are added to each field.
 fn head_bytes(parts: &Parts) -> usize {
     let path = parts.uri.path_and_query().map_or(0, |path| path.as_str().len());
     parts.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 32).sum::<usize>() + path
@@ -203,56 +204,56 @@ fn head_bytes(parts: &Parts) -> usize {
 // === impl RequestMemory ===
 
 impl RequestMemory {
-    /// Takes more bytes, before they are read.
+    /// Acquires more bytes before they are read.
     ///
     /// # Errors
     ///
     /// [`Exhausted`] if they do not fit the budget.
-    pub fn take(&mut self, bytes: usize) -> Result<(), Exhausted> {
+    pub fn try_acquire(&mut self, bytes: usize) -> Result<(), Exhausted> {
         let free = bytes.min(self.allowance);
-        self.charged.try_grow(bytes - free)?;
+        self.permit.try_grow(bytes - free)?;
         self.allowance -= free;
         Ok(())
     }
 }
 
-// === impl ConnectionPlaces ===
+// === impl ConnectionSlots ===
 
-impl ConnectionPlaces {
+impl ConnectionSlots {
     pub(super) fn new(total: usize, per_client: usize, exempts_proxies: bool) -> Arc<Self> {
         Arc::new(Self {
-            free: Arc::new(Semaphore::new(total)),
+            semaphore: Arc::new(Semaphore::new(total)),
             clients: Quota::new(usize::MAX, per_client, (total / SITE_SHARE).max(per_client)),
             exempts_proxies,
         })
     }
 
-    /// Waits for a place: until then, connections wait in the kernel's queue.
-    pub(super) async fn free_place(&self) -> OwnedSemaphorePermit {
-        Arc::clone(&self.free).acquire_owned().await.expect("the places are never closed")
+    /// Waits for a connection slot. Until then, connections wait in the kernel's queue.
+    pub(super) async fn acquire_slot(&self) -> OwnedSemaphorePermit {
+        Arc::clone(&self.semaphore).acquire_owned().await.expect("the semaphore is never closed")
     }
 
-    /// Gives the place to a connection of that peer.
+    /// Gives the slot to a connection of that peer.
     ///
     /// # Errors
     ///
-    /// [`Exhausted`] if the peer has its number of connections.
+    /// [`Exhausted`] if the peer has its maximum number of connections.
     pub(super) fn admit(
         &self,
         place: OwnedSemaphorePermit,
         peer: IpAddr,
         is_proxy: bool,
         budgets: &Budgets,
-    ) -> Result<ConnectionPlace, Exhausted> {
-        let address = ClientAddress::of(peer);
+    ) -> Result<ConnectionPermit, Exhausted> {
+        let address = ClientAddress::from_ip(peer);
         let client = (!is_proxy || !self.exempts_proxies).then_some(address);
-        let place = Place { _place: place, _share: self.clients.try_acquire(client, 1)? };
-        Ok(ConnectionPlace {
-            free: Arc::clone(&self.free),
+        let place = SlotPermit { _slot: place, _client_share: self.clients.try_acquire(client, 1)? };
+        Ok(ConnectionPermit {
+            semaphore: Arc::clone(&self.semaphore),
             clients: Arc::clone(&self.clients),
             client,
-            place: Arc::new(place),
-            http2: None,
+            slot: Arc::new(place),
+            http2_slots: None,
             head: budgets.request_bytes.empty_permit((!is_proxy).then_some(address)),
             proxy_head: is_proxy.then(|| budgets.proxy_heads.empty_permit(None)),
             has_large_head: false,
@@ -260,26 +261,27 @@ impl ConnectionPlaces {
     }
 }
 
-impl ConnectionPlace {
-    /// Takes what an HTTP/2 connection needs beyond one of HTTP/1.
+impl ConnectionPermit {
+    /// Acquires the additional slots of an HTTP/2 connection.
     ///
     /// # Errors
     ///
-    /// [`Exhausted`] if there is no place for it.
+    /// [`Exhausted`] if the slots are not available.
     pub(super) fn become_http2(&mut self) -> Result<(), Exhausted> {
-        let more = HTTP2_CONNECTIONS - 1;
-        let place = Arc::clone(&self.free).try_acquire_many_owned(more).map_err(|_| Exhausted)?;
+        let more = HTTP2_CONNECTION_SLOTS - 1;
+        let place = Arc::clone(&self.semaphore).try_acquire_many_owned(more).map_err(|_| Exhausted)?;
         let share = self.clients.try_acquire(self.client, more as usize)?;
-        self.http2 = Some(Place { _place: place, _share: share });
+        self.http2_slots = Some(SlotPermit { _slot: place, _client_share: share });
         Ok(())
     }
 
-    /// The place, for requests that go on after their connection has ended: a client that hangs up has no more of them.
-    pub(super) fn place(&self) -> Arc<Place> {
-        Arc::clone(&self.place)
+    /// The permit, for requests that continue after their connection has ended: a client does not get more requests by
+    /// hanging up.
+    pub(super) fn slot_permit(&self) -> Arc<SlotPermit> {
+        Arc::clone(&self.slot)
     }
 
-    /// Takes what an HTTP/1 header block over [`FREE_HEAD`] costs; once for a connection.
+    /// Acquires the cost of an HTTP/1 header block over [`FREE_HEAD`], once per connection.
     ///
     /// # Errors
     ///
@@ -287,9 +289,9 @@ impl ConnectionPlace {
     pub(super) fn allow_large_head(&mut self) -> Result<(), Exhausted> {
         if !self.has_large_head {
             if let Some(head) = &mut self.proxy_head {
-                head.try_grow(LARGE_HEAD)?;
+                head.try_grow(LARGE_HEAD_COST)?;
             }
-            self.head.try_grow(LARGE_HEAD)?;
+            self.head.try_grow(LARGE_HEAD_COST)?;
             self.has_large_head = true;
         }
         Ok(())
@@ -303,7 +305,7 @@ mod tests {
     const MIB: usize = 1 << 20;
 
     fn client(last: u8) -> ClientAddress {
-        ClientAddress::of([192, 0, 2, last].into())
+        ClientAddress::from_ip([192, 0, 2, last].into())
     }
 
     fn parts() -> Parts {
@@ -311,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_and_requests_hold_three_eighths_of_the_memory_at_most() {
+    fn connections_and_requests_hold_at_most_three_eighths_of_the_memory() {
         for mib in [64, 256, 1024, 4096] {
             let budgets = Budgets::new(mib << 20, 256);
             let connections = (budgets.public + budgets.admin) * CONNECTION_COST;
@@ -320,7 +322,7 @@ mod tests {
             let mut held = Vec::new();
             for last in 0..=u8::MAX {
                 for quota in [&budgets.request_bytes, &budgets.further_requests] {
-                    while let Ok(permit) = quota.try_acquire(Some(client(last)), FURTHER_REQUEST) {
+                    while let Ok(permit) = quota.try_acquire(Some(client(last)), FURTHER_REQUEST_COST) {
                         held.push(permit);
                     }
                 }
@@ -336,7 +338,7 @@ mod tests {
         for (mib, connections) in [(64, 358), (256, 1434), (1024, 5734), (4096, 10_000)] {
             let budgets = Budgets::new(mib << 20, 256);
             let places = budgets.public_connections();
-            assert_eq!(places.free.available_permits(), connections);
+            assert_eq!(places.semaphore.available_permits(), connections);
             let hold = |client| budgets.refusals().hold(client, now, now, std::time::Duration::from_secs(5));
             let mut held = Vec::new();
             let mut most_of_client = 0;
@@ -355,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn impatient_clients_at_256_addresses_are_all_held() {
+    fn early_clients_at_256_addresses_are_all_held() {
         let now = tokio::time::Instant::now();
         let budgets = Budgets::new(256 << 20, 256);
         let hold = |last| budgets.refusals().hold(client(last), now, now, std::time::Duration::from_secs(5));
@@ -364,32 +366,32 @@ mod tests {
     }
 
     #[test]
-    fn an_ordinary_request_needs_nothing_of_a_budget_that_is_used_up() {
+    fn an_ordinary_request_works_with_an_exhausted_budget() {
         let budgets = Budgets::new(256 << 20, 256);
         let _all = budgets.request_bytes.try_acquire(None, 16 * MIB).unwrap();
-        // The second is a further one of an HTTP/2 connection.
+        // The second iteration is an additional request on an HTTP/2 connection.
         for alone in [true, false] {
-            let mut login = budgets.request(client(1), alone, &parts()).unwrap();
-            login.take(4096).unwrap();
-            assert_eq!(login.take(8192), Err(Exhausted), "a larger one does");
+            let mut login = budgets.begin_request(client(1), alone, &parts()).unwrap();
+            login.try_acquire(4096).unwrap();
+            assert_eq!(login.try_acquire(8192), Err(Exhausted), "a larger one needs the budget");
         }
     }
 
     #[test]
-    fn slow_bodies_in_shared_connections_stop_no_ordinary_request() {
+    fn slow_bodies_on_shared_connections_do_not_block_ordinary_requests() {
         let budgets = Budgets::new(256 << 20, 256);
         let mut slow = Vec::new();
         for last in 0..8 {
             let begin = || {
-                let mut memory = budgets.request(client(last), false, &parts()).ok()?;
-                memory.take(64 * 1024).ok().map(|()| memory)
+                let mut memory = budgets.begin_request(client(last), false, &parts()).ok()?;
+                memory.try_acquire(64 * 1024).ok().map(|()| memory)
             };
             slow.extend(std::iter::from_fn(begin));
         }
-        assert!(slow.len() > 280, "the budget of bodies is used up");
+        assert!(slow.len() > 280, "the budget for bodies is exhausted");
         for last in 0..16 {
-            let mut login = budgets.request(client(last), false, &parts()).unwrap();
-            login.take(4096).unwrap();
+            let mut login = budgets.begin_request(client(last), false, &parts()).unwrap();
+            login.try_acquire(4096).unwrap();
         }
     }
 
@@ -397,28 +399,28 @@ mod tests {
     fn one_client_can_have_an_eighth_of_the_further_requests() {
         let budgets = Budgets::new(256 << 20, 256);
         let more =
-            |last| std::iter::from_fn(|| budgets.request(client(last), false, &parts()).ok()).collect::<Vec<_>>();
+            |last| std::iter::from_fn(|| budgets.begin_request(client(last), false, &parts()).ok()).collect::<Vec<_>>();
         let first = more(1);
         assert_eq!((first.len(), more(2).len()), (128, 128));
         drop(first);
-        assert!(budgets.request(client(1), false, &parts()).is_ok());
+        assert!(budgets.begin_request(client(1), false, &parts()).is_ok());
     }
 
     #[test]
-    fn eight_clients_are_needed_to_use_the_request_bytes_up() {
+    fn eight_clients_are_needed_to_exhaust_the_request_bytes() {
         let budgets = Budgets::new(256 << 20, 256);
         let mut held = Vec::new();
         for last in 0..7 {
             loop {
-                let mut memory = budgets.request(client(last), true, &parts()).unwrap();
-                if memory.take(64 * 1024).is_err() {
+                let mut memory = budgets.begin_request(client(last), true, &parts()).unwrap();
+                if memory.try_acquire(64 * 1024).is_err() {
                     break;
                 }
                 held.push(memory);
             }
         }
-        let mut other = budgets.request(client(9), true, &parts()).unwrap();
-        other.take(64 * 1024).unwrap();
+        let mut other = budgets.begin_request(client(9), true, &parts()).unwrap();
+        other.try_acquire(64 * 1024).unwrap();
         assert!(held.len() < 300);
     }
 
@@ -428,30 +430,31 @@ mod tests {
         let places = budgets.public_connections();
         let mut connections = Vec::new();
         loop {
-            let place = places.free_place().await;
+            let place = places.acquire_slot().await;
             let mut connection = places.admit(place, [10, 0, 0, 1].into(), true, &budgets).unwrap();
             if connection.allow_large_head().is_err() {
                 break;
             }
             connections.push(connection);
         }
-        // Of 8 MiB, 56 KiB each.
+        // 56 KiB each, out of 8 MiB.
         assert_eq!(connections.len(), 146);
         for last in 0..4 {
-            let mut other = places.admit(places.free_place().await, [192, 0, 2, last].into(), false, &budgets).unwrap();
+            let mut other =
+                places.admit(places.acquire_slot().await, [192, 0, 2, last].into(), false, &budgets).unwrap();
             other.allow_large_head().unwrap();
-            let mut body = budgets.request(client(last), true, &parts()).unwrap();
-            body.take(64 * 1024).unwrap();
+            let mut body = budgets.begin_request(client(last), true, &parts()).unwrap();
+            body.try_acquire(64 * 1024).unwrap();
         }
-        // A connection that ends gives back what it has.
+        // A connection that ends releases its share.
         connections.pop();
-        let mut next = places.admit(places.free_place().await, [10, 0, 0, 1].into(), true, &budgets).unwrap();
+        let mut next = places.admit(places.acquire_slot().await, [10, 0, 0, 1].into(), true, &budgets).unwrap();
         next.allow_large_head().unwrap();
-        assert!(connections[0].allow_large_head().is_ok(), "one that has a large head already");
+        assert!(connections[0].allow_large_head().is_ok(), "this connection already has a large head");
     }
 
     #[tokio::test]
-    async fn a_proxy_can_have_any_number_of_connections_but_no_other_client() {
+    async fn only_a_proxy_can_have_any_number_of_connections() {
         let budgets = Budgets::new(256 << 20, 3);
         let peer = IpAddr::from([10, 0, 0, 1]);
         for (places, is_proxy, most) in
@@ -459,18 +462,18 @@ mod tests {
         {
             let mut held = Vec::new();
             while held.len() < 5 {
-                match places.admit(places.free_place().await, peer, is_proxy, &budgets) {
+                match places.admit(places.acquire_slot().await, peer, is_proxy, &budgets) {
                     Ok(place) => held.push(place),
                     Err(Exhausted) => break,
                 }
             }
             assert_eq!(held.len(), most);
         }
-        let places = ConnectionPlaces::new(8, 8, true);
-        let mut first = places.admit(places.free_place().await, peer, false, &budgets).unwrap();
-        let mut second = places.admit(places.free_place().await, peer, false, &budgets).unwrap();
+        let places = ConnectionSlots::new(8, 8, true);
+        let mut first = places.admit(places.acquire_slot().await, peer, false, &budgets).unwrap();
+        let mut second = places.admit(places.acquire_slot().await, peer, false, &budgets).unwrap();
         first.become_http2().unwrap();
-        assert!(second.become_http2().is_err(), "HTTP/2 costs five places");
+        assert!(second.become_http2().is_err(), "HTTP/2 costs five slots");
         drop(first);
         second.become_http2().unwrap();
     }

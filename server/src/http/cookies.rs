@@ -1,4 +1,4 @@
-//! The cookies in which browsers keep their social logins: one for each flow, so that two tabs do not meet.
+//! The cookies that bind social logins to a browser. Each flow has its own, so that two tabs do not interfere.
 
 use http::{
     HeaderMap, HeaderValue,
@@ -9,27 +9,27 @@ use time::OffsetDateTime;
 
 use crate::domain::flow::FlowId;
 
-/// Flows that one browser may have under way (contract, 5).
-const MOST_ALIVE: usize = 4;
-/// What the names begin with; behind it come when the flow began, in milliseconds, and its id.
-const NAME: &str = "latchkey-flow.";
-/// `__Host-`: from this very host, over TLS, for all paths, and nothing else can set it (RFC 6265bis, 4.1.3.2).
+/// The maximum number of flows that one browser can have at a time (specification: Social login, Redirect).
+const MAX_FLOWS: usize = 4;
+/// The prefix of the names. The start of the flow in milliseconds and the flow's id follow it.
+const NAME_PREFIX: &str = "latchkey-flow.";
+/// With `__Host-`, only this host can set the cookie, only over TLS and for all paths (RFC 6265bis, 4.1.3.2).
 const HOST_PREFIX: &str = "__Host-";
 
-/// How cookies are written under a base URL.
+/// How cookies are written for a base URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowCookies {
-    /// `SameSite=None`, because some providers come back by POST from their own site.
+    /// `SameSite=None`, because some providers return by a POST from their own site.
     Secure,
-    /// Over `http`, in development, where browsers take neither the prefix nor `SameSite=None`.
+    /// Over `http`, in development, where browsers accept neither the prefix nor `SameSite=None`.
     Plain,
 }
 
-/// A flow's cookie as a browser sent it.
+/// The cookie of a flow, as a browser sent it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowCookie<'a> {
     name: &'a str,
-    began: u64,
+    started_ms: u64,
     id: &'a str,
     pub value: &'a str,
 }
@@ -37,7 +37,7 @@ pub struct FlowCookie<'a> {
 // === impl FlowCookies ===
 
 impl FlowCookies {
-    pub fn of(base: &IssuerUrl) -> Self {
+    pub fn for_base_url(base: &IssuerUrl) -> Self {
         if base.as_str().starts_with("https://") { Self::Secure } else { Self::Plain }
     }
 
@@ -55,23 +55,23 @@ impl FlowCookies {
         }
     }
 
-    /// The flows that the browser has under way.
-    pub fn sent(self, request: &HeaderMap) -> Vec<FlowCookie<'_>> {
+    /// The cookies of the browser's current flows.
+    pub fn from_request(self, request: &HeaderMap) -> Vec<FlowCookie<'_>> {
         let fields = request.get_all(COOKIE).iter().filter_map(|field| field.to_str().ok());
-        fields.flat_map(|field| field.split(';')).filter_map(|pair| self.read(pair)).collect()
+        fields.flat_map(|field| field.split(';')).filter_map(|pair| self.parse_pair(pair)).collect()
     }
 
-    fn read(self, pair: &str) -> Option<FlowCookie<'_>> {
+    fn parse_pair(self, pair: &str) -> Option<FlowCookie<'_>> {
         let (name, value) = pair.trim().split_once('=')?;
-        let (began, id) = name.strip_prefix(self.prefix())?.strip_prefix(NAME)?.split_once('.')?;
-        // Only what can be written back into a header as it came.
+        let (began, id) = name.strip_prefix(self.prefix())?.strip_prefix(NAME_PREFIX)?.split_once('.')?;
+        // Accept only what can be written back into a header unchanged.
         let plain = |text: &str| text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
         let began = began.parse().ok().filter(|_| plain(began) && plain(id))?;
-        Some(FlowCookie { name, began, id, value })
+        Some(FlowCookie { name, started_ms: began, id, value })
     }
 
-    /// The headers that give a browser one more flow, and take away the oldest of those that are too many.
-    pub fn begin(
+    /// The headers that add a flow to the browser and clear the oldest flows beyond the maximum.
+    pub fn add(
         self,
         sent: &[FlowCookie<'_>],
         id: &FlowId,
@@ -80,32 +80,32 @@ impl FlowCookies {
         seconds: i64,
     ) -> Vec<(HeaderName, HeaderValue)> {
         let began = now.unix_timestamp_nanos() / 1_000_000;
-        let name = format!("{}{NAME}{began}.{}", self.prefix(), id.as_str());
-        let mut headers = vec![header(format!("{name}={sealed}; Max-Age={seconds}; {}", self.attributes()))];
+        let name = format!("{}{NAME_PREFIX}{began}.{}", self.prefix(), id.as_str());
+        let mut headers = vec![set_cookie(format!("{name}={sealed}; Max-Age={seconds}; {}", self.attributes()))];
         let mut sent = sent.to_vec();
-        sent.sort_by_key(|cookie| std::cmp::Reverse(cookie.began));
-        headers.extend(sent.get(MOST_ALIVE - 1..).unwrap_or_default().iter().map(|cookie| self.clear(cookie)));
+        sent.sort_by_key(|cookie| std::cmp::Reverse(cookie.started_ms));
+        headers.extend(sent.get(MAX_FLOWS - 1..).unwrap_or_default().iter().map(|cookie| self.clear(cookie)));
         headers
     }
 
     /// The headers that end a flow in the browser.
-    pub fn end(self, sent: &[FlowCookie<'_>], id: &FlowId) -> Vec<(HeaderName, HeaderValue)> {
-        sent.iter().filter(|cookie| cookie.is_of(id)).map(|cookie| self.clear(cookie)).collect()
+    pub fn remove(self, sent: &[FlowCookie<'_>], id: &FlowId) -> Vec<(HeaderName, HeaderValue)> {
+        sent.iter().filter(|cookie| cookie.belongs_to(id)).map(|cookie| self.clear(cookie)).collect()
     }
 
     fn clear(self, cookie: &FlowCookie<'_>) -> (HeaderName, HeaderValue) {
-        header(format!("{}=; Max-Age=0; {}", cookie.name, self.attributes()))
+        set_cookie(format!("{}=; Max-Age=0; {}", cookie.name, self.attributes()))
     }
 }
 
-fn header(text: String) -> (HeaderName, HeaderValue) {
-    (SET_COOKIE, HeaderValue::try_from(text).expect("a cookie of ours is base64 and digits"))
+fn set_cookie(text: String) -> (HeaderName, HeaderValue) {
+    (SET_COOKIE, HeaderValue::try_from(text).expect("our cookies consist of base64 and digits"))
 }
 
 // === impl FlowCookie ===
 
 impl FlowCookie<'_> {
-    pub fn is_of(&self, id: &FlowId) -> bool {
+    pub fn belongs_to(&self, id: &FlowId) -> bool {
         self.id == id.as_str()
     }
 }
@@ -123,8 +123,8 @@ mod tests {
         FlowState::generate(&Env::system()).id()
     }
 
-    /// What a browser sends back of what it was given.
-    fn sent_back(headers: &[(HeaderName, HeaderValue)]) -> HeaderMap {
+    /// The request headers of a browser that received these response headers.
+    fn cookie_header(headers: &[(HeaderName, HeaderValue)]) -> HeaderMap {
         let pairs: Vec<&str> =
             headers.iter().map(|(_, value)| value.to_str().unwrap().split(';').next().unwrap()).collect();
         HeaderMap::from_iter([(COOKIE, HeaderValue::try_from(format!("a=b; {}", pairs.join("; "))).unwrap())])
@@ -135,62 +135,61 @@ mod tests {
     }
 
     #[test]
-    fn a_cookie_is_bound_to_the_host_where_there_is_tls() {
+    fn a_cookie_is_bound_to_the_host_over_tls() {
         let id = id();
-        let cookies = FlowCookies::of(&"https://auth.example.com".parse().unwrap());
-        let headers = cookies.begin(&[], &id, NOW, "sealed", 600);
+        let cookies = FlowCookies::for_base_url(&"https://auth.example.com".parse().unwrap());
+        let headers = cookies.add(&[], &id, NOW, "sealed", 600);
         let name = format!("__Host-latchkey-flow.{}000.{}", NOW.unix_timestamp(), id.as_str());
         assert_eq!(text(&headers), [format!("{name}=sealed; Max-Age=600; Path=/; Secure; HttpOnly; SameSite=None")]);
-        let request = sent_back(&headers);
-        let sent = cookies.sent(&request);
+        let request = cookie_header(&headers);
+        let sent = cookies.from_request(&request);
         assert_eq!(sent.len(), 1);
-        assert!(sent[0].is_of(&id) && sent[0].value == "sealed");
+        assert!(sent[0].belongs_to(&id) && sent[0].value == "sealed");
         assert_eq!(
-            text(&cookies.end(&sent, &id)),
+            text(&cookies.remove(&sent, &id)),
             [format!("{name}=; Max-Age=0; Path=/; Secure; HttpOnly; SameSite=None")]
         );
-        assert!(cookies.end(&sent, &super::tests::id()).is_empty());
-        assert!(FlowCookies::Plain.sent(&request).is_empty(), "a name with the prefix is another");
+        assert!(cookies.remove(&sent, &super::tests::id()).is_empty());
+        assert!(FlowCookies::Plain.from_request(&request).is_empty(), "a name with the prefix is a different name");
     }
 
     #[test]
     fn over_http_a_cookie_has_no_prefix() {
-        let cookies = FlowCookies::of(&"http://127.0.0.1:8080".parse().unwrap());
-        let headers = cookies.begin(&[], &id(), NOW, "sealed", 600);
+        let cookies = FlowCookies::for_base_url(&"http://127.0.0.1:8080".parse().unwrap());
+        let headers = cookies.add(&[], &id(), NOW, "sealed", 600);
         assert!(text(&headers)[0].starts_with("latchkey-flow."));
         assert!(text(&headers)[0].ends_with("; Max-Age=600; Path=/; HttpOnly; SameSite=Lax"));
-        let request = sent_back(&headers);
-        assert_eq!(cookies.sent(&request).len(), 1);
-        assert!(FlowCookies::Secure.sent(&request).is_empty(), "what any page of the domain may set does not count");
+        let request = cookie_header(&headers);
+        assert_eq!(cookies.from_request(&request).len(), 1);
+        assert!(FlowCookies::Secure.from_request(&request).is_empty(), "any page of the domain can set this name");
     }
 
     #[test]
-    fn at_most_four_flows_are_alive_and_the_oldest_goes() {
+    fn at_most_four_flows_are_kept_and_the_oldest_is_cleared() {
         let cookies = FlowCookies::Secure;
-        let begin = |sent: &[FlowCookie<'_>], minute| {
-            cookies.begin(sent, &id(), NOW + Duration::minutes(minute), "sealed", 600)
-        };
+        let begin =
+            |sent: &[FlowCookie<'_>], minute| cookies.add(sent, &id(), NOW + Duration::minutes(minute), "sealed", 600);
         let mut alive: Vec<_> = [3, 0, 2].into_iter().flat_map(|minute| begin(&[], minute)).collect();
-        let request = sent_back(&alive);
-        assert_eq!(begin(&cookies.sent(&request), 4).len(), 1);
+        let request = cookie_header(&alive);
+        assert_eq!(begin(&cookies.from_request(&request), 4).len(), 1);
         alive.extend(begin(&[], 4));
-        let request = sent_back(&alive);
-        let headers = begin(&cookies.sent(&request), 5);
+        let request = cookie_header(&alive);
+        let headers = begin(&cookies.from_request(&request), 5);
         assert_eq!(headers.len(), 2);
         let oldest = text(&alive)[1].split('=').next().unwrap().to_owned();
         assert!(text(&headers)[1].starts_with(&format!("{oldest}=; Max-Age=0;")), "{headers:?}");
     }
 
     #[test]
-    fn what_is_no_cookie_of_ours_is_passed_over() {
+    fn other_cookies_are_ignored() {
         for other in ["", "=", "a", "__Host-latchkey-flow", "__Host-latchkey-flow.x.y=z", "__Host-latchkey-flow.1=z"] {
             let request = HeaderMap::from_iter([(COOKIE, HeaderValue::try_from(other).unwrap())]);
-            assert!(FlowCookies::Secure.sent(&request).is_empty(), "{other}");
+            assert!(FlowCookies::Secure.from_request(&request).is_empty(), "{other}");
         }
         let request = HeaderMap::from_iter([
             (COOKIE, HeaderValue::from_static("__Host-latchkey-flow.1.a,b=z")),
             (COOKIE, HeaderValue::from_bytes(b"__Host-latchkey-flow.1.a=\xff").unwrap()),
         ]);
-        assert!(FlowCookies::Secure.sent(&request).is_empty());
+        assert!(FlowCookies::Secure.from_request(&request).is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! CORS: the App's own list of origins, exact, and nothing else (Fetch standard, 3.2).
+//! CORS: origins on the App's list, compared exactly (Fetch standard, 3.2).
 
 use http::{
     HeaderMap, HeaderValue, StatusCode,
@@ -14,7 +14,7 @@ use super::response::{self, Response};
 
 const ALLOWED_HEADERS: HeaderValue = HeaderValue::from_static("content-type, authorization, x-request-id");
 const EXPOSED_HEADERS: HeaderValue = HeaderValue::from_static("X-Request-Id, Retry-After, RateLimit, RateLimit-Policy");
-/// Ten minutes: how long an origin that left the list may go on asking without a new preflight.
+/// Ten minutes: how long an origin that left the list can continue without a new preflight.
 const MAX_AGE: HeaderValue = HeaderValue::from_static("600");
 const TRUE: HeaderValue = HeaderValue::from_static("true");
 const VARY_PREFLIGHT: HeaderValue =
@@ -25,7 +25,7 @@ const VARY_PREFLIGHT: HeaderValue =
 pub enum Cors {
     /// The path has no App, so no origin can be on its list.
     NoApp,
-    /// No origin, or one that is not listed: answered as ever, without CORS headers.
+    /// No origin, or one that is not listed: the response has no CORS headers and is otherwise the same.
     Unlisted,
     Listed(HeaderValue),
 }
@@ -33,7 +33,7 @@ pub enum Cors {
 // === impl Cors ===
 
 impl Cors {
-    pub fn of(request: &HeaderMap, allowed: &[Origin]) -> Self {
+    pub fn from_request(request: &HeaderMap, allowed: &[Origin]) -> Self {
         let mut origins = request.get_all(ORIGIN).iter();
         let (Some(origin), None) = (origins.next(), origins.next()) else { return Self::Unlisted };
         if allowed.iter().any(|allowed| allowed.as_str().as_bytes() == origin.as_bytes()) {
@@ -43,7 +43,7 @@ impl Cors {
         }
     }
 
-    /// Adds what every answer of an App carries.
+    /// Adds the headers that every response of an App carries.
     pub fn apply(&self, headers: &mut HeaderMap) {
         match self {
             Self::NoApp => return,
@@ -59,7 +59,7 @@ impl Cors {
         }
     }
 
-    /// The answer to OPTIONS.
+    /// The response to OPTIONS.
     pub fn options(&self, request: &HeaderMap, allow: &'static str) -> Response {
         let mut response = response::empty(StatusCode::NO_CONTENT);
         let headers = response.headers_mut();
@@ -87,8 +87,8 @@ mod tests {
     }
 
     #[test]
-    fn an_origin_counts_only_exactly() {
-        let of = |origins: &[&'static str]| Cors::of(&from(origins), &listed());
+    fn an_origin_must_match_exactly() {
+        let of = |origins: &[&'static str]| Cors::from_request(&from(origins), &listed());
         assert_eq!(of(&["https://shop.example.com"]), Cors::Listed("https://shop.example.com".parse().unwrap()));
         assert_eq!(of(&["http://localhost:3000"]), Cors::Listed("http://localhost:3000".parse().unwrap()));
         for origins in [
@@ -108,9 +108,9 @@ mod tests {
     }
 
     #[test]
-    fn a_listed_origin_gets_its_own_name_back_and_credentials() {
+    fn a_listed_origin_is_echoed_with_credentials() {
         let mut headers = HeaderMap::new();
-        Cors::of(&from(&["https://shop.example.com"]), &listed()).apply(&mut headers);
+        Cors::from_request(&from(&["https://shop.example.com"]), &listed()).apply(&mut headers);
         assert_eq!(headers[ACCESS_CONTROL_ALLOW_ORIGIN], "https://shop.example.com");
         assert_eq!(headers[ACCESS_CONTROL_ALLOW_CREDENTIALS], "true");
         assert_eq!(headers[VARY], "Origin");
@@ -118,9 +118,9 @@ mod tests {
     }
 
     #[test]
-    fn another_origin_gets_no_cors_headers_but_caches_are_told() {
+    fn an_unlisted_origin_gets_only_a_vary_header() {
         let mut headers = HeaderMap::new();
-        Cors::of(&from(&["https://evil.example"]), &listed()).apply(&mut headers);
+        Cors::from_request(&from(&["https://evil.example"]), &listed()).apply(&mut headers);
         assert_eq!(headers.len(), 1);
         assert_eq!(headers[VARY], "Origin");
         let mut headers = HeaderMap::new();
@@ -132,14 +132,14 @@ mod tests {
     fn a_preflight_is_answered_for_listed_origins_only() {
         let mut request = from(&["https://shop.example.com"]);
         request.insert(ACCESS_CONTROL_REQUEST_METHOD, HeaderValue::from_static("POST"));
-        let answer = Cors::of(&request, &listed()).options(&request, "POST, OPTIONS");
+        let answer = Cors::from_request(&request, &listed()).options(&request, "POST, OPTIONS");
         assert_eq!(answer.status(), StatusCode::NO_CONTENT);
         assert_eq!(answer.headers()[ACCESS_CONTROL_ALLOW_METHODS], "POST, OPTIONS");
         assert_eq!(answer.headers()[ACCESS_CONTROL_ALLOW_HEADERS], "content-type, authorization, x-request-id");
         assert_eq!(answer.headers()[ACCESS_CONTROL_MAX_AGE], "600");
 
         request.insert(ORIGIN, HeaderValue::from_static("https://evil.example"));
-        let answer = Cors::of(&request, &listed()).options(&request, "POST, OPTIONS");
+        let answer = Cors::from_request(&request, &listed()).options(&request, "POST, OPTIONS");
         assert_eq!(answer.status(), StatusCode::NO_CONTENT);
         assert!(!answer.headers().contains_key(ACCESS_CONTROL_ALLOW_METHODS));
     }

@@ -1,4 +1,4 @@
-//! The one shape of errors, and the closed set of what `error` may say.
+//! The response body of every error, and the closed set of error codes.
 
 use std::{borrow::Cow, error::Error, fmt, sync::Arc, time::Duration};
 
@@ -11,17 +11,17 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::domain::{
-    accounts::Trouble,
-    limits::Limited,
-    password::Weak,
+    accounts::CommonError,
+    password::WeakPassword,
     ports::StoreError,
+    rate_limits::RateLimited,
     refresh::{RefreshError, UNKNOWN_KEY_RETRY},
 };
 
-/// Declares the codes, each with its status and its line in the docs.
+/// Declares the codes, each with its status and its line in the documentation.
 macro_rules! error_codes {
     ($($name:ident = $status:ident, $text:literal, $meaning:literal;)*) => {
-        /// What `error` may say: a closed set.
+        /// The values of `error`: a closed set.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, JsonSchema)]
         #[serde(rename_all = "snake_case")]
         pub enum ErrorCode {
@@ -31,21 +31,21 @@ macro_rules! error_codes {
         impl ErrorCode {
             pub const ALL: &[Self] = &[$(Self::$name,)*];
 
-            /// As it stands in answers, docs and the OpenAPI document.
+            /// The value in responses, documentation and the OpenAPI document.
             pub const fn as_str(self) -> &'static str {
                 match self {
                     $(Self::$name => $text,)*
                 }
             }
 
-            /// The status that goes with it; `invalid_request` goes with 408 and 431 too.
+            /// The status of the code. `invalid_request` is also sent with 408 and 431.
             pub const fn status(self) -> StatusCode {
                 match self {
                     $(Self::$name => StatusCode::$status,)*
                 }
             }
 
-            /// When it is answered, for the docs.
+            /// When the code is returned, for the documentation.
             pub const fn meaning(self) -> &'static str {
                 match self {
                     $(Self::$name => $meaning,)*
@@ -56,63 +56,63 @@ macro_rules! error_codes {
 }
 
 error_codes! {
-    InvalidRequest = BAD_REQUEST, "invalid_request", "The request is malformed, or `fields` names what is wrong with it. Also with 408 (headers or body did not come in time) and 431 (headers too large).";
-    InvalidCode = BAD_REQUEST, "invalid_code", "The mailed code is wrong, used or expired; which of them is not told.";
-    WeakPassword = BAD_REQUEST, "weak_password", "The password may not be set; `fields` says whether it is too short, too long or too easy to guess.";
+    InvalidRequest = BAD_REQUEST, "invalid_request", "The request is malformed, or `fields` names its invalid fields. Also with 408 (headers or body not received in time) and 431 (headers too large).";
+    InvalidCode = BAD_REQUEST, "invalid_code", "The emailed code is wrong, used or expired; the response does not say which.";
+    WeakPassword = BAD_REQUEST, "weak_password", "The password cannot be set; `fields` says whether it is too short, too long or too easy to guess.";
     RedirectUrlNotAllowed = BAD_REQUEST, "redirect_url_not_allowed", "The redirect address is not on the App's list.";
-    InvalidState = BAD_REQUEST, "invalid_state", "The `state` of a social login is missing, used, expired or another browser's.";
-    UnsupportedGrantType = BAD_REQUEST, "unsupported_grant_type", "The grant type is not one that is served.";
-    InvalidGrant = BAD_REQUEST, "invalid_grant", "The refresh token or authorization code is unknown, expired, revoked or used, or its verifier is wrong.";
-    InvalidCredentials = UNAUTHORIZED, "invalid_credentials", "The address is unknown, or the password is wrong; which of them is not told.";
-    InvalidToken = UNAUTHORIZED, "invalid_token", "There is no valid access token of a live session.";
-    ReauthenticationRequired = UNAUTHORIZED, "reauthentication_required", "The call needs the password, or a login in the last five minutes.";
-    InvalidClient = UNAUTHORIZED, "invalid_client", "The caller did not show who it is (introspection, administration).";
+    InvalidState = BAD_REQUEST, "invalid_state", "The `state` of a social login is missing, used, expired or from another browser.";
+    UnsupportedGrantType = BAD_REQUEST, "unsupported_grant_type", "The grant type is not supported.";
+    InvalidGrant = BAD_REQUEST, "invalid_grant", "The refresh token or authorization code is unknown, expired, revoked or used, or the code verifier is wrong.";
+    InvalidCredentials = UNAUTHORIZED, "invalid_credentials", "The email address is unknown or the password is wrong; the response does not say which.";
+    InvalidToken = UNAUTHORIZED, "invalid_token", "The request has no valid access token of a live session.";
+    ReauthenticationRequired = UNAUTHORIZED, "reauthentication_required", "The call needs the password or a login in the last five minutes.";
+    InvalidClient = UNAUTHORIZED, "invalid_client", "The caller did not authenticate (introspection, administration).";
     InvalidProviderToken = UNAUTHORIZED, "invalid_provider_token", "The provider's token is not valid, or was issued for another client.";
-    EmailNotVerified = FORBIDDEN, "email_not_verified", "The address must be verified first.";
-    RegistrationDisabled = FORBIDDEN, "registration_disabled", "The App takes no registrations.";
-    UserDisabled = FORBIDDEN, "user_disabled", "The user is disabled; told only after the right password.";
-    AccessDenied = FORBIDDEN, "access_denied", "The user or the provider said no, or the App does not take such a user.";
-    OriginNotAllowed = FORBIDDEN, "origin_not_allowed", "The call comes from an origin that is not on the App's list, and a cookie takes part.";
-    NotFound = NOT_FOUND, "not_found", "There is nothing under this path.";
-    AppNotFound = NOT_FOUND, "app_not_found", "There is no App under this appID.";
+    EmailNotVerified = FORBIDDEN, "email_not_verified", "The email address must be verified first.";
+    RegistrationDisabled = FORBIDDEN, "registration_disabled", "The App does not accept registrations.";
+    UserDisabled = FORBIDDEN, "user_disabled", "The user is disabled; returned only after the right password.";
+    AccessDenied = FORBIDDEN, "access_denied", "The user or the provider refused, or the App does not accept this user.";
+    OriginNotAllowed = FORBIDDEN, "origin_not_allowed", "The call uses a cookie and comes from an origin that is not on the App's list.";
+    NotFound = NOT_FOUND, "not_found", "There is nothing at this path.";
+    AppNotFound = NOT_FOUND, "app_not_found", "There is no App with this appID.";
     ProviderNotFound = NOT_FOUND, "provider_not_found", "The App has no provider of this name.";
-    MethodNotAllowed = METHOD_NOT_ALLOWED, "method_not_allowed", "The path does not take this method; `Allow` names those it takes.";
-    EmailTaken = CONFLICT, "email_taken", "The address has an account (only without enumeration protection, and for administrators).";
-    AccountLinkRequired = CONFLICT, "account_link_required", "The address has an account that this provider may not be linked to by address (only without enumeration protection).";
-    LastIdentity = CONFLICT, "last_identity", "It is the last way into the account.";
-    PayloadTooLarge = PAYLOAD_TOO_LARGE, "payload_too_large", "The body is over 64 KiB.";
+    MethodNotAllowed = METHOD_NOT_ALLOWED, "method_not_allowed", "The path does not support this method; `Allow` lists those that it supports.";
+    EmailTaken = CONFLICT, "email_taken", "The email address has an account (only with enumeration protection `Off`, and for administrators).";
+    AccountLinkRequired = CONFLICT, "account_link_required", "The email address has an account that this provider cannot be linked to by address (only with enumeration protection `Off`).";
+    LastIdentity = CONFLICT, "last_identity", "It is the last way to log in to the account.";
+    PayloadTooLarge = PAYLOAD_TOO_LARGE, "payload_too_large", "The body is larger than 64 KiB.";
     UnsupportedMediaType = UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", "The body is not `application/json` in UTF-8, or it is compressed.";
-    RateLimited = TOO_MANY_REQUESTS, "rate_limited", "A limit is reached; `Retry-After` says when to come again. The call consumed nothing.";
-    ServerError = INTERNAL_SERVER_ERROR, "server_error", "The fault is the service's; its log has the request id.";
-    ProviderError = BAD_GATEWAY, "provider_error", "The provider did not answer, or answered what it must not.";
-    TemporarilyUnavailable = SERVICE_UNAVAILABLE, "temporarily_unavailable", "A part of the service is away or at capacity; `Retry-After` says when to come again.";
+    RateLimited = TOO_MANY_REQUESTS, "rate_limited", "A limit is reached; `Retry-After` says when to try again. The call consumed nothing.";
+    ServerError = INTERNAL_SERVER_ERROR, "server_error", "The service failed; its log has the request ID.";
+    ProviderError = BAD_GATEWAY, "provider_error", "The provider did not respond, or its response is invalid.";
+    TemporarilyUnavailable = SERVICE_UNAVAILABLE, "temporarily_unavailable", "A part of the service is unavailable or at capacity; `Retry-After` says when to try again.";
 }
 
 /// What is wrong with one field: a closed set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FieldCode {
-    /// It is not there.
+    /// The field is missing.
     Missing,
-    /// It is there, with nothing in it.
+    /// The field is there, but empty.
     Empty,
-    /// It has the wrong type or form.
+    /// The field has the wrong type or format.
     Invalid,
     TooShort,
     TooLong,
     /// A password that is too easy to guess.
     Guessable,
-    /// The App takes no addresses of this domain.
+    /// The App does not accept email addresses of this domain.
     DomainNotAllowed,
 }
 
-/// One bad field of a request.
+/// One invalid field of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct FieldProblem {
     /// The field's name in the request.
     pub field: &'static str,
     pub code: FieldCode,
-    /// What to change, for people. Never quotes the input.
+    /// What to change, for people. It never quotes the input.
     pub message: Cow<'static, str>,
 }
 
@@ -124,14 +124,14 @@ pub struct ErrorBody<'a> {
     pub error: ErrorCode,
     /// What happened, for people.
     pub error_description: &'a str,
-    /// Every bad field of the request, where fields are what is wrong.
+    /// Every invalid field of the request, if fields are the reason for the error.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     pub fields: &'a [FieldProblem],
-    /// That of `X-Request-Id`; the log has it too.
+    /// The value of `X-Request-Id`; the log has it too.
     pub request_id: &'a str,
 }
 
-/// An answer that is an error.
+/// A response that is an error.
 #[derive(Debug)]
 pub struct Problem {
     pub code: ErrorCode,
@@ -139,27 +139,27 @@ pub struct Problem {
     pub description: Cow<'static, str>,
     pub fields: Vec<FieldProblem>,
     pub headers: Vec<(HeaderName, HeaderValue)>,
-    /// Set for refusals by a limit, for lack of capacity, or because something is away, which come in floods: the time in
+    /// Set for refusals because of a limit, lack of capacity or an outage, which can come in large numbers: the time in
     /// `Retry-After`.
-    pub refused_for: Option<Duration>,
-    /// The body is not read, and the connection ends.
-    pub closes: bool,
-    /// What led to it, for the log alone.
+    pub refusal_retry_after: Option<Duration>,
+    /// The body is not read, and the connection closes.
+    pub closes_connection: bool,
+    /// What caused the error, for the log only.
     pub cause: Option<Box<dyn Error + Send + Sync>>,
 }
 
-/// How long to wait for other requests to give memory back: most take less than a second, a slow body up to 30.
-const NO_MEMORY: Duration = Duration::from_secs(5);
-/// How long to wait for a store that is away.
-const STORE_AWAY: Duration = Duration::from_secs(5);
+/// How long to wait until other requests release memory: most take less than a second, a slow body up to 30.
+const OVER_BUDGET_RETRY_AFTER: Duration = Duration::from_secs(5);
+/// How long to wait during an outage of a store.
+const STORE_RETRY_AFTER: Duration = Duration::from_secs(5);
 
-/// In the extensions of a redirect that reports an error to the browser: the error, which is logged, and held if it is a
-/// refusal, like one that is answered directly.
+/// In the extensions of a redirect that reports an error to the browser: the error. It is logged and, if it is a
+/// refusal, held, like an error that is sent directly.
 #[derive(Clone, Debug)]
 pub struct RedirectedProblem(pub Arc<Problem>);
 
-/// An error and what led to it, in one line.
-pub struct Chain<'a>(pub &'a (dyn Error + 'a));
+/// Displays an error and its sources in one line.
+pub struct ErrorChain<'a>(pub &'a (dyn Error + 'a));
 
 // === impl Problem ===
 
@@ -171,8 +171,8 @@ impl Problem {
             description: description.into(),
             fields: Vec::new(),
             headers: Vec::new(),
-            refused_for: None,
-            closes: false,
+            refusal_retry_after: None,
+            closes_connection: false,
             cause: None,
         }
     }
@@ -181,28 +181,28 @@ impl Problem {
         Self::new(ErrorCode::InvalidRequest, description)
     }
 
-    /// `invalid_request` with the fields that are bad; there is at least one.
+    /// `invalid_request` with the invalid fields, at least one.
     pub fn invalid_fields(fields: Vec<FieldProblem>) -> Self {
-        Self::with_fields(ErrorCode::InvalidRequest, fields)
+        Self::from_fields(ErrorCode::InvalidRequest, fields)
     }
 
-    fn with_fields(code: ErrorCode, fields: Vec<FieldProblem>) -> Self {
+    fn from_fields(code: ErrorCode, fields: Vec<FieldProblem>) -> Self {
         let description = fields.iter().map(|bad| format!("{} {}", bad.field, bad.message)).collect::<Vec<_>>();
         Self { fields, ..Self::new(code, description.join("; ")) }
     }
 
-    pub fn weak_password(weak: Weak) -> Self {
+    pub fn weak_password(weak: WeakPassword) -> Self {
         let code = match weak {
-            Weak::TooShort { .. } => FieldCode::TooShort,
-            Weak::TooLong => FieldCode::TooLong,
-            Weak::Guessable => FieldCode::Guessable,
+            WeakPassword::TooShort { .. } => FieldCode::TooShort,
+            WeakPassword::TooLong => FieldCode::TooLong,
+            WeakPassword::Guessable => FieldCode::Guessable,
         };
         let message = weak.to_string().into();
-        Self::with_fields(ErrorCode::WeakPassword, vec![FieldProblem { field: "password", code, message }])
+        Self::from_fields(ErrorCode::WeakPassword, vec![FieldProblem { field: "password", code, message }])
     }
 
     pub fn not_found() -> Self {
-        Self::new(ErrorCode::NotFound, "there is nothing under this path")
+        Self::new(ErrorCode::NotFound, "there is nothing at this path")
     }
 
     pub fn provider_not_found() -> Self {
@@ -210,58 +210,58 @@ impl Problem {
     }
 
     pub fn app_not_found() -> Self {
-        Self::new(ErrorCode::AppNotFound, "there is no App under this appID")
+        Self::new(ErrorCode::AppNotFound, "there is no App with this appID")
     }
 
     pub fn method_not_allowed(allow: &'static str) -> Self {
-        Self::new(ErrorCode::MethodNotAllowed, format!("this path takes {allow}"))
-            .header(ALLOW, HeaderValue::from_static(allow))
+        Self::new(ErrorCode::MethodNotAllowed, format!("this path supports {allow}"))
+            .with_header(ALLOW, HeaderValue::from_static(allow))
     }
 
     /// 401 with its challenge (RFC 9110, 15.5.2; RFC 6750, 3).
     pub fn unauthorized(code: ErrorCode, description: &'static str, challenge: HeaderValue) -> Self {
-        Self::new(code, description).header(WWW_AUTHENTICATE, challenge)
+        Self::new(code, description).with_header(WWW_AUTHENTICATE, challenge)
     }
 
-    pub fn limited(limited: Limited) -> Self {
+    pub fn limited(limited: RateLimited) -> Self {
         Self::rate_limited(limited.limit.as_str(), limited.window, limited.retry_after)
     }
 
-    /// 429 by a limit of that name.
+    /// 429 because of the limit with that name.
     pub fn rate_limited(name: &'static str, window: Window, retry_after: Duration) -> Self {
-        let seconds = whole_seconds(retry_after);
+        let seconds = round_up_seconds(retry_after);
         let (policy, now) = rate_limit_fields(name, window, seconds);
-        let problem = Self::new(ErrorCode::RateLimited, "too many requests; come again after the time in Retry-After")
-            .header(RETRY_AFTER, seconds.into())
-            .header(HeaderName::from_static("ratelimit-policy"), policy)
-            .header(HeaderName::from_static("ratelimit"), now);
-        Self { refused_for: Some(retry_after), ..problem }
+        let problem = Self::new(ErrorCode::RateLimited, "too many requests; try again after the time in Retry-After")
+            .with_header(RETRY_AFTER, seconds.into())
+            .with_header(HeaderName::from_static("ratelimit-policy"), policy)
+            .with_header(HeaderName::from_static("ratelimit"), now);
+        Self { refusal_retry_after: Some(retry_after), ..problem }
     }
 
     pub fn unavailable(retry_after: Duration) -> Self {
         let problem = Self::new(
             ErrorCode::TemporarilyUnavailable,
-            "the service is away or at capacity; come again after the time in Retry-After",
+            "the service is unavailable or at capacity; try again after the time in Retry-After",
         )
-        .header(RETRY_AFTER, whole_seconds(retry_after).into());
-        Self { refused_for: Some(retry_after), ..problem }
+        .with_header(RETRY_AFTER, round_up_seconds(retry_after).into());
+        Self { refusal_retry_after: Some(retry_after), ..problem }
     }
 
-    /// 503 before the request is read: what it would hold does not fit the budget.
+    /// 503 before the request is read: the memory that it needs does not fit the budget.
     pub fn over_budget() -> Self {
-        Self { closes: true, ..Self::unavailable(NO_MEMORY) }
+        Self { closes_connection: true, ..Self::unavailable(OVER_BUDGET_RETRY_AFTER) }
     }
 
     pub fn server_error() -> Self {
-        Self::new(ErrorCode::ServerError, "the service failed; its log has the request id")
+        Self::new(ErrorCode::ServerError, "the service failed; its log has the request ID")
     }
 
-    pub fn header(mut self, name: HeaderName, value: HeaderValue) -> Self {
+    pub fn with_header(mut self, name: HeaderName, value: HeaderValue) -> Self {
         self.headers.push((name, value));
         self
     }
 
-    pub fn because(mut self, cause: impl Error + Send + Sync + 'static) -> Self {
+    pub fn with_cause(mut self, cause: impl Error + Send + Sync + 'static) -> Self {
         self.cause = Some(Box::new(cause));
         self
     }
@@ -272,13 +272,13 @@ impl Problem {
     }
 }
 
-impl From<Trouble> for Problem {
-    fn from(trouble: Trouble) -> Self {
+impl From<CommonError> for Problem {
+    fn from(trouble: CommonError) -> Self {
         match trouble {
-            Trouble::Limited(limited) => Self::limited(limited),
-            Trouble::Busy(busy) => Self::unavailable(busy.retry_after).because(busy),
-            Trouble::Store(error) => error.into(),
-            Trouble::Signing(error) => Self::server_error().because(error),
+            CommonError::RateLimited(limited) => Self::limited(limited),
+            CommonError::Overloaded(busy) => Self::unavailable(busy.retry_after).with_cause(busy),
+            CommonError::Store(error) => error.into(),
+            CommonError::Signing(error) => Self::server_error().with_cause(error),
         }
     }
 }
@@ -290,8 +290,8 @@ impl From<RefreshError> for Problem {
                 ErrorCode::InvalidGrant,
                 "the refresh token is unknown, expired, revoked or used; log in again",
             ),
-            RefreshError::UnknownKey => Self::unavailable(UNKNOWN_KEY_RETRY).because(error),
-            RefreshError::Trouble(trouble) => trouble.into(),
+            RefreshError::UnknownKey => Self::unavailable(UNKNOWN_KEY_RETRY).with_cause(error),
+            RefreshError::Common(trouble) => trouble.into(),
         }
     }
 }
@@ -299,28 +299,28 @@ impl From<RefreshError> for Problem {
 impl From<StoreError> for Problem {
     fn from(error: StoreError) -> Self {
         match error {
-            StoreError::Unavailable { .. } => Self::unavailable(STORE_AWAY).because(error),
-            StoreError::Unexpected { .. } => Self::server_error().because(error),
+            StoreError::Unavailable { .. } => Self::unavailable(STORE_RETRY_AFTER).with_cause(error),
+            StoreError::Unexpected { .. } => Self::server_error().with_cause(error),
         }
     }
 }
 
-/// Rounded up, and at least one: 0 would invite a loop.
-fn whole_seconds(duration: Duration) -> u64 {
+/// Rounds up to at least one: 0 would invite a loop.
+fn round_up_seconds(duration: Duration) -> u64 {
     (duration.as_secs() + u64::from(duration.subsec_nanos() > 0)).max(1)
 }
 
-/// `RateLimit-Policy` and `RateLimit` (draft-ietf-httpapi-ratelimit-headers-10, sections 3 and 4).
+/// Values of `RateLimit-Policy` and `RateLimit` (draft-ietf-httpapi-ratelimit-headers-10, sections 3 and 4).
 fn rate_limit_fields(name: &str, window: Window, seconds: u64) -> (HeaderValue, HeaderValue) {
     let policy = format!("\"{name}\";q={};w={}", window.count, window.window_seconds);
     let now = format!("\"{name}\";r=0;t={seconds}");
-    let value = |text: String| HeaderValue::try_from(text).expect("a limit's name and numbers are ASCII");
+    let value = |text: String| HeaderValue::try_from(text).expect("the name and the numbers of a limit are ASCII");
     (value(policy), value(now))
 }
 
-// === impl Chain ===
+// === impl ErrorChain ===
 
-impl fmt::Display for Chain<'_> {
+impl fmt::Display for ErrorChain<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.0)?;
         let mut source = self.0.source();
@@ -341,7 +341,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_are_named_as_they_are_written() {
+    fn codes_serialize_as_their_text() {
         for code in ErrorCode::ALL {
             assert_eq!(serde_json::to_value(code).unwrap(), code.as_str());
             assert!(code.status().is_client_error() || code.status().is_server_error());
@@ -349,11 +349,11 @@ mod tests {
     }
 
     #[test]
-    fn the_table_in_the_docs_is_the_code() {
+    fn the_table_in_the_docs_matches_the_code() {
         let mut page = String::from(
             "# Errors\n\n\
-             Every error has one body: `error` and `error_description`, `fields` where fields of the request are what is\n\
-             wrong, and `request_id`. `error` is one of these; more may be added, none is renamed.\n\n\
+             Every error has one body: `error` and `error_description`, `fields` if fields of the request are\n\
+             invalid, and `request_id`. `error` is one of these; codes can be added, but are never renamed.\n\n\
              | status | error | when |\n|---|---|---|\n",
         );
         for code in ErrorCode::ALL {
@@ -362,15 +362,15 @@ mod tests {
         page.push_str(
             "\nEach of `fields` is `{\"field\", \"code\", \"message\"}`; `code` is one of `missing`, `empty`, `invalid`,\n\
              `too_short`, `too_long`, `guessable`, `domain_not_allowed`.\n\n\
-             What the HTTP library answers before there is a request (malformed HTTP: 400, headers over 32 KiB or more than\n\
-             100: 431) has no body and no `X-Request-Id`.\n",
+             Responses of the HTTP library before there is a request (malformed HTTP: 400, headers over 32 KiB or more than\n\
+             100 header fields: 431) have no body and no `X-Request-Id`.\n",
         );
-        crate::http::docs::assert_kept("errors.md", &page);
+        crate::http::docs::assert_up_to_date("errors.md", &page);
     }
 
     #[test]
-    fn a_limit_says_which_it_is_and_when_to_come_again() {
-        let problem = Problem::limited(Limited {
+    fn a_rate_limit_names_itself_and_when_to_retry() {
+        let problem = Problem::limited(RateLimited {
             limit: LimitName::LoginsPerClient,
             window: Window { count: 60, window_seconds: 60 },
             retry_after: Duration::from_millis(12_001),
@@ -386,17 +386,17 @@ mod tests {
                 ("ratelimit", "\"loginsPerClient\";r=0;t=13"),
             ]
         );
-        assert_eq!(whole_seconds(Duration::ZERO), 1);
-        assert_eq!(whole_seconds(Duration::from_secs(7)), 7);
+        assert_eq!(round_up_seconds(Duration::ZERO), 1);
+        assert_eq!(round_up_seconds(Duration::from_secs(7)), 7);
     }
 
     #[test]
-    fn what_led_to_an_error_is_not_in_its_body() {
+    fn the_cause_of_an_error_is_not_in_its_body() {
         let source = std::io::Error::other("connection to 10.0.0.7 refused");
         let problem = Problem::from(StoreError::Unexpected { store: "postgres", source: Box::new(source) });
-        let body = String::from_utf8(problem.json("id")).unwrap();
+        let body = String::from_utf8(problem.to_json("id")).unwrap();
         assert!(!body.contains("postgres") && !body.contains("10.0.0.7"), "{body}");
-        let chain = Chain(problem.cause.as_deref().unwrap()).to_string();
+        let chain = ErrorChain(problem.cause.as_deref().unwrap()).to_string();
         assert_eq!(chain, "postgres answered something unexpected: connection to 10.0.0.7 refused");
     }
 }

@@ -1,4 +1,4 @@
-//! One file for each endpoint: request, mapping, answer.
+//! One file per endpoint: request, mapping and response.
 
 pub mod activity;
 pub mod authorize;

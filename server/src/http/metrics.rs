@@ -18,7 +18,7 @@ use prometheus_client::{
 
 use super::budgets::Budgets;
 
-/// From a JWKS out of memory to a login that waited for the hashing queue.
+/// From a JWKS in memory to a login that waits in the hashing queue.
 const BUCKETS: [f64; 13] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 /// The metrics of every listener.
@@ -62,8 +62,8 @@ struct ReasonLabels {
 #[derive(Debug)]
 struct BudgetGauges(Arc<Budgets>);
 
-/// Counts one while it lives.
-pub struct Held(Gauge);
+/// Adds one to a gauge while it lives.
+pub struct GaugeGuard(Gauge);
 
 // === impl HttpMetrics ===
 
@@ -87,28 +87,28 @@ impl HttpMetrics {
                 drop(metrics.over_budget.get_or_create(&ReasonLabels { listener, reason }));
             }
         }
-        registry.register("http_requests", "Requests answered", metrics.requests.clone());
+        registry.register("http_requests", "Requests that got a response", metrics.requests.clone());
         registry.register_with_unit(
             "http_request_duration",
-            "Time from a request's headers to its answer",
+            "Time from the headers of a request to its response",
             Unit::Seconds,
             metrics.duration.clone(),
         );
-        registry.register("http_requests_in_flight", "Requests not yet answered", metrics.in_flight.clone());
+        registry.register("http_requests_in_flight", "Requests that have no response yet", metrics.in_flight.clone());
         registry.register("http_connections", "Open connections", metrics.connections.clone());
         registry.register(
             "http_head_timeouts",
-            "Connections ended because a request's headers did not come in time",
+            "Connections closed because the headers of a request were not received in time",
             metrics.head_timeouts.clone(),
         );
         registry.register(
             "http_connections_refused",
-            "Connections closed because the client address has its number of them, or because there is no place for HTTP/2",
+            "Connections closed because the client address has its maximum, or because there are no slots for HTTP/2",
             metrics.connections_refused.clone(),
         );
         registry.register(
             "http_over_budget",
-            "Requests answered 503 before they were read, because their memory does not fit the budget",
+            "Requests refused with 503 before they were read because their memory does not fit the budget",
             metrics.over_budget.clone(),
         );
         metrics
@@ -119,15 +119,15 @@ impl HttpMetrics {
         registry.register_collector(Box::new(BudgetGauges(Arc::clone(budgets))));
     }
 
-    pub fn connection_refused(&self, listener: &'static str, reason: &'static str) {
+    pub fn record_connection_refused(&self, listener: &'static str, reason: &'static str) {
         self.connections_refused.get_or_create(&ReasonLabels { listener, reason }).inc();
     }
 
-    pub fn over_budget(&self, listener: &'static str, reason: &'static str) {
+    pub fn record_over_budget(&self, listener: &'static str, reason: &'static str) {
         self.over_budget.get_or_create(&ReasonLabels { listener, reason }).inc();
     }
 
-    pub fn answered(
+    pub fn record_response(
         &self,
         listener: &'static str,
         route: &'static str,
@@ -135,26 +135,26 @@ impl HttpMetrics {
         status: StatusCode,
         took: Duration,
     ) {
-        let labels = RequestLabels { listener, route, method: method_name(method), status: status.as_u16() };
+        let labels = RequestLabels { listener, route, method: method_label(method), status: status.as_u16() };
         self.requests.get_or_create(&labels).inc();
         self.duration.get_or_create(&RouteLabels { listener, route }).observe(took.as_secs_f64());
     }
 
-    pub fn request_in_flight(&self, listener: &'static str) -> Held {
-        Held::of(self.in_flight.get_or_create_owned(&ListenerLabels { listener }))
+    pub fn track_request(&self, listener: &'static str) -> GaugeGuard {
+        GaugeGuard::new(self.in_flight.get_or_create_owned(&ListenerLabels { listener }))
     }
 
-    pub fn connection(&self, listener: &'static str) -> Held {
-        Held::of(self.connections.get_or_create_owned(&ListenerLabels { listener }))
+    pub fn track_connection(&self, listener: &'static str) -> GaugeGuard {
+        GaugeGuard::new(self.connections.get_or_create_owned(&ListenerLabels { listener }))
     }
 
-    pub fn head_timed_out(&self, listener: &'static str) {
+    pub fn record_head_timeout(&self, listener: &'static str) {
         self.head_timeouts.get_or_create(&ListenerLabels { listener }).inc();
     }
 }
 
-/// A method's name; those that no endpoint takes share one, since a caller may make up any.
-pub fn method_name(method: &Method) -> &'static str {
+/// The name of a method. Methods that no endpoint supports share one, because clients can invent any name.
+pub fn method_label(method: &Method) -> &'static str {
     match *method {
         Method::GET => "GET",
         Method::HEAD => "HEAD",
@@ -172,12 +172,12 @@ impl Collector for BudgetGauges {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let gauge = |units: usize| ConstGauge::new(i64::try_from(units).unwrap_or(i64::MAX));
         for (name, help, gauge) in [
+            ("http_request_memory", "Request bytes that count against the budget", gauge(self.0.counted_bytes())),
             (
-                "http_request_memory",
-                "Bytes of requests that are counted against the budget",
-                gauge(self.0.counted_bytes()),
+                "http_refusals_held",
+                "Refusals that are held before they are sent",
+                gauge(self.0.refusals().held_count()),
             ),
-            ("http_refusals_held", "Refusals that are held before they are sent", gauge(self.0.refusals().held())),
         ] {
             gauge.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
         }
@@ -185,16 +185,16 @@ impl Collector for BudgetGauges {
     }
 }
 
-// === impl Held ===
+// === impl GaugeGuard ===
 
-impl Held {
-    fn of(gauge: Gauge) -> Self {
+impl GaugeGuard {
+    fn new(gauge: Gauge) -> Self {
         gauge.inc();
         Self(gauge)
     }
 }
 
-impl Drop for Held {
+impl Drop for GaugeGuard {
     fn drop(&mut self) {
         self.0.dec();
     }

@@ -1,86 +1,94 @@
-//! The door: bytes in, bytes out; the only place that knows HTTP.
+//! The HTTP layer: listeners, the request pipeline, routes and handlers. No other module knows HTTP.
 
 use std::sync::Arc;
 
 use prometheus_client::registry::Registry;
 
 use crate::{
-    domain::ports::{self, Audit, Codes, Flows, Hasher, Identities, Limits, Outbox, Providers, Sessions, Users},
-    providers::Reports,
+    domain::ports::{
+        self, AuditLog, Codes, Flows, Identities, Outbox, PasswordHasher, Providers, RateLimits, Sessions, Users,
+    },
+    providers::ProviderReports,
     state::State,
 };
 
 mod admin;
+pub mod authentication;
 pub mod budgets;
 pub mod cookies;
 pub mod cors;
 #[cfg(test)]
 mod docs;
-pub mod door;
 pub mod error;
-pub mod guard;
 pub mod handlers;
 pub mod metrics;
 pub mod openapi;
 pub mod parameters;
-pub mod patience;
+pub mod pipeline;
 mod public;
 pub mod quota;
 pub mod refusals;
 pub mod request;
+mod request_span;
 pub mod response;
 pub mod routes;
 pub mod serve;
 #[cfg(test)]
 mod tests;
-mod traced;
+pub mod timeouts;
 
 pub use budgets::Budgets;
-pub use door::Service;
 pub use handlers::ops::Readiness;
 pub use metrics::HttpMetrics;
+pub use pipeline::Service;
 pub use serve::{Drain, serve};
 
-/// All that the endpoints need from outside.
-pub trait Ports: Accounts + Social + Outbox + Audit + Send + Sync + 'static {}
+/// Everything that the endpoints need from outside.
+pub trait Ports: AccountPorts + SocialPorts + Outbox + AuditLog + Send + Sync + 'static {}
 
-impl<S: Accounts + Social + Outbox + Audit + Send + Sync + 'static> Ports for S {}
+impl<S: AccountPorts + SocialPorts + Outbox + AuditLog + Send + Sync + 'static> Ports for S {}
 
 /// What accounts and their sessions need.
-pub trait Accounts: Users + ports::Accounts + Limits + Hasher + Sessions + Codes {}
+pub trait AccountPorts: Users + ports::OwnAccounts + RateLimits + PasswordHasher + Sessions + Codes {}
 
-impl<S: Users + ports::Accounts + Limits + Hasher + Sessions + Codes> Accounts for S {}
+impl<S: Users + ports::OwnAccounts + RateLimits + PasswordHasher + Sessions + Codes> AccountPorts for S {}
 
-/// What social login needs beside them.
-pub trait Social: Identities + Flows + Providers {}
+/// What social login needs in addition.
+pub trait SocialPorts: Identities + Flows + Providers {}
 
-impl<S: Identities + Flows + Providers> Social for S {}
+impl<S: Identities + Flows + Providers> SocialPorts for S {}
 
 /// The login API.
 pub fn public_service<S: Ports>(state: Arc<State<S>>, metrics: HttpMetrics, budgets: Arc<Budgets>) -> Service {
     let places = budgets.public_connections();
-    Service::new(public::Public::new(Arc::clone(&state)), state, metrics, budgets, places)
+    Service::new(public::PublicEndpoints::new(Arc::clone(&state)), state, metrics, budgets, places)
 }
 
-/// Administration.
+/// The administration API.
 pub fn admin_service<S: Ports>(state: Arc<State<S>>, metrics: HttpMetrics, budgets: Arc<Budgets>) -> Service {
     let places = budgets.admin_connections();
-    Service::new(admin::Admin, state, metrics, budgets, places)
+    Service::new(admin::AdminEndpoints, state, metrics, budgets, places)
 }
 
-/// Operations; `drain` is that of its own listener, whose end ends the streams of revisions.
+/// The operations endpoints. `drain` is the drain of their own listener; when it begins, the revision streams end.
 pub fn ops_service<S: Ports>(
     state: Arc<State<S>>,
     metrics: HttpMetrics,
     budgets: Arc<Budgets>,
     registry: Arc<Registry>,
     readiness: Arc<Readiness>,
-    reports: Arc<Reports>,
+    reports: Arc<ProviderReports>,
     drain: &Drain,
 ) -> Service {
     let apps = Arc::clone(&state.apps);
-    let ops =
-        handlers::ops::Ops::new(apps, state.settings.pod_uid.clone(), readiness, registry, reports, drain.closing());
+    let ops = handlers::ops::OpsEndpoints::new(
+        apps,
+        state.settings.pod_uid.clone(),
+        readiness,
+        registry,
+        reports,
+        drain.closing(),
+    );
     let places = budgets.ops_connections();
     Service::new(ops, state, metrics, budgets, places)
 }

@@ -1,4 +1,4 @@
-//! The OpenAPI 3.1 document, made from the code's own types.
+//! The OpenAPI 3.1 document, generated from the code's own types.
 
 use std::collections::BTreeMap;
 
@@ -17,34 +17,34 @@ use super::{
     routes::{Route, Verb},
 };
 
-/// What an operation says of itself.
+/// The description of an operation.
 struct Operation {
     summary: &'static str,
     description: &'static str,
-    bearer: NeedsBearer,
+    security: Security,
     request: Option<Content>,
-    answer: Content,
-    /// Those of its own; see [`common_errors`] for the others.
+    response: Content,
+    /// The operation's own errors; [`common_errors`] has the others.
     errors: &'static [ErrorCode],
 }
 
-enum NeedsBearer {
-    No,
+enum Security {
+    None,
     Optional,
-    Yes,
-    /// That of a ServiceAccount.
-    InCluster,
+    Required,
+    /// With the token of a ServiceAccount.
+    ServiceAccount,
 }
 
 struct Content {
     schema: Schema,
     example: Value,
     required: bool,
-    /// It may be a form as well.
+    /// Whether it can also be a form.
     form: bool,
 }
 
-/// The document for a service that is reached at `base_url`.
+/// Generates the document for a service at `base_url`.
 pub fn document(base_url: &IssuerUrl) -> Value {
     let settings =
         SchemaSettings::draft2020_12().with(|settings| settings.definitions_path = "/components/schemas".into());
@@ -55,17 +55,17 @@ pub fn document(base_url: &IssuerUrl) -> Value {
 
     let mut paths = Map::new();
     for route in Route::ALL.iter().copied() {
-        let operation = Operation::of(route, &mut schemas).render(route, &error);
+        let operation = Operation::for_route(route, &mut schemas).render(route, &error);
         let method = match route.verb() {
             Verb::Get | Verb::GetOnly => "get",
             Verb::Post => "post",
             Verb::Patch => "patch",
             Verb::Delete => "delete",
-            // OpenAPI has no "any": the description says it.
+            // OpenAPI has no "any method": the description says so.
             Verb::Any => "get",
         };
         let item = paths.entry(route.template()).or_insert_with(|| {
-            let used = PARAMETERS.iter().filter(|name| route.template().contains(&format!("{{{name}}}")));
+            let used = PATH_PARAMETERS.iter().filter(|name| route.template().contains(&format!("{{{name}}}")));
             let used: Vec<_> = used.map(|name| json!({ "$ref": format!("#/components/parameters/{name}") })).collect();
             if used.is_empty() { json!({}) } else { json!({ "parameters": used }) }
         });
@@ -76,9 +76,9 @@ pub fn document(base_url: &IssuerUrl) -> Value {
         "info": {
             "title": "Latchkey",
             "summary": "Email and social login for the applications of a cluster",
-            "description": "Every answer carries `X-Request-Id` and `X-Content-Type-Options: nosniff`. Times are Unix \
-                seconds. Bodies are JSON in UTF-8, at most 64 KiB; unknown fields are ignored; a duplicate key, \
-                nesting deeper than 16 or more than 1,000 values are refused.",
+            "description": "Every response carries `X-Request-Id` and `X-Content-Type-Options: nosniff`. Times are \
+                Unix seconds. Bodies are JSON in UTF-8, at most 64 KiB. Unknown fields are ignored. A duplicate key, \
+                nesting deeper than 16 or more than 1,000 values are rejected.",
             "version": "1",
             "license": { "name": "Apache-2.0", "identifier": "Apache-2.0" },
         },
@@ -91,7 +91,7 @@ pub fn document(base_url: &IssuerUrl) -> Value {
                     "name": "APPID",
                     "in": "path",
                     "required": true,
-                    "description": "Which App it is for.",
+                    "description": "The appID of the App.",
                     "schema": app,
                     "example": "shop",
                 },
@@ -99,7 +99,7 @@ pub fn document(base_url: &IssuerUrl) -> Value {
                     "name": "PROVIDER",
                     "in": "path",
                     "required": true,
-                    "description": "Which of the App's social providers it is for.",
+                    "description": "The name of the provider in the App.",
                     "schema": provider,
                     "example": "github",
                 },
@@ -107,7 +107,7 @@ pub fn document(base_url: &IssuerUrl) -> Value {
                     "name": "SUFFIX",
                     "in": "path",
                     "required": true,
-                    "description": "Anything, slashes too.",
+                    "description": "Any text, including slashes.",
                     "schema": { "type": "string" },
                     "example": "basket/items",
                 },
@@ -115,67 +115,70 @@ pub fn document(base_url: &IssuerUrl) -> Value {
                     "name": "SESSION",
                     "in": "path",
                     "required": true,
-                    "description": "A session of the user.",
+                    "description": "The id of a session of the user.",
                     "schema": { "type": "string", "format": "uuid" },
                     "example": "019a8452-9f10-7e44-8a3d-5b6c7d8e9f00",
                 },
             },
-            "headers": headers(),
+            "headers": response_headers(),
             "securitySchemes": {
                 "bearer": {
                     "type": "http",
                     "scheme": "bearer",
                     "bearerFormat": "JWT",
-                    "description": "The `token` of *login* or the `access_token` of *confirm*.",
+                    "description": "The `token` of *login*, or an `access_token`.",
                 },
                 "serviceAccount": {
                     "type": "http",
                     "scheme": "bearer",
                     "bearerFormat": "JWT",
-                    "description": "The token of a Kubernetes ServiceAccount, for the audience `latchkey`.",
+                    "description": "The token of a Kubernetes ServiceAccount with the audience `latchkey`.",
                 },
             },
         },
     })
 }
 
-fn headers() -> Value {
+fn response_headers() -> Value {
     let header = |description: &str, schema: Value| json!({ "description": description, "schema": schema });
     let text = || json!({ "type": "string" });
     json!({
         "X-Request-Id": header(
-            "Names the request in the service's log. An incoming one that matches the pattern is kept.",
+            "Identifies the request in the service's log. An incoming value that matches the pattern is kept.",
             json!({ "type": "string", "pattern": "^[A-Za-z0-9._-]{1,128}$" }),
         ),
-        "Retry-After": header("Seconds after which to come again.", json!({ "type": "integer", "minimum": 1 })),
+        "Retry-After": header("Seconds to wait before trying again.", json!({ "type": "integer", "minimum": 1 })),
         "RateLimit-Policy": header("The limit that is reached: its name, quota `q` and window `w` in seconds.", text()),
-        "RateLimit": header("What is left of the limit `r`, and the seconds until there is more `t`.", text()),
+        "RateLimit": header("The remaining quota `r`, and the seconds `t` until more is available.", text()),
         "WWW-Authenticate": header("How to authenticate (RFC 6750).", text()),
-        "Allow": header("The methods that the path takes.", text()),
-        "X-Auth-User-Id": header("`local_id` of the user.", text()),
-        "X-Auth-Email": header("The address where it is verified, else empty.", text()),
-        "X-Auth-Email-Verified": header("Whether it is.", json!({ "type": "string", "enum": ["true", "false"] })),
-        "X-Auth-Name": header("The name in UTF-8, percent-encoded.", text()),
-        "X-Auth-Session-Id": header("The session.", text()),
-        "Cache-Control": header("Whether the answer may be kept.", text()),
-        "Location": header("Where the browser is sent.", text()),
-        "Referrer-Policy": header("`no-referrer`.", text()),
-        "Set-Cookie": header("What the browser keeps of its flow, or that it is over.", text()),
-        "ETag": header("Names this version of the document, for `If-None-Match`.", text()),
+        "Allow": header("The methods that the path supports.", text()),
+        "X-Auth-User-Id": header("The `local_id` of the user.", text()),
+        "X-Auth-Email": header("The email address if it is verified, otherwise empty.", text()),
+        "X-Auth-Email-Verified": header(
+            "Whether the email address is verified.",
+            json!({ "type": "string", "enum": ["true", "false"] }),
+        ),
+        "X-Auth-Name": header("The user's name in UTF-8, percent-encoded.", text()),
+        "X-Auth-Session-Id": header("The id of the session.", text()),
+        "Cache-Control": header("Whether the response can be cached.", text()),
+        "Location": header("The redirect target.", text()),
+        "Referrer-Policy": header("Always `no-referrer`.", text()),
+        "Set-Cookie": header("Sets or clears the cookie of the login flow.", text()),
+        "ETag": header("Identifies this version of the document, for `If-None-Match`.", text()),
     })
 }
 
 /// The placeholders of paths.
-const PARAMETERS: [&str; 4] = ["APPID", "PROVIDER", "SESSION", "SUFFIX"];
+const PATH_PARAMETERS: [&str; 4] = ["APPID", "PROVIDER", "SESSION", "SUFFIX"];
 
-/// What any operation may answer.
+/// Errors that any operation with this verb can return.
 fn common_errors(route: Route) -> &'static [ErrorCode] {
     use ErrorCode::{
         AppNotFound, InvalidRequest, MethodNotAllowed, PayloadTooLarge, RateLimited, ServerError,
         TemporarilyUnavailable, UnsupportedMediaType,
     };
     match (route.verb(), route) {
-        // A limit drops its mail, not its answer.
+        // A limit drops the email, not the response.
         (Verb::Post, Route::ForgotPassword) => &[
             InvalidRequest,
             AppNotFound,
@@ -218,21 +221,22 @@ fn common_errors(route: Route) -> &'static [ErrorCode] {
 // === impl Operation ===
 
 impl Operation {
-    fn of(route: Route, schemas: &mut SchemaGenerator) -> Self {
+    fn for_route(route: Route, schemas: &mut SchemaGenerator) -> Self {
         let token = "eyJhbGciOiJFUzI1NiIsImtpZCI6InMxIiwidHlwIjoiYXQrand0In0.…";
         let refresh_token = "lkr_AAAAAQGahF…";
         let local_id = "019a8452-7c3e-7d5a-9b51-0c2f6a1d4e88";
         let session_id = "019a8452-9f10-7e44-8a3d-5b6c7d8e9f00";
         match route {
             Route::Login => Self {
-                summary: "Log in with address and password",
-                description: "An unverified user may log in, unless the App demands a verified address.",
-                bearer: NeedsBearer::No,
-                request: Some(Content::of::<login::Request>(
+                summary: "Log in with email address and password",
+                description: "A user with an unverified email address can log in, unless the App requires a verified \
+                    one.",
+                security: Security::None,
+                request: Some(Content::json::<login::LoginRequest>(
                     schemas,
                     json!({ "email": "ada@example.com", "password": "correct horse battery" }),
                 )),
-                answer: Content::of::<login::Answer>(
+                response: Content::json::<login::LoginResponse>(
                     schemas,
                     json!({
                         "token": token,
@@ -246,15 +250,15 @@ impl Operation {
                 errors: &[ErrorCode::InvalidCredentials, ErrorCode::EmailNotVerified, ErrorCode::UserDisabled],
             },
             Route::Register => Self {
-                summary: "Register with name, address and password",
-                description: "Makes the user and sends the confirmation mail. The answer is the same for an address \
-                    that has an account already.",
-                bearer: NeedsBearer::No,
-                request: Some(Content::of::<register::Request>(
+                summary: "Register with name, email address and password",
+                description: "Creates the user and sends the confirmation email. With enumeration protection, the \
+                    response is the same for an address that already has an account.",
+                security: Security::None,
+                request: Some(Content::json::<register::RegisterRequest>(
                     schemas,
                     json!({ "name": "Ada Lovelace", "email": "ada@example.com", "password": "correct horse battery" }),
                 )),
-                answer: Content::of::<register::Answer>(
+                response: Content::json::<register::RegisterResponse>(
                     schemas,
                     json!({
                         "email": "ada@example.com",
@@ -268,19 +272,19 @@ impl Operation {
             },
             Route::Verify => Self {
                 summary: "Send the confirmation code again",
-                description: "For the user of the token. Where the address is verified already nothing is sent.",
-                bearer: NeedsBearer::Yes,
-                request: Some(Content::nothing()),
-                answer: Content::of::<verify::Answer>(schemas, json!({ "email": "ada@example.com" })),
+                description: "Sends it to the user of the token, unless the email address is already verified.",
+                security: Security::Required,
+                request: Some(Content::empty_object()),
+                response: Content::json::<verify::VerifyResponse>(schemas, json!({ "email": "ada@example.com" })),
                 errors: &[ErrorCode::InvalidToken],
             },
             Route::Confirm => Self {
-                summary: "Confirm the address by the code from the mail",
-                description: "Ends every other session and code. With the token of the same account its session goes \
-                    on, else a new one is opened.",
-                bearer: NeedsBearer::Optional,
-                request: Some(Content::of::<confirm::Request>(schemas, json!({ "code": "7H2KM-Q4VXD" }))),
-                answer: Content::of::<confirm::Answer>(
+                summary: "Confirm the email address with the code from the email",
+                description: "Ends every other session and code. With a token of the same account, its session \
+                    continues; otherwise a new session is opened.",
+                security: Security::Optional,
+                request: Some(Content::json::<confirm::ConfirmRequest>(schemas, json!({ "code": "7H2KM-Q4VXD" }))),
+                response: Content::json::<confirm::ConfirmResponse>(
                     schemas,
                     json!({
                         "access_token": token,
@@ -296,35 +300,44 @@ impl Operation {
                 errors: &[ErrorCode::InvalidCode],
             },
             Route::ForgotPassword => Self {
-                summary: "Ask for a password reset by mail",
-                description: "The answer is the same whether the address has an account or not.",
-                bearer: NeedsBearer::No,
-                request: Some(Content::of::<forgot_password::Request>(schemas, json!({ "email": "ada@example.com" }))),
-                answer: Content::of::<forgot_password::Answer>(schemas, json!({ "email": "ada@example.com" })),
+                summary: "Request a password reset by email",
+                description: "The response is the same whether or not the address has an account.",
+                security: Security::None,
+                request: Some(Content::json::<forgot_password::ForgotPasswordRequest>(
+                    schemas,
+                    json!({ "email": "ada@example.com" }),
+                )),
+                response: Content::json::<forgot_password::ForgotPasswordResponse>(
+                    schemas,
+                    json!({ "email": "ada@example.com" }),
+                ),
                 errors: &[],
             },
             Route::ConfirmPassword => Self {
-                summary: "Set a new password by the code from the mail",
-                description: "Ends all sessions and other codes of the user, and marks the address as verified.",
-                bearer: NeedsBearer::No,
-                request: Some(Content::of::<confirm_password::Request>(
+                summary: "Set a new password with the code from the email",
+                description: "Ends all sessions and other codes of the user, and marks the email address as verified.",
+                security: Security::None,
+                request: Some(Content::json::<confirm_password::ConfirmPasswordRequest>(
                     schemas,
                     json!({ "email": "ada@example.com", "code": "7H2KM-Q4VXD", "password": "a better horse battery" }),
                 )),
-                answer: Content::of::<confirm_password::Answer>(schemas, json!({ "email": "ada@example.com" })),
+                response: Content::json::<confirm_password::ConfirmPasswordResponse>(
+                    schemas,
+                    json!({ "email": "ada@example.com" }),
+                ),
                 errors: &[ErrorCode::InvalidCode, ErrorCode::WeakPassword],
             },
             Route::Token => Self {
-                summary: "Refresh: a new access token and a new refresh token; or exchange a social login's code",
-                description: "The same refresh token again gives the same answer for the App's grace time, so tabs may \
-                    race and a lost answer may be asked for again. A token that is older than the last ends its \
-                    session: two hold it.",
-                bearer: NeedsBearer::No,
-                request: Some(Content::or_form::<token::Request>(
+                summary: "Refresh the tokens of a session, or exchange the code of a social login",
+                description: "Within the App's grace period, the same refresh token gets the same response again, so \
+                    tabs can race and a client can repeat a request if the response was lost. A refresh token that is \
+                    older than the previous one ends its session, because two parties hold it.",
+                security: Security::None,
+                request: Some(Content::json_or_form::<token::TokenRequest>(
                     schemas,
                     json!({ "grant_type": "refresh_token", "refresh_token": refresh_token }),
                 )),
-                answer: Content::of::<token::Answer>(
+                response: Content::json::<token::TokenResponse>(
                     schemas,
                     json!({
                         "access_token": token,
@@ -340,38 +353,41 @@ impl Operation {
             },
             Route::Revoke => Self {
                 summary: "End the session that a token belongs to (RFC 7009)",
-                description: "Of a refresh token or an access token. A token that is none is answered alike.",
-                bearer: NeedsBearer::No,
-                request: Some(Content::or_form::<revoke::Request>(schemas, json!({ "token": refresh_token }))),
-                answer: Content::nothing(),
+                description: "Accepts a refresh token or an access token. An invalid token gets the same response.",
+                security: Security::None,
+                request: Some(Content::json_or_form::<revoke::RevokeRequest>(
+                    schemas,
+                    json!({ "token": refresh_token }),
+                )),
+                response: Content::empty_object(),
                 errors: &[],
             },
             Route::User => Self {
                 summary: "The user's account",
-                description: "As it is now; the address is there whether it is verified or not.",
-                bearer: NeedsBearer::Yes,
+                description: "The current state. The email address is included whether or not it is verified.",
+                security: Security::Required,
                 request: None,
-                answer: Content::of::<user::Answer>(schemas, account(local_id)),
+                response: Content::json::<user::UserResponse>(schemas, account_example(local_id)),
                 errors: &[ErrorCode::InvalidToken],
             },
             Route::RenameUser => Self {
                 summary: "Rename the user",
-                description: "Tokens carry the new name from the next refresh.",
-                bearer: NeedsBearer::Yes,
-                request: Some(Content::of::<user::Renaming>(schemas, json!({ "name": "Ada Lovelace" }))),
-                answer: Content::of::<user::Answer>(schemas, account(local_id)),
+                description: "Tokens contain the new name from the next refresh on.",
+                security: Security::Required,
+                request: Some(Content::json::<user::RenameRequest>(schemas, json!({ "name": "Ada Lovelace" }))),
+                response: Content::json::<user::UserResponse>(schemas, account_example(local_id)),
                 errors: &[ErrorCode::InvalidToken],
             },
             Route::DeleteUser => Self {
                 summary: "Delete the account",
-                description: "By the password, or after a login in the last five minutes. Ends all sessions; access \
-                    tokens stay valid until they end for those who check the signature alone.",
-                bearer: NeedsBearer::Yes,
+                description: "Requires the password or a login in the last five minutes. Ends all sessions. Services \
+                    that check only the signature accept access tokens until they expire.",
+                security: Security::Required,
                 request: Some(Content {
                     required: false,
-                    ..Content::of::<user::Deletion>(schemas, json!({ "password": "correct horse battery" }))
+                    ..Content::json::<user::DeleteUserRequest>(schemas, json!({ "password": "correct horse battery" }))
                 }),
-                answer: Content::nothing(),
+                response: Content::empty_object(),
                 errors: &[
                     ErrorCode::InvalidToken,
                     ErrorCode::InvalidCredentials,
@@ -381,14 +397,14 @@ impl Operation {
             },
             Route::ChangePassword => Self {
                 summary: "Set a new password",
-                description: "By the old one, or after a login in the last five minutes. Ends all other sessions, all \
-                    codes and a change of the address that waits.",
-                bearer: NeedsBearer::Yes,
-                request: Some(Content::of::<user::password::Request>(
+                description: "Requires the current password or a login in the last five minutes. Ends all other \
+                    sessions, all codes and a pending change of the email address.",
+                security: Security::Required,
+                request: Some(Content::json::<user::password::ChangePasswordRequest>(
                     schemas,
                     json!({ "password": "a better horse battery", "current_password": "correct horse battery" }),
                 )),
-                answer: Content::nothing(),
+                response: Content::empty_object(),
                 errors: &[
                     ErrorCode::WeakPassword,
                     ErrorCode::InvalidToken,
@@ -398,16 +414,16 @@ impl Operation {
                 ],
             },
             Route::ChangeAddress => Self {
-                summary: "Ask for another address",
-                description: "By the password; where there is none, after a login in the last five minutes. The code \
-                    goes to the new address and counts at *confirm* with the token of this account alone. The answer is \
-                    the same for an address that another account has.",
-                bearer: NeedsBearer::Yes,
-                request: Some(Content::of::<user::email::Request>(
+                summary: "Request a change of the email address",
+                description: "Requires the password or, if there is none, a login in the last five minutes. The code \
+                    goes to the new address and is valid at *confirm* only with a token of this account. With \
+                    enumeration protection, the response is the same for an address of another account.",
+                security: Security::Required,
+                request: Some(Content::json::<user::email::ChangeAddressRequest>(
                     schemas,
                     json!({ "email": "ada@example.org", "password": "correct horse battery" }),
                 )),
-                answer: Content::of::<register::Answer>(
+                response: Content::json::<register::RegisterResponse>(
                     schemas,
                     json!({
                         "email": "ada@example.org",
@@ -427,10 +443,10 @@ impl Operation {
             },
             Route::UserInfo => Self {
                 summary: "The user's claims (OpenID Connect Core 1.0, 5.3)",
-                description: "The address only when it is verified.",
-                bearer: NeedsBearer::Yes,
+                description: "The email address is included only if it is verified.",
+                security: Security::Required,
                 request: None,
-                answer: Content::of::<user::userinfo::Answer>(
+                response: Content::json::<user::userinfo::UserInfoResponse>(
                     schemas,
                     json!({
                         "sub": local_id,
@@ -444,18 +460,18 @@ impl Operation {
             },
             Route::Logout => Self {
                 summary: "End the session of the token",
-                description: "Its access tokens stay valid until they end for those who check the signature alone.",
-                bearer: NeedsBearer::Yes,
-                request: Some(Content::nothing()),
-                answer: Content::nothing(),
+                description: "Services that check only the signature accept its access tokens until they expire.",
+                security: Security::Required,
+                request: Some(Content::empty_object()),
+                response: Content::empty_object(),
                 errors: &[ErrorCode::InvalidToken],
             },
             Route::Sessions => Self {
-                summary: "The user's live sessions",
-                description: "The one used last first; a use is noted at most once a minute.",
-                bearer: NeedsBearer::Yes,
+                summary: "The live sessions of the user",
+                description: "The most recently used first. A use is recorded at most once per minute.",
+                security: Security::Required,
                 request: None,
-                answer: Content::of::<sessions::Answer>(
+                response: Content::json::<sessions::SessionsResponse>(
                     schemas,
                     json!({ "sessions": [{
                         "id": session_id,
@@ -471,26 +487,26 @@ impl Operation {
             },
             Route::EndOtherSessions => Self {
                 summary: "End all other sessions of the user",
-                description: "The session of the token goes on.",
-                bearer: NeedsBearer::Yes,
+                description: "The session of the token continues.",
+                security: Security::Required,
                 request: None,
-                answer: Content::nothing(),
+                response: Content::empty_object(),
                 errors: &[ErrorCode::InvalidToken],
             },
             Route::EndSession => Self {
                 summary: "End a session of the user",
-                description: "Also that of the token itself.",
-                bearer: NeedsBearer::Yes,
+                description: "It can be the session of the token itself.",
+                security: Security::Required,
                 request: None,
-                answer: Content::nothing(),
+                response: Content::empty_object(),
                 errors: &[ErrorCode::InvalidToken, ErrorCode::NotFound],
             },
             Route::Identities => Self {
-                summary: "The providers' accounts by which the user may sign in",
+                summary: "The provider accounts with which the user can log in",
                 description: "The oldest first.",
-                bearer: NeedsBearer::Yes,
+                security: Security::Required,
                 request: None,
-                answer: Content::of::<identities::Answer>(
+                response: Content::json::<identities::IdentitiesResponse>(
                     schemas,
                     json!({ "identities": [{
                         "provider": "github",
@@ -502,11 +518,15 @@ impl Operation {
                 errors: &[ErrorCode::InvalidToken],
             },
             Route::LinkIdentity => Self {
-                summary: "Link a provider's account, by a token of the provider",
-                description: "Needs a login in the last five minutes, and a verified address where the account has one.",
-                bearer: NeedsBearer::Yes,
-                request: Some(Content::of::<social::login::Request>(schemas, json!({ "token": "gho_16C7e42F292c…" }))),
-                answer: Content::nothing(),
+                summary: "Link a provider account, with a token of the provider",
+                description: "Requires a login in the last five minutes and, if the account has an email address, that \
+                    it is verified.",
+                security: Security::Required,
+                request: Some(Content::json::<social::login::ProviderTokenRequest>(
+                    schemas,
+                    json!({ "token": "gho_16C7e42F292c…" }),
+                )),
+                response: Content::empty_object(),
                 errors: &[
                     ErrorCode::InvalidToken,
                     ErrorCode::ReauthenticationRequired,
@@ -518,20 +538,21 @@ impl Operation {
                 ],
             },
             Route::UnlinkIdentity => Self {
-                summary: "Take a provider's account from the user",
-                description: "Never the last way into the account.",
-                bearer: NeedsBearer::Yes,
+                summary: "Unlink a provider account from the user",
+                description: "The last way to log in to the account cannot be removed.",
+                security: Security::Required,
                 request: None,
-                answer: Content::nothing(),
+                response: Content::empty_object(),
                 errors: &[ErrorCode::InvalidToken, ErrorCode::NotFound, ErrorCode::LastIdentity],
             },
             Route::SocialRedirect => Self {
                 summary: "Send the user to the provider's login page",
-                description: "Without `format=json` the answer is a redirect. The flow is bound to the browser by a \
-                    cookie; one begun with `format=json` only from a page of the same site (`Sec-Fetch-Site`).",
-                bearer: NeedsBearer::No,
+                description: "Without `format=json`, the response is a redirect. A cookie binds the flow to the \
+                    browser; with `format=json`, only if the call comes from a page of the same site \
+                    (`Sec-Fetch-Site`).",
+                security: Security::None,
                 request: None,
-                answer: Content::of::<social::redirect::Answer>(
+                response: Content::json::<social::redirect::RedirectResponse>(
                     schemas,
                     json!({ "url": "https://github.com/login/oauth/authorize?client_id=…&redirect_uri=…&scope=…" }),
                 ),
@@ -543,13 +564,14 @@ impl Operation {
                 ],
             },
             Route::SocialCallback | Route::SocialCallbackForm => Self {
-                summary: "Where the provider sends the user back to",
-                description: "Not for the application itself: it is the address to register at the provider. The \
-                    answer is a redirect to the `redirect_url` of the flow, with a session, a `code` or an `error`; \
-                    JSON only where the App has no redirect addresses, or where there is none to go to.",
-                bearer: NeedsBearer::No,
+                summary: "The address to which the provider returns the user",
+                description: "Not for the application itself: register this address at the provider. The response is a \
+                    redirect to the `redirect_url` of the flow, with a session, a `code` or an `error`. It is JSON \
+                    only if the App has no redirect addresses, or if the address of the flow is unknown or no longer \
+                    allowed.",
+                security: Security::None,
                 request: None,
-                answer: Content::of::<social::callback::Answer>(
+                response: Content::json::<social::callback::CallbackResponse>(
                     schemas,
                     json!({
                         "access_token": token,
@@ -575,11 +597,15 @@ impl Operation {
             },
             Route::SocialLogin => Self {
                 summary: "Log in with a token of the provider",
-                description: "For apps that log in by the provider's own SDK. Only tokens that were issued for one of \
-                    the Provider's client ids are accepted; a provider that offers no way to check this is refused.",
-                bearer: NeedsBearer::No,
-                request: Some(Content::of::<social::login::Request>(schemas, json!({ "token": "gho_16C7e42F292c…" }))),
-                answer: Content::of::<social::Session>(
+                description: "For apps that log in with the provider's own SDK. Only tokens that were issued for one \
+                    of the Provider's client IDs are accepted. If the provider offers no way to check this, the call \
+                    is refused.",
+                security: Security::None,
+                request: Some(Content::json::<social::login::ProviderTokenRequest>(
+                    schemas,
+                    json!({ "token": "gho_16C7e42F292c…" }),
+                )),
+                response: Content::json::<social::SessionResponse>(
                     schemas,
                     json!({
                         "access_token": token,
@@ -603,13 +629,16 @@ impl Operation {
                 ],
             },
             Route::Introspect => Self {
-                summary: "What a token is worth now (RFC 7662)",
-                description: "For the ServiceAccounts that the App lists as administrators, whatever their role. What is \
-                    not a token of this App with a live session, a refresh token that was replaced too, is \
-                    `{\"active\": false}` and no more.",
-                bearer: NeedsBearer::InCluster,
-                request: Some(Content::or_form::<introspect::Request>(schemas, json!({ "token": token }))),
-                answer: Content::of::<introspect::Answer<'static>>(
+                summary: "The current state of a token (RFC 7662)",
+                description: "For the ServiceAccounts that the App lists as administrators, in any role. For anything \
+                    but a token of this App with a live session, the response is only `{\"active\": false}`; this \
+                    includes a refresh token that was replaced.",
+                security: Security::ServiceAccount,
+                request: Some(Content::json_or_form::<introspect::IntrospectRequest>(
+                    schemas,
+                    json!({ "token": token }),
+                )),
+                response: Content::json::<introspect::IntrospectResponse<'static>>(
                     schemas,
                     json!({
                         "active": true,
@@ -632,21 +661,21 @@ impl Operation {
                 errors: &[ErrorCode::InvalidClient],
             },
             Route::Authorize | Route::AuthorizeBelow => Self {
-                summary: "The gate for ingresses: whether the token is that of a live session",
-                description: "By any method, whatever the body. Without CORS: OPTIONS needs a token too. A session that \
-                    ends is refused within a second.",
-                bearer: NeedsBearer::Yes,
+                summary: "Forward auth for ingresses: whether the token belongs to a live session",
+                description: "Accepts any method and ignores the body. Without CORS: OPTIONS needs a token too. A \
+                    session that ends is refused within a second.",
+                security: Security::Required,
                 request: None,
-                answer: Content::none(),
+                response: Content::no_body(),
                 errors: &[ErrorCode::InvalidToken],
             },
             Route::Activity => Self {
-                summary: "What happened to the user's account lately",
-                description: "The newest 100 events: log-ins, changes, and refusals, which are counted by quarters of an \
-                    hour and shown when theirs is over.",
-                bearer: NeedsBearer::Yes,
+                summary: "Recent events of the user's account",
+                description: "The newest 100 events: logins, changes and refusals. Refusals are counted per quarter of \
+                    an hour and shown when it is over.",
+                security: Security::Required,
                 request: None,
-                answer: Content::of::<activity::Answer>(
+                response: Content::json::<activity::ActivityResponse>(
                     schemas,
                     json!({ "events": [
                         {
@@ -662,11 +691,11 @@ impl Operation {
                 errors: &[ErrorCode::InvalidToken],
             },
             Route::Jwks => Self {
-                summary: "The keys that tokens of the App are signed with",
-                description: "A JWK Set (RFC 7517), with keys published ahead and keys retired.",
-                bearer: NeedsBearer::No,
+                summary: "The keys that sign the tokens of the App",
+                description: "A JWK Set (RFC 7517), including keys that are published in advance and retired keys.",
+                security: Security::None,
                 request: None,
-                answer: Content {
+                response: Content {
                     schema: schemars::json_schema!({
                         "type": "object",
                         "properties": { "keys": { "type": "array", "items": { "type": "object" } } },
@@ -683,11 +712,12 @@ impl Operation {
                 errors: &[],
             },
             Route::OpenIdConfiguration => Self {
-                summary: "What checks tokens of the App finds here (OpenID Connect Discovery)",
-                description: "Issuer, keys and endpoints. No authorization endpoint: this is no OpenID provider.",
-                bearer: NeedsBearer::No,
+                summary: "Metadata for services that check tokens of the App (OpenID Connect Discovery)",
+                description: "Issuer, keys and endpoints. There is no authorization endpoint: this is not an OpenID \
+                    provider.",
+                security: Security::None,
                 request: None,
-                answer: Content::of::<discovery::OpenIdMetadata<'static>>(
+                response: Content::json::<discovery::OpenIdConfiguration<'static>>(
                     schemas,
                     json!({
                         "issuer": "https://auth.example.com/shop",
@@ -710,11 +740,11 @@ impl Operation {
                 errors: &[],
             },
             Route::AuthorizationServer | Route::AuthorizationServerOfApp => Self {
-                summary: "What checks tokens of the App finds here (RFC 8414)",
+                summary: "Metadata for services that check tokens of the App (RFC 8414)",
                 description: "Issuer, keys and endpoints.",
-                bearer: NeedsBearer::No,
+                security: Security::None,
                 request: None,
-                answer: Content::of::<discovery::Metadata<'static>>(
+                response: Content::json::<discovery::AuthorizationServerMetadata<'static>>(
                     schemas,
                     json!({
                         "issuer": "https://auth.example.com/shop",
@@ -735,9 +765,9 @@ impl Operation {
             Route::OpenApi => Self {
                 summary: "This document",
                 description: "OpenAPI 3.1.",
-                bearer: NeedsBearer::No,
+                security: Security::None,
                 request: None,
-                answer: Content {
+                response: Content {
                     schema: schemars::json_schema!({ "type": "object" }),
                     example: json!({ "openapi": "3.1.0" }),
                     required: true,
@@ -749,7 +779,7 @@ impl Operation {
     }
 
     fn render(self, route: Route, error: &Schema) -> Value {
-        let public = route.verb() == Verb::Get && matches!(self.bearer, NeedsBearer::No);
+        let public = route.verb() == Verb::Get && matches!(self.security, Security::None);
         let success = if public {
             &["X-Request-Id", "Cache-Control", "ETag"][..]
         } else if route.verb() == Verb::Any {
@@ -768,14 +798,15 @@ impl Operation {
         let mut responses = Map::new();
         responses.insert(
             "200".to_owned(),
-            json!({ "description": "Done.", "headers": named(success), "content": self.answer.render() }),
+            json!({ "description": "Success.", "headers": header_references(success), "content": self.response.render() }),
         );
         if public {
-            let kept = json!({ "description": "The document is the one that `If-None-Match` names.", "headers": named(success) });
+            let kept = json!({ "description": "The document is unchanged: it has the ETag in `If-None-Match`.", "headers": header_references(success) });
             responses.insert("304".to_owned(), kept);
         }
-        if let Some(description) = redirects(route) {
-            let headers = named(&["X-Request-Id", "Cache-Control", "Location", "Referrer-Policy", "Set-Cookie"]);
+        if let Some(description) = redirect_description(route) {
+            let headers =
+                header_references(&["X-Request-Id", "Cache-Control", "Location", "Referrer-Policy", "Set-Cookie"]);
             responses.insert("302".to_owned(), json!({ "description": description, "headers": headers }));
         }
         let mut by_status: BTreeMap<u16, Vec<ErrorCode>> = BTreeMap::new();
@@ -786,24 +817,24 @@ impl Operation {
             by_status.insert(StatusCode::REQUEST_TIMEOUT.as_u16(), vec![ErrorCode::InvalidRequest]);
         }
         for (status, codes) in by_status {
-            responses.insert(status.to_string(), refusal(status, &codes, error));
+            responses.insert(status.to_string(), error_response(status, &codes, error));
         }
-        responses.insert("431".to_owned(), json!({ "description": "The headers are over 32 KiB. Without a body." }));
+        responses.insert("431".to_owned(), json!({ "description": "The headers exceed 32 KiB. There is no body." }));
         let mut operation = json!({
             "operationId": route.name(),
             "summary": self.summary,
             "description": self.description,
-            "security": match self.bearer {
-                NeedsBearer::No => json!([]),
-                NeedsBearer::Optional => json!([{}, { "bearer": [] }]),
-                NeedsBearer::Yes => json!([{ "bearer": [] }]),
-                NeedsBearer::InCluster => json!([{ "serviceAccount": [] }]),
+            "security": match self.security {
+                Security::None => json!([]),
+                Security::Optional => json!([{}, { "bearer": [] }]),
+                Security::Required => json!([{ "bearer": [] }]),
+                Security::ServiceAccount => json!([{ "serviceAccount": [] }]),
             },
             "responses": responses,
         });
-        let parameters = query(route);
+        let parameters = query_parameters(route);
         if route == Route::SocialCallbackForm {
-            let fields: Map<_, _> = CALLBACK
+            let fields: Map<_, _> = CALLBACK_PARAMETERS
                 .iter()
                 .map(|(name, about)| ((*name).to_owned(), json!({ "type": "string", "description": about })))
                 .collect();
@@ -820,7 +851,7 @@ impl Operation {
     }
 }
 
-fn account(local_id: &str) -> Value {
+fn account_example(local_id: &str) -> Value {
     json!({
         "id": local_id,
         "local_id": local_id,
@@ -832,54 +863,54 @@ fn account(local_id: &str) -> Value {
     })
 }
 
-/// What *redirect* takes.
-const REDIRECT: [(&str, &str); 7] = [
-    ("format", "`json` answers the provider's address as JSON; `redirect`, the default, leads there."),
+/// The parameters of *redirect*.
+const REDIRECT_PARAMETERS: [(&str, &str); 7] = [
+    ("format", "`json` returns the provider's address as JSON; `redirect`, the default, redirects to it."),
     (
         "redirect_url",
-        "Where the user goes in the end: an address on the App's list, byte for byte (the port of an `http` loopback \
-         address aside). Default: the first of the list.",
+        "The address to which the user returns at the end. It must be on the App's list, byte for byte, except for the \
+         port of an `http` loopback address. Default: the first of the list.",
     ),
-    ("state", "Comes back unchanged beside the parameters of *callback*; at most 512 characters."),
-    ("prompt", "Passed on where the provider knows it."),
-    ("login_hint", "Passed on where the provider knows it."),
-    ("code_challenge", "By S256 (RFC 7636): the flow ends with a `code` for *token*."),
+    ("state", "Returned unchanged with the parameters of *callback*; at most 512 characters."),
+    ("prompt", "Passed to the provider if it supports it."),
+    ("login_hint", "Passed to the provider if it supports it."),
+    ("code_challenge", "With S256 (RFC 7636): the flow ends with a `code` for *token*."),
     ("code_challenge_method", "`S256`, the default."),
 ];
-/// What *callback* takes, from the provider.
-const CALLBACK: [(&str, &str); 5] = [
-    ("state", "That of the flow."),
+/// The parameters of *callback*, which the provider sends.
+const CALLBACK_PARAMETERS: [(&str, &str); 5] = [
+    ("state", "The `state` of the flow."),
     ("code", "The provider's code."),
     ("iss", "The provider's issuer (RFC 9207)."),
-    ("error", "Why the provider gives no code (RFC 6749, 4.1.2.1)."),
-    ("error_description", "Not passed on."),
+    ("error", "Why the provider returns no code (RFC 6749, 4.1.2.1)."),
+    ("error_description", "Ignored."),
 ];
 
-/// The parameters of an operation's query.
-fn query(route: Route) -> Vec<Value> {
+/// The query parameters of an operation.
+fn query_parameters(route: Route) -> Vec<Value> {
     let parameters: &[(&str, &str)] = match route {
-        Route::SocialRedirect => &REDIRECT,
-        Route::SocialCallback => &CALLBACK,
+        Route::SocialRedirect => &REDIRECT_PARAMETERS,
+        Route::SocialCallback => &CALLBACK_PARAMETERS,
         _ => &[],
     };
     let parameter = |(name, description): &(&str, &str)| json!({ "name": name, "in": "query", "description": description, "schema": { "type": "string" } });
     parameters.iter().map(parameter).collect()
 }
 
-/// Where an operation redirects to, where it does.
-fn redirects(route: Route) -> Option<&'static str> {
+/// The target of an operation's redirect, if it has one.
+fn redirect_description(route: Route) -> Option<&'static str> {
     match route {
         Route::SocialRedirect => Some("To the provider's login page."),
         Route::SocialCallback | Route::SocialCallbackForm => Some(
-            "To the flow's `redirect_url`, with the fields of the JSON answer as parameters, or with `error` and \
+            "To the `redirect_url` of the flow. Its parameters are the fields of the JSON response, or `error` and \
              `error_description`, and the `state` that was given to *redirect*.",
         ),
         _ => None,
     }
 }
 
-/// The answer for all codes of one status.
-fn refusal(status: u16, codes: &[ErrorCode], error: &Schema) -> Value {
+/// The response for all error codes of one status.
+fn error_response(status: u16, codes: &[ErrorCode], error: &Schema) -> Value {
     let headers = match status {
         401 => &["X-Request-Id", "Cache-Control", "WWW-Authenticate"][..],
         405 => &["X-Request-Id", "Cache-Control", "Allow"][..],
@@ -890,16 +921,16 @@ fn refusal(status: u16, codes: &[ErrorCode], error: &Schema) -> Value {
     let names: Vec<_> = codes.iter().map(|code| format!("`{}`", code.as_str())).collect();
     let examples: Map<_, _> = codes
         .iter()
-        .map(|code| (code.as_str().to_owned(), json!({ "summary": code.meaning(), "value": example(*code) })))
+        .map(|code| (code.as_str().to_owned(), json!({ "summary": code.meaning(), "value": error_example(*code) })))
         .collect();
     json!({
         "description": names.join(", "),
-        "headers": named(headers),
+        "headers": header_references(headers),
         "content": { "application/json": { "schema": error, "examples": examples } },
     })
 }
 
-fn example(code: ErrorCode) -> Value {
+fn error_example(code: ErrorCode) -> Value {
     let field = |description: &str, field: &'static str, code: FieldCode, message: &'static str| {
         (description.to_owned(), vec![FieldProblem { field, code, message: message.into() }])
     };
@@ -920,30 +951,30 @@ fn example(code: ErrorCode) -> Value {
     json!(body)
 }
 
-fn named(headers: &[&str]) -> Map<String, Value> {
+fn header_references(headers: &[&str]) -> Map<String, Value> {
     headers.iter().map(|name| ((*name).to_owned(), json!({ "$ref": format!("#/components/headers/{name}") }))).collect()
 }
 
 // === impl Content ===
 
 impl Content {
-    fn of<T: JsonSchema>(schemas: &mut SchemaGenerator, example: Value) -> Self {
+    fn json<T: JsonSchema>(schemas: &mut SchemaGenerator, example: Value) -> Self {
         Self { schema: schemas.subschema_for::<T>(), example, required: true, form: false }
     }
 
-    /// Of a request that may be a form as well.
-    fn or_form<T: JsonSchema>(schemas: &mut SchemaGenerator, example: Value) -> Self {
-        Self { form: true, ..Self::of::<T>(schemas, example) }
+    /// A request that can also be a form.
+    fn json_or_form<T: JsonSchema>(schemas: &mut SchemaGenerator, example: Value) -> Self {
+        Self { form: true, ..Self::json::<T>(schemas, example) }
     }
 
-    /// `{}`: a call without data, or an answer with nothing to say.
-    fn nothing() -> Self {
+    /// `{}`: a request or response without data.
+    fn empty_object() -> Self {
         let schema = schemars::json_schema!({ "type": "object", "maxProperties": 0 });
         Self { schema, example: json!({}), required: false, form: false }
     }
 
     /// No body.
-    fn none() -> Self {
+    fn no_body() -> Self {
         Self { schema: Schema::default(), example: Value::Null, required: false, form: false }
     }
 
@@ -964,14 +995,14 @@ impl Content {
 mod tests {
     use super::*;
 
-    fn made() -> Value {
+    fn generated() -> Value {
         document(&"https://auth.example.com".parse().unwrap())
     }
 
     #[test]
-    fn the_document_that_is_kept_is_the_one_the_code_makes() {
-        let text = serde_json::to_string_pretty(&made()).unwrap() + "\n";
-        crate::http::docs::assert_kept("openapi.json", &text);
+    fn the_stored_document_matches_the_code() {
+        let text = serde_json::to_string_pretty(&generated()).unwrap() + "\n";
+        crate::http::docs::assert_up_to_date("openapi.json", &text);
     }
 
     /// Every `$ref` of a document.
@@ -989,8 +1020,8 @@ mod tests {
     }
 
     #[test]
-    fn every_reference_leads_somewhere() {
-        let document = made();
+    fn every_reference_resolves() {
+        let document = generated();
         let mut found = Vec::new();
         references(&document, &mut found);
         assert!(found.len() > 50);
@@ -1001,23 +1032,23 @@ mod tests {
     }
 
     #[test]
-    fn the_enum_of_errors_is_that_of_the_code() {
-        let document = made();
+    fn the_error_enum_matches_the_code() {
+        let document = generated();
         let listed = document.pointer("/components/schemas/ErrorCode").unwrap();
         for code in ErrorCode::ALL {
             assert!(listed.to_string().contains(&format!("\"{}\"", code.as_str())), "{}", code.as_str());
         }
     }
 
-    /// The ids of a path's operations.
-    fn methods(item: &Value) -> Vec<&str> {
+    /// The operation ids of a path.
+    fn operation_ids(item: &Value) -> Vec<&str> {
         item.as_object().unwrap().values().filter_map(|operation| operation["operationId"].as_str()).collect()
     }
 
     #[test]
     fn every_route_is_described() {
-        let document = made();
-        let mut operations: Vec<_> = document["paths"].as_object().unwrap().values().flat_map(methods).collect();
+        let document = generated();
+        let mut operations: Vec<_> = document["paths"].as_object().unwrap().values().flat_map(operation_ids).collect();
         operations.sort();
         let mut names: Vec<_> = Route::ALL.iter().map(|route| route.name()).collect();
         names.sort();

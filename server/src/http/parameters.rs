@@ -1,4 +1,4 @@
-//! Parameters of a query or a form (`application/x-www-form-urlencoded`, URL standard, 5.1), read strictly.
+//! Parameters of a query or a form (`application/x-www-form-urlencoded`, URL standard, 5.1), parsed strictly.
 
 use std::borrow::Cow;
 
@@ -6,19 +6,19 @@ use percent_encoding::percent_decode;
 
 use super::error::Problem;
 
-/// Names and values as they were sent, decoded.
+/// The names and values, decoded, in the order sent.
 #[derive(Debug, Default)]
 pub struct Parameters<'a>(Vec<(Cow<'a, str>, Cow<'a, str>)>);
 
-/// A parameter stands there more than once (RFC 6749, 3.1).
+/// A parameter occurs more than once (RFC 6749, 3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0} is given more than once")]
-pub struct Repeated(pub &'static str);
+pub struct RepeatedParameter(pub &'static str);
 
 // === impl Parameters ===
 
 impl<'a> Parameters<'a> {
-    /// Octets that are not UTF-8 are refused: nothing is put in their place.
+    /// Rejects bytes that are not UTF-8: they are not replaced.
     pub fn parse(text: &'a str) -> Result<Self, Problem> {
         let decode = |text: &'a str| {
             let spaced: Cow<'a, str> = if text.contains('+') { text.replace('+', " ").into() } else { text.into() };
@@ -38,18 +38,18 @@ impl<'a> Parameters<'a> {
         pairs.collect::<Result<_, _>>().map(Self)
     }
 
-    /// The value of a parameter that may stand there once.
-    pub fn once(&self, name: &'static str) -> Result<Option<&str>, Repeated> {
+    /// The value of a parameter that can occur at most once.
+    pub fn get_once(&self, name: &'static str) -> Result<Option<&str>, RepeatedParameter> {
         let mut values = self.0.iter().filter(|(named, _)| named == name).map(|(_, value)| value.as_ref());
         match (values.next(), values.next()) {
             (value, None) => Ok(value),
-            (_, Some(_)) => Err(Repeated(name)),
+            (_, Some(_)) => Err(RepeatedParameter(name)),
         }
     }
 }
 
-impl From<Repeated> for Problem {
-    fn from(repeated: Repeated) -> Self {
+impl From<RepeatedParameter> for Problem {
+    fn from(repeated: RepeatedParameter) -> Self {
         Self::invalid_request(repeated.to_string())
     }
 }
@@ -62,23 +62,23 @@ mod tests {
     fn a_parameter_is_decoded_once() {
         let parameters = Parameters::parse("a=b+c%2Bd%252B&&e&f==&%67=%C3%A9").unwrap();
         for (name, value) in [("a", "b c+d%2B"), ("e", ""), ("f", "="), ("g", "é")] {
-            assert_eq!(parameters.once(name), Ok(Some(value)));
+            assert_eq!(parameters.get_once(name), Ok(Some(value)));
         }
-        assert_eq!(parameters.once("h"), Ok(None));
-        assert_eq!(Parameters::parse("").unwrap().once("a"), Ok(None));
+        assert_eq!(parameters.get_once("h"), Ok(None));
+        assert_eq!(Parameters::parse("").unwrap().get_once("a"), Ok(None));
     }
 
     #[test]
-    fn a_parameter_stands_there_once_however_it_is_spelled() {
+    fn a_parameter_occurs_once_in_any_spelling() {
         let parameters = Parameters::parse("a=1&%61=1&b=2").unwrap();
-        assert_eq!(parameters.once("a"), Err(Repeated("a")));
-        assert_eq!(parameters.once("b"), Ok(Some("2")));
+        assert_eq!(parameters.get_once("a"), Err(RepeatedParameter("a")));
+        assert_eq!(parameters.get_once("b"), Ok(Some("2")));
     }
 
     #[test]
-    fn what_is_not_utf_8_is_refused() {
+    fn parameters_that_are_not_utf_8_are_rejected() {
         assert!(Parameters::parse("a=%FF").is_err());
         assert!(Parameters::parse("%C3=a").is_err());
-        assert_eq!(Parameters::parse("a=%zz%").unwrap().once("a"), Ok(Some("%zz%")));
+        assert_eq!(Parameters::parse("a=%zz%").unwrap().get_once("a"), Ok(Some("%zz%")));
     }
 }

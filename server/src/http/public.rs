@@ -8,7 +8,6 @@ use http::Method;
 
 use super::{
     Ports,
-    door::{Endpoints, Lookup},
     error::Problem,
     handlers::{
         activity, authorize, discovery,
@@ -16,45 +15,46 @@ use super::{
         identities, introspect, jwks, revoke, sessions, social, token, user,
     },
     openapi,
-    request::Inbound,
+    pipeline::{Endpoints, Lookup},
+    request::InboundRequest,
     response::{self, Response},
     routes::Route,
 };
 use crate::{domain::app::App, state::State};
 
-pub(super) struct Public<S> {
+pub(super) struct PublicEndpoints<S> {
     state: Arc<State<S>>,
-    /// The OpenAPI document, made once.
+    /// The OpenAPI document, rendered once.
     openapi: Bytes,
 }
 
-// === impl Public ===
+// === impl PublicEndpoints ===
 
-impl<S> Public<S> {
+impl<S> PublicEndpoints<S> {
     pub(super) fn new(state: Arc<State<S>>) -> Self {
         let openapi = openapi::document(&state.settings.base_url).to_string().into();
         Self { state, openapi }
     }
 }
 
-impl<S: Ports> Endpoints for Public<S> {
+impl<S: Ports> Endpoints for PublicEndpoints<S> {
     type Route = Route;
 
     const LISTENER: &'static str = "public";
 
     fn find(&self, method: &Method, path: &str) -> Lookup<Route> {
-        let Some(matched) = Route::of(path) else { return Lookup::Nothing };
-        let route = matched.route(method);
+        let Some(matched) = Route::find(path) else { return Lookup::NotFound };
+        let route = matched.route_for(method);
         let app = match matched.app.map(|id| self.state.apps.get(id)) {
-            Some(None) => return Lookup::NoApp { route: route.unwrap_or(matched.first()) },
+            Some(None) => return Lookup::AppNotFound { route: route.unwrap_or(matched.any_route()) },
             Some(Some(app)) => Some(app),
             None => None,
         };
         let allow = matched.allow();
         match route {
-            Some(route) => Lookup::Route { route, app, item: matched.item.map(str::to_owned) },
-            None if method == Method::OPTIONS => Lookup::Options { route: matched.first(), app, allow },
-            None => Lookup::WrongMethod { route: matched.first(), app, allow },
+            Some(route) => Lookup::Route { route, app, path_parameter: matched.path_parameter.map(str::to_owned) },
+            None if method == Method::OPTIONS => Lookup::Options { route: matched.any_route(), app, allow },
+            None => Lookup::WrongMethod { route: matched.any_route(), app, allow },
         }
     }
 
@@ -62,36 +62,36 @@ impl<S: Ports> Endpoints for Public<S> {
         route.name()
     }
 
-    fn template(route: Route) -> Option<&'static str> {
+    fn path_template(route: Route) -> Option<&'static str> {
         Some(route.template())
     }
 
-    /// The ingress, which asks the gate at every request, has a log of its own.
-    fn is_noise(route: Route) -> bool {
+    /// The ingress calls forward auth for every request and has its own log.
+    fn is_logged_at_debug(route: Route) -> bool {
         matches!(route, Route::Authorize | Route::AuthorizeBelow)
     }
 
-    /// The ingress waits for the gate before each request of a page. A refusal that is held there would block a connection
-    /// of the ingress for every client, and slow down nobody who could wait.
+    /// The ingress waits for forward auth before each request of a page. A held refusal would block a connection of the
+    /// ingress that all clients share.
     fn can_hold_refusal(route: Route) -> bool {
         !matches!(route, Route::Authorize | Route::AuthorizeBelow)
     }
 
-    /// Pages do not call the gate: what it answered about an origin would be the ingress's answer.
+    /// Pages do not call forward auth: its CORS headers would become those of the ingress's response.
     fn has_cors(route: Route) -> bool {
         !matches!(route, Route::Authorize | Route::AuthorizeBelow)
     }
 
-    async fn call(&self, route: Route, app: Option<Arc<App>>, request: Inbound) -> Result<Response, Problem> {
+    async fn call(&self, route: Route, app: Option<Arc<App>>, request: InboundRequest) -> Result<Response, Problem> {
         let state = &*self.state;
         let base = &state.settings.base_url;
-        let openapi = |request: &Inbound| Ok(response::document(self.openapi.clone(), &request.headers));
+        let openapi = |request: &InboundRequest| Ok(response::public_document(self.openapi.clone(), &request.headers));
         let Some(app) = app else {
             return if route == Route::OpenApi { openapi(&request) } else { Err(Problem::app_not_found()) };
         };
         let app = &*app;
-        // Each in a box of its own: or every request would be as large as the largest of them.
-        let answer = match route {
+        // Each future is boxed separately: otherwise every request would be as large as the largest of them.
+        let handled = match route {
             Route::Login => login::handle(state, app, request).boxed(),
             Route::Register => register::handle(state, app, request).boxed(),
             Route::Verify => verify::handle(state, app, request).boxed(),
@@ -109,7 +109,7 @@ impl<S: Ports> Endpoints for Public<S> {
             Route::Logout => sessions::log_out(state, app, request).boxed(),
             Route::Sessions => sessions::list(state, app, request).boxed(),
             Route::EndOtherSessions => sessions::end_others(state, app, request).boxed(),
-            Route::EndSession => sessions::end(state, app, request).boxed(),
+            Route::EndSession => sessions::end_session(state, app, request).boxed(),
             Route::Identities => identities::list(state, app, request).boxed(),
             Route::LinkIdentity => identities::link(state, app, request).boxed(),
             Route::UnlinkIdentity => identities::unlink(state, app, request).boxed(),
@@ -127,6 +127,6 @@ impl<S: Ports> Endpoints for Public<S> {
             }
             Route::OpenApi => return openapi(&request),
         };
-        answer.await
+        handled.await
     }
 }

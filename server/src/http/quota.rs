@@ -1,4 +1,4 @@
-//! A number of units that all clients share, and of which one client address, and one IPv6 site, can hold a part at most.
+//! A number of units that all clients share, with a limit per client address and per IPv6 site.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -6,14 +6,15 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use crate::domain::client::{ClientAddress, Site};
+use crate::domain::client::{ClientAddress, Ipv6Site};
 
-/// Units that are lent to client addresses. Its memory is bounded: an address or site is listed only while it holds units.
+/// Units that client addresses acquire. Its memory is bounded: it stores an address or site only while that holds
+/// units.
 #[derive(Debug)]
 pub struct Quota {
     total: usize,
     per_client: usize,
-    /// For the /48 of an IPv6 address: who has one has 65,536 client addresses.
+    /// For the /48 of an IPv6 address: the owner of a /48 has 65,536 client addresses.
     per_site: usize,
     state: Mutex<QuotaState>,
 }
@@ -22,10 +23,10 @@ pub struct Quota {
 struct QuotaState {
     used: usize,
     clients: HashMap<ClientAddress, usize>,
-    sites: HashMap<Site, usize>,
+    sites: HashMap<Ipv6Site, usize>,
 }
 
-/// Units of a quota, given back when this is dropped.
+/// Units of a quota, released when this is dropped.
 #[derive(Debug)]
 pub struct QuotaPermit {
     quota: Arc<Quota>,
@@ -33,7 +34,7 @@ pub struct QuotaPermit {
     units: usize,
 }
 
-/// No units are left, or the client address or its site holds its part.
+/// No units are left, or the client address or its site holds its maximum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no units are left")]
 pub struct Exhausted;
@@ -45,14 +46,14 @@ impl Quota {
         Arc::new(Self { total, per_client, per_site, state: Mutex::default() })
     }
 
-    /// A permit without units, which can grow. Without a client address only the total counts.
+    /// A permit without units that can grow. Without a client address, only the total applies.
     pub fn empty_permit(self: &Arc<Self>, client: Option<ClientAddress>) -> QuotaPermit {
         QuotaPermit { quota: Arc::clone(self), client, units: 0 }
     }
 
     /// # Errors
     ///
-    /// [`Exhausted`] if so many units are not left, for all or for the client address.
+    /// [`Exhausted`] if not enough units are left, in total or for the client address.
     pub fn try_acquire(
         self: &Arc<Self>,
         client: Option<ClientAddress>,
@@ -72,7 +73,7 @@ impl Quota {
 // === impl QuotaPermit ===
 
 impl QuotaPermit {
-    /// Takes more units; all of them or none.
+    /// Acquires more units: all of them or none.
     ///
     /// # Errors
     ///
@@ -91,7 +92,7 @@ impl QuotaPermit {
             if held > self.quota.per_client {
                 return Err(Exhausted);
             }
-            if let Some(site) = client.site() {
+            if let Some(site) = client.ipv6_site() {
                 let held_by_site = state.sites.get(&site).copied().unwrap_or(0).saturating_add(units);
                 if held_by_site > self.quota.per_site {
                     return Err(Exhausted);
@@ -115,14 +116,14 @@ impl Drop for QuotaPermit {
         state.used -= self.units;
         if let Some(client) = self.client {
             release(&mut state.clients, client, self.units);
-            if let Some(site) = client.site() {
+            if let Some(site) = client.ipv6_site() {
                 release(&mut state.sites, site, self.units);
             }
         }
     }
 }
 
-/// Who holds nothing any more is not listed.
+/// Removes a holder that has no units left.
 fn release<K: Eq + Hash>(held: &mut HashMap<K, usize>, holder: K, units: usize) {
     if let Entry::Occupied(mut entry) = held.entry(holder) {
         let left = entry.get().saturating_sub(units);
@@ -139,11 +140,11 @@ mod tests {
     use super::*;
 
     fn client(last: u8) -> Option<ClientAddress> {
-        Some(ClientAddress::of([192, 0, 2, last].into()))
+        Some(ClientAddress::from_ip([192, 0, 2, last].into()))
     }
 
     #[test]
-    fn one_client_cannot_hold_more_than_its_part() {
+    fn one_client_cannot_hold_more_than_its_share() {
         let quota = Quota::new(100, 40, 50);
         let mut first = quota.try_acquire(client(1), 30).unwrap();
         assert_eq!(first.try_grow(11), Err(Exhausted));
@@ -156,27 +157,27 @@ mod tests {
         assert!(quota.try_acquire(None, 1).is_err());
         drop((first, second, proxy));
         assert_eq!(quota.used(), 0);
-        assert!(quota.state.lock().unwrap().clients.is_empty(), "who holds nothing is not listed");
+        assert!(quota.state.lock().unwrap().clients.is_empty(), "a client without units is not stored");
         quota.try_acquire(client(1), 40).unwrap();
     }
 
     #[test]
-    fn the_addresses_of_an_ipv6_64_share_one_part() {
+    fn the_addresses_of_an_ipv6_64_share_one_limit() {
         let quota = Quota::new(100, 10, 100);
-        let of = |text: &str| Some(ClientAddress::of(text.parse().unwrap()));
+        let of = |text: &str| Some(ClientAddress::from_ip(text.parse().unwrap()));
         let _held = quota.try_acquire(of("2001:db8::1"), 10).unwrap();
         assert!(quota.try_acquire(of("2001:db8::2"), 1).is_err());
         assert!(quota.try_acquire(of("2001:db8:0:1::1"), 1).is_ok());
     }
 
     #[test]
-    fn the_addresses_of_an_ipv6_48_hold_half_at_most() {
+    fn the_addresses_of_an_ipv6_48_hold_at_most_half() {
         let quota = Quota::new(100, 10, 50);
-        let of = |net: usize| Some(ClientAddress::of(format!("2001:db8:7:{net:x}::1").parse().unwrap()));
+        let of = |net: usize| Some(ClientAddress::from_ip(format!("2001:db8:7:{net:x}::1").parse().unwrap()));
         let held: Vec<_> = (0..20).filter_map(|net| quota.try_acquire(of(net), 10).ok()).collect();
         assert_eq!(held.len(), 5);
-        assert!(quota.state.lock().unwrap().clients.len() == 5, "who is refused is not listed");
-        let other = Some(ClientAddress::of("2001:db8:8::1".parse().unwrap()));
+        assert!(quota.state.lock().unwrap().clients.len() == 5, "a refused client is not stored");
+        let other = Some(ClientAddress::from_ip("2001:db8:8::1".parse().unwrap()));
         assert!(quota.try_acquire(other, 10).is_ok());
         assert!(quota.try_acquire(client(1), 10).is_ok(), "IPv4 addresses have no site");
         drop(held);

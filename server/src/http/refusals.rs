@@ -1,5 +1,5 @@
-//! Slows down clients that ask again before `Retry-After`: their refusals are held for a while before they are sent,
-//! which costs a timer and no place in a queue. And keeps a flood of refusals from flooding the log.
+//! Slows down clients that return before `Retry-After`: their refusals are held for a while before they are sent, which
+//! costs a timer and no slot in a queue. Also keeps a flood of refusals from flooding the log.
 
 use std::{
     collections::HashMap,
@@ -18,60 +18,60 @@ use tracing::info;
 use super::quota::{Quota, QuotaPermit};
 use crate::domain::client::ClientAddress;
 
-/// How often a client can come back early before its refusals are held: a page that sends a few requests at once, or a
+/// How often a client can return early before its refusals are held. A page that sends a few requests at once, or a
 /// person who tries again, is not slowed down.
 const FREE_RETURNS: u32 = 3;
 /// The first hold; each early return doubles it, up to [`MAX_HOLD`].
 const FIRST_HOLD: Duration = Duration::from_millis(500);
-/// Far below the time that proxies wait for an answer (NGINX: 60 s). Slows a connection down from thousands of requests
-/// a second to one in four seconds.
+/// Far below the time that proxies wait for a response (NGINX: 60 s). Slows a connection down from thousands of
+/// requests per second to one every four seconds.
 const MAX_HOLD: Duration = Duration::from_secs(4);
-/// An early return is forgotten after the time in `Retry-After`, at the latest after this.
-const MAX_MEMORY: Duration = Duration::from_secs(60);
-/// Client addresses that are remembered, in at most 1 MiB. Those that do not fit are not held.
+/// An early return is forgotten after the time in `Retry-After`, but not later than this.
+const MAX_REMEMBERED: Duration = Duration::from_secs(60);
+/// The number of client addresses that are remembered, in at most 1 MiB. Clients that do not fit are not held.
 const MAX_CLIENTS: usize = 8192;
-/// How often those that have expired are looked for while the list is full.
-const SWEEP: Duration = Duration::from_secs(1);
-/// One client address can have a part of all held refusals.
+/// How often expired clients are removed while the list is full.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+/// One client address can have an eighth of all held refusals.
 const CLIENT_SHARE: usize = 8;
-/// And the /48 of an IPv6 address half of them.
+/// The /48 of an IPv6 address can have half of them.
 const SITE_SHARE: usize = 2;
-/// Refusals that are logged one by one, in a second.
-const LOGGED: u32 = 10;
+/// How many refusals get a log line of their own per second.
+const MAX_LOGGED: u32 = 10;
 const LOG_WINDOW: Duration = Duration::from_secs(1);
 
-/// The refusals of one process, by a limit or for lack of capacity.
+/// The refusals of one process, because of a limit or lack of capacity.
 #[derive(Debug)]
 pub struct Refusals {
-    places: Arc<Quota>,
-    returns: Mutex<Returns>,
+    held_quota: Arc<Quota>,
+    returning_clients: Mutex<ReturningClients>,
     log: RefusalLog,
 }
 
 #[derive(Debug)]
-struct Returns {
+struct ReturningClients {
     clients: HashMap<ClientAddress, EarlyReturns>,
     next_sweep: Instant,
 }
 
-/// How often a client address has come back early.
+/// How often a client address has returned early.
 #[derive(Clone, Copy, Debug)]
 struct EarlyReturns {
     count: u32,
     /// Requests that began before this were sent together with the one that was counted last.
-    counted: Instant,
-    /// When it was asked to come again.
-    until: Instant,
+    counted_at: Instant,
+    /// The time after which the client can return.
+    retry_at: Instant,
 }
 
 /// A refusal that is sent later.
 #[derive(Debug)]
 pub struct HeldRefusal {
     until: Instant,
-    _place: QuotaPermit,
+    _permit: QuotaPermit,
 }
 
-/// Which refusals get a line of their own.
+/// Decides which refusals get a log line of their own.
 #[derive(Debug)]
 struct RefusalLog {
     window: Mutex<LogWindow>,
@@ -82,19 +82,19 @@ struct RefusalLog {
 struct LogWindow {
     began: Instant,
     logged: u32,
-    /// Bounded: by names of routes and statuses.
+    /// Bounded by the numbers of route names and statuses.
     omitted: HashMap<(&'static str, StatusCode), u64>,
 }
 
 // === impl Refusals ===
 
 impl Refusals {
-    /// `places`: how many refusals can be held at a time.
-    pub(super) fn new(places: usize) -> Self {
+    /// Holds at most this many refusals at a time.
+    pub(super) fn new(max_held: usize) -> Self {
         let now = Instant::now();
         Self {
-            places: Quota::new(places, places / CLIENT_SHARE, places / SITE_SHARE),
-            returns: Mutex::new(Returns { clients: HashMap::new(), next_sweep: now }),
+            held_quota: Quota::new(max_held, max_held / CLIENT_SHARE, max_held / SITE_SHARE),
+            returning_clients: Mutex::new(ReturningClients { clients: HashMap::new(), next_sweep: now }),
             log: RefusalLog {
                 window: Mutex::new(LogWindow { began: now, logged: 0, omitted: HashMap::new() }),
                 has_omitted: AtomicBool::new(false),
@@ -102,8 +102,8 @@ impl Refusals {
         }
     }
 
-    /// Counts a refusal, made `now`, of a request that `began` then. `None` if it must be sent at once: the client did not come
-    /// back early, or there is no place to hold the refusal.
+    /// Counts a refusal, made at `now`, of a request that started at `began`. `None` if it must be sent at once: the
+    /// client did not return early, or no more refusals can be held.
     pub(super) fn hold(
         &self,
         client: ClientAddress,
@@ -111,19 +111,24 @@ impl Refusals {
         now: Instant,
         retry_after: Duration,
     ) -> Option<HeldRefusal> {
-        let hold = self.returns.lock().unwrap_or_else(PoisonError::into_inner).count(client, began, now, retry_after);
+        let hold = self.returning_clients.lock().unwrap_or_else(PoisonError::into_inner).count_refusal(
+            client,
+            began,
+            now,
+            retry_after,
+        );
         if hold.is_zero() {
             return None;
         }
-        let place = self.places.try_acquire(Some(client), 1).ok()?;
-        Some(HeldRefusal { until: now + hold, _place: place })
+        let place = self.held_quota.try_acquire(Some(client), 1).ok()?;
+        Some(HeldRefusal { until: now + hold, _permit: place })
     }
 
-    /// Whether a refusal gets a log line of its own. Others are counted, and logged together.
+    /// Whether a refusal gets a log line of its own. The others are counted and logged together.
     pub(super) fn is_logged(&self, route: &'static str, status: StatusCode, now: Instant) -> bool {
         let mut window = self.log.window.lock().unwrap_or_else(PoisonError::into_inner);
-        self.log.report(&mut window, now);
-        if window.logged < LOGGED {
+        self.log.log_omitted(&mut window, now);
+        if window.logged < MAX_LOGGED {
             window.logged += 1;
             return true;
         }
@@ -132,52 +137,58 @@ impl Refusals {
         false
     }
 
-    /// Logs the refusals that were counted, if it is time. Every request calls this, so that the last of a flood are
-    /// logged too.
-    pub(super) fn report(&self, now: Instant) {
+    /// Logs the counted refusals if the log window is over. Every request calls this, so that the last refusals of a
+    /// flood are logged too.
+    pub(super) fn log_omitted(&self, now: Instant) {
         if self.log.has_omitted.load(Ordering::Relaxed) {
             let mut window = self.log.window.lock().unwrap_or_else(PoisonError::into_inner);
-            self.log.report(&mut window, now);
+            self.log.log_omitted(&mut window, now);
         }
     }
 
-    /// Refusals that are held now.
-    pub(super) fn held(&self) -> usize {
-        self.places.used()
+    /// The number of refusals that are held now.
+    pub(super) fn held_count(&self) -> usize {
+        self.held_quota.used()
     }
 }
 
-// === impl Returns ===
+// === impl ReturningClients ===
 
-impl Returns {
-    /// How long the refusal is held.
-    fn count(&mut self, client: ClientAddress, began: Instant, now: Instant, retry_after: Duration) -> Duration {
-        let wait = retry_after.min(MAX_MEMORY);
+impl ReturningClients {
+    /// How long to hold the refusal.
+    fn count_refusal(
+        &mut self,
+        client: ClientAddress,
+        began: Instant,
+        now: Instant,
+        retry_after: Duration,
+    ) -> Duration {
+        let wait = retry_after.min(MAX_REMEMBERED);
         if let Some(known) = self.clients.get_mut(&client) {
-            if began >= known.until {
-                *known = EarlyReturns { count: 0, counted: now, until: now + wait };
+            if began >= known.retry_at {
+                *known = EarlyReturns { count: 0, counted_at: now, retry_at: now + wait };
                 return Duration::ZERO;
             }
-            if began >= known.counted {
+            if began >= known.counted_at {
                 known.count = known.count.saturating_add(1);
-                known.counted = now + hold_after(known.count);
+                known.counted_at = now + hold_duration(known.count);
             }
-            let hold = hold_after(known.count);
-            known.until = now + hold + wait;
+            let hold = hold_duration(known.count);
+            known.retry_at = now + hold + wait;
             return hold;
         }
         if self.clients.len() >= MAX_CLIENTS && now >= self.next_sweep {
-            self.clients.retain(|_, known| known.until > now);
-            self.next_sweep = now + SWEEP;
+            self.clients.retain(|_, known| known.retry_at > now);
+            self.next_sweep = now + SWEEP_INTERVAL;
         }
         if self.clients.len() < MAX_CLIENTS {
-            self.clients.insert(client, EarlyReturns { count: 0, counted: now, until: now + wait });
+            self.clients.insert(client, EarlyReturns { count: 0, counted_at: now, retry_at: now + wait });
         }
         Duration::ZERO
     }
 }
 
-fn hold_after(early_returns: u32) -> Duration {
+fn hold_duration(early_returns: u32) -> Duration {
     match early_returns.checked_sub(FREE_RETURNS + 1) {
         None => Duration::ZERO,
         Some(doublings) => FIRST_HOLD.saturating_mul(1 << doublings.min(16)).min(MAX_HOLD),
@@ -187,7 +198,7 @@ fn hold_after(early_returns: u32) -> Duration {
 // === impl HeldRefusal ===
 
 impl HeldRefusal {
-    /// Ends early if the listener drains.
+    /// Waits until the hold is over or the listener drains.
     pub(super) async fn wait(self, drain: &CancellationToken) {
         tokio::select! {
             () = sleep_until(self.until) => {}
@@ -199,7 +210,7 @@ impl HeldRefusal {
 // === impl RefusalLog ===
 
 impl RefusalLog {
-    fn report(&self, window: &mut LogWindow, now: Instant) {
+    fn log_omitted(&self, window: &mut LogWindow, now: Instant) {
         if now.duration_since(window.began) < LOG_WINDOW {
             return;
         }
@@ -221,7 +232,7 @@ mod tests {
 
     fn client(number: u16) -> ClientAddress {
         let [high, low] = number.to_be_bytes();
-        ClientAddress::of([192, 0, high, low].into())
+        ClientAddress::from_ip([192, 0, high, low].into())
     }
 
     fn held(refusals: &Refusals, number: u16, now: Instant) -> Option<Duration> {
@@ -229,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_comes_back_early_is_held_longer_each_time_up_to_a_bound() {
+    fn a_client_that_returns_early_is_held_longer_each_time_up_to_a_limit() {
         let refusals = Refusals::new(64);
         let mut now = Instant::now();
         let mut holds = Vec::new();
@@ -239,9 +250,9 @@ mod tests {
             now += hold;
         }
         assert_eq!(holds, [0, 0, 0, 0, 500, 1000, 2000, 4000, 4000, 4000]);
-        assert_eq!(held(&refusals, 2, now), None, "another client is not");
+        assert_eq!(held(&refusals, 2, now), None, "another client is not held");
         now += RETRY_AFTER;
-        assert_eq!(held(&refusals, 1, now), None, "who waits as asked is not");
+        assert_eq!(held(&refusals, 1, now), None, "a client that waits as asked is not held");
     }
 
     #[test]
@@ -256,7 +267,7 @@ mod tests {
 
     #[test]
     fn held_refusals_and_remembered_clients_are_bounded() {
-        // Places for 16, of which one client can have two.
+        // Room for 16 held refusals; one client can have two of them.
         let refusals = Refusals::new(16);
         let now = Instant::now();
         let mut all = Vec::new();
@@ -271,29 +282,29 @@ mod tests {
             }
             assert!(of_client <= 2, "{of_client}");
         }
-        assert_eq!((all.len(), refusals.held()), (16, 16));
+        assert_eq!((all.len(), refusals.held_count()), (16, 16));
         all.clear();
-        assert_eq!(refusals.held(), 0);
+        assert_eq!(refusals.held_count(), 0);
 
         for number in 0..=u16::MAX {
             held(&refusals, number, now);
         }
-        let remembered = || refusals.returns.lock().unwrap().clients.len();
+        let remembered = || refusals.returning_clients.lock().unwrap().clients.len();
         assert_eq!(remembered(), MAX_CLIENTS);
-        held(&refusals, u16::MAX, now + MAX_MEMORY);
-        assert_eq!(remembered(), 1, "those that have expired make room");
+        held(&refusals, u16::MAX, now + MAX_REMEMBERED);
+        assert_eq!(remembered(), 1, "expired clients make room");
     }
 
     #[test]
-    fn a_flood_of_refusals_is_logged_by_its_number() {
+    fn a_flood_of_refusals_is_logged_as_a_count() {
         let refusals = Refusals::new(64);
         let now = Instant::now();
         let is_logged = |now| refusals.is_logged("login", StatusCode::SERVICE_UNAVAILABLE, now);
         assert_eq!((0..1000).filter(|_| is_logged(now)).count(), 10);
         let omitted = || refusals.log.window.lock().unwrap().omitted.values().sum::<u64>();
-        refusals.report(now + LOG_WINDOW / 2);
-        assert_eq!(omitted(), 990, "not before the second is over");
-        refusals.report(now + LOG_WINDOW * 2);
+        refusals.log_omitted(now + LOG_WINDOW / 2);
+        assert_eq!(omitted(), 990, "nothing is logged before the second is over");
+        refusals.log_omitted(now + LOG_WINDOW * 2);
         assert_eq!(omitted(), 0);
         assert!(is_logged(now + LOG_WINDOW * 2));
     }

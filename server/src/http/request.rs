@@ -1,4 +1,4 @@
-//! Requests: a bounded body, strict JSON, and fields that become values of the domain.
+//! Requests: a bounded body, strict JSON, and fields that are parsed into domain values.
 
 use std::{borrow::Cow, time::Duration};
 
@@ -19,79 +19,80 @@ use super::{
 };
 use crate::{
     domain::{
-        client::Caller,
-        email::{Email, MAX_ADDRESS},
+        client::ClientInfo,
+        email::{Email, MAX_ADDRESS_BYTES},
         password::Password,
-        user::{Name, NotAName},
+        user::{InvalidName, Name},
     },
-    json::{self, Bounds, Refusal},
+    json::{self, Bounds, JsonError},
 };
 
-/// The largest body (contract, 1).
+/// Maximum size of a body in bytes (specification: HTTP API, Request bodies).
 pub const MAX_BODY: usize = 64 * 1024;
-/// How deep arrays and objects may nest; the outermost object is 1 (contract, 1).
+/// Maximum depth of arrays and objects; the outermost object is 1 (specification: HTTP API, Request bodies).
 pub const MAX_DEPTH: usize = 16;
-/// How many values a body may have. The largest body of ours has five; 64 KiB of `[0,0,…` would be 1 MiB as a tree.
+/// Maximum number of values in a body. The largest body of our API has five; 64 KiB of `[0,0,…` would be 1 MiB as a
+/// tree.
 pub const MAX_VALUES: usize = 1000;
 const BOUNDS: Bounds = Bounds { depth: MAX_DEPTH, values: MAX_VALUES };
 
-/// What is taken for a body of unknown length at first; then twice as much each time.
-const FIRST_STEP: usize = 4 * 1024;
+/// Bytes acquired first for a body of unknown length; each further step doubles them.
+const FIRST_RESERVATION: usize = 4 * 1024;
 
 /// The media type of forms (RFC 6749, appendix B).
-const FORM: &str = "application/x-www-form-urlencoded";
+const FORM_MEDIA_TYPE: &str = "application/x-www-form-urlencoded";
 
-/// A request that has found its route.
-pub struct Inbound {
+/// A request after routing.
+pub struct InboundRequest {
     pub headers: HeaderMap,
     pub uri: Uri,
-    /// What of the path says what it is about, beside the App.
-    pub item: Option<String>,
+    /// The part of the path that names the object of the request, apart from the App.
+    pub path_parameter: Option<String>,
     pub body: Incoming,
-    /// What the request holds, until it is answered.
+    /// The memory that the request holds until the response.
     pub memory: RequestMemory,
-    /// The body must be whole in this time.
-    pub body_time: Duration,
-    pub caller: Caller,
+    /// Timeout for the complete body.
+    pub body_timeout: Duration,
+    pub caller: ClientInfo,
 }
 
 /// The body of an operation: an object with known fields.
 pub trait RequestBody: Sized + JsonSchema {
-    /// None where a field is bad; `fields` has then noted all that are.
+    /// `None` if a field is invalid; `fields` has then recorded all invalid fields.
     fn read(fields: &mut Fields) -> Option<Self>;
 }
 
-/// A value of one field of a request.
+/// A type that is parsed from one field of a request.
 pub trait FromField: Sized {
-    /// Reads what was sent, which is not empty.
-    fn read(text: &str) -> Result<Self, BadField>;
+    /// Parses the text that was sent, which is not empty.
+    fn from_text(text: &str) -> Result<Self, InvalidField>;
 
     fn schema() -> Schema;
 }
 
-/// A field as a body declares it: a value, or an `Option` of one where it may be left out.
+/// A field as a body declares it: a value, or an `Option` of a value if the field is optional.
 pub trait Field: Sized {
     const REQUIRED: bool;
 
-    /// None where what is there is bad, which `fields` has then noted.
+    /// `None` if the field is invalid, which `fields` has then recorded.
     fn take(fields: &mut Fields, name: &'static str) -> Option<Self>;
 
     fn schema() -> Schema;
 }
 
-/// Why a text is not a value of its field.
-pub struct BadField {
+/// Why a text is not a valid value of its field.
+pub struct InvalidField {
     pub code: FieldCode,
     pub message: Cow<'static, str>,
 }
 
-/// An object's fields, taken one by one; notes every bad one.
+/// The fields of an object, taken one by one. Records every invalid field.
 pub struct Fields {
     object: Map<String, Value>,
-    bad: Vec<FieldProblem>,
+    invalid: Vec<FieldProblem>,
 }
 
-/// Declares the body of an operation: its fields, how they are read and their schema, from one place.
+/// Declares the body of an operation: its fields, how they are parsed, and their schema.
 macro_rules! request_body {
     ($(#[$doc:meta])* $visibility:vis struct $name:ident as $schema:literal { $($(#[doc = $about:literal])+ $field:ident: $type:ty,)+ }) => {
         $(#[$doc])*
@@ -101,7 +102,7 @@ macro_rules! request_body {
 
         impl $crate::http::request::RequestBody for $name {
             fn read(fields: &mut $crate::http::request::Fields) -> Option<Self> {
-                // All are read before any is asked for, so that every bad one is noted.
+                // Parse all fields before any `?`, so that every invalid field is recorded.
                 $(let $field = <$type as $crate::http::request::Field>::take(fields, stringify!($field));)+
                 Some(Self { $($field: $field?,)+ })
             }
@@ -127,7 +128,7 @@ macro_rules! request_body {
 }
 pub(crate) use request_body;
 
-/// The schema of an object whose fields must all be there.
+/// The schema of an object with these fields.
 pub fn object_schema<const N: usize>(fields: [(&'static str, &'static str, Schema, bool); N]) -> Schema {
     let required: Vec<_> = fields.iter().filter(|(.., required)| *required).map(|(name, ..)| *name).collect();
     let mut properties = Map::new();
@@ -138,108 +139,108 @@ pub fn object_schema<const N: usize>(fields: [(&'static str, &'static str, Schem
     json_schema!({ "type": "object", "properties": properties, "required": required })
 }
 
-/// Text that only the rules can judge, such as a token. What is wrong with it is told as of any other wrong value.
-pub struct Text(pub String);
+/// Text that only the domain can check, such as a token. An invalid one gets the same error as any other wrong value.
+pub struct RawText(pub String);
 
-/// A code as it was typed. What has not the form of one is a wrong code like any other.
+/// A code as it was typed. A malformed code is handled like any other wrong code.
 pub struct CodeText(pub String);
 
 // === reading bodies ===
 
-impl Inbound {
-    /// The body's fields as the operation wants them.
-    pub async fn read<T: RequestBody>(&mut self) -> Result<T, Problem> {
-        fields(self.object().await?)
+impl InboundRequest {
+    /// Reads a JSON body and parses its fields.
+    pub async fn read_json<T: RequestBody>(&mut self) -> Result<T, Problem> {
+        parse_fields(self.read_object().await?)
     }
 
-    /// As [`Self::read`], and the body may be a form as well (RFC 6749, appendix B).
-    pub async fn read_form<T: RequestBody>(&mut self) -> Result<T, Problem> {
-        let form = match essence(&self.headers) {
-            Some(essence) if essence.eq_ignore_ascii_case(FORM) => {
-                uncoded(&self.headers)?;
-                form(&self.bytes().await?)?
+    /// Reads a body that is JSON or a form (RFC 6749, appendix B).
+    pub async fn read_json_or_form<T: RequestBody>(&mut self) -> Result<T, Problem> {
+        let form = match media_type(&self.headers) {
+            Some(essence) if essence.eq_ignore_ascii_case(FORM_MEDIA_TYPE) => {
+                require_no_content_coding(&self.headers)?;
+                parse_form(&self.read_bytes().await?)?
             }
-            Some(_) | None => self.object().await?,
+            Some(_) | None => self.read_object().await?,
         };
-        fields(form)
+        parse_fields(form)
     }
 
-    /// As [`Self::read`], where no body is as good as `{}`.
-    pub async fn read_optional<T: RequestBody>(&mut self) -> Result<T, Problem> {
-        if self.body.is_end_stream() { fields(Map::new()) } else { self.read().await }
+    /// Reads a JSON body; a missing body counts as `{}`.
+    pub async fn read_optional_json<T: RequestBody>(&mut self) -> Result<T, Problem> {
+        if self.body.is_end_stream() { parse_fields(Map::new()) } else { self.read_json().await }
     }
 
-    /// A form as it was sent, where nothing else will do.
-    pub async fn form_text(&mut self) -> Result<String, Problem> {
-        if !essence(&self.headers).is_some_and(|essence| essence.eq_ignore_ascii_case(FORM)) {
+    /// The text of a form, for an operation that accepts nothing but a form.
+    pub async fn read_form_text(&mut self) -> Result<String, Problem> {
+        if !media_type(&self.headers).is_some_and(|essence| essence.eq_ignore_ascii_case(FORM_MEDIA_TYPE)) {
             let why = "send one Content-Type: application/x-www-form-urlencoded";
             return Err(Problem::new(ErrorCode::UnsupportedMediaType, why));
         }
-        uncoded(&self.headers)?;
-        let bytes = self.bytes().await?;
+        require_no_content_coding(&self.headers)?;
+        let bytes = self.read_bytes().await?;
         String::from_utf8(bytes.into()).map_err(|_| Problem::invalid_request("the body is not UTF-8"))
     }
 
-    /// Makes sure that there is no data: no body, or `{}`.
-    pub async fn read_nothing(&mut self) -> Result<(), Problem> {
+    /// Ensures that there is no data: no body, or `{}`.
+    pub async fn expect_no_data(&mut self) -> Result<(), Problem> {
         if self.body.is_end_stream() {
             return Ok(());
         }
         if self.headers.contains_key(CONTENT_TYPE) {
-            content_type(&self.headers)?;
+            require_json(&self.headers)?;
         }
-        let bytes = self.bytes().await?;
+        let bytes = self.read_bytes().await?;
         if bytes.is_empty() {
             return Ok(());
         }
-        content_type(&self.headers)?;
-        if parse(&bytes)?.is_empty() {
+        require_json(&self.headers)?;
+        if parse_object(&bytes)?.is_empty() {
             return Ok(());
         }
-        Err(Problem::invalid_request("this call takes no data: send no body, or {}"))
+        Err(Problem::invalid_request("this call accepts no data: send no body, or {}"))
     }
 
-    async fn object(&mut self) -> Result<Map<String, Value>, Problem> {
+    async fn read_object(&mut self) -> Result<Map<String, Value>, Problem> {
         if !self.body.is_end_stream() || self.headers.contains_key(CONTENT_TYPE) {
-            content_type(&self.headers)?;
+            require_json(&self.headers)?;
         }
-        parse(&self.bytes().await?)
+        parse_object(&self.read_bytes().await?)
     }
 
-    async fn bytes(&mut self) -> Result<Bytes, Problem> {
+    async fn read_bytes(&mut self) -> Result<Bytes, Problem> {
         let declared = self.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
         if declared.is_some_and(|length| length > MAX_BODY as u64) {
-            return Err(too_large());
+            return Err(payload_too_large());
         }
-        // What is declared is taken before any of it is read.
+        // Acquire the declared length before any of the body is read.
         let declared = declared.and_then(|length| usize::try_from(length).ok());
         let late =
-            || Problem::invalid_request("the body did not come in time").with_status(StatusCode::REQUEST_TIMEOUT);
-        let collecting = collect(&mut self.body, declared, &mut self.memory);
-        tokio::time::timeout(self.body_time, collecting).await.map_err(|_| late())?
+            || Problem::invalid_request("the body was not received in time").with_status(StatusCode::REQUEST_TIMEOUT);
+        let collecting = collect_body(&mut self.body, declared, &mut self.memory);
+        tokio::time::timeout(self.body_timeout, collecting).await.map_err(|_| late())?
     }
 }
 
-fn fields<T: RequestBody>(object: Map<String, Value>) -> Result<T, Problem> {
-    let mut fields = Fields { object, bad: Vec::new() };
+fn parse_fields<T: RequestBody>(object: Map<String, Value>) -> Result<T, Problem> {
+    let mut fields = Fields { object, invalid: Vec::new() };
     match T::read(&mut fields) {
-        Some(value) if fields.bad.is_empty() => Ok(value),
-        _ => Err(Problem::invalid_fields(fields.bad)),
+        Some(value) if fields.invalid.is_empty() => Ok(value),
+        _ => Err(Problem::invalid_fields(fields.invalid)),
     }
 }
 
-/// The one media type of the body, without its parameters.
-fn essence(headers: &HeaderMap) -> Option<&str> {
+/// The media type of the body without its parameters, if there is exactly one `Content-Type`.
+fn media_type(headers: &HeaderMap) -> Option<&str> {
     let mut types = headers.get_all(CONTENT_TYPE).iter();
     let (Some(only), None) = (types.next(), types.next()) else { return None };
     only.to_str().ok()?.split(';').next().map(str::trim)
 }
 
-/// A form as an object of strings. A parameter must not come twice (RFC 6749, 3.2), and an empty one is as good as none.
-pub fn form(bytes: &[u8]) -> Result<Map<String, Value>, Problem> {
+/// A form as an object of strings. A parameter must not occur twice (RFC 6749, 3.2); an empty one counts as missing.
+pub fn parse_form(bytes: &[u8]) -> Result<Map<String, Value>, Problem> {
     let mut object = Map::new();
     for (name, value) in url::form_urlencoded::parse(bytes) {
-        // What is not UTF-8 has been replaced; nothing that a form of ours may hold has this character.
+        // The parser replaces what is not UTF-8 with this character; no value of our forms contains it.
         if name.contains(char::REPLACEMENT_CHARACTER) || value.contains(char::REPLACEMENT_CHARACTER) {
             return Err(Problem::invalid_request("the body is not UTF-8"));
         }
@@ -251,39 +252,43 @@ pub fn form(bytes: &[u8]) -> Result<Map<String, Value>, Problem> {
     Ok(object)
 }
 
-async fn collect(body: &mut Incoming, declared: Option<usize>, memory: &mut RequestMemory) -> Result<Bytes, Problem> {
+async fn collect_body(
+    body: &mut Incoming,
+    declared: Option<usize>,
+    memory: &mut RequestMemory,
+) -> Result<Bytes, Problem> {
     let over_budget = |Exhausted| Problem::over_budget();
     if body.is_end_stream() {
         return Ok(Bytes::new());
     }
-    let mut taken = declared.unwrap_or(FIRST_STEP);
-    memory.take(taken).map_err(over_budget)?;
-    let mut bytes = Vec::with_capacity(taken);
+    let mut reserved = declared.unwrap_or(FIRST_RESERVATION);
+    memory.try_acquire(reserved).map_err(over_budget)?;
+    let mut bytes = Vec::with_capacity(reserved);
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| Problem::invalid_request("the body broke off").because(error))?;
-        // Trailers mean nothing here.
+        let frame = frame.map_err(|error| Problem::invalid_request("the body is incomplete").with_cause(error))?;
+        // Trailers have no meaning here.
         let Ok(data) = frame.into_data() else { continue };
         if bytes.len() + data.len() > MAX_BODY {
-            return Err(too_large());
+            return Err(payload_too_large());
         }
         let needed = bytes.len() + data.len();
-        if needed > taken {
-            let step = needed.max(2 * taken).min(MAX_BODY);
-            memory.take(step - taken).map_err(over_budget)?;
-            taken = step;
-            bytes.reserve_exact(taken - bytes.len());
+        if needed > reserved {
+            let step = needed.max(2 * reserved).min(MAX_BODY);
+            memory.try_acquire(step - reserved).map_err(over_budget)?;
+            reserved = step;
+            bytes.reserve_exact(reserved - bytes.len());
         }
         bytes.extend_from_slice(&data);
     }
     Ok(bytes.into())
 }
 
-fn too_large() -> Problem {
-    Problem::new(ErrorCode::PayloadTooLarge, "the body is over 64 KiB")
+fn payload_too_large() -> Problem {
+    Problem::new(ErrorCode::PayloadTooLarge, "the body is larger than 64 KiB")
 }
 
-/// `application/json`, once, with any parameters; a `charset` must be UTF-8. No content coding.
-fn content_type(headers: &HeaderMap) -> Result<(), Problem> {
+/// Requires one `application/json` with any parameters; a `charset` must be UTF-8. No content coding.
+fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
     let refused = |why| Err(Problem::new(ErrorCode::UnsupportedMediaType, why));
     let mut types = headers.get_all(CONTENT_TYPE).iter();
     let (Some(only), None) = (types.next(), types.next()) else {
@@ -301,10 +306,10 @@ fn content_type(headers: &HeaderMap) -> Result<(), Problem> {
             return refused("send JSON in UTF-8");
         }
     }
-    uncoded(headers)
+    require_no_content_coding(headers)
 }
 
-fn uncoded(headers: &HeaderMap) -> Result<(), Problem> {
+fn require_no_content_coding(headers: &HeaderMap) -> Result<(), Problem> {
     let coded =
         headers.get_all(CONTENT_ENCODING).iter().any(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity"));
     if coded {
@@ -316,21 +321,21 @@ fn uncoded(headers: &HeaderMap) -> Result<(), Problem> {
 
 // === strict JSON ===
 
-/// An object in UTF-8, without duplicate keys at any depth, within [`BOUNDS`]. Never quotes the input.
-pub fn parse(bytes: &[u8]) -> Result<Map<String, Value>, Problem> {
+/// Parses a JSON object in UTF-8, without duplicate keys at any depth, within [`BOUNDS`]. Errors never quote the input.
+pub fn parse_object(bytes: &[u8]) -> Result<Map<String, Value>, Problem> {
     if bytes.is_empty() {
         return Err(Problem::invalid_request("the body is empty; send a JSON object"));
     }
     match json::parse(bytes, BOUNDS) {
         Ok(Value::Object(object)) => Ok(object),
         Ok(_) => Err(Problem::invalid_request("the body is not a JSON object")),
-        Err(Refusal::TooDeep) => {
+        Err(JsonError::TooDeep) => {
             Err(Problem::invalid_request(format!("the body nests deeper than {MAX_DEPTH} levels")))
         }
-        Err(Refusal::TooManyValues) => {
+        Err(JsonError::TooManyValues) => {
             Err(Problem::invalid_request(format!("the body has more than {MAX_VALUES} values")))
         }
-        Err(refusal @ (Refusal::NotUtf8 | Refusal::Syntax { .. } | Refusal::DuplicateKey { .. })) => {
+        Err(refusal @ (JsonError::NotUtf8 | JsonError::Syntax { .. } | JsonError::DuplicateKey { .. })) => {
             Err(Problem::invalid_request(format!("the body {refusal}")))
         }
     }
@@ -339,15 +344,16 @@ pub fn parse(bytes: &[u8]) -> Result<Map<String, Value>, Problem> {
 // === impl Fields ===
 
 impl Fields {
-    /// The field's value; none, and noted, where it is missing, empty, ill-typed or not of its form.
+    /// The value of the field. `None`, with the error recorded, if it is missing, empty, of the wrong type or
+    /// malformed.
     pub fn take<T: FromField>(&mut self, field: &'static str) -> Option<T> {
         let read = match self.object.get(field) {
-            None => Err(BadField::new(FieldCode::Missing, "is missing")),
-            Some(Value::String(text)) if text.is_empty() => Err(BadField::new(FieldCode::Empty, "is empty")),
-            Some(Value::String(text)) => T::read(text),
-            Some(_) => Err(BadField::new(FieldCode::Invalid, "is not a string")),
+            None => Err(InvalidField::new(FieldCode::Missing, "is missing")),
+            Some(Value::String(text)) if text.is_empty() => Err(InvalidField::new(FieldCode::Empty, "is empty")),
+            Some(Value::String(text)) => T::from_text(text),
+            Some(_) => Err(InvalidField::new(FieldCode::Invalid, "is not a string")),
         };
-        read.map_err(|BadField { code, message }| self.bad.push(FieldProblem { field, code, message })).ok()
+        read.map_err(|InvalidField { code, message }| self.invalid.push(FieldProblem { field, code, message })).ok()
     }
 }
 
@@ -375,7 +381,7 @@ impl<T: FromField> Field for Option<T> {
     }
 }
 
-impl BadField {
+impl InvalidField {
     pub fn new(code: FieldCode, message: impl Into<Cow<'static, str>>) -> Self {
         Self { code, message: message.into() }
     }
@@ -384,27 +390,27 @@ impl BadField {
 // === the values ===
 
 impl FromField for Email {
-    fn read(text: &str) -> Result<Self, BadField> {
-        if text.len() > MAX_ADDRESS {
-            return Err(BadField::new(FieldCode::TooLong, format!("is longer than {MAX_ADDRESS} octets")));
+    fn from_text(text: &str) -> Result<Self, InvalidField> {
+        if text.len() > MAX_ADDRESS_BYTES {
+            return Err(InvalidField::new(FieldCode::TooLong, format!("is longer than {MAX_ADDRESS_BYTES} bytes")));
         }
-        Self::parse(text).map_err(|error| BadField::new(FieldCode::Invalid, error.to_string()))
+        Self::parse(text).map_err(|error| InvalidField::new(FieldCode::Invalid, error.to_string()))
     }
 
     fn schema() -> Schema {
-        json_schema!({ "type": "string", "format": "email", "minLength": 1, "maxLength": MAX_ADDRESS })
+        json_schema!({ "type": "string", "format": "email", "minLength": 1, "maxLength": MAX_ADDRESS_BYTES })
     }
 }
 
 impl FromField for Name {
-    fn read(text: &str) -> Result<Self, BadField> {
+    fn from_text(text: &str) -> Result<Self, InvalidField> {
         Self::parse(text).map_err(|error| {
             let code = match error {
-                NotAName::Empty => FieldCode::Empty,
-                NotAName::TooLong => FieldCode::TooLong,
-                NotAName::ControlCharacter => FieldCode::Invalid,
+                InvalidName::Empty => FieldCode::Empty,
+                InvalidName::TooLong => FieldCode::TooLong,
+                InvalidName::ControlCharacter => FieldCode::Invalid,
             };
-            BadField::new(code, error.to_string())
+            InvalidField::new(code, error.to_string())
         })
     }
 
@@ -413,9 +419,9 @@ impl FromField for Name {
     }
 }
 
-/// Its length is judged by the rules, not here: a login takes any.
+/// The domain checks the length, not this: a login accepts any.
 impl FromField for Password {
-    fn read(text: &str) -> Result<Self, BadField> {
+    fn from_text(text: &str) -> Result<Self, InvalidField> {
         Ok(Self::new(text))
     }
 
@@ -424,8 +430,8 @@ impl FromField for Password {
     }
 }
 
-impl FromField for Text {
-    fn read(text: &str) -> Result<Self, BadField> {
+impl FromField for RawText {
+    fn from_text(text: &str) -> Result<Self, InvalidField> {
         Ok(Self(text.to_owned()))
     }
 
@@ -435,7 +441,7 @@ impl FromField for Text {
 }
 
 impl FromField for CodeText {
-    fn read(text: &str) -> Result<Self, BadField> {
+    fn from_text(text: &str) -> Result<Self, InvalidField> {
         Ok(Self(text.to_owned()))
     }
 
@@ -451,7 +457,7 @@ mod tests {
     use super::*;
 
     fn refusal(bytes: &[u8]) -> String {
-        let problem = parse(bytes).unwrap_err();
+        let problem = parse_object(bytes).unwrap_err();
         assert_eq!(problem.status, StatusCode::BAD_REQUEST);
         problem.description.into_owned()
     }
@@ -462,27 +468,27 @@ mod tests {
     }
 
     #[test]
-    fn a_body_nests_sixteen_deep_and_no_deeper() {
-        assert!(parse(nested(16).as_bytes()).is_ok());
+    fn a_body_nests_at_most_sixteen_levels_deep() {
+        assert!(parse_object(nested(16).as_bytes()).is_ok());
         assert_eq!(refusal(nested(17).as_bytes()), "the body nests deeper than 16 levels");
-        // Far deeper than any stack.
+        // Much deeper than any stack.
         assert_eq!(refusal(nested(30_000).as_bytes()), "the body nests deeper than 16 levels");
     }
 
     #[test]
-    fn a_body_has_a_thousand_values_and_no_more() {
+    fn a_body_has_at_most_a_thousand_values() {
         let wide = |values: usize| format!("{{\"a\":[{}]}}", vec!["0"; values - 2].join(","));
-        assert!(parse(wide(1000).as_bytes()).is_ok());
+        assert!(parse_object(wide(1000).as_bytes()).is_ok());
         assert_eq!(refusal(wide(1001).as_bytes()), "the body has more than 1000 values");
     }
 
     #[test]
-    fn a_key_stands_once_at_any_depth() {
-        assert_eq!(refusal(br#"{"email": "a", "email": "b"}"#), "the body has a key twice, at line 1");
-        assert_eq!(refusal(br#"{"x": [{"y": 1, "y": 1}]}"#), "the body has a key twice, at line 1");
-        // The same key, spelled otherwise.
-        assert_eq!(refusal(br#"{"email": 1, "\u0065mail": 2}"#), "the body has a key twice, at line 1");
-        assert!(parse(br#"{"x": {"y": 1}, "y": 2}"#).is_ok());
+    fn a_key_occurs_once_at_any_depth() {
+        assert_eq!(refusal(br#"{"email": "a", "email": "b"}"#), "the body has a duplicate key, at line 1");
+        assert_eq!(refusal(br#"{"x": [{"y": 1, "y": 1}]}"#), "the body has a duplicate key, at line 1");
+        // The same key in another spelling.
+        assert_eq!(refusal(br#"{"email": 1, "\u0065mail": 2}"#), "the body has a duplicate key, at line 1");
+        assert!(parse_object(br#"{"x": {"y": 1}, "y": 2}"#).is_ok());
     }
 
     #[test]
@@ -498,22 +504,22 @@ mod tests {
         {
             assert!(refusal(not_json.as_bytes()).starts_with("the body is not JSON"), "{not_json}");
         }
-        assert!(parse(b" {\"a\": [1, -2, 3.5, null, true]} \n").is_ok());
+        assert!(parse_object(b" {\"a\": [1, -2, 3.5, null, true]} \n").is_ok());
     }
 
-    fn judged(headers: &[(http::HeaderName, &'static str)]) -> bool {
+    fn is_accepted(headers: &[(http::HeaderName, &'static str)]) -> bool {
         let headers =
             headers.iter().map(|(name, value)| (name.clone(), HeaderValue::from_static(value))).collect::<HeaderMap>();
-        content_type(&headers).is_ok()
+        require_json(&headers).is_ok()
     }
 
     #[test]
     fn a_body_is_declared_as_json() {
         for good in ["application/json", "Application/JSON", "application/json; charset=utf-8", "application/json;x=y"]
         {
-            assert!(judged(&[(CONTENT_TYPE, good)]), "{good}");
+            assert!(is_accepted(&[(CONTENT_TYPE, good)]), "{good}");
         }
-        assert!(judged(&[(CONTENT_TYPE, "application/json; charset=\"UTF-8\""), (CONTENT_ENCODING, "identity")]));
+        assert!(is_accepted(&[(CONTENT_TYPE, "application/json; charset=\"UTF-8\""), (CONTENT_ENCODING, "identity")]));
         for bad in [
             "",
             "text/plain",
@@ -521,11 +527,11 @@ mod tests {
             "application/json+x",
             "application/json; charset=latin1",
         ] {
-            assert!(!judged(&[(CONTENT_TYPE, bad)]), "{bad}");
+            assert!(!is_accepted(&[(CONTENT_TYPE, bad)]), "{bad}");
         }
-        assert!(!judged(&[]));
-        assert!(!judged(&[(CONTENT_TYPE, "application/json"), (CONTENT_TYPE, "application/json")]));
-        assert!(!judged(&[(CONTENT_TYPE, "application/json"), (CONTENT_ENCODING, "gzip")]));
+        assert!(!is_accepted(&[]));
+        assert!(!is_accepted(&[(CONTENT_TYPE, "application/json"), (CONTENT_TYPE, "application/json")]));
+        assert!(!is_accepted(&[(CONTENT_TYPE, "application/json"), (CONTENT_ENCODING, "gzip")]));
     }
 
     request_body! {
@@ -541,23 +547,26 @@ mod tests {
         }
     }
 
-    fn bad(body: &str) -> Vec<(&'static str, FieldCode)> {
-        let mut fields = Fields { object: parse(body.as_bytes()).unwrap(), bad: Vec::new() };
+    fn invalid_fields(body: &str) -> Vec<(&'static str, FieldCode)> {
+        let mut fields = Fields { object: parse_object(body.as_bytes()).unwrap(), invalid: Vec::new() };
         let read = Sample::read(&mut fields);
-        assert_eq!(read.is_none(), !fields.bad.is_empty());
-        fields.bad.into_iter().map(|bad| (bad.field, bad.code)).collect()
+        assert_eq!(read.is_none(), !fields.invalid.is_empty());
+        fields.invalid.into_iter().map(|bad| (bad.field, bad.code)).collect()
     }
 
     #[test]
-    fn every_bad_field_is_named() {
+    fn every_invalid_field_is_named() {
         use FieldCode::{Empty, Invalid, Missing, TooLong};
-        assert_eq!(bad("{}"), [("name", Missing), ("email", Missing), ("password", Missing), ("code", Missing)]);
         assert_eq!(
-            bad(r#"{"name": "  ", "email": "", "password": 12345678, "code": null}"#),
+            invalid_fields("{}"),
+            [("name", Missing), ("email", Missing), ("password", Missing), ("code", Missing)]
+        );
+        assert_eq!(
+            invalid_fields(r#"{"name": "  ", "email": "", "password": 12345678, "code": null}"#),
             [("name", Empty), ("email", Empty), ("password", Invalid), ("code", Invalid)]
         );
         assert_eq!(
-            bad(r#"{"name": "a\u0000b", "email": "nobody", "password": ["x"], "code": {"a": 1}}"#),
+            invalid_fields(r#"{"name": "a\u0000b", "email": "nobody", "password": ["x"], "code": {"a": 1}}"#),
             [("name", Invalid), ("email", Invalid), ("password", Invalid), ("code", Invalid)]
         );
         let email =
@@ -567,14 +576,14 @@ mod tests {
             serde_json::json!({ "name": "é".repeat(name), "email": email, "password": "p", "code": "c", "other": 1 })
                 .to_string()
         };
-        assert_eq!(bad(&body(201, &email)), [("name", TooLong), ("email", TooLong)]);
-        assert_eq!(bad(&body(200, &email[1..])), []);
+        assert_eq!(invalid_fields(&body(201, &email)), [("name", TooLong), ("email", TooLong)]);
+        assert_eq!(invalid_fields(&body(200, &email[1..])), []);
     }
 
     #[test]
-    fn a_field_keeps_what_was_sent() {
+    fn a_field_keeps_the_text_that_was_sent() {
         let body = r#"{"name": " Ada ", "email": "Ada@Example.com", "password": " p ", "code": " c "}"#;
-        let mut fields = Fields { object: parse(body.as_bytes()).unwrap(), bad: Vec::new() };
+        let mut fields = Fields { object: parse_object(body.as_bytes()).unwrap(), invalid: Vec::new() };
         let sample = Sample::read(&mut fields).unwrap();
         assert_eq!(sample.name.as_str(), "Ada");
         assert_eq!(sample.email.as_str(), "Ada@Example.com");

@@ -1,4 +1,4 @@
-//! Answers: JSON that nobody keeps, public documents that everybody may keep, and the headers that all carry.
+//! Responses: private JSON that must not be cached, public documents that can be cached, and the response of an error.
 
 use std::convert::Infallible;
 
@@ -14,83 +14,85 @@ use serde::Serialize;
 
 use super::error::{ErrorBody, Problem};
 
-/// The body of any answer.
+/// The body of every response.
 pub type Body = UnsyncBoxBody<Bytes, Infallible>;
 
-/// Any answer.
+/// The type of every response.
 pub type Response = http::Response<Body>;
 
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
-/// Room for the answer of a log-in or a refresh, in octets.
-const USUAL_JSON: usize = 1024;
-/// Five minutes: how long a new key or address may go unseen (contract, 4).
-const PUBLIC: HeaderValue = HeaderValue::from_static("public, max-age=300");
+/// Initial capacity in bytes: enough for the response to a login or a refresh.
+const JSON_CAPACITY: usize = 1024;
+/// Five minutes: how long a new key or address can stay unseen (specification: Sessions and tokens, Discovery and
+/// JWKS).
+const PUBLIC_CACHE_CONTROL: HeaderValue = HeaderValue::from_static("public, max-age=300");
 
-pub fn full(bytes: impl Into<Bytes>) -> Body {
+pub fn full_body(bytes: impl Into<Bytes>) -> Body {
     Full::new(bytes.into()).boxed_unsync()
 }
 
-/// JSON that may hold a token, a code or user data: nobody keeps it.
+/// JSON that can contain a token, a code or user data: it must not be cached.
 pub fn json<T: Serialize>(body: &T) -> Result<Response, Problem> {
-    let mut bytes = Vec::with_capacity(USUAL_JSON);
-    serde_json::to_writer(&mut bytes, body).map_err(|error| Problem::server_error().because(error))?;
-    Ok(private(StatusCode::OK, bytes))
+    let mut bytes = Vec::with_capacity(JSON_CAPACITY);
+    serde_json::to_writer(&mut bytes, body).map_err(|error| Problem::server_error().with_cause(error))?;
+    Ok(private_json(StatusCode::OK, bytes))
 }
 
-/// A call with nothing to say answers `{}`.
-pub fn nothing() -> Result<Response, Problem> {
-    Ok(private(StatusCode::OK, b"{}".to_vec()))
+/// The response `{}` of a call that returns no data.
+pub fn empty_object() -> Result<Response, Problem> {
+    Ok(private_json(StatusCode::OK, b"{}".to_vec()))
 }
 
-fn private(status: StatusCode, json: Vec<u8>) -> Response {
-    let mut response = Response::new(full(json));
+fn private_json(status: StatusCode, json: Vec<u8>) -> Response {
+    let mut response = Response::new(full_body(json));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, JSON);
     response.headers_mut().insert(CACHE_CONTROL, NO_STORE);
     response
 }
 
-/// Nothing but a status.
+/// A response without a body.
 pub fn empty(status: StatusCode) -> Response {
-    let mut response = Response::new(full(Bytes::new()));
+    let mut response = Response::new(full_body(Bytes::new()));
     *response.status_mut() = status;
     response
 }
 
-/// The same for an answer that nobody may keep.
+/// A response without a body that must not be cached.
 pub fn private_empty(status: StatusCode) -> Response {
     let mut response = empty(status);
     response.headers_mut().insert(CACHE_CONTROL, NO_STORE);
     response
 }
 
-/// A public document: kept for five minutes, then asked for again by its ETag (RFC 9110, 13.1.2).
-pub fn document(bytes: impl Into<Bytes>, request: &HeaderMap) -> Response {
+/// A public document: cached for five minutes, then validated by its ETag (RFC 9110, 13.1.2).
+pub fn public_document(bytes: impl Into<Bytes>, request: &HeaderMap) -> Response {
     let bytes = bytes.into();
     let tag = entity_tag(&bytes);
-    let mut response = if matches(request, &tag) {
+    let mut response = if matches_etag(request, &tag) {
         empty(StatusCode::NOT_MODIFIED)
     } else {
-        let mut response = Response::new(full(bytes));
+        let mut response = Response::new(full_body(bytes));
         response.headers_mut().insert(CONTENT_TYPE, JSON);
         response
     };
     let tag = HeaderValue::try_from(tag).expect("base64 in quotes is a header value");
     response.headers_mut().insert(ETAG, tag);
-    response.headers_mut().insert(CACHE_CONTROL, PUBLIC);
+    response.headers_mut().insert(CACHE_CONTROL, PUBLIC_CACHE_CONTROL);
     response
 }
 
-/// A strong tag: the same octets, the same tag.
+/// A strong tag: the same bytes have the same tag.
 fn entity_tag(bytes: &[u8]) -> String {
     format!("\"{}\"", URL_SAFE_NO_PAD.encode(&digest(&SHA256, bytes).as_ref()[..18]))
 }
 
-/// Whether `If-None-Match` names the tag; compared weakly, as the field demands. Our tags hold no comma.
-fn matches(request: &HeaderMap, tag: &str) -> bool {
+/// Whether `If-None-Match` contains the tag. The comparison is weak, as RFC 9110, 13.1.2 requires. Our tags contain no
+/// comma.
+fn matches_etag(request: &HeaderMap, tag: &str) -> bool {
     let mut listed = request
         .get_all(IF_NONE_MATCH)
         .iter()
@@ -103,19 +105,19 @@ fn matches(request: &HeaderMap, tag: &str) -> bool {
 }
 
 impl Problem {
-    /// The one shape of errors; never kept.
-    pub fn respond(&self, request_id: &str) -> Response {
-        let mut response = private(self.status, self.json(request_id));
+    /// The response of every error; it must not be cached.
+    pub fn to_response(&self, request_id: &str) -> Response {
+        let mut response = private_json(self.status, self.to_json(request_id));
         for (name, value) in &self.headers {
             response.headers_mut().append(name, value.clone());
         }
         response
     }
 
-    pub fn json(&self, request_id: &str) -> Vec<u8> {
+    pub fn to_json(&self, request_id: &str) -> Vec<u8> {
         let body =
             ErrorBody { error: self.code, error_description: &self.description, fields: &self.fields, request_id };
-        serde_json::to_vec(&body).expect("an error's body is strings")
+        serde_json::to_vec(&body).expect("the body of an error consists of strings")
     }
 }
 
@@ -123,25 +125,25 @@ impl Problem {
 mod tests {
     use super::*;
 
-    fn asking(tag: &str) -> HeaderMap {
+    fn if_none_match(tag: &str) -> HeaderMap {
         HeaderMap::from_iter([(IF_NONE_MATCH, HeaderValue::try_from(tag).unwrap())])
     }
 
     #[test]
-    fn a_document_that_is_known_is_not_sent_again() {
-        let first = document("{}", &HeaderMap::new());
+    fn a_cached_document_is_not_sent_again() {
+        let first = public_document("{}", &HeaderMap::new());
         assert_eq!(first.status(), StatusCode::OK);
         assert_eq!(first.headers()[CACHE_CONTROL], "public, max-age=300");
         let tag = first.headers()[ETAG].to_str().unwrap().to_owned();
         assert!(tag.starts_with('"') && tag.ends_with('"'), "a strong tag");
         for known in [tag.clone(), format!("W/{tag}"), format!("\"other\", {tag}"), "*".to_owned()] {
-            let again = document("{}", &asking(&known));
+            let again = public_document("{}", &if_none_match(&known));
             assert_eq!(again.status(), StatusCode::NOT_MODIFIED, "{known}");
             assert_eq!(again.headers()[ETAG], tag.as_str());
             assert_eq!(again.headers()[CACHE_CONTROL], "public, max-age=300");
             assert!(!again.headers().contains_key(CONTENT_TYPE));
         }
-        assert_eq!(document("[]", &asking(&tag)).status(), StatusCode::OK);
-        assert_eq!(document("{}", &asking("\"other\"")).status(), StatusCode::OK);
+        assert_eq!(public_document("[]", &if_none_match(&tag)).status(), StatusCode::OK);
+        assert_eq!(public_document("{}", &if_none_match("\"other\"")).status(), StatusCode::OK);
     }
 }

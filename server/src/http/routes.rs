@@ -1,11 +1,11 @@
-//! The public listener's endpoints: (method, path) → route, and route → URL.
+//! The endpoints of the public listener: maps method and path to a route, and a route to its URL.
 
 use std::sync::LazyLock;
 
 use http::Method;
 use latchkey_crds::types::{AppId, IssuerUrl, ProviderName};
 
-/// Declares the endpoints: how each is called, its name in metrics, logs and the OpenAPI document, and its path.
+/// Declares the endpoints: verb, name in metrics, logs and the OpenAPI document, and path.
 macro_rules! routes {
     ($($(#[$doc:meta])* $route:ident = $verb:ident $name:literal $template:literal;)+) => {
         /// The endpoints of the public listener.
@@ -23,14 +23,14 @@ macro_rules! routes {
                 }
             }
 
-            /// In metrics, logs and the OpenAPI document.
+            /// The name in metrics, logs and the OpenAPI document.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$route => $name,)+
                 }
             }
 
-            /// The path with `{APPID}` and other placeholders in it, as the OpenAPI document has it.
+            /// The path with `{APPID}` and other placeholders, as in the OpenAPI document.
             pub const fn template(self) -> &'static str {
                 match self {
                     $(Self::$route => $template,)+
@@ -64,64 +64,64 @@ routes! {
     UnlinkIdentity = Delete "unlink-identity" "/v1/{APPID}/user/identities/{PROVIDER}";
     SocialRedirect = GetOnly "social-redirect" "/{APPID}/{PROVIDER}/redirect";
     SocialCallback = GetOnly "social-callback" "/{APPID}/{PROVIDER}/callback";
-    /// From providers that send their users back by a form.
+    /// For providers that return their users with a form post.
     SocialCallbackForm = Post "social-callback-form" "/{APPID}/{PROVIDER}/callback";
     SocialLogin = Post "social-login" "/{APPID}/{PROVIDER}/login";
     Introspect = Post "introspect" "/v1/{APPID}/introspect";
     Authorize = Any "authorize" "/v1/{APPID}/authorize";
-    /// The same for ingresses that put the path of what they ask about behind it.
+    /// The same for ingresses that append the path of the original request.
     AuthorizeBelow = Any "authorize-below" "/v1/{APPID}/authorize/{SUFFIX}";
     Activity = Get "activity" "/v1/{APPID}/user/activity";
     Jwks = Get "jwks" "/{APPID}/.well-known/jwks.json";
     OpenIdConfiguration = Get "openid-configuration" "/{APPID}/.well-known/openid-configuration";
-    /// Where RFC 8414, 3.1 puts it: before the issuer's path.
+    /// The path of RFC 8414, 3.1: the well-known prefix before the issuer's path.
     AuthorizationServer = Get "oauth-authorization-server" "/.well-known/oauth-authorization-server/{APPID}";
-    /// The same behind the issuer's path, where many look for it.
+    /// The same after the issuer's path, where many clients look for it.
     AuthorizationServerOfApp =
         Get "oauth-authorization-server-of-app" "/{APPID}/.well-known/oauth-authorization-server";
     OpenApi = Get "openapi" "/openapi.json";
 }
 
-/// How an endpoint is called.
+/// The methods that an endpoint accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
-    /// GET, and so HEAD.
+    /// GET and HEAD.
     Get,
-    /// GET alone: a link scanner's HEAD must use nothing up.
+    /// GET only: the HEAD of a link scanner must not use anything up.
     GetOnly,
     Post,
     Patch,
     Delete,
-    /// Whatever it is, OPTIONS too.
+    /// Any method, including OPTIONS.
     Any,
 }
 
-/// A path, and the routes that it has, one for each verb.
-struct Path {
+/// A path with its routes, one per verb.
+struct PathPattern {
     segments: Vec<Segment>,
     routes: Vec<Route>,
-    /// `Allow`; OPTIONS answers a preflight.
+    /// The value of `Allow`; OPTIONS is the CORS preflight.
     allow: String,
 }
 
 enum Segment {
     Literal(&'static str),
     App,
-    /// `{PROVIDER}`: a label, and not `email`, which is our own.
+    /// `{PROVIDER}`: a provider name, which excludes the reserved `email`.
     Provider,
-    /// Whatever the route is about.
-    Item,
-    /// All that is left of the path, be it nothing.
+    /// The object that the route works on.
+    Parameter,
+    /// The rest of the path, which can be empty.
     Rest,
 }
 
-static PATHS: LazyLock<Vec<Path>> = LazyLock::new(|| {
-    let mut paths: Vec<Path> = Vec::new();
+static PATHS: LazyLock<Vec<PathPattern>> = LazyLock::new(|| {
+    let mut paths: Vec<PathPattern> = Vec::new();
     for route in Route::ALL {
-        let same = |path: &&mut Path| path.routes.iter().any(|other| other.template() == route.template());
+        let same = |path: &&mut PathPattern| path.routes.iter().any(|other| other.template() == route.template());
         match paths.iter_mut().find(same) {
             Some(path) => path.routes.push(*route),
-            None => paths.push(Path::of(*route)),
+            None => paths.push(PathPattern::of(*route)),
         }
     }
     for path in &mut paths {
@@ -131,24 +131,24 @@ static PATHS: LazyLock<Vec<Path>> = LazyLock::new(|| {
     paths
 });
 
-/// A path that has routes. `{APPID}` is as it stands there, not yet known to be an App.
+/// A path that has routes. `{APPID}` is as sent; the App need not exist.
 #[derive(Clone, Copy)]
-pub struct Matched<'a> {
-    path: &'static Path,
+pub struct MatchedPath<'a> {
+    path: &'static PathPattern,
     pub app: Option<&'a str>,
-    /// What stands for the path's other placeholder.
-    pub item: Option<&'a str>,
+    /// The value of the path's other placeholder.
+    pub path_parameter: Option<&'a str>,
 }
 
 // === impl Route ===
 
 impl Route {
-    /// The routes of a path. Nothing is decoded or normalized: every path has one spelling.
-    pub fn of(path: &str) -> Option<Matched<'_>> {
+    /// The routes of a path. Nothing is decoded or normalized: every path has exactly one spelling.
+    pub fn find(path: &str) -> Option<MatchedPath<'_>> {
         PATHS.iter().find_map(|known| known.matches(path))
     }
 
-    /// The path of a route that is about the App alone.
+    /// The path of a route that has no placeholder but `{APPID}`.
     pub fn path(self, app: &AppId) -> String {
         self.template().replace("{APPID}", app.as_str())
     }
@@ -158,52 +158,52 @@ impl Route {
     }
 }
 
-// === impl Path ===
+// === impl PathPattern ===
 
-impl Path {
+impl PathPattern {
     fn of(route: Route) -> Self {
         let segments = route.template().split('/').map(|segment| match segment {
             "{APPID}" => Segment::App,
             "{PROVIDER}" => Segment::Provider,
             "{SUFFIX}" => Segment::Rest,
-            placeholder if placeholder.starts_with('{') => Segment::Item,
+            placeholder if placeholder.starts_with('{') => Segment::Parameter,
             literal => Segment::Literal(literal),
         });
         Self { segments: segments.collect(), routes: vec![route], allow: String::new() }
     }
 
-    fn matches<'a>(&'static self, path: &'a str) -> Option<Matched<'a>> {
-        let mut matched = Matched { path: self, app: None, item: None };
+    fn matches<'a>(&'static self, path: &'a str) -> Option<MatchedPath<'a>> {
+        let mut matched = MatchedPath { path: self, app: None, path_parameter: None };
         let mut segments = path.split('/');
         for expected in &self.segments {
             let segment = segments.next()?;
             match expected {
                 Segment::Literal(literal) if *literal == segment => {}
                 Segment::App if !segment.is_empty() => matched.app = Some(segment),
-                Segment::Provider if segment.parse::<ProviderName>().is_ok() => matched.item = Some(segment),
-                Segment::Item if !segment.is_empty() => matched.item = Some(segment),
+                Segment::Provider if segment.parse::<ProviderName>().is_ok() => matched.path_parameter = Some(segment),
+                Segment::Parameter if !segment.is_empty() => matched.path_parameter = Some(segment),
                 Segment::Rest => return Some(matched),
-                Segment::Literal(_) | Segment::App | Segment::Provider | Segment::Item => return None,
+                Segment::Literal(_) | Segment::App | Segment::Provider | Segment::Parameter => return None,
             }
         }
         segments.next().is_none().then_some(matched)
     }
 }
 
-// === impl Matched ===
+// === impl MatchedPath ===
 
-impl Matched<'_> {
-    /// The one that takes the method.
-    pub fn route(&self, method: &Method) -> Option<Route> {
-        self.path.routes.iter().copied().find(|route| route.verb().admits(method))
+impl MatchedPath<'_> {
+    /// The route that accepts the method.
+    pub fn route_for(&self, method: &Method) -> Option<Route> {
+        self.path.routes.iter().copied().find(|route| route.verb().allows(method))
     }
 
-    /// Any, where none takes the method.
-    pub fn first(&self) -> Route {
+    /// A route of the path, for use when none accepts the method.
+    pub fn any_route(&self) -> Route {
         self.path.routes[0]
     }
 
-    /// The methods that the path takes.
+    /// The methods that the path accepts.
     pub fn allow(&self) -> &'static str {
         &self.path.allow
     }
@@ -223,7 +223,7 @@ impl Verb {
         }
     }
 
-    pub fn admits(self, method: &Method) -> bool {
+    pub fn allows(self, method: &Method) -> bool {
         self == Self::Any || self.methods().contains(&method.as_str())
     }
 }
@@ -238,18 +238,18 @@ mod tests {
         for route in Route::ALL {
             let path = route.path(&app).replace("{SESSION}", "an-item").replace("{SUFFIX}", "a/suffix");
             let path = path.replace("{PROVIDER}", "an-item");
-            let found = Route::of(&path).unwrap();
+            let found = Route::find(&path).unwrap();
             let methods = route.verb().methods();
-            assert_eq!(found.route(&methods[0].parse().unwrap()), Some(*route), "{path}");
+            assert_eq!(found.route_for(&methods[0].parse().unwrap()), Some(*route), "{path}");
             assert_eq!(found.app, route.template().contains("{APPID}").then_some("shop"), "{path}");
-            assert_eq!(found.item.is_some(), path.contains("an-item"), "{path}");
+            assert_eq!(found.path_parameter.is_some(), path.contains("an-item"), "{path}");
             assert!(methods.iter().all(|method| found.allow().contains(method)), "{path}");
         }
-        assert_eq!(Route::of("/shop/github/callback").unwrap().allow(), "GET, POST, OPTIONS");
-        assert_eq!(Route::of("/shop/github/redirect").unwrap().allow(), "GET, OPTIONS");
-        let sessions = Route::of("/v1/shop/sessions").unwrap();
+        assert_eq!(Route::find("/shop/github/callback").unwrap().allow(), "GET, POST, OPTIONS");
+        assert_eq!(Route::find("/shop/github/redirect").unwrap().allow(), "GET, OPTIONS");
+        let sessions = Route::find("/v1/shop/sessions").unwrap();
         assert_eq!(sessions.allow(), "GET, HEAD, DELETE, OPTIONS");
-        assert_eq!(sessions.route(&Method::POST), None);
+        assert_eq!(sessions.route_for(&Method::POST), None);
         let base = "https://auth.example.com".parse().unwrap();
         assert_eq!(Route::Jwks.url(&base, &app), "https://auth.example.com/shop/.well-known/jwks.json");
     }
@@ -294,12 +294,12 @@ mod tests {
             "/openapi.json/",
             "/openapi",
         ] {
-            assert!(Route::of(path).is_none(), "{path}");
+            assert!(Route::find(path).is_none(), "{path}");
         }
     }
 
     #[test]
-    fn the_gate_takes_any_suffix_and_any_method() {
+    fn forward_auth_accepts_any_suffix_and_any_method() {
         for path in [
             "/v1/shop/authorize",
             "/v1/shop/authorize/",
@@ -307,10 +307,10 @@ mod tests {
             "/v1/shop/authorize/a/b/c/d/e",
             "/v1/shop/authorize/..%2f../email/login",
         ] {
-            let found = Route::of(path).unwrap();
+            let found = Route::find(path).unwrap();
             assert_eq!(found.app, Some("shop"), "{path}");
             for method in ["GET", "HEAD", "POST", "DELETE", "OPTIONS", "TRACE", "PROPFIND"] {
-                let route = found.route(&method.parse().unwrap()).map(Route::name).unwrap();
+                let route = found.route_for(&method.parse().unwrap()).map(Route::name).unwrap();
                 assert!(route.starts_with("authorize"), "{method} {path}");
             }
         }
@@ -318,15 +318,15 @@ mod tests {
 
     #[test]
     fn an_app_id_is_not_decoded() {
-        assert_eq!(Route::of("/v1/sh%6Fp/email/login").unwrap().app, Some("sh%6Fp"));
+        assert_eq!(Route::find("/v1/sh%6Fp/email/login").unwrap().app, Some("sh%6Fp"));
         assert!("sh%6Fp".parse::<AppId>().is_err());
     }
 
     #[test]
     fn head_works_where_get_does() {
-        assert!(Verb::Get.admits(&Method::HEAD));
-        assert!(!Verb::Post.admits(&Method::HEAD));
-        assert!(!Verb::Post.admits(&Method::GET));
-        assert!(!Verb::Get.admits(&Method::OPTIONS));
+        assert!(Verb::Get.allows(&Method::HEAD));
+        assert!(!Verb::Post.allows(&Method::HEAD));
+        assert!(!Verb::Post.allows(&Method::GET));
+        assert!(!Verb::Get.allows(&Method::OPTIONS));
     }
 }

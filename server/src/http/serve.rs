@@ -1,4 +1,4 @@
-//! The accept loop: connections in, answers out, and an end without loss.
+//! The accept loop: accepts connections, serves them, and drains without losing requests.
 
 use std::{
     convert::Infallible,
@@ -31,26 +31,26 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{debug, error, info, warn};
 
 use super::{
-    budgets::ConnectionPlace,
-    door::{Answered, Service},
-    patience::{Answering, Patient, Shared},
+    budgets::ConnectionPermit,
+    pipeline::{PipelineResponse, Service},
     response::Body,
+    timeouts::{ActiveRequest, ConnectionState, TimeoutStream},
 };
 
-/// The largest header block, in octets (contract, 1).
-pub const MAX_HEAD: usize = 32 * 1024;
-/// Requests at a time in one HTTP/2 connection: as many as RFC 9113, 6.5.2 finds reasonable.
+/// Maximum size of a header block in bytes (specification: HTTP API, Request bodies).
+pub const MAX_HEADER_BYTES: usize = 32 * 1024;
+/// Maximum concurrent requests on one HTTP/2 connection: the least that RFC 9113, 6.5.2 recommends.
 const MAX_STREAMS: u32 = 100;
-/// What an HTTP/2 client can send ahead of our reading, for a stream and for all together: the least that RFC 9113, 6.9.2
-/// allows for a connection, since each connection pays for it. Bodies are read as they come, so that one window is enough.
-const WINDOW: u32 = 65_535;
+/// Flow-control window in bytes, per stream and per connection: the minimum that RFC 9113, 6.9.2 allows for a
+/// connection, because each connection pays for it. Bodies are read as they arrive, so one window is enough.
+const FLOW_CONTROL_WINDOW: u32 = 65_535;
 /// An HTTP/2 client that does not answer a ping is gone.
-const PING_EVERY: Duration = Duration::from_secs(20);
-const PING_WAIT: Duration = Duration::from_secs(10);
-/// Without file descriptors accepting fails at once, again and again.
+const PING_INTERVAL: Duration = Duration::from_secs(20);
+const PING_TIMEOUT: Duration = Duration::from_secs(10);
+/// Without free file descriptors, `accept` fails at once, repeatedly.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// How a listener ends. Clones are one and the same.
+/// Controls how a listener drains. Clones share their state.
 #[derive(Clone, Debug)]
 pub struct Drain {
     begun: CancellationToken,
@@ -59,19 +59,19 @@ pub struct Drain {
     limit: Duration,
 }
 
-/// A body that says when it has been written, or given up.
-struct Tracked {
+/// A body that records when it is written or dropped.
+struct TrackedBody {
     body: Body,
-    answering: Answering,
+    request: ActiveRequest,
 }
 
-/// Serves until the drain is over.
+/// Serves until the drain is complete.
 ///
-/// Once it has begun, answers tell their clients to use another connection, while the listener goes on accepting for
-/// the delay, since load balancers learn late that this process is about to end. Then it accepts no more, finishes
-/// what runs, at most for the limit, and returns.
+/// Once the drain has begun, responses ask their clients to use another connection. The listener still accepts
+/// connections during the delay, because load balancers learn late that this process is about to end. Then it stops
+/// accepting, waits for running requests up to the limit, and returns.
 pub async fn serve(listener: TcpListener, service: Service, drain: Drain) {
-    let builder = builder();
+    let builder = connection_builder();
     let connections = TaskTracker::new();
     let abandoned = CancellationToken::new();
     let mut over = pin!(async {
@@ -88,7 +88,7 @@ pub async fn serve(listener: TcpListener, service: Service, drain: Drain) {
         let (stream, peer, free) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                // A connection that broke before it was taken is no reason to wait.
+                // A connection that broke before it was accepted is no reason to pause.
                 if !matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset) {
                     error!(listener = service.listener(), error = %error, "a connection could not be accepted");
                     tokio::select! {
@@ -100,14 +100,14 @@ pub async fn serve(listener: TcpListener, service: Service, drain: Drain) {
             }
         };
         let Ok(place) = service.admit(free, peer) else {
-            debug!(listener = service.listener(), client = %peer, "a client has its number of connections");
+            debug!(listener = service.listener(), client = %peer, "a client has its maximum number of connections");
             continue;
         };
-        // Answers are small and go out whole: waiting to fill a packet only delays them.
+        // Responses are small and written at once: waiting to fill a packet only delays them.
         if let Err(error) = stream.set_nodelay(true) {
             debug!(%error, "TCP_NODELAY could not be set");
         }
-        let connection = connection(builder.clone(), stream, peer, place, service.clone(), drain.clone());
+        let connection = serve_connection(builder.clone(), stream, peer, place, service.clone(), drain.clone());
         let abandoned = abandoned.clone();
         connections.spawn(async move {
             tokio::select! {
@@ -121,7 +121,7 @@ pub async fn serve(listener: TcpListener, service: Service, drain: Drain) {
     connections.close();
     let finished = async {
         connections.wait().await;
-        service.finished().await;
+        service.wait_until_finished().await;
     };
     if timeout(drain.limit, finished).await.is_err() {
         warn!(listener = service.listener(), connections = connections.len(), "some requests did not end in time");
@@ -131,93 +131,93 @@ pub async fn serve(listener: TcpListener, service: Service, drain: Drain) {
     info!(listener = service.listener(), "drained");
 }
 
-/// Takes a connection once there is a place for one.
+/// Waits for a connection slot, then accepts a connection.
 async fn accept(listener: &TcpListener, service: &Service) -> io::Result<(TcpStream, IpAddr, OwnedSemaphorePermit)> {
-    let place = service.free_place().await;
+    let place = service.acquire_slot().await;
     let (stream, peer) = listener.accept().await?;
     Ok((stream, peer.ip(), place))
 }
 
-pub(super) fn builder() -> Builder<TokioExecutor> {
+pub(super) fn connection_builder() -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new());
-    // The time for headers is kept by `patience`. The buffer bounds the header block: what does not fit is 431.
-    // A client may close its half once it has sent all: a request that has begun is finished anyway.
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(MAX_HEAD).half_close(true);
-    // Rapid resets (CVE-2023-44487) are bounded by h2's own defaults.
+    // The stream below hyper enforces the header timeout. The buffer limits the header block: a larger one gets 431.
+    // A client can close its half after sending everything: a request that has begun is still finished.
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(MAX_HEADER_BYTES).half_close(true);
+    // Rapid resets (CVE-2023-44487) are limited by h2's own defaults.
     builder
         .http2()
         .timer(TokioTimer::new())
-        .max_header_list_size(MAX_HEAD as u32)
+        .max_header_list_size(MAX_HEADER_BYTES as u32)
         .max_concurrent_streams(MAX_STREAMS)
-        .initial_stream_window_size(WINDOW)
-        .initial_connection_window_size(WINDOW)
-        .keep_alive_interval(PING_EVERY)
-        .keep_alive_timeout(PING_WAIT);
+        .initial_stream_window_size(FLOW_CONTROL_WINDOW)
+        .initial_connection_window_size(FLOW_CONTROL_WINDOW)
+        .keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(PING_TIMEOUT);
     builder
 }
 
-/// Serves one connection to its end.
-pub(super) async fn connection<T>(
+/// Serves one connection until it ends.
+pub(super) async fn serve_connection<T>(
     builder: Builder<TokioExecutor>,
     stream: T,
     peer: IpAddr,
-    place: ConnectionPlace,
+    place: ConnectionPermit,
     service: Service,
     drain: Drain,
 ) where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let _open = service.connection();
-    let shared = Arc::new(Shared::default());
-    let goaway = service.times().goaway;
-    let running = place.place();
-    let io = TokioIo::new(Patient::new(stream, Arc::clone(&shared), service.clone(), place));
+    let _open = service.track_connection();
+    let shared = Arc::new(ConnectionState::default());
+    let goaway = service.timeouts().goaway;
+    let running = place.slot_permit();
+    let io = TokioIo::new(TimeoutStream::new(stream, Arc::clone(&shared), service.clone(), place));
     let requests = {
         let (shared, drain) = (Arc::clone(&shared), drain.clone());
         service_fn(move |request: Request<Incoming>| {
-            let mut answering = shared.begin();
+            let mut active_request = shared.begin_request();
             let (service, drain, running) = (service.clone(), drain.clone(), Arc::clone(&running));
             async move {
                 let version = request.version();
-                let Answered { mut response, held } =
-                    service.answer(request, peer, answering.is_alone(), running).await;
+                let PipelineResponse { mut response, held } =
+                    service.handle(request, peer, active_request.is_alone(), running).await;
                 if let Some(held) = held {
                     held.wait(&drain.begun).await;
                 }
-                answering.answered();
-                // HTTP/2 says it with GOAWAY instead.
+                active_request.response_ready();
+                // HTTP/2 uses GOAWAY instead.
                 if version <= Version::HTTP_11 && drain.begun.is_cancelled() {
                     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
                 }
-                Ok::<_, Infallible>(response.map(|body| Tracked { body, answering }))
+                Ok::<_, Infallible>(response.map(|body| TrackedBody { body, request: active_request }))
             }
         })
     };
     let mut connection = pin!(builder.serve_connection(io, requests));
     let mut begun = pin!(drain.begun.cancelled());
     let mut closing = pin!(drain.closing.cancelled());
-    let (mut has_begun, mut is_closing, mut told) = (false, false, false);
-    let mut last: Option<Pin<Box<Sleep>>> = None;
+    let (mut has_begun, mut is_closing, mut shutdown_sent) = (false, false, false);
+    let mut goaway_timer: Option<Pin<Box<Sleep>>> = None;
     let served = poll_fn(|cx| {
         loop {
             has_begun = has_begun || begun.as_mut().poll(cx).is_ready();
             is_closing = is_closing || closing.as_mut().poll(cx).is_ready();
             // An idle HTTP/1 connection stays open until the end: its client may be sending a request at this moment.
-            if !told && (is_closing || (has_begun && shared.is_http2() && shared.has_served())) {
-                told = true;
+            if !shutdown_sent && (is_closing || (has_begun && shared.is_http2() && shared.has_served())) {
+                shutdown_sent = true;
                 connection.as_mut().graceful_shutdown();
             }
-            // Pings would keep an idle HTTP/2 connection open, while others can be waiting for its place.
-            if last.is_none() && shared.is_idle_over() {
-                last = Some(Box::pin(sleep(goaway)));
+            // Pings would keep an idle HTTP/2 connection open while other connections wait for its slots.
+            if goaway_timer.is_none() && shared.is_idle_expired() {
+                goaway_timer = Some(Box::pin(sleep(goaway)));
                 connection.as_mut().graceful_shutdown();
             }
             let polled = connection.as_mut().poll(cx);
-            let ends_now = last.is_none() && shared.is_idle_over();
+            let ends_now = goaway_timer.is_none() && shared.is_idle_expired();
             if polled.is_pending() && ends_now {
                 continue;
             }
-            if polled.is_pending() && last.as_mut().is_some_and(|last| last.as_mut().poll(cx).is_ready()) {
+            if polled.is_pending() && goaway_timer.as_mut().is_some_and(|last| last.as_mut().poll(cx).is_ready()) {
                 return Poll::Ready(Ok(()));
             }
             return polled;
@@ -235,27 +235,27 @@ impl Drain {
         Self { begun: CancellationToken::new(), closing: CancellationToken::new(), delay, limit }
     }
 
-    /// Begins; once is enough.
+    /// Begins the drain; further calls have no effect.
     pub fn begin(&self) {
         self.begun.cancel();
     }
 
-    /// Cancelled when no more connections are accepted: what has no end of its own must end then.
+    /// Cancelled when the listener stops accepting: endless responses must end then.
     pub fn closing(&self) -> CancellationToken {
         self.closing.clone()
     }
 }
 
-// === impl Tracked ===
+// === impl TrackedBody ===
 
-impl HttpBody for Tracked {
+impl HttpBody for TrackedBody {
     type Data = Bytes;
     type Error = Infallible;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let frame = Pin::new(&mut self.body).poll_frame(cx);
         if frame.is_ready() {
-            self.answering.wrote();
+            self.request.record_write();
         }
         frame
     }

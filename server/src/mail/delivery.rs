@@ -1,4 +1,4 @@
-//! What becomes of one row of the outbox.
+//! Delivers one row of the outbox.
 
 use std::{
     sync::Arc,
@@ -7,7 +7,7 @@ use std::{
 
 use latchkey_crds::{
     rendered::{RenderedMail, RenderedSmtp},
-    templates::{Values, one_line},
+    templates::{TemplateValues, to_one_line},
     types::AppId,
 };
 use lettre::message::Mailbox;
@@ -15,49 +15,48 @@ use time::{OffsetDateTime, macros::format_description};
 use tracing::{debug, error, info, warn};
 
 use super::{
-    MailMetrics, MailSettings, backoff,
-    compiled::CompiledTemplates,
-    link,
-    metrics::Fate,
-    relay::{Letter, Relays, Route},
-    worker::Courier,
+    MailMetrics, MailSettings, backoff, link,
+    metrics::AttemptOutcome,
+    relay::{OutgoingMail, RelayPool, Route},
+    template_cache::TemplateCache,
+    worker::Deliverer,
 };
 use crate::{
     config::Apps,
     domain::{
         app::App,
         clock::Env,
-        code::{Code, CodeRecord, Purpose},
+        code::{Code, CodePurpose, CodeRecord},
         email::Email,
-        mail::{EpochNews, Mail, MailKind},
-        ports::{Carried, Claimed, Codes, Outcome, Sessions, StoreError, Task, Users},
+        mail::{EpochChange, Mail, MailKind},
+        ports::{ClaimedRow, Codes, DeliveryOutcome, OutboxTask, Replication, Sessions, StoreError, Users},
         session::Profile,
         user::{User, UserId},
     },
 };
 
-/// Carries out rows: reads who the mail goes to, makes its code, writes it and sends it.
-pub(super) struct Delivery<S> {
+/// Delivers rows. For a mail: reads the recipient, generates the code, renders the mail and sends it.
+pub(super) struct OutboxDeliverer<S> {
     stores: Arc<S>,
     apps: Arc<Apps>,
     env: Arc<Env>,
-    relays: Relays,
+    relays: RelayPool,
     metrics: MailMetrics,
-    templates: CompiledTemplates,
+    templates: TemplateCache,
 }
 
-/// Whom a mail goes to and what it may tell.
+/// The recipient of a mail, and what the mail can contain.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Addressee {
+struct Recipient {
     address: Email,
-    /// Empty where the address is not verified: such a mail carries nothing that a caller wrote.
+    /// Empty if the address is not verified: such a mail contains nothing that a client wrote.
     name: String,
-    code: Option<Purpose>,
+    code: Option<CodePurpose>,
 }
 
-// === impl Delivery ===
+// === impl OutboxDeliverer ===
 
-impl<S: Users + Codes + Sessions + Send + Sync + 'static> Delivery<S> {
+impl<S: Users + Codes + Sessions + Send + Sync + 'static> OutboxDeliverer<S> {
     pub(super) fn new(
         stores: Arc<S>,
         apps: Arc<Apps>,
@@ -65,71 +64,74 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> Delivery<S> {
         settings: MailSettings,
         metrics: MailMetrics,
     ) -> Self {
-        Self { stores, apps, env, relays: Relays::new(settings), metrics, templates: CompiledTemplates::default() }
+        Self { stores, apps, env, relays: RelayPool::new(settings), metrics, templates: TemplateCache::default() }
     }
 
-    /// `former`: the address it goes to, where that is the user's no more.
-    async fn mail(&self, claimed: &Claimed, mail: &Mail, former: Option<&Email>) -> Outcome {
-        let (outcome, fate) = match self.try_mail(claimed, mail, former).await {
+    /// `former`: the recipient, if it is a former address of the user.
+    async fn deliver_mail(&self, claimed: &ClaimedRow, mail: &Mail, former: Option<&Email>) -> DeliveryOutcome {
+        let (outcome, fate) = match self.try_deliver_mail(claimed, mail, former).await {
             Ok(ended) => ended,
-            // No attempt at mailing was made, so none is counted.
+            // Nothing was sent, so this does not count as an attempt.
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
-                warn!(app = %claimed.app, row = %claimed.id, error, "a store is away; the mail waits");
-                self.wait(mail)
+                warn!(app = %claimed.app, row = %claimed.id, error, "a store is unavailable; the mail waits");
+                self.postpone(mail)
             }
         };
-        self.metrics.mail(mail.kind, fate);
+        self.metrics.count_mail(mail.kind, fate);
         outcome
     }
 
-    async fn try_mail(
+    async fn try_deliver_mail(
         &self,
-        claimed: &Claimed,
+        claimed: &ClaimedRow,
         mail: &Mail,
         former: Option<&Email>,
-    ) -> Result<(Outcome, Fate), StoreError> {
-        let Some(user) = mail.user else { return Ok((Outcome::Done, Fate::Skipped)) };
+    ) -> Result<(DeliveryOutcome, AttemptOutcome), StoreError> {
+        let Some(user) = mail.recipient else { return Ok((DeliveryOutcome::Done, AttemptOutcome::Skipped)) };
         let Some(app) = self.apps.get(claimed.app.as_str()) else {
-            return Ok(self.wait(mail));
+            return Ok(self.postpone(mail));
         };
-        if let Some(lifetime) = lifetime(&app, mail.kind)
+        if let Some(lifetime) = code_lifetime(&app, mail.kind)
             && self.env.now() - mail.requested_at > lifetime
         {
-            return Ok(self.dead(claimed, mail, "the mail is older than its code would live".to_owned()));
+            return Ok(self.dead_letter(claimed, mail, "the mail is older than the lifetime of its code".to_owned()));
         }
         let route = route(app.id(), &app.doc.display_name, &app.doc.mail, self.relays.settings());
-        let Some(route) = route else { return Ok(self.wait(mail)) };
+        let Some(route) = route else { return Ok(self.postpone(mail)) };
         let user = self.stores.user(app.id(), user).await?;
-        let Some(user) = user else { return Ok((Outcome::Done, Fate::Skipped)) };
-        let (user, kind) = self.owner(&app, user, mail.kind).await?;
+        let Some(user) = user else { return Ok((DeliveryOutcome::Done, AttemptOutcome::Skipped)) };
+        let (user, kind) = self.recipient_and_kind(&app, user, mail.kind).await?;
         let mail = &Mail { kind, ..mail.clone() };
-        let Some(addressee) = addressee(&user, mail.kind, former) else { return Ok((Outcome::Done, Fate::Skipped)) };
-        let letter = self.write(&app, claimed, mail, &user, &addressee).await?;
-        let letter = match letter {
-            Ok(letter) => letter,
-            Err(reason) => return Ok(self.failed(claimed, mail, reason, false)),
+        let Some(recipient) = recipient(&user, mail.kind, former) else {
+            return Ok((DeliveryOutcome::Done, AttemptOutcome::Skipped));
+        };
+        let outgoing = self.render(&app, claimed, mail, &user, &recipient).await?;
+        let outgoing = match outgoing {
+            Ok(outgoing) => outgoing,
+            Err(reason) => return Ok(self.retry_or_give_up(claimed, mail, reason, false)),
         };
         let begun = Instant::now();
-        let span = latchkey_trace::child!("client", "send mail");
-        let sent = self.relays.send(&route, letter).await;
+        let span = latchkey_trace::child_span!("client", "send mail");
+        let sent = self.relays.send(&route, outgoing).await;
         if sent.is_err() {
-            latchkey_trace::fail(&span, "not_sent");
+            latchkey_trace::record_error(&span, "not_sent");
         }
         drop(span);
-        self.metrics.sent_in(begun.elapsed());
+        self.metrics.observe_send(begun.elapsed());
         Ok(match sent {
             Ok(()) => {
                 debug!(app = %app.id(), row = %claimed.id, mail = mail.kind.as_str(), "sent");
-                (Outcome::Done, Fate::Sent)
+                (DeliveryOutcome::Done, AttemptOutcome::Sent)
             }
-            Err(error) => self.failed(claimed, mail, error.to_string(), error.is_final()),
+            Err(error) => self.retry_or_give_up(claimed, mail, error.to_string(), error.is_permanent()),
         })
     }
 
-    /// Whose mail it is, and which. A code for a pending address goes to nobody who has that address confirmed: they
-    /// hear that they have an account. It is decided here, so that the request need not know.
-    async fn owner(&self, app: &App, user: User, kind: MailKind) -> Result<(User, MailKind), StoreError> {
+    /// The user and the kind of the mail. If another user has verified the pending address, that user gets the "you
+    /// already have an account" mail instead of a code. This is decided here, so that the request does not depend on
+    /// it.
+    async fn recipient_and_kind(&self, app: &App, user: User, kind: MailKind) -> Result<(User, MailKind), StoreError> {
         let pending = user.pending_email.as_ref().filter(|_| kind == MailKind::Confirm && !user.disabled);
         let Some(pending) = pending else { return Ok((user, kind)) };
         let owner = self.stores.user_by_email(app.id(), pending).await?;
@@ -137,29 +139,29 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> Delivery<S> {
         Ok(owner.map_or((user, kind), |owner| (owner, MailKind::AccountExists)))
     }
 
-    /// Writes the mail; its code is kept before it is told to anybody.
-    async fn write(
+    /// Renders the mail. Its code is stored before it is sent.
+    async fn render(
         &self,
         app: &App,
-        claimed: &Claimed,
+        claimed: &ClaimedRow,
         mail: &Mail,
         user: &User,
-        addressee: &Addressee,
-    ) -> Result<Result<Letter, String>, StoreError> {
+        recipient: &Recipient,
+    ) -> Result<Result<OutgoingMail, String>, StoreError> {
         let now = self.env.now();
         let (mut code, mut url, mut expires_at) = (String::new(), String::new(), String::new());
-        if let Some(purpose) = addressee.code {
-            let end = now + lifetime(app, mail.kind).unwrap_or(Duration::ZERO);
+        if let Some(purpose) = recipient.code {
+            let end = now + code_lifetime(app, mail.kind).unwrap_or(Duration::ZERO);
             let made = Code::generate(&self.env);
             let record = CodeRecord {
                 user: user.id,
                 purpose,
                 epoch: user.epoch,
-                address: addressee.address.canonical().to_owned(),
+                address: recipient.address.canonical().to_owned(),
                 expires_at: end.unix_timestamp(),
             };
-            self.stores.put_code(app.id(), &made.key_to_store(app), &record).await?;
-            code = made.shown();
+            self.stores.store_code(app.id(), &made.key_to_store(app), &record).await?;
+            code = made.display_form();
             let template = match mail.kind {
                 MailKind::Reset => &app.doc.mail.reset_url,
                 MailKind::Confirm
@@ -169,15 +171,17 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> Delivery<S> {
                 | MailKind::AddressChanged
                 | MailKind::NewSignIn => &app.doc.mail.confirm_url,
             };
-            url = template.as_ref().map_or_else(String::new, |url| link::fill(url, &code, addressee.address.as_str()));
-            expires_at = shown(end);
+            url = template
+                .as_ref()
+                .map_or_else(String::new, |url| link::fill_template(url, &code, recipient.address.as_str()));
+            expires_at = format_time(end);
         }
-        let values = Values {
+        let values = TemplateValues {
             app: &app.doc.display_name,
-            name: &addressee.name,
+            name: &recipient.name,
             code: &code,
             url: &url,
-            registered_at: &shown(mail.requested_at),
+            registered_at: &format_time(mail.requested_at),
             expires_at: &expires_at,
         };
         let id = app.id().as_str();
@@ -185,14 +189,20 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> Delivery<S> {
             Ok(content) => content,
             Err(error) => return Ok(Err(format!("a default template failed: {error}"))),
         };
-        Ok(match addressee.address.as_str().parse() {
-            Ok(address) => Ok(Letter { id: claimed.id, to: Mailbox::new(None, address), at: now, content }),
+        Ok(match recipient.address.as_str().parse() {
+            Ok(address) => Ok(OutgoingMail { id: claimed.id, to: Mailbox::new(None, address), date: now, content }),
             Err(_) => Err("the address is not one that mail can be sent to".to_owned()),
         })
     }
 
-    fn failed(&self, claimed: &Claimed, mail: &Mail, error: String, last: bool) -> (Outcome, Fate) {
-        match backoff::after_failure(claimed.attempts, self.env.unit()) {
+    fn retry_or_give_up(
+        &self,
+        claimed: &ClaimedRow,
+        mail: &Mail,
+        error: String,
+        last: bool,
+    ) -> (DeliveryOutcome, AttemptOutcome) {
+        match backoff::after_failure(claimed.attempts, self.env.random_unit()) {
             Some(wait) if !last => {
                 info!(
                     app = %claimed.app,
@@ -202,96 +212,101 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> Delivery<S> {
                     error,
                     "a mail was not sent and will be tried again"
                 );
-                (Outcome::Retry { at: self.env.now() + wait, error }, Fate::Retried)
+                (DeliveryOutcome::Retry { at: self.env.now() + wait, error }, AttemptOutcome::Retried)
             }
-            Some(_) | None => self.dead(claimed, mail, error),
+            Some(_) | None => self.dead_letter(claimed, mail, error),
         }
     }
 
-    fn dead(&self, claimed: &Claimed, mail: &Mail, error: String) -> (Outcome, Fate) {
+    fn dead_letter(&self, claimed: &ClaimedRow, mail: &Mail, error: String) -> (DeliveryOutcome, AttemptOutcome) {
         error!(
             app = %claimed.app,
             row = %claimed.id,
             mail = mail.kind.as_str(),
             attempts = claimed.attempts + 1,
             error,
-            "a mail is not tried any more"
+            "a mail became a dead letter"
         );
-        (Outcome::Dead { error }, Fate::Dead)
+        (DeliveryOutcome::Dead { error }, AttemptOutcome::Dead)
     }
 
-    fn wait(&self, mail: &Mail) -> (Outcome, Fate) {
+    fn postpone(&self, mail: &Mail) -> (DeliveryOutcome, AttemptOutcome) {
         let now = self.env.now();
         let age = Duration::try_from(now - mail.requested_at).unwrap_or_default();
-        (Outcome::Wait { at: now + backoff::while_waiting(age, self.env.unit()) }, Fate::Waited)
+        (
+            DeliveryOutcome::Wait { at: now + backoff::while_waiting(age, self.env.random_unit()) },
+            AttemptOutcome::Waited,
+        )
     }
 
-    async fn carry_epoch(&self, claimed: &Claimed, news: &EpochNews) -> Outcome {
+    async fn propagate_epoch(&self, claimed: &ClaimedRow, news: &EpochChange) -> DeliveryOutcome {
         let profile = match self.profile(claimed, news.user).await {
             Ok(profile) => profile,
-            Err(error) => return self.carry_again(claimed, unreached(&error)),
+            Err(error) => return self.retry_propagation(claimed, store_error_text(&error)),
         };
         match self.stores.raise_epoch(&claimed.app, news, profile.as_ref()).await {
-            Ok(Carried::Safely) => {
-                self.metrics.epoch(Fate::Sent);
-                Outcome::Done
+            Ok(Replication::Complete) => {
+                self.metrics.count_epoch(AttemptOutcome::Sent);
+                DeliveryOutcome::Done
             }
-            Ok(Carried::Unconfirmed) => self.carry_again(claimed, "no replica of Redis has it yet"),
-            Err(error) => self.carry_again(claimed, unreached(&error)),
+            Ok(Replication::Unconfirmed) => {
+                self.retry_propagation(claimed, "no replica of Redis has acknowledged it yet")
+            }
+            Err(error) => self.retry_propagation(claimed, store_error_text(&error)),
         }
     }
 
-    async fn carry_profile(&self, claimed: &Claimed, user: UserId) -> Outcome {
-        let carried = match self.profile(claimed, user).await {
-            Ok(Some(profile)) => self.stores.put_profile(&claimed.app, user, &profile).await,
+    async fn propagate_profile(&self, claimed: &ClaimedRow, user: UserId) -> DeliveryOutcome {
+        let replication = match self.profile(claimed, user).await {
+            Ok(Some(profile)) => self.stores.store_profile(&claimed.app, user, &profile).await,
             Ok(None) => Ok(()),
             Err(error) => Err(error),
         };
-        match carried {
+        match replication {
             Ok(()) => {
-                self.metrics.epoch(Fate::Sent);
-                Outcome::Done
+                self.metrics.count_epoch(AttemptOutcome::Sent);
+                DeliveryOutcome::Done
             }
-            Err(error) => self.carry_again(claimed, unreached(&error)),
+            Err(error) => self.retry_propagation(claimed, store_error_text(&error)),
         }
     }
 
-    /// What tokens say of the user now; none where the user is gone.
-    async fn profile(&self, claimed: &Claimed, user: UserId) -> Result<Option<Profile>, StoreError> {
+    /// The current profile in tokens of the user. `None` if the user was deleted.
+    async fn profile(&self, claimed: &ClaimedRow, user: UserId) -> Result<Option<Profile>, StoreError> {
         Ok(self.stores.user(&claimed.app, user).await?.map(|user| user.profile()))
     }
 
-    fn carry_again(&self, claimed: &Claimed, error: &str) -> Outcome {
-        self.metrics.epoch(Fate::Retried);
-        let wait = backoff::for_epoch(claimed.attempts, self.env.unit());
-        Outcome::Retry { at: self.env.now() + wait, error: error.to_owned() }
+    fn retry_propagation(&self, claimed: &ClaimedRow, error: &str) -> DeliveryOutcome {
+        self.metrics.count_epoch(AttemptOutcome::Retried);
+        let wait = backoff::for_epoch(claimed.attempts, self.env.random_unit());
+        DeliveryOutcome::Retry { at: self.env.now() + wait, error: error.to_owned() }
     }
 }
 
-impl<S: Users + Codes + Sessions + Send + Sync + 'static> Courier for Delivery<S> {
-    async fn deliver(&self, claimed: &Claimed) -> Outcome {
+impl<S: Users + Codes + Sessions + Send + Sync + 'static> Deliverer for OutboxDeliverer<S> {
+    async fn deliver(&self, claimed: &ClaimedRow) -> DeliveryOutcome {
         match &claimed.task {
-            Task::Mail(mail) => self.mail(claimed, mail, None).await,
-            Task::MailToFormer(mail, address) => self.mail(claimed, mail, Some(address)).await,
-            Task::CarryEpoch(news) => self.carry_epoch(claimed, news).await,
-            Task::CarryProfile(user) => self.carry_profile(claimed, *user).await,
+            OutboxTask::Mail(mail) => self.deliver_mail(claimed, mail, None).await,
+            OutboxTask::MailToFormerAddress(mail, address) => self.deliver_mail(claimed, mail, Some(address)).await,
+            OutboxTask::PropagateEpoch(news) => self.propagate_epoch(claimed, news).await,
+            OutboxTask::PropagateProfile(user) => self.propagate_profile(claimed, *user).await,
         }
     }
 
-    fn tidy(&self) {
+    fn close_idle(&self) {
         self.relays.close_idle();
     }
 }
 
-fn unreached(error: &StoreError) -> &'static str {
+fn store_error_text(error: &StoreError) -> &'static str {
     match error {
-        StoreError::Unavailable { .. } => "a store is away",
-        StoreError::Unexpected { .. } => "a store answered something unexpected",
+        StoreError::Unavailable { .. } => "a store is unavailable",
+        StoreError::Unexpected { .. } => "a store gave an unexpected answer",
     }
 }
 
-/// How long the code of such a mail lives; none: it has no code, and is of use at any age.
-fn lifetime(app: &App, kind: MailKind) -> Option<Duration> {
+/// The lifetime of the code in this kind of mail. `None` if it has no code, so that it does not expire.
+fn code_lifetime(app: &App, kind: MailKind) -> Option<Duration> {
     let seconds = match kind {
         MailKind::Confirm => app.doc.mail.confirm_code_lifetime_seconds,
         MailKind::Reset => app.doc.mail.reset_code_lifetime_seconds,
@@ -304,57 +319,57 @@ fn lifetime(app: &App, kind: MailKind) -> Option<Duration> {
     Some(Duration::from_secs(seconds.into()))
 }
 
-/// Whom such a mail goes to; none: there is nothing to send any more. `former`: an address that was the user's, and
-/// verified.
-fn addressee(user: &User, kind: MailKind, former: Option<&Email>) -> Option<Addressee> {
+/// The recipient of this kind of mail. `None` if nothing needs to be sent. `former`: a former verified address of the
+/// user.
+fn recipient(user: &User, kind: MailKind, former: Option<&Email>) -> Option<Recipient> {
     if user.disabled {
         return None;
     }
     let verified = user.email_verified;
     let own = |code| {
         let name = if verified { user.name.clone() } else { String::new() };
-        user.email.clone().map(|address| Addressee { address, name, code })
+        user.email.clone().map(|address| Recipient { address, name, code })
     };
     match kind {
         MailKind::Confirm => match &user.pending_email {
             Some(pending) => {
-                Some(Addressee { address: pending.clone(), name: String::new(), code: Some(Purpose::Change) })
+                Some(Recipient { address: pending.clone(), name: String::new(), code: Some(CodePurpose::Change) })
             }
             None if verified => None,
-            None => own(Some(Purpose::Confirm)),
+            None => own(Some(CodePurpose::Confirm)),
         },
-        MailKind::Reset => own(Some(Purpose::Reset)),
+        MailKind::Reset => own(Some(CodePurpose::Reset)),
         MailKind::AccountExists | MailKind::PasswordChanged | MailKind::AddressChanging | MailKind::NewSignIn => {
             own(None).filter(|_| verified)
         }
         MailKind::AddressChanged => {
-            former.map(|address| Addressee { address: address.clone(), name: user.name.clone(), code: None })
+            former.map(|address| Recipient { address: address.clone(), name: user.name.clone(), code: None })
         }
     }
 }
 
-/// Through what the App's mail leaves now; none: through nothing, so it waits.
+/// The relay and the sender for mails of the App. `None` if there is none now, so that the mail waits.
 pub(super) fn route(app: &AppId, display_name: &str, mail: &RenderedMail, settings: &MailSettings) -> Option<Route> {
-    let own_sender = mail.from.as_ref().and_then(|from| sender(from.as_str()));
-    // The App's name where the mailbox has none.
+    let own_sender = mail.from.as_ref().and_then(|from| parse_mailbox(from.as_str()));
+    // The display name of the App if the mailbox has no name.
     let named = |mailbox: &Mailbox| {
-        let name = mailbox.name.as_deref().map(one_line).filter(|name| !name.is_empty());
-        name.unwrap_or_else(|| one_line(display_name))
+        let name = mailbox.name.as_deref().map(to_one_line).filter(|name| !name.is_empty());
+        name.unwrap_or_else(|| to_one_line(display_name))
     };
     match &mail.smtp {
         RenderedSmtp::Unresolved => None,
         RenderedSmtp::Install => {
             let install = settings.install.as_ref()?;
-            let mut from = sender(install.from.as_str())?;
-            from.name = Some(own_sender.as_ref().map_or_else(|| one_line(display_name), named));
+            let mut from = parse_mailbox(install.from.as_str())?;
+            from.name = Some(own_sender.as_ref().map_or_else(|| to_one_line(display_name), named));
             Some(Route { relay: install.relay.clone(), owner: None, from, reply_to: own_sender })
         }
         RenderedSmtp::Own(relay) => {
             let from = match own_sender {
                 Some(from) => Mailbox::new(Some(named(&from)), from.email),
                 None => {
-                    let install = sender(settings.install.as_ref()?.from.as_str())?;
-                    Mailbox::new(Some(one_line(display_name)), install.email)
+                    let install = parse_mailbox(settings.install.as_ref()?.from.as_str())?;
+                    Mailbox::new(Some(to_one_line(display_name)), install.email)
                 }
             };
             Some(Route { relay: relay.clone(), owner: Some(app.clone()), from, reply_to: None })
@@ -362,20 +377,20 @@ pub(super) fn route(app: &AppId, display_name: &str, mail: &RenderedMail, settin
     }
 }
 
-/// A mailbox of a manifest: an address, or `Name <address>`, where the name may stand in quotes.
-fn sender(mailbox: &str) -> Option<Mailbox> {
+/// A mailbox from a manifest: an address, or `Name <address>`, with the name optionally in quotes.
+fn parse_mailbox(mailbox: &str) -> Option<Mailbox> {
     let (name, address) = match mailbox.trim_end().strip_suffix('>') {
         Some(rest) => rest.rsplit_once('<')?,
         None => ("", mailbox),
     };
     let name = name.trim();
     let name = name.strip_prefix('"').and_then(|name| name.strip_suffix('"')).unwrap_or(name);
-    let name = Some(one_line(name)).filter(|name| !name.is_empty());
+    let name = Some(to_one_line(name)).filter(|name| !name.is_empty());
     Some(Mailbox::new(name, address.parse().ok()?))
 }
 
-/// A time as people read it, in UTC and saying so.
-fn shown(time: OffsetDateTime) -> String {
+/// A time in readable form, in UTC, with the time zone.
+fn format_time(time: OffsetDateTime) -> String {
     let format = format_description!("[day padding:none] [month repr:long] [year], [hour]:[minute] UTC");
     time.to_offset(time::UtcOffset::UTC).format(&format).unwrap_or_default()
 }
@@ -395,14 +410,14 @@ mod tests {
             audit::Event,
             code::CodeKey,
             password::PasswordHash,
-            ports::{Changed, Confirmation, Creation, NewUser, PasswordReset},
-            session::{LiveSession, NewSession, Opening, RefreshRules, Refreshed, SessionId, SessionInfo},
+            ports::{ChangedUser, Confirmation, CreateUserOutcome, NewUser, PasswordReset},
+            session::{LiveSession, NewSession, OpenOutcome, RefreshOutcome, RefreshRules, SessionId, SessionInfo},
             token::RefreshToken,
             user::Epoch,
         },
         fixtures,
-        mail::{InstallRelay, relay::tests::relay as listener},
-        outbound::Reach,
+        mail::{InstallRelay, relay::tests::test_relay as listener},
+        outbound::OutboundPolicy,
     };
 
     const NOTICES: [MailKind; 4] =
@@ -426,50 +441,63 @@ mod tests {
         }
     }
 
-    fn to(address: &str, name: &str, code: Option<Purpose>) -> Option<Addressee> {
-        Some(Addressee { address: Email::parse(address).unwrap(), name: name.to_owned(), code })
+    fn recipient_of(address: &str, name: &str, code: Option<CodePurpose>) -> Option<Recipient> {
+        Some(Recipient { address: Email::parse(address).unwrap(), name: name.to_owned(), code })
     }
 
     #[test]
     fn a_mail_to_an_unverified_address_carries_no_name() {
         let user = user();
-        assert_eq!(addressee(&user, MailKind::Confirm, None), to("Ada@Example.com", "", Some(Purpose::Confirm)));
-        assert_eq!(addressee(&user, MailKind::Reset, None), to("Ada@Example.com", "", Some(Purpose::Reset)));
+        assert_eq!(
+            recipient(&user, MailKind::Confirm, None),
+            recipient_of("Ada@Example.com", "", Some(CodePurpose::Confirm))
+        );
+        assert_eq!(
+            recipient(&user, MailKind::Reset, None),
+            recipient_of("Ada@Example.com", "", Some(CodePurpose::Reset))
+        );
         for notice in NOTICES {
-            assert_eq!(addressee(&user, notice, None), None, "{notice:?}");
+            assert_eq!(recipient(&user, notice, None), None, "{notice:?}");
         }
     }
 
     #[test]
     fn a_verified_address_gets_notices_and_resets_but_nothing_to_confirm() {
         let user = User { email_verified: true, ..user() };
-        assert_eq!(addressee(&user, MailKind::Confirm, None), None);
+        assert_eq!(recipient(&user, MailKind::Confirm, None), None);
         assert_eq!(
-            addressee(&user, MailKind::Reset, None),
-            to("Ada@Example.com", "Ada <Click> here", Some(Purpose::Reset))
+            recipient(&user, MailKind::Reset, None),
+            recipient_of("Ada@Example.com", "Ada <Click> here", Some(CodePurpose::Reset))
         );
         for notice in NOTICES {
-            assert_eq!(addressee(&user, notice, None), to("Ada@Example.com", "Ada <Click> here", None), "{notice:?}");
+            assert_eq!(
+                recipient(&user, notice, None),
+                recipient_of("Ada@Example.com", "Ada <Click> here", None),
+                "{notice:?}"
+            );
         }
     }
 
     #[test]
-    fn a_pending_address_is_confirmed_there_and_everything_else_goes_to_the_old_one() {
+    fn a_confirmation_goes_to_the_pending_address_and_all_other_mail_to_the_old_one() {
         let pending_email = Some(Email::parse("new@example.org").unwrap());
         let user = User { email_verified: true, pending_email, ..user() };
-        assert_eq!(addressee(&user, MailKind::Confirm, None), to("new@example.org", "", Some(Purpose::Change)));
-        assert_eq!(addressee(&user, MailKind::Reset, None).unwrap().address.as_str(), "Ada@Example.com");
+        assert_eq!(
+            recipient(&user, MailKind::Confirm, None),
+            recipient_of("new@example.org", "", Some(CodePurpose::Change))
+        );
+        assert_eq!(recipient(&user, MailKind::Reset, None).unwrap().address.as_str(), "Ada@Example.com");
         let user = User { email: None, email_verified: false, ..user };
-        assert_eq!(addressee(&user, MailKind::Reset, None), None);
+        assert_eq!(recipient(&user, MailKind::Reset, None), None);
     }
 
     #[test]
-    fn the_former_address_alone_hears_that_it_was_changed() {
+    fn only_the_former_address_gets_the_notice_of_a_change() {
         let user = User { email_verified: true, ..user() };
         let former = Email::parse("old@example.org").unwrap();
-        let expected = to("old@example.org", "Ada <Click> here", None);
-        assert_eq!(addressee(&user, MailKind::AddressChanged, Some(&former)), expected);
-        assert_eq!(addressee(&user, MailKind::AddressChanged, None), None);
+        let expected = recipient_of("old@example.org", "Ada <Click> here", None);
+        assert_eq!(recipient(&user, MailKind::AddressChanged, Some(&former)), expected);
+        assert_eq!(recipient(&user, MailKind::AddressChanged, None), None);
     }
 
     #[test]
@@ -477,7 +505,7 @@ mod tests {
         for email_verified in [false, true] {
             let user = User { disabled: true, email_verified, ..user() };
             for kind in MailKind::ALL {
-                assert_eq!(addressee(&user, kind, None), None, "{kind:?}");
+                assert_eq!(recipient(&user, kind, None), None, "{kind:?}");
             }
         }
     }
@@ -508,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn over_the_install_the_sender_is_the_install_under_the_name_of_the_app() {
+    fn over_the_install_relay_the_sender_is_the_install_with_the_name_of_the_app() {
         let route = |from| routed(&mail(from, RenderedSmtp::Install), true);
         let expected = |name: &str, reply_to: Option<&str>| {
             let from = format!("{name} <noreply@auth.example.net>");
@@ -523,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn over_its_own_relay_the_sender_is_the_apps() {
+    fn over_its_own_relay_the_sender_is_the_app() {
         let route = |from| routed(&mail(from, RenderedSmtp::Own(relay("own"))), true);
         let expected = |from: &str| Some(("own".to_owned(), from.to_owned(), None, true));
         assert_eq!(route(Some("hello@shop.example.com")), expected("The Shop <hello@shop.example.com>"));
@@ -539,24 +567,24 @@ mod tests {
     }
 
     #[test]
-    fn times_are_in_utc_and_say_so() {
-        assert_eq!(shown(datetime!(2026-11-02 00:05 +02:00)), "1 November 2026, 22:05 UTC");
+    fn times_are_shown_in_utc_with_the_zone() {
+        assert_eq!(format_time(datetime!(2026-11-02 00:05 +02:00)), "1 November 2026, 22:05 UTC");
     }
 
-    /// Answers what a delivery may ask, and nothing else.
+    /// Stores that answer only the calls of a delivery.
     #[derive(Default)]
-    struct Script {
+    struct FakeStores {
         user: Option<User>,
-        /// None: Redis is away.
+        /// `None`: Redis is unavailable.
         codes: Option<Mutex<Vec<(CodeKey, CodeRecord)>>>,
-        carried: Option<Carried>,
+        replication: Option<Replication>,
     }
 
-    fn away<T>() -> Result<T, StoreError> {
+    fn unavailable<T>() -> Result<T, StoreError> {
         Err(StoreError::Unavailable { store: "Redis", source: "gone".into() })
     }
 
-    impl Users for Script {
+    impl Users for FakeStores {
         async fn user(&self, _: &AppId, id: UserId) -> Result<Option<User>, StoreError> {
             Ok(self.user.clone().filter(|user| user.id == id))
         }
@@ -565,11 +593,11 @@ mod tests {
             unreachable!("a mail goes to a user")
         }
 
-        async fn create_user(&self, _: &AppId, _: NewUser, _: Option<Mail>) -> Result<Creation, StoreError> {
+        async fn create_user(&self, _: &AppId, _: NewUser, _: Option<Mail>) -> Result<CreateUserOutcome, StoreError> {
             unreachable!("a mail changes no user")
         }
 
-        async fn registered_again(
+        async fn record_repeated_registration(
             &self,
             _: &AppId,
             _: UserId,
@@ -581,22 +609,28 @@ mod tests {
             unreachable!("a mail changes no user")
         }
 
-        async fn renew_hash(&self, _: &AppId, _: UserId, _: &PasswordHash, _: PasswordHash) -> Result<(), StoreError> {
+        async fn replace_hash(
+            &self,
+            _: &AppId,
+            _: UserId,
+            _: &PasswordHash,
+            _: PasswordHash,
+        ) -> Result<(), StoreError> {
             unreachable!("a mail changes no user")
         }
 
-        async fn confirm_address(&self, _: &AppId, _: Confirmation) -> Result<Option<Changed>, StoreError> {
+        async fn confirm_address(&self, _: &AppId, _: Confirmation) -> Result<Option<ChangedUser>, StoreError> {
             unreachable!("a mail changes no user")
         }
 
-        async fn reset_password(&self, _: &AppId, _: PasswordReset) -> Result<Option<Changed>, StoreError> {
+        async fn reset_password(&self, _: &AppId, _: PasswordReset) -> Result<Option<ChangedUser>, StoreError> {
             unreachable!("a mail changes no user")
         }
     }
 
-    impl Codes for Script {
-        async fn put_code(&self, _: &AppId, key: &CodeKey, record: &CodeRecord) -> Result<(), StoreError> {
-            let Some(codes) = &self.codes else { return away() };
+    impl Codes for FakeStores {
+        async fn store_code(&self, _: &AppId, key: &CodeKey, record: &CodeRecord) -> Result<(), StoreError> {
+            let Some(codes) = &self.codes else { return unavailable() };
             codes.lock().unwrap().push((key.clone(), record.clone()));
             Ok(())
         }
@@ -605,13 +639,13 @@ mod tests {
             unreachable!("a mail redeems no code")
         }
 
-        async fn take_code(&self, _: &AppId, _: &CodeKey) -> Result<Option<CodeRecord>, StoreError> {
+        async fn consume_code(&self, _: &AppId, _: &CodeKey) -> Result<Option<CodeRecord>, StoreError> {
             unreachable!("a mail redeems no code")
         }
     }
 
-    impl Sessions for Script {
-        async fn open_session(&self, _: &AppId, _: &NewSession) -> Result<Opening, StoreError> {
+    impl Sessions for FakeStores {
+        async fn open_session(&self, _: &AppId, _: &NewSession) -> Result<OpenOutcome, StoreError> {
             unreachable!("a mail opens no session")
         }
 
@@ -623,7 +657,7 @@ mod tests {
             unreachable!("a mail reads no session")
         }
 
-        async fn refresh(&self, _: &AppId, _: &RefreshToken, _: &RefreshRules) -> Result<Refreshed, StoreError> {
+        async fn refresh(&self, _: &AppId, _: &RefreshToken, _: &RefreshRules) -> Result<RefreshOutcome, StoreError> {
             unreachable!("a mail refreshes nothing")
         }
 
@@ -638,22 +672,22 @@ mod tests {
         async fn raise_epoch(
             &self,
             _: &AppId,
-            _: &EpochNews,
+            _: &EpochChange,
             profile: Option<&Profile>,
-        ) -> Result<Carried, StoreError> {
+        ) -> Result<Replication, StoreError> {
             assert_eq!(profile.map(|profile| profile.version), self.user.as_ref().map(|user| user.version));
-            self.carried.map_or_else(away, Ok)
+            self.replication.map_or_else(unavailable, Ok)
         }
 
-        async fn put_profile(&self, _: &AppId, user: UserId, profile: &Profile) -> Result<(), StoreError> {
+        async fn store_profile(&self, _: &AppId, user: UserId, profile: &Profile) -> Result<(), StoreError> {
             let known = self.user.as_ref().unwrap();
             assert_eq!((user, profile), (known.id, &known.profile()));
-            self.carried.map_or_else(away, |_| Ok(()))
+            self.replication.map_or_else(unavailable, |_| Ok(()))
         }
     }
 
-    /// An App `shop` with its own relay on this port of loopback.
-    fn delivery(script: Script, port: u16) -> Delivery<Script> {
+    /// A delivery for an App `shop` with its own relay on this loopback port.
+    fn delivery(script: FakeStores, port: u16) -> OutboxDeliverer<FakeStores> {
         let mut doc = fixtures::rendered("shop");
         doc.mail.from = Some("hello@shop.example.com".parse().unwrap());
         doc.mail.reset_url = Some("https://shop.example.com/reset?code={code}&email={email}".parse().unwrap());
@@ -664,109 +698,112 @@ mod tests {
         let mut unresolved = fixtures::rendered("unresolved");
         unresolved.mail.smtp = RenderedSmtp::Unresolved;
         apps.put(&unresolved.app_id.clone(), &unresolved.to_bytes());
-        let reach = Reach { allow_insecure: true, ..Reach::default() };
+        let reach = OutboundPolicy { allow_insecure: true, ..OutboundPolicy::default() };
         let settings = MailSettings { reach, ..MailSettings::default() };
         let metrics = MailMetrics::register(&mut Registry::default());
-        Delivery::new(Arc::new(script), Arc::new(apps), Arc::new(Env::system()), settings, metrics)
+        OutboxDeliverer::new(Arc::new(script), Arc::new(apps), Arc::new(Env::system()), settings, metrics)
     }
 
-    fn row(app: &str, task: Task) -> Claimed {
+    fn row(app: &str, task: OutboxTask) -> ClaimedRow {
         let lease_until = datetime!(2026-02-01 09:30 UTC);
-        Claimed { id: Uuid::from_u128(1), app: app.parse().unwrap(), attempts: 0, task, lease_until, trace: None }
+        ClaimedRow { id: Uuid::from_u128(1), app: app.parse().unwrap(), attempts: 0, task, lease_until, trace: None }
     }
 
-    fn reset(requested_at: OffsetDateTime) -> Task {
-        Task::Mail(Mail { kind: MailKind::Reset, user: Some(user().id), requested_at })
+    fn reset(requested_at: OffsetDateTime) -> OutboxTask {
+        OutboxTask::Mail(Mail { kind: MailKind::Reset, recipient: Some(user().id), requested_at })
     }
 
     #[tokio::test]
-    async fn the_code_in_the_mail_is_the_one_that_was_kept() {
+    async fn the_code_in_the_mail_is_the_stored_one() {
         let (port, said) = listener(&[]).await;
-        let script = Script { user: Some(user()), codes: Some(Mutex::default()), carried: None };
+        let script = FakeStores { user: Some(user()), codes: Some(Mutex::default()), replication: None };
         let delivery = delivery(script, port);
         let now = delivery.env.now();
-        assert!(matches!(delivery.deliver(&row("shop", reset(now))).await, Outcome::Done));
+        assert!(matches!(delivery.deliver(&row("shop", reset(now))).await, DeliveryOutcome::Done));
         let stores = delivery.stores.clone();
         let app = delivery.apps.get("shop").unwrap();
         drop(delivery);
-        // Quoted-printable (RFC 2045, 6.7), as far as these texts have need of it.
+        // Decodes quoted-printable (RFC 2045, section 6.7), as far as these texts need it.
         let content = said.await.unwrap().pop().unwrap().replace("=\r\n", "").replace("=3D", "=");
-        let code = content.lines().find_map(|line| Code::parse(line).ok()).expect("the code stands on a line");
+        let code = content.lines().find_map(|line| Code::parse(line).ok()).expect("a line with the code");
         let kept = stores.codes.as_ref().unwrap().lock().unwrap();
-        let [(key, record)] = &kept[..] else { panic!("one code is kept") };
+        let [(key, record)] = &kept[..] else { panic!("one code is stored") };
         assert_eq!(*key, code.key_to_store(&app));
         assert_eq!(
             (record.purpose, record.epoch, record.address.as_str()),
-            (Purpose::Reset, Epoch(3), "ada@example.com")
+            (CodePurpose::Reset, Epoch(3), "ada@example.com")
         );
         assert!((1_799..1_830).contains(&(record.expires_at - now.unix_timestamp())));
-        let link = format!("https://shop.example.com/reset?code={}&email=Ada%40Example.com", code.shown());
+        let link = format!("https://shop.example.com/reset?code={}&email=Ada%40Example.com", code.display_form());
         assert!(content.contains(&link), "{content}");
         assert!(!content.contains("Click"), "{content}");
     }
 
     #[tokio::test]
-    async fn a_refused_recipient_is_dead_and_one_refused_for_now_is_tried_again() {
+    async fn a_permanent_rejection_of_the_recipient_is_dead_and_a_temporary_one_is_retried() {
         let refused = async |answer: &'static [(&'static str, &'static str)]| {
             let (port, _said) = listener(answer).await;
-            let script = Script { user: Some(user()), codes: Some(Mutex::default()), carried: None };
+            let script = FakeStores { user: Some(user()), codes: Some(Mutex::default()), replication: None };
             let delivery = delivery(script, port);
             let now = delivery.env.now();
             delivery.deliver(&row("shop", reset(now))).await
         };
         let outcome = refused(&[("RCPT", "550 Ada@Example.com is unknown\r\n")]).await;
         assert!(
-            matches!(&outcome, Outcome::Dead { error } if error == "the relay refused the recipient (550)"),
+            matches!(&outcome, DeliveryOutcome::Dead { error } if error == "the relay refused the recipient (550)"),
             "{outcome:?}"
         );
         let outcome = refused(&[("RCPT", "451 later\r\n")]).await;
         assert!(
-            matches!(&outcome, Outcome::Retry { error, .. } if error == "the relay refused the recipient (451)"),
+            matches!(&outcome, DeliveryOutcome::Retry { error, .. } if error == "the relay refused the recipient (451)"),
             "{outcome:?}"
         );
     }
 
     #[tokio::test]
-    async fn what_cannot_be_tried_waits_and_is_not_counted() {
-        // Port 9 takes no connection; nothing gets so far.
-        let delivery = delivery(Script { user: Some(user()), codes: None, carried: None }, 9);
+    async fn a_mail_that_cannot_be_attempted_waits_and_is_not_counted() {
+        // Port 9 accepts no connection, but no attempt gets that far.
+        let delivery = delivery(FakeStores { user: Some(user()), codes: None, replication: None }, 9);
         let now = delivery.env.now();
         for app in ["shop", "unresolved", "not-served"] {
             let outcome = delivery.deliver(&row(app, reset(now))).await;
-            assert!(matches!(outcome, Outcome::Wait { at } if at > now), "{app}: {outcome:?}");
+            assert!(matches!(outcome, DeliveryOutcome::Wait { at } if at > now), "{app}: {outcome:?}");
         }
     }
 
     #[tokio::test]
-    async fn a_reset_older_than_its_code_would_live_is_dead() {
-        let delivery = delivery(Script::default(), 9);
+    async fn a_reset_older_than_the_lifetime_of_its_code_is_dead() {
+        let delivery = delivery(FakeStores::default(), 9);
         let old = delivery.env.now() - Duration::from_secs(1_801);
         let outcome = delivery.deliver(&row("shop", reset(old))).await;
-        assert!(matches!(&outcome, Outcome::Dead { error } if error.contains("older")), "{outcome:?}");
+        assert!(matches!(&outcome, DeliveryOutcome::Dead { error } if error.contains("older")), "{outcome:?}");
     }
 
     #[tokio::test]
-    async fn a_row_for_nobody_sends_nothing() {
-        let delivery = delivery(Script::default(), 9);
+    async fn a_row_without_a_user_sends_nothing() {
+        let delivery = delivery(FakeStores::default(), 9);
         let now = delivery.env.now();
-        let mail = Mail { kind: MailKind::Reset, user: None, requested_at: now };
-        assert!(matches!(delivery.deliver(&row("shop", Task::Mail(mail))).await, Outcome::Done));
-        assert!(matches!(delivery.deliver(&row("shop", reset(now))).await, Outcome::Done), "the user is gone");
+        let mail = Mail { kind: MailKind::Reset, recipient: None, requested_at: now };
+        assert!(matches!(delivery.deliver(&row("shop", OutboxTask::Mail(mail))).await, DeliveryOutcome::Done));
+        assert!(
+            matches!(delivery.deliver(&row("shop", reset(now))).await, DeliveryOutcome::Done),
+            "the user does not exist"
+        );
     }
 
     #[tokio::test]
-    async fn an_epoch_is_carried_until_it_is_safe() {
-        let news = EpochNews { user: user().id, epoch: Epoch(4), keep: None };
+    async fn an_epoch_is_propagated_until_a_replica_has_it() {
+        let news = EpochChange { user: user().id, epoch: Epoch(4), kept_session: None };
         let carry = async |carried| {
-            let delivery = delivery(Script { carried, ..Script::default() }, 9);
-            let row = Claimed { attempts: 1_000, ..row("not-served", Task::CarryEpoch(news.clone())) };
+            let delivery = delivery(FakeStores { replication: carried, ..FakeStores::default() }, 9);
+            let row = ClaimedRow { attempts: 1_000, ..row("not-served", OutboxTask::PropagateEpoch(news.clone())) };
             let soon = delivery.env.now() + Duration::from_secs(60);
             (delivery.deliver(&row).await, soon)
         };
-        assert!(matches!(carry(Some(Carried::Safely)).await.0, Outcome::Done));
-        for carried in [Some(Carried::Unconfirmed), None] {
+        assert!(matches!(carry(Some(Replication::Complete)).await.0, DeliveryOutcome::Done));
+        for carried in [Some(Replication::Unconfirmed), None] {
             let (outcome, soon) = carry(carried).await;
-            assert!(matches!(outcome, Outcome::Retry { at, .. } if at < soon), "{carried:?}: {outcome:?}");
+            assert!(matches!(outcome, DeliveryOutcome::Retry { at, .. } if at < soon), "{carried:?}: {outcome:?}");
         }
     }
 }

@@ -1,8 +1,8 @@
-//! What fuzz targets call: a mail from its templates to the bytes that a relay gets.
+//! Entry point for fuzz targets: a mail from its templates to the bytes for the relay.
 
 use latchkey_crds::{
     rendered::{RenderedMail, SmtpRelay},
-    templates::Values,
+    templates::TemplateValues,
     types::{AppId, Mailbox},
 };
 use time::OffsetDateTime;
@@ -10,14 +10,14 @@ use uuid::Uuid;
 
 use super::{
     InstallRelay, MailSettings, delivery,
-    relay::{self, Letter},
-    templates::Templates,
+    relay::{self, OutgoingMail},
+    templates::AppTemplates,
 };
 use crate::domain::mail::MailKind;
 
-/// A mail as it was written.
+/// A rendered mail.
 #[derive(Debug)]
-pub struct Written {
+pub struct RenderedMessage {
     pub subject: String,
     pub text: String,
     pub html: String,
@@ -25,26 +25,26 @@ pub struct Written {
     pub message: Vec<u8>,
 }
 
-/// The App that a mail is of.
+/// The App that sends a mail.
 #[derive(Clone, Copy, Debug)]
 pub struct Sender<'a> {
     pub app: &'a AppId,
     pub display_name: &'a str,
     pub mail: &'a RenderedMail,
-    /// The install's own relay and sender.
+    /// The relay and the sender of the install.
     pub relay: &'a SmtpRelay,
     pub from: &'a Mailbox,
 }
 
-/// Writes a mail to this address. None if it cannot be sent.
-pub fn write(sender: Sender<'_>, to: &str, kind: MailKind, values: Values<'_>) -> Option<Written> {
+/// Renders a mail to this address. `None` if it cannot be sent.
+pub fn render(sender: Sender<'_>, to: &str, kind: MailKind, values: TemplateValues<'_>) -> Option<RenderedMessage> {
     let install = InstallRelay { relay: sender.relay.clone(), from: sender.from.clone() };
     let settings = MailSettings { install: Some(install), ..MailSettings::default() };
     let route = delivery::route(sender.app, sender.display_name, sender.mail, &settings)?;
-    let content = Templates::new("fuzz", &sender.mail.templates).render("fuzz", kind, values).ok()?;
+    let content = AppTemplates::new("fuzz", &sender.mail.templates).render("fuzz", kind, values).ok()?;
     let (subject, text, html) = (content.subject.clone(), content.text.clone(), content.html.clone());
     let to = lettre::message::Mailbox::new(None, to.parse().ok()?);
-    let letter = Letter { id: Uuid::nil(), to, at: OffsetDateTime::UNIX_EPOCH, content };
-    let message = relay::message(&route, letter).ok()?.formatted();
-    Some(Written { subject, text, html, message })
+    let letter = OutgoingMail { id: Uuid::nil(), to, date: OffsetDateTime::UNIX_EPOCH, content };
+    let message = relay::build_message(&route, letter).ok()?.formatted();
+    Some(RenderedMessage { subject, text, html, message })
 }

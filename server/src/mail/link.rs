@@ -1,15 +1,15 @@
-//! The link in a mail: the App's own page, with the code filled in.
+//! The link in a mail: the App's own page, with the code in the URL.
 
 use latchkey_crds::types::LinkTemplate;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
-/// All but the unreserved characters (RFC 3986, 2.3).
+/// All characters except the unreserved ones (RFC 3986, section 2.3).
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// Opening it changes nothing: the page posts the code. Scanners open links before people do.
-pub(super) fn fill(template: &LinkTemplate, code: &str, email: &str) -> String {
+/// Opening the link changes nothing, because link scanners open it before the user does: the page posts the code.
+pub(super) fn fill_template(template: &LinkTemplate, code: &str, email: &str) -> String {
     let encoded = |text| utf8_percent_encode(text, RESERVED).to_string();
-    // What is filled in has no brace left, so the order does not matter.
+    // The encoded values contain no braces, so the order does not matter.
     template.as_str().replace("{code}", &encoded(code)).replace("{email}", &encoded(email))
 }
 
@@ -18,7 +18,7 @@ mod tests {
     use super::*;
 
     fn filled(template: &str, code: &str, email: &str) -> String {
-        fill(&template.parse().unwrap(), code, email)
+        fill_template(&template.parse().unwrap(), code, email)
     }
 
     #[test]
@@ -34,7 +34,7 @@ mod tests {
     }
 
     #[test]
-    fn a_placeholder_may_come_twice_or_not_at_all() {
+    fn a_placeholder_can_occur_twice_or_not_at_all() {
         assert_eq!(
             filled("com.example.app:/c/{code}/{code}", "AAAAA-BBBBB", "x@y.z"),
             "com.example.app:/c/AAAAA-BBBBB/AAAAA-BBBBB"

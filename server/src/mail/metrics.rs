@@ -1,4 +1,4 @@
-//! What is measured of mail.
+//! Metrics of mail.
 
 use std::sync::atomic::AtomicU64;
 
@@ -8,13 +8,13 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::domain::{mail::MailKind, ports::Backlog};
+use crate::domain::{mail::MailKind, ports::OutboxBacklog};
 
-/// Handles to the metrics; clones count together.
+/// Handles to the metrics; clones share the values.
 #[derive(Clone, Debug)]
 pub struct MailMetrics {
     mails: Family<MailLabels, Counter>,
-    epochs: Family<EpochLabels, Counter>,
+    propagations: Family<EpochLabels, Counter>,
     send_seconds: Histogram,
     in_flight: Gauge,
     due: Gauge,
@@ -22,12 +22,12 @@ pub struct MailMetrics {
     dead: Gauge,
 }
 
-/// What became of one try.
+/// The outcome of an attempt, as a label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Fate {
-    /// The relay took it.
+pub(super) enum AttemptOutcome {
+    /// The relay accepted it.
     Sent,
-    /// There was nothing to send any more.
+    /// There was nothing to send.
     Skipped,
     Retried,
     Waited,
@@ -36,17 +36,17 @@ pub(super) enum Fate {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct MailLabels {
-    mail: Kind,
-    outcome: Fate,
+    mail: KindLabel,
+    outcome: AttemptOutcome,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct EpochLabels {
-    outcome: Fate,
+    outcome: AttemptOutcome,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Kind(MailKind);
+struct KindLabel(MailKind);
 
 // === impl MailMetrics ===
 
@@ -54,75 +54,75 @@ impl MailMetrics {
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self {
             mails: Family::default(),
-            epochs: Family::default(),
-            // From a relay next door to the limit of ten seconds.
+            propagations: Family::default(),
+            // From a relay in the same network to the timeout of ten seconds.
             send_seconds: Histogram::new([0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0]),
             in_flight: Gauge::default(),
             due: Gauge::default(),
             oldest_due_seconds: Gauge::default(),
             dead: Gauge::default(),
         };
-        // Series that are there from the start: their first increase is seen.
-        for outcome in Fate::ALL {
+        // Create all series at the start, so that the first increase of each is visible.
+        for outcome in AttemptOutcome::ALL {
             for kind in MailKind::ALL {
-                drop(metrics.mails.get_or_create(&MailLabels { mail: Kind(kind), outcome }));
+                drop(metrics.mails.get_or_create(&MailLabels { mail: KindLabel(kind), outcome }));
             }
         }
-        for outcome in [Fate::Sent, Fate::Retried] {
-            drop(metrics.epochs.get_or_create(&EpochLabels { outcome }));
+        for outcome in [AttemptOutcome::Sent, AttemptOutcome::Retried] {
+            drop(metrics.propagations.get_or_create(&EpochLabels { outcome }));
         }
-        registry.register("mails", "Mails by what became of the try", metrics.mails.clone());
+        registry.register("mails", "Attempts to send a mail, by outcome", metrics.mails.clone());
         registry.register(
             "carried_epochs",
-            "Epochs that a request could not carry to Redis, by what became of the try",
-            metrics.epochs.clone(),
+            "Attempts to write an epoch to Redis that a request could not write, by outcome",
+            metrics.propagations.clone(),
         );
         registry.register(
             "mail_send_duration_seconds",
-            "From connecting to a relay to its answer, whatever that was",
+            "Time from connecting to a relay to its answer, successful or not",
             metrics.send_seconds.clone(),
         );
-        registry.register("mail_in_flight", "Rows of the outbox in hand", metrics.in_flight.clone());
+        registry.register("mail_in_flight", "Rows of the outbox being delivered", metrics.in_flight.clone());
         registry.register("outbox_due", "Rows of the outbox that are due", metrics.due.clone());
         registry.register(
             "outbox_oldest_due_seconds",
             "How long the oldest due row has waited",
             metrics.oldest_due_seconds.clone(),
         );
-        registry.register("outbox_dead", "Rows that are kept for people to look at", metrics.dead.clone());
+        registry.register("outbox_dead", "Dead letters in the outbox", metrics.dead.clone());
         metrics
     }
 
-    pub(super) fn mail(&self, kind: MailKind, outcome: Fate) {
-        self.mails.get_or_create(&MailLabels { mail: Kind(kind), outcome }).inc();
+    pub(super) fn count_mail(&self, kind: MailKind, outcome: AttemptOutcome) {
+        self.mails.get_or_create(&MailLabels { mail: KindLabel(kind), outcome }).inc();
     }
 
-    pub(super) fn epoch(&self, outcome: Fate) {
-        self.epochs.get_or_create(&EpochLabels { outcome }).inc();
+    pub(super) fn count_epoch(&self, outcome: AttemptOutcome) {
+        self.propagations.get_or_create(&EpochLabels { outcome }).inc();
     }
 
-    pub(super) fn sent_in(&self, duration: std::time::Duration) {
+    pub(super) fn observe_send(&self, duration: std::time::Duration) {
         self.send_seconds.observe(duration.as_secs_f64());
     }
 
-    pub(super) fn in_flight(&self, count: usize) {
+    pub(super) fn set_in_flight(&self, count: usize) {
         self.in_flight.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
-    pub(super) fn backlog(&self, backlog: Backlog) {
+    pub(super) fn set_backlog(&self, backlog: OutboxBacklog) {
         self.due.set(i64::try_from(backlog.due).unwrap_or(i64::MAX));
         self.oldest_due_seconds.set(backlog.oldest_due_seconds);
         self.dead.set(i64::try_from(backlog.dead).unwrap_or(i64::MAX));
     }
 }
 
-// === impl Fate ===
+// === impl AttemptOutcome ===
 
-impl Fate {
+impl AttemptOutcome {
     const ALL: [Self; 5] = [Self::Sent, Self::Skipped, Self::Retried, Self::Waited, Self::Dead];
 }
 
-impl prometheus_client::encoding::EncodeLabelValue for Fate {
+impl prometheus_client::encoding::EncodeLabelValue for AttemptOutcome {
     fn encode(&self, encoder: &mut LabelValueEncoder) -> Result<(), std::fmt::Error> {
         use std::fmt::Write;
         encoder.write_str(match self {
@@ -135,9 +135,9 @@ impl prometheus_client::encoding::EncodeLabelValue for Fate {
     }
 }
 
-// === impl Kind ===
+// === impl KindLabel ===
 
-impl prometheus_client::encoding::EncodeLabelValue for Kind {
+impl prometheus_client::encoding::EncodeLabelValue for KindLabel {
     fn encode(&self, encoder: &mut LabelValueEncoder) -> Result<(), std::fmt::Error> {
         use std::fmt::Write;
         encoder.write_str(self.0.as_str())
@@ -149,13 +149,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_counted_is_what_is_shown() {
+    fn counted_outcomes_are_exported() {
         let mut registry = Registry::default();
         let metrics = MailMetrics::register(&mut registry);
-        metrics.mail(MailKind::AccountExists, Fate::Sent);
-        metrics.mail(MailKind::AccountExists, Fate::Sent);
-        metrics.epoch(Fate::Retried);
-        metrics.backlog(Backlog { due: 3, oldest_due_seconds: 1.5, dead: 2 });
+        metrics.count_mail(MailKind::AccountExists, AttemptOutcome::Sent);
+        metrics.count_mail(MailKind::AccountExists, AttemptOutcome::Sent);
+        metrics.count_epoch(AttemptOutcome::Retried);
+        metrics.set_backlog(OutboxBacklog { due: 3, oldest_due_seconds: 1.5, dead: 2 });
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
         for line in [

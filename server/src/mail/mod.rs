@@ -1,35 +1,35 @@
-//! Mail: the outbox worker, the templates and the relays.
+//! Mail: the outbox worker, the templates and the connections to relays.
 
 use latchkey_crds::{rendered::SmtpRelay, types::Mailbox};
 
-use crate::outbound::Reach;
+use crate::outbound::OutboundPolicy;
 
 mod backoff;
-mod compiled;
 mod delivery;
 #[doc(hidden)]
 pub mod fuzzing;
-mod guard;
 mod link;
 mod metrics;
 mod relay;
+mod relay_ports;
+mod relay_stream;
+mod template_cache;
 mod templates;
-mod wire;
 mod worker;
 
 pub use metrics::MailMetrics;
 pub use worker::Worker;
 
-/// What the install sets for the mail of all Apps.
+/// Settings of the install for the mail of all Apps.
 #[derive(Clone, Debug, Default)]
 pub struct MailSettings {
-    /// The install's own relay; none: the mail of Apps without their own waits.
+    /// The relay of the install. Without it, mail of Apps without their own relay waits.
     pub install: Option<InstallRelay>,
-    /// Where an App's own relay may stand.
-    pub reach: Reach,
+    /// The addresses that an App's own relay can have.
+    pub reach: OutboundPolicy,
 }
 
-/// The relay of the install, and who sends through it.
+/// The relay of the install, and its sender address.
 #[derive(Clone, Debug)]
 pub struct InstallRelay {
     pub relay: SmtpRelay,

@@ -1,4 +1,4 @@
-//! Sending one mail through a relay, over connections that are kept a while.
+//! Sends mails through relays, over connections that are reused.
 
 use std::{
     collections::HashMap,
@@ -25,19 +25,19 @@ use lettre::{
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{MailSettings, guard, templates::Rendered, wire};
-use crate::outbound::{Unresolved, look_up, trust::Trust};
+use super::{MailSettings, relay_ports, relay_stream, templates::MailContent};
+use crate::outbound::{ResolveError, lookup_host, tls_roots::TlsRoots};
 
-/// The whole of one mail: name look-up, connection, TLS, login and SMTP (design, Server).
-const WHOLE: Duration = Duration::from_secs(10);
-/// Relays end connections that are silent for longer; Postfix after 300 s, some after 30.
-const MOST_IDLE: Duration = Duration::from_secs(20);
-/// Many relays take a hundred mails on one connection, some fewer.
-const MOST_MAILS: u32 = 50;
-/// As many connections of one relay as one App may have in flight.
-const MOST_PARKED: usize = 4;
+/// Timeout of one mail: DNS lookup, connection, TLS, authentication and SMTP.
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
+/// Relays close idle connections: Postfix after 300 s, some after 30 s.
+const MAX_IDLE_TIME: Duration = Duration::from_secs(20);
+/// Many relays accept a hundred mails per connection, some fewer.
+const MAX_MAILS_PER_CONNECTION: u32 = 50;
+/// Idle connections per relay and App; as many as the mails of an App that are sent at the same time.
+const MAX_IDLE_CONNECTIONS: usize = 4;
 
-/// Where the talk with a relay was when it went wrong.
+/// The stage of an SMTP session, for errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     Greeting,
@@ -48,74 +48,74 @@ pub(super) enum Stage {
     Content,
 }
 
-/// Why a mail was not taken, in our words: what a peer wrote is never kept.
+/// Why a mail was not sent. The texts are our own: text from a peer is never kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum SendError {
-    #[error("the relay's port {0} is not one of mail")]
-    PortRefused(u16),
+    #[error("the relay's port {0} is not a mail port")]
+    PortNotAllowed(u16),
     #[error("the relay's name does not resolve")]
-    NameUnknown,
+    NameNotResolved,
     #[error("the relay's address is private or reserved")]
-    AddressRefused,
-    #[error("the relay does not take the connection")]
+    AddressNotAllowed,
+    #[error("the relay does not accept the connection")]
     Unreachable,
     #[error("the relay does not offer STARTTLS")]
     NoStarttls,
-    #[error("TLS with the relay failed, or its certificate is not for its name")]
+    #[error("TLS with the relay failed, or its certificate is not valid for its name")]
     Tls,
-    #[error("the relay offers no login that is known here")]
-    NoLogin,
-    #[error("the relay refused {what} ({code})", what = .stage.what())]
-    Refused { stage: Stage, code: u16 },
-    #[error("the relay broke the connection off at {stage}", stage = .0.what())]
-    Broken(Stage),
-    #[error("the relay's answer to {stage} is not SMTP", stage = .0.what())]
-    NotSmtp(Stage),
+    #[error("the relay offers no supported authentication mechanism")]
+    NoAuthMechanism,
+    #[error("the relay refused {what} ({code})", what = .stage.as_str())]
+    Rejected { stage: Stage, code: u16 },
+    #[error("the relay closed the connection at {stage}", stage = .0.as_str())]
+    ConnectionClosed(Stage),
+    #[error("the relay's answer to {stage} is not SMTP", stage = .0.as_str())]
+    InvalidReply(Stage),
     #[error("the relay took longer than ten seconds")]
-    TooSlow,
-    #[error("the mail cannot be written as a message")]
-    NotAMessage,
+    Timeout,
+    #[error("the mail cannot be encoded as a message")]
+    InvalidMessage,
 }
 
-/// Through what a mail leaves, and as whose.
+/// The relay and the sender of a mail.
 #[derive(Debug)]
 pub(super) struct Route {
     pub(super) relay: SmtpRelay,
-    /// Whose relay it is; none: the install's, which may stand anywhere.
+    /// The App that owns the relay. `None` for the relay of the install, which can have any address.
     pub(super) owner: Option<AppId>,
     pub(super) from: Mailbox,
     pub(super) reply_to: Option<Mailbox>,
 }
 
 /// A mail, ready to be sent.
-pub(super) struct Letter {
-    /// The row's: a second try has the same Message-ID, so that most clients show one mail.
+pub(super) struct OutgoingMail {
+    /// The id of the row: a second attempt has the same Message-ID, so that most mail clients show one mail.
     pub(super) id: Uuid,
     pub(super) to: Mailbox,
-    pub(super) at: OffsetDateTime,
-    pub(super) content: Rendered,
+    pub(super) date: OffsetDateTime,
+    pub(super) content: MailContent,
 }
 
-/// The relays in use.
-pub(super) struct Relays {
+/// The connections to relays.
+pub(super) struct RelayPool {
     settings: MailSettings,
-    trust: Trust,
-    parked: Mutex<HashMap<Key, Vec<Parked>>>,
+    trust: TlsRoots,
+    idle: Mutex<HashMap<ConnectionKey, Vec<IdleConnection>>>,
 }
 
-/// One App's use of one relay with one login.
-type Key = (Option<AppId>, [u8; SHA256_OUTPUT_LEN]);
+/// The App and the SHA-256 of the relay with its credentials.
+type ConnectionKey = (Option<AppId>, [u8; SHA256_OUTPUT_LEN]);
 
-struct Parked {
+struct IdleConnection {
     connection: AsyncSmtpConnection,
-    since: Instant,
-    mails: u32,
+    idle_since: Instant,
+    mails_sent: u32,
 }
 
 // === impl Stage ===
 
 impl Stage {
-    const fn what(self) -> &'static str {
+    const fn as_str(self) -> &'static str {
         match self {
             Self::Greeting => "the greeting",
             Self::Tls => "STARTTLS",
@@ -130,168 +130,170 @@ impl Stage {
 // === impl SendError ===
 
 impl SendError {
-    pub(super) fn at(stage: Stage, error: &lettre::transport::smtp::Error) -> Self {
+    pub(super) fn from_smtp(stage: Stage, error: &lettre::transport::smtp::Error) -> Self {
         if let Some(code) = error.status() {
-            Self::Refused { stage, code: code.into() }
+            Self::Rejected { stage, code: code.into() }
         } else if error.is_response() {
-            Self::NotSmtp(stage)
+            Self::InvalidReply(stage)
         } else if error.is_client() && stage == Stage::Login {
-            Self::NoLogin
+            Self::NoAuthMechanism
         } else {
-            Self::Broken(stage)
+            Self::ConnectionClosed(stage)
         }
     }
 
-    /// Whether trying again is of no use: this recipient or this message is refused for good (RFC 5321, 4.2.1). What
-    /// the operator of the App or of the relay can mend (login, sender, TLS, network) is tried again, and so is a
-    /// recipient refused only for want of a login (530) or out of order (503).
-    pub(super) fn is_final(self) -> bool {
+    /// Whether a retry is useless: this recipient or this message is rejected permanently (RFC 5321, section 4.2.1).
+    /// Errors that the operator of the App or of the relay can fix (authentication, sender, TLS, network) are retried,
+    /// and so is a recipient that is rejected only for missing authentication (530) or a bad command sequence (503).
+    pub(super) fn is_permanent(self) -> bool {
         match self {
-            Self::Refused { stage: Stage::Recipient | Stage::Content, code } => {
+            Self::Rejected { stage: Stage::Recipient | Stage::Content, code } => {
                 (500..600).contains(&code) && !matches!(code, 503 | 530)
             }
-            Self::NotAMessage => true,
-            Self::Refused { stage: Stage::Greeting | Stage::Tls | Stage::Login | Stage::Sender, .. }
-            | Self::PortRefused(_)
-            | Self::NameUnknown
-            | Self::AddressRefused
+            Self::InvalidMessage => true,
+            Self::Rejected { stage: Stage::Greeting | Stage::Tls | Stage::Login | Stage::Sender, .. }
+            | Self::PortNotAllowed(_)
+            | Self::NameNotResolved
+            | Self::AddressNotAllowed
             | Self::Unreachable
             | Self::NoStarttls
             | Self::Tls
-            | Self::NoLogin
-            | Self::Broken(_)
-            | Self::NotSmtp(_)
-            | Self::TooSlow => false,
+            | Self::NoAuthMechanism
+            | Self::ConnectionClosed(_)
+            | Self::InvalidReply(_)
+            | Self::Timeout => false,
         }
     }
 }
 
-// === impl Relays ===
+// === impl RelayPool ===
 
-impl Relays {
+impl RelayPool {
     pub(super) fn new(settings: MailSettings) -> Self {
-        Self { settings, trust: Trust::default(), parked: Mutex::default() }
+        Self { settings, trust: TlsRoots::default(), idle: Mutex::default() }
     }
 
     pub(super) fn settings(&self) -> &MailSettings {
         &self.settings
     }
 
-    /// Sends, or tells why not, within [`WHOLE`].
-    pub(super) async fn send(&self, route: &Route, letter: Letter) -> Result<(), SendError> {
-        let message = message(route, letter)?;
+    /// Sends a mail within [`SEND_TIMEOUT`].
+    pub(super) async fn send(&self, route: &Route, mail: OutgoingMail) -> Result<(), SendError> {
+        let message = build_message(route, mail)?;
         let envelope = message.envelope();
-        let (Some(from), [to]) = (envelope.from(), envelope.to()) else { return Err(SendError::NotAMessage) };
-        let octets = message.formatted();
+        let (Some(from), [to]) = (envelope.from(), envelope.to()) else { return Err(SendError::InvalidMessage) };
+        let bytes = message.formatted();
         let sending = async {
-            let key = key(route);
-            let (mut connection, mails) = match self.take(&key).await {
+            let key = connection_key(route);
+            let (mut connection, mails) = match self.acquire(&key).await {
                 Some(parked) => parked,
                 None => (self.connect(route).await?, 0),
             };
-            let at = |stage| move |error| SendError::at(stage, &error);
+            let at = |stage| move |error| SendError::from_smtp(stage, &error);
             connection.command(Mail::new(Some(from.clone()), Vec::new())).await.map_err(at(Stage::Sender))?;
             connection.command(Rcpt::new(to.clone(), Vec::new())).await.map_err(at(Stage::Recipient))?;
             connection.command(Data).await.map_err(at(Stage::Content))?;
-            connection.message(&octets).await.map_err(at(Stage::Content))?;
-            self.park(key, connection, mails + 1);
+            connection.message(&bytes).await.map_err(at(Stage::Content))?;
+            self.release(key, connection, mails + 1);
             Ok(())
         };
-        tokio::time::timeout(WHOLE, sending).await.unwrap_or(Err(SendError::TooSlow))
+        tokio::time::timeout(SEND_TIMEOUT, sending).await.unwrap_or(Err(SendError::Timeout))
     }
 
-    /// Ends connections that were not used for a while.
+    /// Closes connections that were idle for too long.
     pub(super) fn close_idle(&self) {
-        let mut parked = self.parked.lock().unwrap_or_else(PoisonError::into_inner);
-        parked.retain(|_, connections| {
-            connections.retain(|parked| parked.since.elapsed() < MOST_IDLE);
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        idle.retain(|_, connections| {
+            connections.retain(|idle| idle.idle_since.elapsed() < MAX_IDLE_TIME);
             !connections.is_empty()
         });
     }
 
-    async fn take(&self, key: &Key) -> Option<(AsyncSmtpConnection, u32)> {
+    async fn acquire(&self, key: &ConnectionKey) -> Option<(AsyncSmtpConnection, u32)> {
         loop {
-            let parked = self.parked.lock().unwrap_or_else(PoisonError::into_inner).get_mut(key)?.pop()?;
-            let Parked { mut connection, since, mails } = parked;
-            if since.elapsed() < MOST_IDLE && connection.test_connected().await {
+            let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).get_mut(key)?.pop()?;
+            let IdleConnection { mut connection, idle_since: since, mails_sent: mails } = idle;
+            if since.elapsed() < MAX_IDLE_TIME && connection.test_connected().await {
                 return Some((connection, mails));
             }
         }
     }
 
-    fn park(&self, key: Key, connection: AsyncSmtpConnection, mails: u32) {
-        if mails >= MOST_MAILS || connection.has_broken() {
+    fn release(&self, key: ConnectionKey, connection: AsyncSmtpConnection, mails: u32) {
+        if mails >= MAX_MAILS_PER_CONNECTION || connection.has_broken() {
             return;
         }
-        let mut parked = self.parked.lock().unwrap_or_else(PoisonError::into_inner);
-        let connections = parked.entry(key).or_default();
-        if connections.len() < MOST_PARKED {
-            connections.push(Parked { connection, since: Instant::now(), mails });
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let connections = idle.entry(key).or_default();
+        if connections.len() < MAX_IDLE_CONNECTIONS {
+            connections.push(IdleConnection { connection, idle_since: Instant::now(), mails_sent: mails });
         }
     }
 
     async fn connect(&self, route: &Route) -> Result<AsyncSmtpConnection, SendError> {
         let relay = &route.relay;
         let addresses = self.resolve(route).await?;
-        let (stream, peer) = wire::connect(&addresses).await?;
+        let (stream, peer) = relay_stream::connect(&addresses).await?;
         let hello = ClientId::Domain(route.from.email.domain().to_owned());
-        let mut connection = wire::open(stream, peer, host(relay), relay.tls, &hello, &self.trust).await?;
+        let mut connection = relay_stream::open(stream, peer, host(relay), relay.tls, &hello, &self.trust).await?;
         if let (Some(username), Some(password)) = (&relay.username, &relay.password) {
             let login = Credentials::new(username.expose().to_owned(), password.expose().to_owned());
             let login = connection.auth(&[Mechanism::Plain, Mechanism::Login], &login).await;
-            login.map_err(|error| SendError::at(Stage::Login, &error))?;
+            login.map_err(|error| SendError::from_smtp(Stage::Login, &error))?;
         }
         Ok(connection)
     }
 
-    /// The addresses that may be connected to.
+    /// The addresses to connect to. An App's own relay must have an allowed port and address.
     async fn resolve(&self, route: &Route) -> Result<Vec<SocketAddr>, SendError> {
         let guarded = route.owner.is_some();
         let (host, port) = (host(&route.relay), route.relay.port);
-        if guarded && !guard::allows_port(&self.settings, port) {
-            return Err(SendError::PortRefused(port));
+        if guarded && !relay_ports::is_port_allowed(&self.settings, port) {
+            return Err(SendError::PortNotAllowed(port));
         }
-        let found = if guarded { self.settings.reach.resolve(host, port).await } else { look_up(host, port).await };
+        let found = if guarded { self.settings.reach.resolve(host, port).await } else { lookup_host(host, port).await };
         found.map_err(|unresolved| match unresolved {
-            Unresolved::NameUnknown => SendError::NameUnknown,
-            Unresolved::AddressRefused => SendError::AddressRefused,
+            ResolveError::NameUnknown => SendError::NameNotResolved,
+            ResolveError::AddressNotAllowed => SendError::AddressNotAllowed,
         })
     }
 }
 
-/// The host as an address or a name: a final dot, which a certificate never has, and brackets are taken away.
+/// The host as an address or a name, without brackets and without a final dot, which certificates never have.
 fn host(relay: &SmtpRelay) -> &str {
     let host = relay.host.strip_suffix('.').unwrap_or(&relay.host);
     host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
 }
 
-/// A relay whose Secret changed is another one; the login itself is not kept here.
-fn key(route: &Route) -> Key {
+/// A relay with a changed Secret has another key. The hash avoids keeping the credentials here.
+fn connection_key(route: &Route) -> ConnectionKey {
     let relay = serde_json::to_vec(&route.relay).expect("a relay is strings and a number");
     let mut hash = [0; SHA256_OUTPUT_LEN];
     hash.copy_from_slice(digest(&SHA256, &relay).as_ref());
     (route.owner.clone(), hash)
 }
 
-pub(super) fn message(route: &Route, letter: Letter) -> Result<Message, SendError> {
-    let Letter { id, to, at, content } = letter;
+pub(super) fn build_message(route: &Route, mail: OutgoingMail) -> Result<Message, SendError> {
+    let OutgoingMail { id, to, date: at, content } = mail;
     let header =
         |name: &'static str, value: &str| HeaderValue::new(HeaderName::new_from_ascii_str(name), value.to_owned());
     let mut message = Message::builder()
         .from(route.from.clone())
         .to(to)
-        // Readers would decode what looks like an encoded word (RFC 2047, 2): by the name of an
-        // account somebody could show text there that was not checked.
+        // Mail clients decode text that looks like an encoded word (RFC 2047, section 2). With the name of
+        // an account somebody could show text there that was not checked.
         .subject(content.subject.replace("=?", "= ?"))
         .date(at.into())
         .message_id(Some(format!("<{id}@{}>", route.from.email.domain())))
-        // RFC 3834: no out-of-office reply to this; Exchange asks for the second.
+        // RFC 3834: no out-of-office replies. Exchange needs the second header.
         .raw_header(header("Auto-Submitted", "auto-generated"))
         .raw_header(header("X-Auto-Response-Suppress", "All"));
     if let Some(reply_to) = &route.reply_to {
         message = message.reply_to(reply_to.clone());
     }
-    message.multipart(MultiPart::alternative_plain_html(content.text, content.html)).map_err(|_| SendError::NotAMessage)
+    message
+        .multipart(MultiPart::alternative_plain_html(content.text, content.html))
+        .map_err(|_| SendError::InvalidMessage)
 }
 
 #[cfg(test)]
@@ -305,13 +307,13 @@ pub(super) mod tests {
     };
 
     use super::*;
-    use crate::outbound::Reach;
+    use crate::outbound::OutboundPolicy;
 
-    /// By the first word of what is said.
-    type Answers = &'static [(&'static str, &'static str)];
+    /// Responses by the first word of the command.
+    type Replies = &'static [(&'static str, &'static str)];
 
-    /// Answers by the first word of each line; what is not listed is taken.
-    async fn talk(stream: TcpStream, script: &[(&str, &str)]) -> Vec<String> {
+    /// Responds to each command by its first word; commands that are not listed are accepted.
+    async fn serve_smtp(stream: TcpStream, script: &[(&str, &str)]) -> Vec<String> {
         let (mut said, mut stream) = (Vec::new(), BufReader::new(stream));
         let answer = |word: &str, usual: &str| {
             script.iter().find(|(of, _)| *of == word).map_or(usual, |(_, answer)| *answer).to_owned()
@@ -340,13 +342,13 @@ pub(super) mod tests {
     }
 
     /// A relay for one connection.
-    pub(in crate::mail) async fn relay(script: Answers) -> (u16, JoinHandle<Vec<String>>) {
+    pub(in crate::mail) async fn test_relay(script: Replies) -> (u16, JoinHandle<Vec<String>>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let said = tokio::spawn(async move {
             let (stream, _) = listener.accept().await.unwrap();
             drop(listener);
-            talk(stream, script).await
+            serve_smtp(stream, script).await
         });
         (port, said)
     }
@@ -360,12 +362,12 @@ pub(super) mod tests {
         }
     }
 
-    fn letter() -> Letter {
-        Letter {
+    fn test_mail() -> OutgoingMail {
+        OutgoingMail {
             id: Uuid::from_u128(7),
             to: Mailbox::new(None, "Ada@Example.com".parse().unwrap()),
-            at: datetime!(2026-02-01 09:30 UTC),
-            content: Rendered {
+            date: datetime!(2026-02-01 09:30 UTC),
+            content: MailContent {
                 subject: "Grüße".to_owned(),
                 text: "text\n.\nmore".to_owned(),
                 html: "<p>html</p>".to_owned(),
@@ -373,17 +375,17 @@ pub(super) mod tests {
         }
     }
 
-    fn relays() -> Relays {
-        let reach = Reach { allow_insecure: true, ..Reach::default() };
-        Relays::new(MailSettings { reach, ..MailSettings::default() })
+    fn relays() -> RelayPool {
+        let reach = OutboundPolicy { allow_insecure: true, ..OutboundPolicy::default() };
+        RelayPool::new(MailSettings { reach, ..MailSettings::default() })
     }
 
     #[tokio::test]
-    async fn a_mail_is_sent_and_the_connection_serves_the_next() {
-        let (port, said) = relay(&[]).await;
+    async fn a_mail_is_sent_and_the_connection_is_reused() {
+        let (port, said) = test_relay(&[]).await;
         let (relays, route) = (relays(), route(port, SmtpTls::None));
-        relays.send(&route, letter()).await.unwrap();
-        relays.send(&route, letter()).await.unwrap();
+        relays.send(&route, test_mail()).await.unwrap();
+        relays.send(&route, test_mail()).await.unwrap();
         drop(relays);
         let said = said.await.unwrap();
         let words: Vec<_> = said.iter().filter_map(|line| line.split([' ', ':']).next()).collect();
@@ -412,59 +414,59 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_subject_is_shown_as_it_was_written_and_not_decoded() {
-        let mut letter = letter();
+    fn a_subject_is_not_decoded_as_an_encoded_word() {
+        let mut letter = test_mail();
         letter.content.subject = "Hello =?utf-8?q?evil?=".to_owned();
-        let message = message(&route(25, SmtpTls::None), letter).unwrap().formatted();
+        let message = build_message(&route(25, SmtpTls::None), letter).unwrap().formatted();
         let message = String::from_utf8(message).unwrap();
         assert!(message.contains("\r\nSubject: Hello = ?utf-8?q?evil?=\r\n"), "{message}");
     }
 
     #[tokio::test]
-    async fn a_refusal_tells_its_place_and_code_and_nothing_that_the_peer_wrote() {
-        let cases: [(Answers, SendError, &str); 6] = [
+    async fn a_rejection_names_stage_and_code_and_no_text_of_the_peer() {
+        let cases: [(Replies, SendError, &str); 6] = [
             (
                 &[("greeting", "554 go away\r\n")],
-                SendError::Refused { stage: Stage::Greeting, code: 554 },
+                SendError::Rejected { stage: Stage::Greeting, code: 554 },
                 "the relay refused the greeting (554)",
             ),
             (
                 &[("MAIL", "550 not you\r\n")],
-                SendError::Refused { stage: Stage::Sender, code: 550 },
+                SendError::Rejected { stage: Stage::Sender, code: 550 },
                 "the relay refused the sender (550)",
             ),
             (
                 &[("RCPT", "550 no such user Ada\r\n")],
-                SendError::Refused { stage: Stage::Recipient, code: 550 },
+                SendError::Rejected { stage: Stage::Recipient, code: 550 },
                 "the relay refused the recipient (550)",
             ),
             (
                 &[("RCPT", "451 later\r\n")],
-                SendError::Refused { stage: Stage::Recipient, code: 451 },
+                SendError::Rejected { stage: Stage::Recipient, code: 451 },
                 "the relay refused the recipient (451)",
             ),
             (
                 &[("DATA", "554 spam\r\n")],
-                SendError::Refused { stage: Stage::Content, code: 554 },
+                SendError::Rejected { stage: Stage::Content, code: 554 },
                 "the relay refused the message (554)",
             ),
             (
                 &[("MAIL", "hello?\r\n")],
-                SendError::NotSmtp(Stage::Sender),
+                SendError::InvalidReply(Stage::Sender),
                 "the relay's answer to the sender is not SMTP",
             ),
         ];
         for (script, expected, text) in cases {
-            let (port, said) = relay(script).await;
-            let error = relays().send(&route(port, SmtpTls::None), letter()).await.unwrap_err();
+            let (port, said) = test_relay(script).await;
+            let error = relays().send(&route(port, SmtpTls::None), test_mail()).await.unwrap_err();
             assert_eq!((error, error.to_string().as_str()), (expected, text));
             said.await.unwrap();
         }
     }
 
     #[test]
-    fn only_refusals_of_recipient_or_message_are_final() {
-        let refused = |stage, code| SendError::Refused { stage, code }.is_final();
+    fn only_rejections_of_recipient_or_message_are_permanent() {
+        let refused = |stage, code| SendError::Rejected { stage, code }.is_permanent();
         for stage in [Stage::Recipient, Stage::Content] {
             assert!(refused(stage, 550) && refused(stage, 552) && refused(stage, 554), "{stage:?}");
             assert!(!refused(stage, 421) && !refused(stage, 451), "{stage:?}");
@@ -473,36 +475,36 @@ pub(super) mod tests {
         for stage in [Stage::Greeting, Stage::Tls, Stage::Login, Stage::Sender] {
             assert!(!refused(stage, 535) && !refused(stage, 554) && !refused(stage, 421), "{stage:?}");
         }
-        for error in [SendError::TooSlow, SendError::Tls, SendError::Unreachable, SendError::AddressRefused] {
-            assert!(!error.is_final(), "{error}");
+        for error in [SendError::Timeout, SendError::Tls, SendError::Unreachable, SendError::AddressNotAllowed] {
+            assert!(!error.is_permanent(), "{error}");
         }
     }
 
     #[tokio::test]
-    async fn starttls_is_never_left_out() {
-        let (port, said) = relay(&[("EHLO", "250-relay.example\r\n250 SIZE\r\n")]).await;
-        let error = relays().send(&route(port, SmtpTls::Starttls), letter()).await.unwrap_err();
+    async fn starttls_is_never_skipped() {
+        let (port, said) = test_relay(&[("EHLO", "250-relay.example\r\n250 SIZE\r\n")]).await;
+        let error = relays().send(&route(port, SmtpTls::Starttls), test_mail()).await.unwrap_err();
         assert_eq!(error, SendError::NoStarttls);
         assert_eq!(said.await.unwrap(), ["EHLO shop.example.com"]);
     }
 
     #[tokio::test]
-    async fn what_comes_in_clear_behind_starttls_is_not_believed() {
-        let (port, said) = relay(&[
+    async fn plaintext_after_starttls_is_not_trusted() {
+        let (port, said) = test_relay(&[
             ("EHLO", "250-relay.example\r\n250 starttls\r\n"),
             ("STARTTLS", "220 go on\r\n250 AUTH PLAIN\r\n"),
         ])
         .await;
-        let error = relays().send(&route(port, SmtpTls::Starttls), letter()).await.unwrap_err();
-        assert_eq!(error, SendError::NotSmtp(Stage::Tls));
+        let error = relays().send(&route(port, SmtpTls::Starttls), test_mail()).await.unwrap_err();
+        assert_eq!(error, SendError::InvalidReply(Stage::Tls));
         assert_eq!(said.await.unwrap(), ["EHLO shop.example.com", "STARTTLS"]);
     }
 
     #[tokio::test]
-    async fn without_a_valid_certificate_nothing_is_said() {
+    async fn without_a_valid_certificate_nothing_is_sent() {
         for tls in [SmtpTls::Implicit, SmtpTls::Starttls] {
-            let (port, said) = relay(&[("EHLO", "250 STARTTLS\r\n"), ("STARTTLS", "220 go on\r\n")]).await;
-            let error = relays().send(&route(port, tls), letter()).await.unwrap_err();
+            let (port, said) = test_relay(&[("EHLO", "250 STARTTLS\r\n"), ("STARTTLS", "220 go on\r\n")]).await;
+            let error = relays().send(&route(port, tls), test_mail()).await.unwrap_err();
             assert_eq!(error, SendError::Tls);
             assert!(!said.await.unwrap().iter().any(|line| line.starts_with("MAIL")));
         }
@@ -516,50 +518,50 @@ pub(super) mod tests {
             let (mut stream, _) = listener.accept().await.unwrap();
             while stream.write_all(&[b'2'; 65_536]).await.is_ok() {}
         });
-        let error = relays().send(&route(port, SmtpTls::None), letter()).await.unwrap_err();
-        assert_eq!(error, SendError::Broken(Stage::Greeting));
+        let error = relays().send(&route(port, SmtpTls::None), test_mail()).await.unwrap_err();
+        assert_eq!(error, SendError::ConnectionClosed(Stage::Greeting));
     }
 
     #[tokio::test]
-    async fn a_login_without_a_known_way_is_told_as_such() {
-        let (port, said) = relay(&[("EHLO", "250-relay.example\r\n250 AUTH GSSAPI\r\n")]).await;
+    async fn a_missing_auth_mechanism_is_reported() {
+        let (port, said) = test_relay(&[("EHLO", "250-relay.example\r\n250 AUTH GSSAPI\r\n")]).await;
         let mut route = route(port, SmtpTls::None);
         route.relay.username = Some(SecretString::new("shop"));
         route.relay.password = Some(SecretString::new("secret"));
-        assert_eq!(relays().send(&route, letter()).await.unwrap_err(), SendError::NoLogin);
+        assert_eq!(relays().send(&route, test_mail()).await.unwrap_err(), SendError::NoAuthMechanism);
         said.await.unwrap();
     }
 
     #[tokio::test]
-    async fn a_refused_login_is_told_and_not_final() {
-        let (port, said) = relay(&[("EHLO", "250 AUTH PLAIN\r\n"), ("AUTH", "535 who?\r\n")]).await;
+    async fn a_rejected_login_is_reported_and_not_permanent() {
+        let (port, said) = test_relay(&[("EHLO", "250 AUTH PLAIN\r\n"), ("AUTH", "535 who?\r\n")]).await;
         let mut route = route(port, SmtpTls::None);
         route.relay.username = Some(SecretString::new("shop"));
         route.relay.password = Some(SecretString::new("secret"));
-        let error = relays().send(&route, letter()).await.unwrap_err();
-        assert_eq!((error, error.is_final()), (SendError::Refused { stage: Stage::Login, code: 535 }, false));
+        let error = relays().send(&route, test_mail()).await.unwrap_err();
+        assert_eq!((error, error.is_permanent()), (SendError::Rejected { stage: Stage::Login, code: 535 }, false));
         assert!(!format!("{route:?}{error:?}").contains("secret"));
         said.await.unwrap();
     }
 
     #[tokio::test]
-    async fn an_apps_own_relay_is_judged_by_its_address_and_port_and_the_installs_is_not() {
-        let (port, said) = relay(&[]).await;
-        let relays = Relays::new(MailSettings::default());
+    async fn an_apps_own_relay_is_restricted_in_address_and_port_and_the_installs_is_not() {
+        let (port, said) = test_relay(&[]).await;
+        let relays = RelayPool::new(MailSettings::default());
         let error = |mut route: Route, host: &str, port| {
             route.relay.host = host.to_owned();
             route.relay.port = port;
             route
         };
-        let refused = relays.send(&error(route(port, SmtpTls::None), "127.0.0.1", port), letter()).await;
-        assert_eq!(refused, Err(SendError::PortRefused(port)));
+        let refused = relays.send(&error(route(port, SmtpTls::None), "127.0.0.1", port), test_mail()).await;
+        assert_eq!(refused, Err(SendError::PortNotAllowed(port)));
         for host in ["127.0.0.1", "localhost", "localhost.", "[::1]", "::ffff:127.0.0.1", "10.0.0.1", "169.254.169.254"]
         {
-            let refused = relays.send(&error(route(port, SmtpTls::None), host, 25), letter()).await;
-            assert_eq!(refused, Err(SendError::AddressRefused), "{host}");
+            let refused = relays.send(&error(route(port, SmtpTls::None), host, 25), test_mail()).await;
+            assert_eq!(refused, Err(SendError::AddressNotAllowed), "{host}");
         }
         let install = Route { owner: None, ..route(port, SmtpTls::None) };
-        relays.send(&install, letter()).await.unwrap();
+        relays.send(&install, test_mail()).await.unwrap();
         drop(relays);
         assert!(said.await.unwrap().iter().any(|line| line.starts_with("RCPT")));
     }
@@ -570,7 +572,9 @@ pub(super) mod tests {
         let other_app = Route { owner: Some("blog".parse().unwrap()), ..route(25, SmtpTls::None) };
         let mut other_login = route(25, SmtpTls::None);
         other_login.relay.password = Some(SecretString::new("x"));
-        assert!(key(&one) == key(&route(25, SmtpTls::None)));
-        assert!(key(&one) != key(&other_app) && key(&one) != key(&other_login));
+        assert!(connection_key(&one) == connection_key(&route(25, SmtpTls::None)));
+        assert!(
+            connection_key(&one) != connection_key(&other_app) && connection_key(&one) != connection_key(&other_login)
+        );
     }
 }

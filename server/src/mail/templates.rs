@@ -1,17 +1,18 @@
-//! The texts of mails: a default for each, in which an App may put its own in place.
+//! The texts of mails: default templates, which an App can replace by its own.
 
 use std::{
     collections::BTreeMap,
     sync::{Arc, LazyLock},
 };
 
-use latchkey_crds::templates::{Mail, Part, TemplateError, TemplateSet, Values, one_line};
+use latchkey_crds::templates::{MailPart, MailTemplate, TemplateError, TemplateSet, TemplateValues, to_one_line};
 use tracing::warn;
 
 use crate::domain::mail::MailKind;
 
-/// Characters of a subject; RFC 5322, 2.1.1 allows lines of 998 octets, and no client shows more than this.
-const MOST_SUBJECT: usize = 200;
+/// Maximum characters of a subject. RFC 5322, section 2.1.1 allows lines of 998 characters, and no mail client shows
+/// more than this.
+const MAX_SUBJECT_CHARS: usize = 200;
 
 macro_rules! defaults {
     ($($name:literal),* $(,)?) => {
@@ -41,67 +42,78 @@ static BUILT_IN: LazyLock<TemplateSet> = LazyLock::new(|| {
     set
 });
 
-/// A mail's three parts.
+/// The three parts of a mail.
 #[derive(Clone, Debug)]
-pub(super) struct Rendered {
+pub(super) struct MailContent {
     pub(super) subject: String,
     pub(super) text: String,
     pub(super) html: String,
 }
 
 /// The templates of one App.
-pub(super) struct Templates {
+pub(super) struct AppTemplates {
     own: TemplateSet,
 }
 
-/// Whose templates a mail has.
-const fn templates_of(kind: MailKind) -> Mail {
+/// The templates for a kind of mail.
+const fn templates_of(kind: MailKind) -> MailTemplate {
     match kind {
-        MailKind::Confirm => Mail::Confirm,
-        MailKind::Reset => Mail::Reset,
-        MailKind::AccountExists => Mail::AccountExists,
-        MailKind::PasswordChanged => Mail::PasswordChanged,
-        MailKind::AddressChanging => Mail::AddressChanging,
-        MailKind::AddressChanged => Mail::AddressChanged,
-        MailKind::NewSignIn => Mail::NewSignIn,
+        MailKind::Confirm => MailTemplate::Confirm,
+        MailKind::Reset => MailTemplate::Reset,
+        MailKind::AccountExists => MailTemplate::AccountExists,
+        MailKind::PasswordChanged => MailTemplate::PasswordChanged,
+        MailKind::AddressChanging => MailTemplate::AddressChanging,
+        MailKind::AddressChanged => MailTemplate::AddressChanged,
+        MailKind::NewSignIn => MailTemplate::NewSignIn,
     }
 }
 
-// === impl Templates ===
+// === impl AppTemplates ===
 
-impl Templates {
-    /// Those of an App. What cannot be used is told in the log and left out: its default stands in.
+impl AppTemplates {
+    /// Compiles the templates of an App. Invalid ones are logged and replaced by the default.
     pub(super) fn new(app: &str, own: &BTreeMap<String, Arc<String>>) -> Self {
         let mut set = TemplateSet::default();
         for (name, source) in own {
             if let Err(TemplateError { line, reason }) = set.add(name, source) {
-                warn!(app, template = name, line, reason, "a mail template cannot be used; the default stands in");
+                warn!(app, template = name, line, reason, "a mail template is invalid; the default is used");
             }
         }
         Self { own: set }
     }
 
-    pub(super) fn render(&self, app: &str, kind: MailKind, values: Values<'_>) -> Result<Rendered, TemplateError> {
+    pub(super) fn render(
+        &self,
+        app: &str,
+        kind: MailKind,
+        values: TemplateValues<'_>,
+    ) -> Result<MailContent, TemplateError> {
         let mail = templates_of(kind);
-        let subject = |text: String| one_line(&text).chars().take(MOST_SUBJECT).collect::<String>();
-        let mut head = subject(self.part(app, mail, Part::Subject, values)?);
-        if head.is_empty() {
-            head = subject(BUILT_IN.render(mail, Part::Subject, values)?);
+        let subject = |text: String| to_one_line(&text).chars().take(MAX_SUBJECT_CHARS).collect::<String>();
+        let mut subject_line = subject(self.part(app, mail, MailPart::Subject, values)?);
+        if subject_line.is_empty() {
+            subject_line = subject(BUILT_IN.render(mail, MailPart::Subject, values)?);
         }
-        Ok(Rendered {
-            subject: head,
-            text: self.part(app, mail, Part::Text, values)?,
-            html: self.part(app, mail, Part::Html, values)?,
+        Ok(MailContent {
+            subject: subject_line,
+            text: self.part(app, mail, MailPart::Text, values)?,
+            html: self.part(app, mail, MailPart::Html, values)?,
         })
     }
 
-    fn part(&self, app: &str, mail: Mail, part: Part, values: Values<'_>) -> Result<String, TemplateError> {
-        if self.own.has(mail, part) {
+    fn part(
+        &self,
+        app: &str,
+        mail: MailTemplate,
+        part: MailPart,
+        values: TemplateValues<'_>,
+    ) -> Result<String, TemplateError> {
+        if self.own.contains(mail, part) {
             match self.own.render(mail, part, values) {
                 Ok(text) => return Ok(text),
                 Err(TemplateError { line, reason }) => {
-                    let template = mail.template(part);
-                    warn!(app, template, line, reason, "a mail template failed; the default stands in");
+                    let template = mail.template_name(part);
+                    warn!(app, template, line, reason, "a mail template failed; the default is used");
                 }
             }
         }
@@ -124,7 +136,7 @@ mod tests {
 
     const HOSTILE: &str = "<script>alert(\"1\")</script>\r\nBcc: victim@example.com\u{2028}'&";
 
-    const SAMPLE: Values<'static> = Values {
+    const SAMPLE: TemplateValues<'static> = TemplateValues {
         app: "The Shop",
         name: "Ada",
         code: "ABCDE-01XYZ",
@@ -133,17 +145,17 @@ mod tests {
         expires_at: "2 February 2026, 10:31 UTC",
     };
 
-    fn with(own: &[(&str, &str)]) -> Templates {
+    fn with(own: &[(&str, &str)]) -> AppTemplates {
         let own = own.iter().map(|(name, source)| ((*name).to_owned(), Arc::new((*source).to_owned()))).collect();
-        Templates::new("shop", &own)
+        AppTemplates::new("shop", &own)
     }
 
-    fn rendered(own: &[(&str, &str)], kind: MailKind, values: Values<'_>) -> Rendered {
+    fn rendered(own: &[(&str, &str)], kind: MailKind, values: TemplateValues<'_>) -> MailContent {
         with(own).render("shop", kind, values).unwrap()
     }
 
     #[test]
-    fn every_default_renders_in_all_three_places() {
+    fn every_default_renders_all_three_parts() {
         for kind in MailKind::ALL {
             let mail = rendered(&[], kind, SAMPLE);
             assert!(mail.subject.contains("The Shop"), "{kind:?}: {}", mail.subject);
@@ -165,7 +177,7 @@ mod tests {
     #[test]
     fn every_default_renders_for_an_unverified_address_without_a_page() {
         for kind in MailKind::ALL {
-            let mail = rendered(&[], kind, Values { name: "", url: "", ..SAMPLE });
+            let mail = rendered(&[], kind, TemplateValues { name: "", url: "", ..SAMPLE });
             for body in [&mail.text, &mail.html] {
                 assert!(body.contains("Hello,"), "{kind:?}: {body}");
                 assert!(!body.contains("https://"), "{kind:?}: {body}");
@@ -182,9 +194,9 @@ mod tests {
     }
 
     #[test]
-    fn what_people_wrote_is_escaped_in_html_and_breaks_no_line() {
+    fn user_input_is_escaped_in_html_and_adds_no_line() {
         for kind in MailKind::ALL {
-            let mail = rendered(&[], kind, Values { app: HOSTILE, name: HOSTILE, ..SAMPLE });
+            let mail = rendered(&[], kind, TemplateValues { app: HOSTILE, name: HOSTILE, ..SAMPLE });
             assert!(!mail.html.contains("<script"), "{}", mail.html);
             assert!(
                 mail.html
@@ -203,34 +215,34 @@ mod tests {
         let subject = |source: &str, values| rendered(&[("reset.subject", source)], MailKind::Reset, values).subject;
         let default = "Set a new password for The Shop";
         assert_eq!(subject("{{ name }} of\t{{ app }}", SAMPLE), default, "a control character");
-        let hostile = Values { name: "a\r\nBcc: b@example.com\n\n c\t\u{85}d\u{0}", ..SAMPLE };
+        let hostile = TemplateValues { name: "a\r\nBcc: b@example.com\n\n c\t\u{85}d\u{0}", ..SAMPLE };
         assert_eq!(subject(" Hi {{ name }}\n", hostile), "Hi a Bcc: b@example.com c d");
         assert_eq!(subject(&"ä".repeat(500), SAMPLE).chars().count(), 200);
         assert_eq!(subject("{% if app == 'The Shop' %}x{% endif %}", SAMPLE), "x");
         assert_eq!(
-            subject("{% if app == 'The Shop' %}x{% endif %}", Values { app: "Other", ..SAMPLE }),
+            subject("{% if app == 'The Shop' %}x{% endif %}", TemplateValues { app: "Other", ..SAMPLE }),
             "Set a new password for Other"
         );
     }
 
     #[test]
-    fn an_apps_own_template_stands_in_for_the_default() {
+    fn an_apps_own_template_replaces_the_default() {
         let own = [("confirm.txt", "Code: {{ code }} for {{ name|default('you', true) }}"), ("confirm.subject", "Hi")];
-        let mail = rendered(&own, MailKind::Confirm, Values { name: "", ..SAMPLE });
+        let mail = rendered(&own, MailKind::Confirm, TemplateValues { name: "", ..SAMPLE });
         assert_eq!((mail.subject.as_str(), mail.text.as_str()), ("Hi", "Code: ABCDE-01XYZ for you"));
         assert!(mail.html.contains("<h1"), "{}", mail.html);
         assert!(rendered(&own, MailKind::Reset, SAMPLE).subject.starts_with("Set a new password"));
     }
 
     #[test]
-    fn an_apps_own_html_may_fill_the_layout_and_is_escaped() {
+    fn an_apps_own_html_can_extend_the_layout_and_is_escaped() {
         let own = [("reset.html", "{% extends \"layout.html\" %}{% block content %}<p>{{ name }}</p>{% endblock %}")];
-        let mail = rendered(&own, MailKind::Reset, Values { name: "<b>", ..SAMPLE });
+        let mail = rendered(&own, MailKind::Reset, TemplateValues { name: "<b>", ..SAMPLE });
         assert!(mail.html.contains("<p>&lt;b&gt;</p>") && mail.html.contains("</html>"), "{}", mail.html);
     }
 
     #[test]
-    fn a_template_that_cannot_be_used_leaves_the_default() {
+    fn an_invalid_template_is_replaced_by_the_default() {
         for bad in ["{{ code", "{{ nothing }}", "{{ app ~ app }}"] {
             let mail = rendered(&[("confirm.txt", bad)], MailKind::Confirm, SAMPLE);
             assert!(mail.text.contains("Hello Ada,"), "{bad}: {}", mail.text);
@@ -242,25 +254,25 @@ mod tests {
         let own = "{{ name }}".repeat(2_000);
         assert_eq!(check("reset.txt", &own), Ok(()));
         let name = "n".repeat(200);
-        let mail = rendered(&[("reset.txt", &own)], MailKind::Reset, Values { name: &name, ..SAMPLE });
+        let mail = rendered(&[("reset.txt", &own)], MailKind::Reset, TemplateValues { name: &name, ..SAMPLE });
         assert!(mail.text.starts_with("Hello nnn"), "{}", &mail.text[..40]);
     }
 
-    /// The operator's tests run over the same samples: what it publishes is taken here, what it refuses is not.
+    /// The operator's tests use the same samples: the server accepts what the operator publishes, and rejects the rest.
     #[test]
-    fn what_the_operator_publishes_is_taken_and_nothing_else() {
+    fn templates_that_the_operator_publishes_are_accepted_and_no_others() {
         let taken = |name: &str, source: &str| {
             let own = with(&[(name, source)]).own;
-            let places = Mail::ALL.into_iter().flat_map(|mail| Part::ALL.map(|part| (mail, part)));
+            let places = MailTemplate::ALL.into_iter().flat_map(|mail| MailPart::ALL.map(|part| (mail, part)));
             places
-                .filter(|(mail, part)| own.has(*mail, *part))
-                .map(|(mail, part)| mail.template(part))
+                .filter(|(mail, part)| own.contains(*mail, *part))
+                .map(|(mail, part)| mail.template_name(part))
                 .collect::<Vec<_>>()
         };
-        for (name, source) in samples::good() {
+        for (name, source) in samples::valid_templates() {
             assert_eq!(taken(name, &source), [name], "{source:.80}");
         }
-        for samples::Bad { name, source, line, reason } in samples::bad() {
+        for samples::InvalidTemplate { name, source, line, reason } in samples::invalid_templates() {
             assert_eq!(taken(name, &source), Vec::<String>::new(), "{name}: {source:.80}");
             let refused = check(name, &source).expect_err(&source);
             assert_eq!((refused.line, refused.reason.contains(reason)), (line, true), "{name}: {refused}");
@@ -268,21 +280,21 @@ mod tests {
     }
 
     #[test]
-    fn a_bomb_leaves_the_default_or_is_rendered_within_its_time() {
-        for bombs::Bomb { what, key, source, refusal } in bombs::bombs() {
+    fn a_bomb_is_replaced_by_the_default_or_rendered_in_time() {
+        for bombs::Bomb { name, template, source, refusal } in bombs::bombs() {
             let began = std::time::Instant::now();
-            let mail = rendered(&[(key, &source)], MailKind::Confirm, SAMPLE);
+            let mail = rendered(&[(template, &source)], MailKind::Confirm, SAMPLE);
             let took = began.elapsed();
-            assert!(took < bombs::LIMIT, "{what}: {took:?}");
+            assert!(took < bombs::LIMIT, "{name}: {took:?}");
             let default = rendered(&[], MailKind::Confirm, SAMPLE);
             let is_default = (mail.text, mail.html) == (default.text, default.html);
-            assert_eq!(is_default, refusal.is_some(), "{what}");
+            assert_eq!(is_default, refusal.is_some(), "{name}");
         }
     }
 
     #[test]
     fn a_mail_and_its_templates_have_one_name() {
-        assert_eq!(MailKind::ALL.map(templates_of), Mail::ALL);
-        assert_eq!(MailKind::ALL.map(MailKind::as_str), Mail::ALL.map(Mail::as_str));
+        assert_eq!(MailKind::ALL.map(templates_of), MailTemplate::ALL);
+        assert_eq!(MailKind::ALL.map(MailKind::as_str), MailTemplate::ALL.map(MailTemplate::as_str));
     }
 }

@@ -1,4 +1,4 @@
-//! Takes rows from the outbox and has them delivered, so that no App holds up another.
+//! Claims rows from the outbox and delivers them concurrently, so that no App delays another.
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -9,43 +9,44 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span, error, info, warn};
 
-use super::{MailMetrics, MailSettings, backoff, delivery::Delivery};
+use super::{MailMetrics, MailSettings, backoff, delivery::OutboxDeliverer};
 use crate::{
     config::Apps,
     domain::{
         clock::Env,
-        ports::{Claimed, Codes, Outbox, Outcome, Sessions, Task, Users},
+        ports::{ClaimedRow, Codes, DeliveryOutcome, Outbox, OutboxTask, Sessions, Users},
     },
 };
 
-/// Rows in hand at one time. Each is a connection and a few buffers.
-const IN_FLIGHT: usize = 16;
-/// Of one App, over all servers: a relay that hangs takes a quarter of this one.
-const PER_APP: usize = 4;
-/// Stores, look-up and the ten seconds of SMTP fit in twice over; a server that dies gives its rows back after this.
+/// Rows in delivery at a time. Each needs a connection and a few buffers.
+const MAX_IN_FLIGHT: usize = 16;
+/// Rows of one App in delivery, over all servers: a hanging relay uses a quarter of this server.
+const MAX_IN_FLIGHT_PER_APP: usize = 4;
+/// At least twice the time of stores, DNS lookup and the ten seconds of SMTP. After this, the rows of a dead server are
+/// free again.
 const LEASE: Duration = Duration::from_secs(60);
-/// What reads and sends a row is given up after this, so that it cannot outlive its lease.
-const WHOLE: Duration = Duration::from_secs(40);
-/// How often the outbox is asked when nothing wakes the worker.
-const POLL: Duration = Duration::from_secs(1);
-const BACKLOG: Duration = Duration::from_secs(15);
-/// What runs at the end may run for so long: one send, and its row settled.
-const DRAIN: Duration = Duration::from_secs(15);
+/// Timeout of the delivery of a row, so that it cannot outlive its lease.
+const DELIVERY_TIMEOUT: Duration = Duration::from_secs(40);
+/// How often the outbox is polled without notifications.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+const BACKLOG_INTERVAL: Duration = Duration::from_secs(15);
+/// How long running deliveries can continue at shutdown: enough to send one mail and settle its row.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Sends what the outbox holds until it is told to stop.
+/// Delivers the rows of the outbox until shutdown.
 pub struct Worker<S> {
     stores: Arc<S>,
-    delivery: Arc<Delivery<S>>,
+    delivery: Arc<OutboxDeliverer<S>>,
     env: Arc<Env>,
     metrics: MailMetrics,
 }
 
-/// Carries out what a row asks for.
-pub(super) trait Courier: Send + Sync + 'static {
-    fn deliver(&self, claimed: &Claimed) -> impl Future<Output = Outcome> + Send;
+/// Delivers a row.
+pub(super) trait Deliverer: Send + Sync + 'static {
+    fn deliver(&self, claimed: &ClaimedRow) -> impl Future<Output = DeliveryOutcome> + Send;
 
     /// Called every few seconds.
-    fn tidy(&self) {}
+    fn close_idle(&self) {}
 }
 
 // === impl Worker ===
@@ -53,86 +54,92 @@ pub(super) trait Courier: Send + Sync + 'static {
 impl<S: Outbox + Users + Codes + Sessions + Send + Sync + 'static> Worker<S> {
     pub fn new(stores: S, apps: Arc<Apps>, env: Arc<Env>, settings: MailSettings, metrics: MailMetrics) -> Self {
         let stores = Arc::new(stores);
-        let delivery = Delivery::new(stores.clone(), apps, env.clone(), settings, metrics.clone());
+        let delivery = OutboxDeliverer::new(stores.clone(), apps, env.clone(), settings, metrics.clone());
         Self { stores, delivery: Arc::new(delivery), env, metrics }
     }
 
-    /// Runs until `shutdown`, then lets what is in hand come to its end for a while. A row that does not is free again
-    /// when its lease passes.
+    /// Runs until `shutdown`, then waits at most [`DRAIN_TIMEOUT`] for running deliveries. A row that is not finished is free
+    /// again when its lease ends.
     pub async fn run(self, shutdown: CancellationToken) {
         tokio::join!(
             schedule(self.stores.clone(), self.delivery, &self.env, &self.metrics, &shutdown),
-            measure(&*self.stores, &self.metrics, &shutdown),
+            report_backlog(&*self.stores, &self.metrics, &shutdown),
         );
     }
 }
 
-/// Claims whenever there is room: when a row is done, when rows may have come, and every second.
-async fn schedule<O, C>(outbox: Arc<O>, courier: Arc<C>, env: &Env, metrics: &MailMetrics, shutdown: &CancellationToken)
-where
+/// Claims rows while fewer than [`MAX_IN_FLIGHT`] are in delivery: after a delivery, on a notification, and every second.
+async fn schedule<O, C>(
+    outbox: Arc<O>,
+    deliverer: Arc<C>,
+    env: &Env,
+    metrics: &MailMetrics,
+    shutdown: &CancellationToken,
+) where
     O: Outbox + Send + Sync + 'static,
-    C: Courier,
+    C: Deliverer,
 {
     let mut running = JoinSet::new();
-    let mut away = false;
+    let mut is_unavailable = false;
     while !shutdown.is_cancelled() {
-        metrics.in_flight(running.len());
-        let room = IN_FLIGHT - running.len();
+        metrics.set_in_flight(running.len());
+        let room = MAX_IN_FLIGHT - running.len();
         if room > 0 {
             let claimed = tokio::select! {
-                claimed = outbox.claim(room, PER_APP, LEASE) => claimed,
+                claimed = outbox.claim(room, MAX_IN_FLIGHT_PER_APP, LEASE) => claimed,
                 () = shutdown.cancelled() => break,
             };
             match claimed {
                 Ok(rows) => {
-                    if std::mem::take(&mut away) {
-                        info!("the outbox is there again");
+                    if std::mem::take(&mut is_unavailable) {
+                        info!("the outbox is available again");
                     }
                     for row in rows {
-                        let span = span(&row);
-                        running.spawn(carry_out(outbox.clone(), courier.clone(), row).instrument(span));
+                        let span = row_span(&row);
+                        running.spawn(deliver_row(outbox.clone(), deliverer.clone(), row).instrument(span));
                     }
                 }
                 Err(error) => {
-                    if !std::mem::replace(&mut away, true) {
+                    if !std::mem::replace(&mut is_unavailable, true) {
                         error!(error = &error as &dyn std::error::Error, "the outbox cannot be read; mail waits");
                     }
                 }
             }
-            metrics.in_flight(running.len());
+            metrics.set_in_flight(running.len());
         }
-        let full = running.len() >= IN_FLIGHT;
+        let full = running.len() >= MAX_IN_FLIGHT;
         tokio::select! {
             () = shutdown.cancelled() => break,
             Some(ended) = running.join_next() => {
-                report(ended);
+                log_panic(ended);
                 while let Some(ended) = running.try_join_next() {
-                    report(ended);
+                    log_panic(ended);
                 }
             }
-            // While the store is away its notifications mean nothing, and a broken one must not spin.
-            () = outbox.notified(), if !full && !away => {}
-            () = sleep(backoff::spread(POLL, env.unit())), if !full => {}
+            // During an outage of the store its notifications are ignored, so that a failing one does not cause a busy
+            // loop.
+            () = outbox.wait_for_notification(), if !full && !is_unavailable => {}
+            () = sleep(backoff::jitter(POLL_INTERVAL, env.random_unit())), if !full => {}
         }
-        courier.tidy();
+        deliverer.close_idle();
     }
-    let left = timeout(DRAIN, async {
+    let drained = timeout(DRAIN_TIMEOUT, async {
         while let Some(ended) = running.join_next().await {
-            report(ended);
+            log_panic(ended);
         }
     });
-    if left.await.is_err() {
-        warn!(rows = running.len(), "rows in hand at the end are left to another server");
+    if drained.await.is_err() {
+        warn!(rows = running.len(), "unfinished rows are left to another server");
     }
-    metrics.in_flight(0);
+    metrics.set_in_flight(0);
 }
 
-/// A trace of its own, linked to the request that asked for it: that one has long been answered.
-fn span(row: &Claimed) -> Span {
+/// A separate trace, linked to the request that created the row, because that request has ended.
+fn row_span(row: &ClaimedRow) -> Span {
     let (name, mail) = match &row.task {
-        Task::Mail(mail) | Task::MailToFormer(mail, _) => ("deliver mail", Some(mail.kind.as_str())),
-        Task::CarryEpoch(_) => ("carry epoch", None),
-        Task::CarryProfile(_) => ("carry profile", None),
+        OutboxTask::Mail(mail) | OutboxTask::MailToFormerAddress(mail, _) => ("deliver mail", Some(mail.kind.as_str())),
+        OutboxTask::PropagateEpoch(_) => ("carry epoch", None),
+        OutboxTask::PropagateProfile(_) => ("carry profile", None),
     };
     let span = latchkey_trace::span!(
         "consumer",
@@ -144,33 +151,33 @@ fn span(row: &Claimed) -> Span {
         latchkey.outbox.outcome = tracing::field::Empty,
     );
     if let Some(trace) = &row.trace {
-        latchkey_trace::follow(&span, trace);
+        latchkey_trace::add_link(&span, trace);
     }
     span
 }
 
-async fn carry_out<O: Outbox, C: Courier>(outbox: Arc<O>, courier: Arc<C>, row: Claimed) {
+async fn deliver_row<O: Outbox, C: Deliverer>(outbox: Arc<O>, deliverer: Arc<C>, row: ClaimedRow) {
     let until = Instant::now() + LEASE;
-    let Ok(outcome) = timeout(WHOLE, courier.deliver(&row)).await else {
-        warn!(app = %row.app, row = %row.id, "a row took too long and is left until its lease has passed");
+    let Ok(outcome) = timeout(DELIVERY_TIMEOUT, deliverer.deliver(&row)).await else {
+        warn!(app = %row.app, row = %row.id, "the delivery of a row timed out; it is retried when its lease ends");
         return;
     };
     let ended = match &outcome {
-        Outcome::Done => "done",
-        Outcome::Retry { .. } => "retry",
-        Outcome::Wait { .. } => "wait",
-        Outcome::Dead { .. } => "dead",
+        DeliveryOutcome::Done => "done",
+        DeliveryOutcome::Retry { .. } => "retry",
+        DeliveryOutcome::Wait { .. } => "wait",
+        DeliveryOutcome::Dead { .. } => "dead",
     };
     Span::current().record("latchkey.outbox.outcome", ended);
-    // A mail that was sent and not settled is sent again: so this is tried for as long as the row is ours.
+    // A mail that was sent but not settled is sent again, so retry until the lease ends.
     let mut pause = Duration::from_millis(100);
-    while let Err(error) = outbox.settle(&row, outcome.clone()).await {
+    while let Err(error) = outbox.finish(&row, outcome.clone()).await {
         if Instant::now() + pause >= until {
             error!(
                 app = %row.app,
                 row = %row.id,
                 error = &error as &dyn std::error::Error,
-                "a row cannot be settled and will be carried out again"
+                "a row cannot be settled and will be delivered again"
             );
             return;
         }
@@ -179,25 +186,25 @@ async fn carry_out<O: Outbox, C: Courier>(outbox: Arc<O>, courier: Arc<C>, row: 
     }
 }
 
-fn report(ended: Result<(), tokio::task::JoinError>) {
-    // The panic hook has logged the place. The text of the error can quote a value, such as a code.
+fn log_panic(ended: Result<(), tokio::task::JoinError>) {
+    // The panic hook has logged the location. The text of the error can quote a value, such as a code.
     if ended.is_err() {
-        error!("the delivery of a mail panicked; it is tried again when its lease ends");
+        error!("the delivery of a mail panicked; it is retried when its lease ends");
     }
 }
 
-async fn measure<O: Outbox>(outbox: &O, metrics: &MailMetrics, shutdown: &CancellationToken) {
+async fn report_backlog<O: Outbox>(outbox: &O, metrics: &MailMetrics, shutdown: &CancellationToken) {
     loop {
         let asked = tokio::select! {
             asked = outbox.backlog() => asked,
             () = shutdown.cancelled() => return,
         };
-        // Where it fails, claiming fails too and has told so.
+        // If this fails, claiming fails, too, and logs the error.
         if let Ok(backlog) = asked {
-            metrics.backlog(backlog);
+            metrics.set_backlog(backlog);
         }
         tokio::select! {
-            () = sleep(BACKLOG) => {}
+            () = sleep(BACKLOG_INTERVAL) => {}
             () = shutdown.cancelled() => return,
         }
     }
@@ -215,27 +222,27 @@ mod tests {
 
     use super::*;
     use crate::domain::{
-        mail::{EpochNews, Mail, MailKind},
-        ports::{Backlog, StoreError},
+        mail::{EpochChange, Mail, MailKind},
+        ports::{OutboxBacklog, StoreError},
     };
 
-    /// Rows in a list, handed out as the port says: in turn over Apps, a bounded number of each.
+    /// An outbox in memory, with a bounded number of claimed rows per App.
     #[derive(Default)]
-    struct Script {
-        due: Mutex<VecDeque<Claimed>>,
-        held: Mutex<Vec<Claimed>>,
+    struct FakeOutbox {
+        due: Mutex<VecDeque<ClaimedRow>>,
+        held: Mutex<Vec<ClaimedRow>>,
         claims: Mutex<Vec<usize>>,
-        settles_that_fail: Mutex<u32>,
-        away: Mutex<u32>,
+        failing_finishes: Mutex<u32>,
+        outages: Mutex<u32>,
         woken: Notify,
-        settled: Mutex<Vec<(String, Outcome)>>,
+        settled: Mutex<Vec<(String, DeliveryOutcome)>>,
     }
 
-    fn away() -> StoreError {
+    fn unavailable() -> StoreError {
         StoreError::Unavailable { store: "Postgres", source: "gone".into() }
     }
 
-    impl Script {
+    impl FakeOutbox {
         fn with(rows: &[(&str, usize)]) -> Arc<Self> {
             let script = Self::default();
             for (app, count) in rows {
@@ -246,14 +253,14 @@ mod tests {
 
         fn add(&self, app: &str, count: usize) {
             let requested_at = OffsetDateTime::UNIX_EPOCH;
-            let mail = Mail { kind: MailKind::Reset, user: None, requested_at };
+            let mail = Mail { kind: MailKind::Reset, recipient: None, requested_at };
             for _ in 0..count {
                 let mut due = self.due.lock().unwrap();
-                due.push_back(Claimed {
+                due.push_back(ClaimedRow {
                     id: Uuid::now_v7(),
                     app: app.parse().unwrap(),
                     attempts: 0,
-                    task: Task::Mail(mail.clone()),
+                    task: OutboxTask::Mail(mail.clone()),
                     lease_until: requested_at,
                     trace: None,
                 });
@@ -261,17 +268,17 @@ mod tests {
         }
     }
 
-    impl Outbox for Script {
+    impl Outbox for FakeOutbox {
         async fn enqueue(&self, _: &AppId, _: Mail) -> Result<(), StoreError> {
             unreachable!("the worker queues nothing")
         }
 
-        async fn claim(&self, most: usize, per_app: usize, lease: Duration) -> Result<Vec<Claimed>, StoreError> {
+        async fn claim(&self, most: usize, per_app: usize, lease: Duration) -> Result<Vec<ClaimedRow>, StoreError> {
             assert_eq!(lease, LEASE);
-            let mut left = self.away.lock().unwrap();
+            let mut left = self.outages.lock().unwrap();
             if *left > 0 {
                 *left -= 1;
-                return Err(away());
+                return Err(unavailable());
             }
             self.claims.lock().unwrap().push(most);
             let (mut due, mut held) = (self.due.lock().unwrap(), self.held.lock().unwrap());
@@ -288,68 +295,68 @@ mod tests {
             Ok(taken)
         }
 
-        async fn settle(&self, claimed: &Claimed, outcome: Outcome) -> Result<(), StoreError> {
-            let mut left = self.settles_that_fail.lock().unwrap();
+        async fn finish(&self, claimed: &ClaimedRow, outcome: DeliveryOutcome) -> Result<(), StoreError> {
+            let mut left = self.failing_finishes.lock().unwrap();
             if *left > 0 {
                 *left -= 1;
-                return Err(away());
+                return Err(unavailable());
             }
             self.held.lock().unwrap().retain(|row| row.id != claimed.id);
             self.settled.lock().unwrap().push((claimed.app.to_string(), outcome));
             Ok(())
         }
 
-        async fn epoch_carried(&self, _: &AppId, _: &EpochNews) -> Result<(), StoreError> {
+        async fn remove_epoch_row(&self, _: &AppId, _: &EpochChange) -> Result<(), StoreError> {
             unreachable!("requests do this")
         }
 
-        async fn notified(&self) {
+        async fn wait_for_notification(&self) {
             self.woken.notified().await;
         }
 
-        async fn backlog(&self) -> Result<Backlog, StoreError> {
+        async fn backlog(&self) -> Result<OutboxBacklog, StoreError> {
             unreachable!("the scheduler does not ask")
         }
     }
 
-    /// Delivers at once what is not of the App `hangs`, and of that one whatever `released` lets go.
-    struct Hands {
+    /// Delivers rows at once, except those of the App `hangs`, which wait for a permit of `released`.
+    struct FakeDeliverer {
         released: Semaphore,
         begun: mpsc::UnboundedSender<String>,
     }
 
-    impl Courier for Hands {
-        async fn deliver(&self, claimed: &Claimed) -> Outcome {
+    impl Deliverer for FakeDeliverer {
+        async fn deliver(&self, claimed: &ClaimedRow) -> DeliveryOutcome {
             self.begun.send(claimed.app.to_string()).unwrap();
             if claimed.app.as_str() == "hangs" {
                 self.released.acquire().await.unwrap().forget();
             }
-            Outcome::Done
+            DeliveryOutcome::Done
         }
     }
 
     struct Running {
-        script: Arc<Script>,
-        hands: Arc<Hands>,
+        script: Arc<FakeOutbox>,
+        deliverer: Arc<FakeDeliverer>,
         begun: mpsc::UnboundedReceiver<String>,
         shutdown: CancellationToken,
         worker: tokio::task::JoinHandle<()>,
     }
 
-    fn run(script: Arc<Script>) -> Running {
+    fn run(script: Arc<FakeOutbox>) -> Running {
         let (sender, begun) = mpsc::unbounded_channel();
-        let hands = Arc::new(Hands { released: Semaphore::new(0), begun: sender });
+        let hands = Arc::new(FakeDeliverer { released: Semaphore::new(0), begun: sender });
         let shutdown = CancellationToken::new();
         let (outbox, courier, stop) = (script.clone(), hands.clone(), shutdown.clone());
         let worker = tokio::spawn(async move {
             let metrics = MailMetrics::register(&mut Registry::default());
             schedule(outbox, courier, &Env::system(), &metrics, &stop).await;
         });
-        Running { script, hands, begun, shutdown, worker }
+        Running { script, deliverer: hands, begun, shutdown, worker }
     }
 
     impl Running {
-        async fn begins(&mut self, count: usize) -> Vec<String> {
+        async fn started(&mut self, count: usize) -> Vec<String> {
             let mut apps = Vec::new();
             while apps.len() < count {
                 let next = timeout(Duration::from_secs(20), self.begun.recv()).await;
@@ -365,34 +372,34 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_app_that_hangs_holds_up_nobody() {
-        let mut running = run(Script::with(&[("hangs", 100), ("shop", 40), ("blog", 40)]));
-        let begun = running.begins(84).await;
-        assert_eq!(begun.iter().filter(|app| *app == "hangs").count(), PER_APP);
-        // Later rows of others do not wait for it either.
+    async fn an_app_with_a_hanging_relay_delays_no_other() {
+        let mut running = run(FakeOutbox::with(&[("hangs", 100), ("shop", 40), ("blog", 40)]));
+        let begun = running.started(84).await;
+        assert_eq!(begun.iter().filter(|app| *app == "hangs").count(), MAX_IN_FLIGHT_PER_APP);
+        // Later rows of other Apps do not wait for it either.
         running.script.add("shop", 5);
         running.script.woken.notify_one();
-        assert_eq!(running.begins(5).await, ["shop"; 5]);
-        assert!(running.script.claims.lock().unwrap().iter().all(|most| (1..=IN_FLIGHT).contains(most)));
-        running.hands.released.add_permits(1_000);
-        assert_eq!(running.begins(96).await, ["hangs"; 96]);
+        assert_eq!(running.started(5).await, ["shop"; 5]);
+        assert!(running.script.claims.lock().unwrap().iter().all(|most| (1..=MAX_IN_FLIGHT).contains(most)));
+        running.deliverer.released.add_permits(1_000);
+        assert_eq!(running.started(96).await, ["hangs"; 96]);
         running.stop().await;
     }
 
     #[tokio::test]
     async fn rows_are_found_by_polling_alone() {
-        let mut running = run(Script::with(&[]));
+        let mut running = run(FakeOutbox::with(&[]));
         running.script.add("shop", 1);
-        assert_eq!(running.begins(1).await, ["shop"]);
+        assert_eq!(running.started(1).await, ["shop"]);
         running.stop().await;
     }
 
     #[tokio::test]
-    async fn at_the_end_nothing_is_claimed_and_what_is_in_hand_is_finished() {
-        let mut running = run(Script::with(&[("hangs", 6)]));
-        running.begins(4).await;
+    async fn at_shutdown_nothing_is_claimed_and_running_deliveries_finish() {
+        let mut running = run(FakeOutbox::with(&[("hangs", 6)]));
+        running.started(4).await;
         running.shutdown.cancel();
-        running.hands.released.add_permits(1_000);
+        running.deliverer.released.add_permits(1_000);
         let script = running.script.clone();
         running.stop().await;
         assert_eq!(script.settled.lock().unwrap().len(), 4);
@@ -401,20 +408,20 @@ mod tests {
 
     #[tokio::test]
     async fn a_row_that_cannot_be_settled_at_first_is_settled_and_not_sent_twice() {
-        let script = Script::with(&[("shop", 1)]);
-        *script.settles_that_fail.lock().unwrap() = 2;
+        let script = FakeOutbox::with(&[("shop", 1)]);
+        *script.failing_finishes.lock().unwrap() = 2;
         let mut running = run(script.clone());
-        running.begins(1).await;
+        running.started(1).await;
         running.stop().await;
-        assert!(matches!(script.settled.lock().unwrap()[..], [(_, Outcome::Done)]));
+        assert!(matches!(script.settled.lock().unwrap()[..], [(_, DeliveryOutcome::Done)]));
     }
 
     #[tokio::test]
-    async fn an_outbox_that_was_away_is_read_when_it_is_back() {
-        let script = Script::with(&[("shop", 1)]);
-        *script.away.lock().unwrap() = 1;
+    async fn an_outbox_is_read_again_after_an_outage() {
+        let script = FakeOutbox::with(&[("shop", 1)]);
+        *script.outages.lock().unwrap() = 1;
         let mut running = run(script);
-        assert_eq!(running.begins(1).await, ["shop"]);
+        assert_eq!(running.started(1).await, ["shop"]);
         running.stop().await;
     }
 }

@@ -1,29 +1,30 @@
-//! Where tenants may make a server connect to: an address is judged, never a name, and it is the one then connected to.
+//! Outgoing connections: which addresses a server connects to for an App. The checked address is the one it connects
+//! to.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 pub mod proxy;
-pub(crate) mod trust;
+pub(crate) mod tls_roots;
 
-/// What the install lets Apps reach.
+/// Which networks Apps can reach.
 #[derive(Clone, Debug, Default)]
-pub struct Reach {
-    /// Private networks that are allowed all the same.
+pub struct OutboundPolicy {
+    /// Private networks that are allowed nevertheless.
     pub private_cidrs: Vec<IpNet>,
-    /// Development: loopback, any port, and providers without TLS.
+    /// For development: allows loopback, any port, and providers without TLS.
     pub allow_insecure: bool,
 }
 
 /// Why there is no address to connect to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unresolved {
+pub(crate) enum ResolveError {
     NameUnknown,
-    AddressRefused,
+    AddressNotAllowed,
 }
 
-/// IPv4 that is not of the public Internet (IANA special-purpose address registry, RFC 6890, and multicast).
+/// IPv4 networks outside the public Internet (IANA special-purpose address registry, RFC 6890, and multicast).
 const RESERVED_V4: [Ipv4Net; 15] = [
     v4(0, 0, 0, 0, 8),       // this network
     v4(10, 0, 0, 0, 8),      // private
@@ -42,16 +43,16 @@ const RESERVED_V4: [Ipv4Net; 15] = [
     v4(240, 0, 0, 0, 4),     // reserved, broadcast
 ];
 
-/// Of IPv6 only global unicast is public (RFC 4291, 2.4) …
+/// The public part of IPv6 is global unicast (RFC 4291, 2.4) …
 const GLOBAL_V6: Ipv6Net = v6([0x2000, 0, 0, 0, 0, 0, 0, 0], 3);
-/// … without these.
+/// … without these networks.
 const RESERVED_V6: [Ipv6Net; 4] = [
     v6([0x2001, 0, 0, 0, 0, 0, 0, 0], 23),     // protocol assignments, Teredo
     v6([0x2001, 0xdb8, 0, 0, 0, 0, 0, 0], 32), // documentation
     v6([0x2002, 0, 0, 0, 0, 0, 0, 0], 16),     // 6to4: carries any IPv4 address
     v6([0x3fff, 0, 0, 0, 0, 0, 0, 0], 20),     // documentation
 ];
-/// NAT64 (RFC 6052): what counts is the IPv4 address inside, which is what the gateway connects to.
+/// NAT64 (RFC 6052): the embedded IPv4 address is checked, since the gateway connects to that one.
 const NAT64: Ipv6Net = v6([0x64, 0xff9b, 0, 0, 0, 0, 0, 0], 96);
 
 const fn v4(a: u8, b: u8, c: u8, d: u8, prefix: u8) -> Ipv4Net {
@@ -73,9 +74,9 @@ fn is_public(address: IpAddr) -> bool {
     }
 }
 
-// === impl Reach ===
+// === impl OutboundPolicy ===
 
-impl Reach {
+impl OutboundPolicy {
     pub(crate) fn allows(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         is_public(address)
@@ -83,35 +84,35 @@ impl Reach {
             || (self.allow_insecure && address.is_loopback())
     }
 
-    /// The addresses of a host that may be connected to.
-    pub(crate) async fn resolve(&self, host: &str, port: u16) -> Result<Vec<SocketAddr>, Unresolved> {
-        let mut found = look_up(host, port).await?;
+    /// The addresses of a host to which a connection is allowed.
+    pub(crate) async fn resolve(&self, host: &str, port: u16) -> Result<Vec<SocketAddr>, ResolveError> {
+        let mut found = lookup_host(host, port).await?;
         found.retain(|address| self.allows(address.ip()));
-        if found.is_empty() { Err(Unresolved::AddressRefused) } else { Ok(found) }
+        if found.is_empty() { Err(ResolveError::AddressNotAllowed) } else { Ok(found) }
     }
 }
 
-/// Every address of a host: a name, or an address itself. There is one look-up: a name that leads elsewhere at the
-/// second (DNS rebinding) finds no second.
-pub(crate) async fn look_up(host: &str, port: u16) -> Result<Vec<SocketAddr>, Unresolved> {
+/// Every address of a host name or IP address. There is only one lookup, so DNS rebinding, which changes the second,
+/// has no effect.
+pub(crate) async fn lookup_host(host: &str, port: u16) -> Result<Vec<SocketAddr>, ResolveError> {
     let found: Vec<SocketAddr> = match host.parse::<IpAddr>() {
         Ok(address) => vec![(address, port).into()],
-        Err(_) => tokio::net::lookup_host((host, port)).await.map_err(|_| Unresolved::NameUnknown)?.collect(),
+        Err(_) => tokio::net::lookup_host((host, port)).await.map_err(|_| ResolveError::NameUnknown)?.collect(),
     };
-    if found.is_empty() { Err(Unresolved::NameUnknown) } else { Ok(found) }
+    if found.is_empty() { Err(ResolveError::NameUnknown) } else { Ok(found) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn allowed(reach: &Reach, address: &str) -> bool {
+    fn allowed(reach: &OutboundPolicy, address: &str) -> bool {
         reach.allows(address.parse().unwrap())
     }
 
     #[test]
     fn public_addresses_are_allowed() {
-        let reach = Reach::default();
+        let reach = OutboundPolicy::default();
         for public in [
             "1.1.1.1",
             "9.255.255.255",
@@ -135,8 +136,8 @@ mod tests {
     }
 
     #[test]
-    fn every_reserved_range_is_refused_at_both_ends() {
-        let reach = Reach::default();
+    fn every_reserved_range_is_rejected_at_both_ends() {
+        let reach = OutboundPolicy::default();
         for net in RESERVED_V4 {
             assert!(!reach.allows(net.network().into()), "{net}");
             assert!(!reach.allows(net.broadcast().into()), "{net}");
@@ -183,9 +184,9 @@ mod tests {
 
     #[test]
     fn a_listed_network_is_allowed_and_no_other() {
-        let reach = Reach {
+        let reach = OutboundPolicy {
             private_cidrs: vec!["10.1.0.0/16".parse().unwrap(), "fd00:1::/32".parse().unwrap()],
-            ..Reach::default()
+            ..OutboundPolicy::default()
         };
         for listed in ["10.1.2.3", "::ffff:10.1.2.3", "fd00:1::9"] {
             assert!(allowed(&reach, listed), "{listed}");
@@ -196,8 +197,8 @@ mod tests {
     }
 
     #[test]
-    fn development_opens_loopback_but_no_private_network() {
-        let reach = Reach { allow_insecure: true, ..Reach::default() };
+    fn development_allows_loopback_but_no_private_network() {
+        let reach = OutboundPolicy { allow_insecure: true, ..OutboundPolicy::default() };
         assert!(allowed(&reach, "127.0.0.1") && allowed(&reach, "::1"));
         assert!(!allowed(&reach, "10.0.0.1") && !allowed(&reach, "169.254.169.254"));
     }

@@ -1,4 +1,4 @@
-//! Apple's client secret: a JWT under the team's key, made here and renewed before it ends.
+//! Apple's client secret: a JWT signed with the team's key, renewed before it expires.
 
 use std::{
     collections::HashMap,
@@ -11,26 +11,26 @@ use latchkey_crds::rendered::SecretString;
 use serde::Serialize;
 use time::{Duration, OffsetDateTime};
 
-use super::client::Client;
-use crate::domain::identity::Unusable;
+use super::client::ProviderConfig;
+use crate::domain::identity::UnusableReason;
 
-/// Apple takes up to six months; a short life costs nothing, since it is made here.
-const LIFE: Duration = Duration::HOUR;
-/// The clock there may be behind, and a request is under way for a while.
-const SPARE: Duration = Duration::minutes(10);
-/// Secrets that are remembered; what is more is made again.
-const MOST: usize = 1024;
+/// Apple accepts up to six months. A short lifetime costs nothing, because the server signs the secret itself.
+const LIFETIME: Duration = Duration::HOUR;
+/// A secret is renewed this long before it expires, for clock differences and the time of a request.
+const RENEWAL_MARGIN: Duration = Duration::minutes(10);
+/// Maximum number of cached secrets. At the maximum the cache is cleared.
+const MAX_CACHED_SECRETS: usize = 1024;
 
 const AUDIENCE: &str = "https://appleid.apple.com";
 
-/// The secrets that were made, by what they were made of.
+/// Cached client secrets, by the SHA-256 of their inputs.
 #[derive(Default)]
-pub(super) struct Secrets(Mutex<HashMap<[u8; 32], Made>>);
+pub(super) struct ClientSecrets(Mutex<HashMap<[u8; 32], CachedSecret>>);
 
 #[derive(Clone)]
-struct Made {
+struct CachedSecret {
     secret: SecretString,
-    until: OffsetDateTime,
+    expires_at: OffsetDateTime,
 }
 
 /// https://developer.apple.com/documentation/accountorganizationaldatasharing/creating-a-client-secret
@@ -43,29 +43,29 @@ struct Claims<'a> {
     sub: &'a str,
 }
 
-// === impl Secrets ===
+// === impl ClientSecrets ===
 
-impl Secrets {
-    pub(super) fn get(&self, client: &Client<'_>, now: OffsetDateTime) -> Result<SecretString, Unusable> {
-        let (team, key_id) = (client.needed("teamID")?, client.needed("keyID")?);
-        let (pem, id) = (client.secret()?.expose(), client.settings.client_id.as_str());
-        let made_of = digest(&SHA256, [team, key_id, id, pem].join("\n").as_bytes());
-        let made_of: [u8; 32] = made_of.as_ref().try_into().map_err(|_| Unusable::BadKey)?;
+impl ClientSecrets {
+    pub(super) fn get(&self, client: &ProviderConfig<'_>, now: OffsetDateTime) -> Result<SecretString, UnusableReason> {
+        let (team, key_id) = (client.required_option("teamID")?, client.required_option("keyID")?);
+        let (pem, client_id) = (client.secret()?.expose(), client.settings.client_id.as_str());
+        let inputs_hash = digest(&SHA256, [team, key_id, client_id, pem].join("\n").as_bytes());
+        let inputs_hash: [u8; 32] = inputs_hash.as_ref().try_into().map_err(|_| UnusableReason::InvalidKey)?;
         let mut made = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(made) = made.get(&made_of).filter(|made| now < made.until - SPARE) {
+        if let Some(made) = made.get(&inputs_hash).filter(|made| now < made.expires_at - RENEWAL_MARGIN) {
             return Ok(made.secret.clone());
         }
-        if made.len() >= MOST {
+        if made.len() >= MAX_CACHED_SECRETS {
             made.clear();
         }
-        let until = now + LIFE;
+        let until = now + LIFETIME;
         let claims =
-            Claims { iss: team, iat: now.unix_timestamp(), exp: until.unix_timestamp(), aud: AUDIENCE, sub: id };
+            Claims { iss: team, iat: now.unix_timestamp(), exp: until.unix_timestamp(), aud: AUDIENCE, sub: client_id };
         let header = Header { kid: Some(key_id.to_owned()), ..Header::new(Algorithm::ES256) };
-        let key = EncodingKey::from_ec_pem(pem.as_bytes()).map_err(|_| Unusable::BadKey)?;
-        let secret = jsonwebtoken::encode(&header, &claims, &key).map_err(|_| Unusable::BadKey)?;
+        let key = EncodingKey::from_ec_pem(pem.as_bytes()).map_err(|_| UnusableReason::InvalidKey)?;
+        let secret = jsonwebtoken::encode(&header, &claims, &key).map_err(|_| UnusableReason::InvalidKey)?;
         let secret = SecretString::new(secret);
-        made.insert(made_of, Made { secret: secret.clone(), until });
+        made.insert(inputs_hash, CachedSecret { secret: secret.clone(), expires_at: until });
         Ok(secret)
     }
 }
@@ -79,26 +79,26 @@ mod tests {
     use super::*;
     use crate::{
         fixtures,
-        providers::client::tests::{client_of, settings},
+        providers::client::tests::{test_client, test_settings},
     };
 
     const NOW: OffsetDateTime = datetime!(2026-02-01 09:30 UTC);
 
     fn apple() -> ProviderSettings {
         let key = fixtures::signing_key("s1", SigningAlgorithm::ES256, KeyState::Active).private_key;
-        let mut settings = settings("apple", json!({ "teamID": "ABCDE12345", "keyID": "12345ABCDE" }));
+        let mut settings = test_settings("apple", json!({ "teamID": "ABCDE12345", "keyID": "12345ABCDE" }));
         settings.secret = Some(key);
         settings
     }
 
-    fn client(settings: &ProviderSettings) -> Client<'_> {
-        client_of(settings).unwrap()
+    fn client(settings: &ProviderSettings) -> ProviderConfig<'_> {
+        test_client(settings).unwrap()
     }
 
     #[test]
-    fn a_secret_says_what_apple_wants() {
+    fn a_secret_has_the_claims_that_apple_requires() {
         let settings = apple();
-        let secret = Secrets::default().get(&client(&settings), NOW).unwrap();
+        let secret = ClientSecrets::default().get(&client(&settings), NOW).unwrap();
         let header = jsonwebtoken::decode_header(secret.expose()).unwrap();
         assert_eq!((header.alg, header.kid.as_deref()), (Algorithm::ES256, Some("12345ABCDE")));
         let claims: Value = jsonwebtoken::dangerous::insecure_decode_claims(secret.expose()).unwrap();
@@ -112,32 +112,32 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_made_once_and_renewed_before_it_ends() {
-        let (secrets, settings) = (Secrets::default(), apple());
+    fn a_secret_is_cached_and_renewed_before_it_expires() {
+        let (secrets, settings) = (ClientSecrets::default(), apple());
         let get = |at| secrets.get(&client(&settings), at).unwrap();
         let first = get(NOW);
-        assert_eq!(get(NOW + LIFE - SPARE - Duration::SECOND), first);
-        assert_ne!(get(NOW + LIFE - SPARE), first);
+        assert_eq!(get(NOW + LIFETIME - RENEWAL_MARGIN - Duration::SECOND), first);
+        assert_ne!(get(NOW + LIFETIME - RENEWAL_MARGIN), first);
     }
 
     #[test]
-    fn another_key_makes_another_secret_and_what_is_no_key_makes_none() {
-        let (secrets, one, other) = (Secrets::default(), apple(), apple());
+    fn another_key_gives_another_secret_and_an_invalid_key_gives_none() {
+        let (secrets, one, other) = (ClientSecrets::default(), apple(), apple());
         assert_ne!(secrets.get(&client(&one), NOW), secrets.get(&client(&other), NOW));
         let mut broken = apple();
         broken.secret = Some(SecretString::new("hush"));
-        assert_eq!(secrets.get(&client(&broken), NOW), Err(Unusable::BadKey));
+        assert_eq!(secrets.get(&client(&broken), NOW), Err(UnusableReason::InvalidKey));
         broken.secret = None;
-        assert_eq!(secrets.get(&client(&broken), NOW), Err(Unusable::NoSecret));
+        assert_eq!(secrets.get(&client(&broken), NOW), Err(UnusableReason::MissingSecret));
     }
 
     #[test]
-    fn the_secrets_that_are_remembered_have_an_end() {
-        let (secrets, mut settings) = (Secrets::default(), apple());
-        for number in 0..MOST + 2 {
+    fn the_number_of_cached_secrets_is_bounded() {
+        let (secrets, mut settings) = (ClientSecrets::default(), apple());
+        for number in 0..MAX_CACHED_SECRETS + 2 {
             settings.client_id = number.to_string();
             secrets.get(&client(&settings), NOW).unwrap();
         }
-        assert!(secrets.0.lock().unwrap().len() <= MOST);
+        assert!(secrets.0.lock().unwrap().len() <= MAX_CACHED_SECRETS);
     }
 }

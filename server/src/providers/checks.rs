@@ -1,4 +1,4 @@
-//! Whether providers can be reached and know their client: asked from here, on change and now and then.
+//! Checks whether providers can be reached and accept their client: after a change and at intervals.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -18,66 +18,66 @@ use tokio::{
 
 use super::{
     Inner, SocialProviders,
-    client::Client,
+    client::ProviderConfig,
     permits::Permit,
-    preset::Server,
-    reports::{Key, Reports},
+    preset::EndpointSource,
+    reports::{ProviderKey, ProviderReports},
 };
 use crate::{
     config::Apps,
     domain::{
         clock::Env,
-        identity::{Fault, Place, ProviderError, Unusable},
+        identity::{InvalidResponse, ProviderEndpoint, ProviderError, UnusableReason},
     },
 };
 
-/// How often the clock is looked at, and the Apps where they changed.
+/// How often due checks are started and changes of Apps are read.
 const TICK: Duration = Duration::from_secs(1);
-/// A Provider is checked again after an hour, a quarter more or less, so that servers do not ask together.
-const EVERY: Duration = Duration::from_secs(3600);
-/// One that could not be reached is checked again sooner, with the same jitter.
-const SOON: Duration = Duration::from_secs(300);
+/// A reachable Provider is checked again after an hour, plus or minus a quarter, so that servers do not check at once.
+const CHECK_INTERVAL: Duration = Duration::from_secs(3600);
+/// Any other result is checked again sooner, with the same jitter.
+const RETRY_INTERVAL: Duration = Duration::from_secs(300);
 /// The first check of a new or changed Provider comes within this time.
-const FIRST: Duration = Duration::from_secs(5);
-/// Checks at once: they are nobody's hurry.
-const AT_ONCE: usize = 8;
-/// A code that no provider ever gave.
-const MADE_UP: &str = "latchkey-asks-whether-this-client-is-known";
+const FIRST_CHECK_WITHIN: Duration = Duration::from_secs(5);
+/// Concurrent checks. Few, because no client waits for them.
+const MAX_CONCURRENT_CHECKS: usize = 8;
+/// An authorization code that no provider has issued.
+const INVALID_CODE: &str = "latchkey-asks-whether-this-client-is-known";
 
 /// A Provider that is checked.
-struct Watched {
+struct WatchedProvider {
     settings: Arc<ProviderSettings>,
     callback: String,
-    /// Of what was checked; another one is checked anew.
-    print: Vec<u8>,
-    due: Instant,
+    /// Fingerprint of the checked settings. A change causes a new check.
+    fingerprint: Vec<u8>,
+    next_check: Instant,
 }
 
 impl SocialProviders {
-    /// Checks every Provider of every App, and tells what it finds, until dropped.
-    pub async fn run_checks(self, apps: Arc<Apps>, reports: Arc<Reports>) {
+    /// Checks every Provider of every App and reports the results, until dropped.
+    pub async fn run_checks(self, apps: Arc<Apps>, reports: Arc<ProviderReports>) {
         let env = Env::system();
-        let mut changes = apps.changes();
+        let mut changes = apps.subscribe_changes();
         let mut clock = interval(TICK);
         clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut watched: HashMap<Key, Watched> = HashMap::new();
-        let mut running: JoinSet<(Key, Vec<u8>, Option<Reason>)> = JoinSet::new();
+        let mut watched: HashMap<ProviderKey, WatchedProvider> = HashMap::new();
+        let mut running: JoinSet<(ProviderKey, Vec<u8>, Option<Reason>)> = JoinSet::new();
         let mut changed = true;
         loop {
             tokio::select! {
-                // Which App it was does not matter, nor how many changes were missed.
+                // All Apps are read again, so it does not matter which one changed or how many changes were missed.
                 _ = changes.recv() => {
                     changed = true;
                     continue;
                 }
                 Some(done) = running.join_next() => {
                     let Ok((key, print, found)) = done else { continue };
-                    if let Some(one) = watched.get_mut(&key).filter(|one| one.print == print) {
-                        let again = if found == Some(Reason::Reachable) { EVERY } else { SOON };
-                        one.due = Instant::now() + jittered(again, env.unit());
+                    if let Some(one) = watched.get_mut(&key).filter(|one| one.fingerprint == print) {
+                        let again = if found == Some(Reason::Reachable) { CHECK_INTERVAL } else { RETRY_INTERVAL };
+                        one.next_check = Instant::now() + with_jitter(again, env.random_unit());
                         match found {
-                            Some(reason) => reports.tell(&key, reason),
-                            None => reports.forget(&key),
+                            Some(reason) => reports.record(&key, reason),
+                            None => reports.remove(&key),
                         }
                     }
                     continue;
@@ -85,93 +85,101 @@ impl SocialProviders {
                 _ = clock.tick() => {}
             }
             if std::mem::take(&mut changed) {
-                follow(&mut watched, &apps, &env, &reports);
+                update_watched(&mut watched, &apps, &env, &reports);
             }
             let now = Instant::now();
-            for (key, one) in watched.iter_mut().filter(|(_, one)| one.due <= now) {
-                if running.len() >= AT_ONCE {
+            for (key, one) in watched.iter_mut().filter(|(_, one)| one.next_check <= now) {
+                if running.len() >= MAX_CONCURRENT_CHECKS {
                     break;
                 }
-                // Without one it stays due: too many are asking this provider, or for this namespace.
+                // Without a permit it stays due: too many calls to this provider or of this namespace are running.
                 let Ok(permit) = self.0.permits.try_acquire_for_check(&Arc::new(key.clone())) else { continue };
-                // Until it is done; a check takes ten seconds at most.
-                one.due = now + EVERY;
-                let (providers, key, print) = (self.clone(), key.clone(), one.print.clone());
+                // Prevents a second start while it runs; a check takes at most ten seconds.
+                one.next_check = now + CHECK_INTERVAL;
+                let (providers, key, print) = (self.clone(), key.clone(), one.fingerprint.clone());
                 let (settings, callback) = (Arc::clone(&one.settings), one.callback.clone());
                 running.spawn(async move {
-                    let found = providers.look(&permit, &settings, &callback).await;
+                    let found = providers.run_check(&permit, &settings, &callback).await;
                     (key, print, found)
                 });
             }
         }
     }
 
-    /// One check; none: there is nothing to check with.
-    async fn look(&self, permit: &Permit, settings: &ProviderSettings, callback: &str) -> Option<Reason> {
-        let client = Client::new(settings, permit).ok()?;
+    /// Runs one check. `None` if the settings or the secret cannot be used.
+    async fn run_check(&self, permit: &Permit, settings: &ProviderSettings, callback: &str) -> Option<Reason> {
+        let client = ProviderConfig::new(settings, permit).ok()?;
         client.secret().ok()?;
-        Some(self.0.look(&client, callback).await)
+        Some(self.0.run_check(&client, callback).await)
     }
 
-    /// Whether a Provider's provider can be reached and knows the client, asked now. None: it cannot be asked, because
-    /// its secret does not resolve, its preset is of a later version, or too many are asking it.
+    /// Checks now whether the provider can be reached and accepts the client. `None` if it cannot be checked: the
+    /// secret does not resolve, the preset or its options cannot be used, or too many calls to it are running.
     pub async fn check(&self, namespace: &str, provider: &RenderedProvider, callback: &str) -> Option<Reason> {
         let key = Arc::new((namespace.to_owned(), provider.resource.clone()));
         let permit = self.0.permits.try_acquire_for_check(&key).ok()?;
-        self.look(&permit, &provider.settings, callback).await
+        self.run_check(&permit, &provider.settings, callback).await
     }
 }
 
-/// Takes in what the Apps name now.
-fn follow(watched: &mut HashMap<Key, Watched>, apps: &Apps, env: &Env, reports: &Reports) {
-    let mut named: BTreeMap<Key, (ProviderSettings, String)> = BTreeMap::new();
+/// Updates `watched` to the Providers that the Apps name now.
+fn update_watched(
+    watched: &mut HashMap<ProviderKey, WatchedProvider>,
+    apps: &Apps,
+    env: &Env,
+    reports: &ProviderReports,
+) {
+    let mut referenced: BTreeMap<ProviderKey, (ProviderSettings, String)> = BTreeMap::new();
     for app in apps.all() {
         for provider in &app.doc.providers {
             let key = (app.doc.namespace.clone(), provider.resource.clone());
             let callback = format!("{}/{}/callback", app.doc.issuer, provider.name);
-            named.entry(key).or_insert_with(|| (provider.settings.clone(), callback));
+            referenced.entry(key).or_insert_with(|| (provider.settings.clone(), callback));
         }
     }
     watched.retain(|key, _| {
-        let stays = named.contains_key(key);
-        if !stays {
-            reports.forget(key);
+        let is_referenced = referenced.contains_key(key);
+        if !is_referenced {
+            reports.remove(key);
         }
-        stays
+        is_referenced
     });
-    for (key, (settings, callback)) in named {
-        let print = print(&settings);
-        if watched.get(&key).is_some_and(|one| one.print == print) {
+    for (key, (settings, callback)) in referenced {
+        let print = fingerprint(&settings);
+        if watched.get(&key).is_some_and(|one| one.fingerprint == print) {
             continue;
         }
-        let due = Instant::now() + FIRST.mul_f64(env.unit());
-        watched.insert(key, Watched { settings: Arc::new(settings), callback, print, due });
+        let due = Instant::now() + FIRST_CHECK_WITHIN.mul_f64(env.random_unit());
+        watched.insert(
+            key,
+            WatchedProvider { settings: Arc::new(settings), callback, fingerprint: print, next_check: due },
+        );
     }
 }
 
-/// Tells settings apart without keeping them.
-fn print(settings: &ProviderSettings) -> Vec<u8> {
-    let settings = serde_json::to_vec(settings).expect("settings are maps with string keys, and strings");
+/// A fingerprint that detects changes without a copy of the settings, which hold a secret.
+fn fingerprint(settings: &ProviderSettings) -> Vec<u8> {
+    let settings = serde_json::to_vec(settings).expect("provider settings have only string keys");
     digest(&SHA256, &settings).as_ref().to_vec()
 }
 
-/// Three to five quarters of it.
-fn jittered(duration: Duration, unit: f64) -> Duration {
+/// 75 % to 125 % of `duration`, for `unit` from 0 to 1.
+fn with_jitter(duration: Duration, unit: f64) -> Duration {
     duration.mul_f64(0.75 + unit / 2.0)
 }
 
 impl Inner {
-    async fn look(&self, client: &Client<'_>, callback: &str) -> Reason {
-        let work = async { Ok(self.found(client, callback).await) };
-        // Too slow: it cannot be asked.
-        self.asking(client, work).await.unwrap_or(Reason::TokenEndpointFailed)
+    async fn run_check(&self, client: &ProviderConfig<'_>, callback: &str) -> Reason {
+        let check = async { Ok(self.check_provider(client, callback).await) };
+        // The only error is the timeout of the whole check.
+        self.run_operation(client, check).await.unwrap_or(Reason::TokenEndpointFailed)
     }
 
-    async fn found(&self, client: &Client<'_>, callback: &str) -> Reason {
-        // What is kept says nothing of what can be read now.
-        if let Server::Discovered { issuer, .. } = &client.preset.server {
-            match client.discovery(*issuer) {
-                Ok((_, address)) if self.read_metadata(client, &address).await.is_ok() => {}
+    async fn check_provider(&self, client: &ProviderConfig<'_>, callback: &str) -> Reason {
+        // A cached document does not show that the provider is available now.
+        if let EndpointSource::Discovered { issuer, .. } = &client.preset.endpoints {
+            match client.discovery_url(*issuer) {
+                Ok((_, address)) if self.fetch_metadata(client, &address).await.is_ok() => {}
                 Ok(_) | Err(_) => return Reason::DiscoveryFailed,
             }
         }
@@ -180,25 +188,28 @@ impl Inner {
             Err(_) => return Reason::DiscoveryFailed,
         };
         if let Some(keys) = &endpoints.keys {
-            match self.read_keys(client, &keys.url).await {
+            match self.fetch_keys(client, &keys.url).await {
                 Ok(keys) if !keys.is_empty() => {}
                 Ok(_) | Err(_) => return Reason::KeysUnreadable,
             }
         }
-        match self.redeem(client, &endpoints, MADE_UP, callback, None).await {
+        match self.redeem_code(client, &endpoints, INVALID_CODE, callback, None).await {
             Ok(_) => Reason::Reachable,
-            Err(ProviderError::Answer { place: Place::Token, fault: Fault::ClientRefused }) => Reason::ClientRefused,
-            // A key that makes no secret.
-            Err(ProviderError::Unusable(Unusable::BadKey)) => Reason::ClientRefused,
-            Err(ProviderError::Away(_)) => Reason::TokenEndpointFailed,
-            Err(ProviderError::Answer { fault: Fault::NotHttps, .. } | ProviderError::Unusable(_)) => {
-                Reason::TokenEndpointFailed
-            }
-            // It refused the code, which is what was to be expected.
+            Err(ProviderError::InvalidResponse {
+                endpoint: ProviderEndpoint::Token,
+                reason: InvalidResponse::ClientRejected,
+            }) => Reason::ClientRefused,
+            // Apple: no client secret can be made from the key.
+            Err(ProviderError::Unusable(UnusableReason::InvalidKey)) => Reason::ClientRefused,
+            Err(ProviderError::Unavailable(_)) => Reason::TokenEndpointFailed,
             Err(
-                ProviderError::Answer { .. }
-                | ProviderError::Callback(_)
-                | ProviderError::Token(_)
+                ProviderError::InvalidResponse { reason: InvalidResponse::NotHttps, .. } | ProviderError::Unusable(_),
+            ) => Reason::TokenEndpointFailed,
+            // It refused the code, as expected.
+            Err(
+                ProviderError::InvalidResponse { .. }
+                | ProviderError::InvalidCallback(_)
+                | ProviderError::InvalidToken(_)
                 | ProviderError::NoTokenCheck,
             ) => Reason::Reachable,
         }
@@ -210,9 +221,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn servers_do_not_ask_together() {
+    fn servers_do_not_check_at_the_same_time() {
         let hour = Duration::from_secs(3600);
-        assert_eq!(jittered(hour, 0.0), Duration::from_secs(2700));
-        assert_eq!(jittered(hour, 1.0), Duration::from_secs(4500));
+        assert_eq!(with_jitter(hour, 0.0), Duration::from_secs(2700));
+        assert_eq!(with_jitter(hour, 1.0), Duration::from_secs(4500));
     }
 }

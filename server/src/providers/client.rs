@@ -1,4 +1,4 @@
-//! A Provider of an App, as its document has it, with its preset beside it.
+//! A Provider of an App: the settings in the rendered document, with the preset.
 
 use std::borrow::Cow;
 
@@ -7,96 +7,98 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    http::Purpose,
+    http::CallTarget,
     permits::Permit,
-    preset::{Claims, Issuer, Preset, Server, Verified, preset},
+    preset::{ClaimNames, EmailVerificationSource, EndpointSource, IssuerSource, Preset, find_preset},
 };
-use crate::domain::identity::{Place, Unusable};
+use crate::domain::identity::{ProviderEndpoint, UnusableReason};
 
-/// Where Microsoft's issuers are, by tenant.
-pub(super) const MICROSOFT: &str = "https://login.microsoftonline.com/";
-/// Microsoft's tenant of all accounts that are nobody's at work or school.
-pub(super) const CONSUMERS: &str = "9188040d-6c67-4c5b-b112-36a304b66dad";
+/// The base URL of Microsoft's issuers; a tenant and `/v2.0` follow.
+pub(super) const MICROSOFT_BASE_URL: &str = "https://login.microsoftonline.com/";
+/// Microsoft's tenant of all personal accounts.
+pub(super) const MICROSOFT_CONSUMERS_TENANT: &str = "9188040d-6c67-4c5b-b112-36a304b66dad";
 
-pub(super) struct Client<'a> {
+pub(super) struct ProviderConfig<'a> {
     pub(super) preset: &'static Preset,
     pub(super) settings: &'a ProviderSettings,
-    /// Held until the last question of this client is answered.
+    /// Held until the last call of this client ends.
     pub(super) permit: Permit,
-    pub(super) mapping: Mapping,
+    pub(super) mapping: ClaimMapping,
 }
 
-/// Under which names it tells what; see [`Claims`].
+/// The names of a provider's claims; see [`ClaimNames`].
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Mapping {
+pub(super) struct ClaimMapping {
     pub(super) subject: Vec<Cow<'static, str>>,
     pub(super) email: Option<Cow<'static, str>>,
-    pub(super) verified: Source,
+    pub(super) verified: EmailVerification,
     pub(super) name: Vec<Cow<'static, str>>,
 }
 
-/// See [`Verified`].
+/// See [`EmailVerificationSource`].
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Source {
+pub(super) enum EmailVerification {
     Never,
     Documented,
-    Listed,
-    Claim { name: Cow<'static, str>, or_one: bool },
+    AddressList,
+    Claim { name: Cow<'static, str>, accepts_one: bool },
 }
 
 /// The Provider's `claims`, of `oidc` and `oauth2`.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Given {
+struct ConfiguredClaims {
     subject: Option<String>,
     email: Option<String>,
     email_verified: Option<String>,
     name: Option<String>,
 }
 
-// === impl Client ===
+// === impl ProviderConfig ===
 
-impl<'a> Client<'a> {
-    pub(super) fn new(settings: &'a ProviderSettings, permit: &Permit) -> Result<Self, Unusable> {
-        let preset = preset(&settings.preset).ok_or(Unusable::UnknownPreset)?;
+impl<'a> ProviderConfig<'a> {
+    pub(super) fn new(settings: &'a ProviderSettings, permit: &Permit) -> Result<Self, UnusableReason> {
+        let preset = find_preset(&settings.preset).ok_or(UnusableReason::UnknownPreset)?;
         let mapping = mapping(preset, settings)?;
         Ok(Self { preset, settings, permit: permit.clone(), mapping })
     }
 
-    /// What a call of this client at that place is counted under.
-    pub(super) fn at(&self, place: Place) -> Purpose {
-        Purpose { preset: self.preset.name, place }
+    /// The labels under which a call of this client to `place` is counted.
+    pub(super) fn call_target(&self, place: ProviderEndpoint) -> CallTarget {
+        CallTarget { preset: self.preset.name, endpoint: place }
     }
 
-    /// The client's secret or Apple's key.
-    pub(super) fn secret(&self) -> Result<&'a SecretString, Unusable> {
-        self.settings.secret.as_ref().ok_or(Unusable::NoSecret)
+    /// The client secret, or Apple's private key.
+    pub(super) fn secret(&self) -> Result<&'a SecretString, UnusableReason> {
+        self.settings.secret.as_ref().ok_or(UnusableReason::MissingSecret)
     }
 
-    /// An option of the Provider that is text.
+    /// A text option of the Provider.
     pub(super) fn option(&self, name: &str) -> Option<&'a str> {
         self.settings.options.get(name).and_then(Value::as_str)
     }
 
-    /// One that its preset cannot do without.
-    pub(super) fn needed(&self, name: &str) -> Result<&'a str, Unusable> {
-        self.option(name).ok_or(Unusable::BadOptions)
+    /// A text option that the preset requires.
+    pub(super) fn required_option(&self, name: &str) -> Result<&'a str, UnusableReason> {
+        self.option(name).ok_or(UnusableReason::InvalidOptions)
     }
 
-    /// The issuer as configured, and the address of its discovery document.
-    pub(super) fn discovery(&self, issuer: Issuer) -> Result<(Cow<'static, str>, String), Unusable> {
+    /// The configured issuer, and the URL of its discovery document.
+    pub(super) fn discovery_url(&self, issuer: IssuerSource) -> Result<(Cow<'static, str>, String), UnusableReason> {
         let issuer: Cow<'static, str> = match issuer {
-            Issuer::Fixed(issuer) => issuer.into(),
-            Issuer::Option("baseURL") => self.needed("baseURL")?.trim_end_matches('/').to_owned().into(),
-            Issuer::Option(name) => self.needed(name)?.to_owned().into(),
-            Issuer::Tenant => format!("{MICROSOFT}{}/v2.0", self.needed("tenant")?).into(),
+            IssuerSource::Fixed(issuer) => issuer.into(),
+            IssuerSource::Option("baseURL") => self.required_option("baseURL")?.trim_end_matches('/').to_owned().into(),
+            IssuerSource::Option(name) => self.required_option(name)?.to_owned().into(),
+            IssuerSource::MicrosoftTenant => {
+                format!("{MICROSOFT_BASE_URL}{}/v2.0", self.required_option("tenant")?).into()
+            }
         };
-        // OpenID Connect Discovery 1.0, 4.1: a final slash is taken away first.
+        // OpenID Connect Discovery 1.0, 4.1: a trailing slash is removed first.
         let address = format!("{}/.well-known/openid-configuration", issuer.trim_end_matches('/'));
         Ok((issuer, address))
     }
 
-    /// What is asked for, each once.
+    /// The requested scopes, without duplicates.
     pub(super) fn scopes(&self) -> Vec<&str> {
         let mut scopes: Vec<&str> = self.preset.scopes.to_vec();
         for scope in &self.settings.scopes {
@@ -107,49 +109,55 @@ impl<'a> Client<'a> {
         scopes
     }
 
-    /// Whether a client's id is one of those whose tokens are accepted at *login*.
-    pub(super) fn is_ours(&self, client: &str) -> bool {
+    /// Whether tokens of this client ID are accepted at *login*.
+    pub(super) fn is_accepted_client(&self, client: &str) -> bool {
         client == self.settings.client_id || self.settings.additional_client_ids.iter().any(|other| other == client)
     }
 
-    /// The authority of identities that no ID token vouches for.
-    pub(super) fn authority(&self) -> Result<String, Unusable> {
-        match &self.preset.server {
-            Server::Fixed { base_url, .. } => Ok(format!("{}:{base_url}", self.preset.name)),
-            Server::Given => Ok(self.needed("userInfoURL")?.to_owned()),
-            Server::Discovered { issuer, .. } => Ok(self.discovery(*issuer)?.0.into_owned()),
+    /// The authority of identities that come without an ID token.
+    pub(super) fn authority(&self) -> Result<String, UnusableReason> {
+        match &self.preset.endpoints {
+            EndpointSource::Fixed { base_url, .. } => Ok(format!("{}:{base_url}", self.preset.name)),
+            EndpointSource::Configured => Ok(self.required_option("userInfoURL")?.to_owned()),
+            EndpointSource::Discovered { issuer, .. } => Ok(self.discovery_url(*issuer)?.0.into_owned()),
         }
     }
 }
 
-fn mapping(preset: &Preset, settings: &ProviderSettings) -> Result<Mapping, Unusable> {
+fn mapping(preset: &Preset, settings: &ProviderSettings) -> Result<ClaimMapping, UnusableReason> {
     match &preset.claims {
-        Claims::Fixed { subject, email, verified, name } => Ok(Mapping {
+        ClaimNames::Fixed { subject, email, verified, name } => Ok(ClaimMapping {
             subject: subject.iter().copied().map(Cow::Borrowed).collect(),
             email: email.map(Cow::Borrowed),
             verified: match *verified {
-                Verified::Never => Source::Never,
-                Verified::Documented => Source::Documented,
-                Verified::Listed => Source::Listed,
-                Verified::Claim(name) => Source::Claim { name: name.into(), or_one: false },
-                Verified::ClaimOrOne(name) => Source::Claim { name: name.into(), or_one: true },
+                EmailVerificationSource::Never => EmailVerification::Never,
+                EmailVerificationSource::Documented => EmailVerification::Documented,
+                EmailVerificationSource::AddressList => EmailVerification::AddressList,
+                EmailVerificationSource::Claim(name) => {
+                    EmailVerification::Claim { name: name.into(), accepts_one: false }
+                }
+                EmailVerificationSource::ClaimOrNumberOne(name) => {
+                    EmailVerification::Claim { name: name.into(), accepts_one: true }
+                }
             },
             name: name.iter().copied().map(Cow::Borrowed).collect(),
         }),
-        Claims::Given => {
-            let given = settings.options.get("claims").ok_or(Unusable::BadOptions)?;
-            let given = Given::deserialize(given).map_err(|_| Unusable::BadOptions)?;
-            // An ID token's subject is `sub` and nothing else (OpenID Connect Core 1.0, 2).
-            let subject = match &preset.server {
-                Server::Discovered { .. } => "sub".to_owned(),
-                Server::Fixed { .. } | Server::Given => given.subject.ok_or(Unusable::BadOptions)?,
+        ClaimNames::Configured => {
+            let given = settings.options.get("claims").ok_or(UnusableReason::InvalidOptions)?;
+            let given = ConfiguredClaims::deserialize(given).map_err(|_| UnusableReason::InvalidOptions)?;
+            // The subject of an ID token is always `sub` (OpenID Connect Core 1.0, 2).
+            let subject = match &preset.endpoints {
+                EndpointSource::Discovered { .. } => "sub".to_owned(),
+                EndpointSource::Fixed { .. } | EndpointSource::Configured => {
+                    given.subject.ok_or(UnusableReason::InvalidOptions)?
+                }
             };
-            Ok(Mapping {
+            Ok(ClaimMapping {
                 subject: vec![subject.into()],
                 email: given.email.map(Cow::Owned),
                 verified: match given.email_verified {
-                    Some(name) => Source::Claim { name: name.into(), or_one: false },
-                    None => Source::Never,
+                    Some(name) => EmailVerification::Claim { name: name.into(), accepts_one: false },
+                    None => EmailVerification::Never,
                 },
                 name: given.name.map(Cow::Owned).into_iter().collect(),
             })
@@ -162,15 +170,15 @@ pub(super) mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::providers::permits::{Key, Permits};
+    use crate::providers::permits::{Permits, SharedProviderKey};
 
-    pub(in crate::providers) fn client_of(settings: &ProviderSettings) -> Result<Client<'_>, Unusable> {
-        let provider = Key::new(("shop".to_owned(), "p".to_owned()));
-        Client::new(settings, &Permits::default().try_acquire_for_check(&provider).unwrap())
+    pub(in crate::providers) fn test_client(settings: &ProviderSettings) -> Result<ProviderConfig<'_>, UnusableReason> {
+        let provider = SharedProviderKey::new(("shop".to_owned(), "p".to_owned()));
+        ProviderConfig::new(settings, &Permits::default().try_acquire_for_check(&provider).unwrap())
     }
 
-    /// As the operator renders it.
-    pub(in crate::providers) fn settings(preset: &str, options: Value) -> ProviderSettings {
+    /// Settings as the operator renders them.
+    pub(in crate::providers) fn test_settings(preset: &str, options: Value) -> ProviderSettings {
         let document = json!({
             "preset": preset,
             "clientID": "ours",
@@ -183,12 +191,14 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn an_issuers_document_is_below_it() {
+    fn the_discovery_url_is_below_the_issuer() {
         let address = |preset: &str, options| {
-            let settings = settings(preset, options);
-            let client = client_of(&settings).unwrap();
-            let Server::Discovered { issuer, .. } = &client.preset.server else { panic!("{preset} has no issuer") };
-            client.discovery(*issuer).unwrap()
+            let settings = test_settings(preset, options);
+            let client = test_client(&settings).unwrap();
+            let EndpointSource::Discovered { issuer, .. } = &client.preset.endpoints else {
+                panic!("{preset} has no issuer")
+            };
+            client.discovery_url(*issuer).unwrap()
         };
         let claims = json!({ "email": "email", "emailVerified": "email_verified", "name": "name" });
         let end = "/.well-known/openid-configuration";
@@ -218,23 +228,23 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_the_document_lacks_is_told() {
+    fn missing_options_are_reported() {
         let refused = |preset: &str, options| {
-            let settings = settings(preset, options);
-            client_of(&settings).map(|_| ()).unwrap_err()
+            let settings = test_settings(preset, options);
+            test_client(&settings).map(|_| ()).unwrap_err()
         };
-        assert_eq!(refused("yahoo", json!({})), Unusable::UnknownPreset);
-        assert_eq!(refused("oidc", json!({ "issuer": "https://id.example" })), Unusable::BadOptions);
-        assert_eq!(refused("oauth2", json!({ "claims": { "email": "mail" } })), Unusable::BadOptions);
-        let settings = settings("oauth2", json!({ "claims": { "subject": "id", "email": "mail" } }));
-        let client = client_of(&settings).unwrap();
-        assert_eq!(client.mapping.verified, Source::Never);
-        assert_eq!(client.authority(), Err(Unusable::BadOptions));
+        assert_eq!(refused("yahoo", json!({})), UnusableReason::UnknownPreset);
+        assert_eq!(refused("oidc", json!({ "issuer": "https://id.example" })), UnusableReason::InvalidOptions);
+        assert_eq!(refused("oauth2", json!({ "claims": { "email": "mail" } })), UnusableReason::InvalidOptions);
+        let settings = test_settings("oauth2", json!({ "claims": { "subject": "id", "email": "mail" } }));
+        let client = test_client(&settings).unwrap();
+        assert_eq!(client.mapping.verified, EmailVerification::Never);
+        assert_eq!(client.authority(), Err(UnusableReason::InvalidOptions));
     }
 
     #[test]
-    fn scopes_are_asked_for_once() {
-        let settings = settings("google", json!({}));
-        assert_eq!(client_of(&settings).unwrap().scopes(), ["openid", "email", "profile", "more"]);
+    fn scopes_are_requested_once() {
+        let settings = test_settings("google", json!({}));
+        assert_eq!(test_client(&settings).unwrap().scopes(), ["openid", "email", "profile", "more"]);
     }
 }

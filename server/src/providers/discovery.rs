@@ -1,4 +1,4 @@
-//! Discovery documents (OpenID Connect Discovery 1.0), and where a client's provider is to be asked.
+//! Discovery documents (OpenID Connect Discovery 1.0), key sets, and the endpoints of a client's provider.
 
 use std::sync::Arc;
 
@@ -7,17 +7,17 @@ use serde::Deserialize;
 
 use super::{
     Inner,
-    client::{CONSUMERS, Client, MICROSOFT},
+    cache::MemorySize,
+    client::{MICROSOFT_BASE_URL, MICROSOFT_CONSUMERS_TENANT, ProviderConfig},
     id_token::{KeySet, allowed_algorithms},
-    preset::{Authentication, Check, Issuer, Profile, Server},
-    shelf::Footprint,
+    preset::{ClientAuthenticationMethod, EndpointSource, IssuerSource, ProfileSource, TokenCheck},
 };
-use crate::domain::identity::{BadCallback, Fault, Place, ProviderError, Unusable};
+use crate::domain::identity::{InvalidCallback, InvalidResponse, ProviderEndpoint, ProviderError, UnusableReason};
 
-/// The longest address that a document may name. It is kept for as long as the document is.
-pub(super) const MAX_ADDRESS: usize = 2048;
+/// Maximum length of a URL in a document, in bytes. URLs are cached with the document.
+pub(super) const MAX_URL_LENGTH: usize = 2048;
 
-/// Of a discovery document what is used, in a few small values.
+/// The used members of a discovery document, in a few small values.
 #[derive(Clone, Debug)]
 pub struct Metadata {
     pub(super) issuer: String,
@@ -27,11 +27,11 @@ pub struct Metadata {
     userinfo_endpoint: Option<String>,
     introspection_endpoint: Option<String>,
     algorithms: Vec<jsonwebtoken::Algorithm>,
-    takes_basic: bool,
-    promises_iss: bool,
+    supports_basic: bool,
+    announces_iss: bool,
 }
 
-/// The members of a discovery document that are looked at.
+/// The members of a discovery document that are read.
 #[derive(Deserialize)]
 struct Document {
     issuer: String,
@@ -48,45 +48,45 @@ struct Document {
     authorization_response_iss_parameter_supported: bool,
 }
 
-/// Where a client's provider is asked for what.
+/// The endpoints of a client's provider.
 #[derive(Clone, Debug)]
 pub(super) struct Endpoints {
-    pub(super) authorization: String,
-    pub(super) token: String,
+    pub(super) authorization_endpoint: String,
+    pub(super) token_endpoint: String,
     pub(super) authentication: AuthType,
-    pub(super) user_info: Option<String>,
-    pub(super) introspection: Option<String>,
-    /// None: it gives no ID tokens.
-    pub(super) keys: Option<Keys>,
-    pub(super) issuers: Issuers,
-    /// It promises `iss` in every callback.
-    pub(super) promises_iss: bool,
+    pub(super) userinfo_endpoint: Option<String>,
+    pub(super) introspection_endpoint: Option<String>,
+    /// `None` if the provider issues no ID tokens.
+    pub(super) keys: Option<KeySetSource>,
+    pub(super) issuers: AcceptedIssuers,
+    /// The provider announces `iss` in every callback (RFC 9207, 3).
+    pub(super) announces_iss: bool,
 }
 
-/// What its ID tokens are judged by.
+/// The key set and algorithms for ID tokens.
 #[derive(Clone, Debug)]
-pub(super) struct Keys {
+pub(super) struct KeySetSource {
     pub(super) url: String,
     pub(super) algorithms: Vec<jsonwebtoken::Algorithm>,
 }
 
-/// Who may call itself the issuer.
+/// The accepted values of `iss`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Issuers {
-    /// Not known.
+pub(super) enum AcceptedIssuers {
+    /// The provider documents no issuer.
     Unknown,
-    /// The issuer, and other names that it has.
-    Known { issuer: String, also: &'static [&'static str] },
-    /// Microsoft, for more than one tenant: `{tenantid}` stands for the token's `tid`.
-    Tenants { template: String, consumers: bool },
+    /// The issuer, and other names for it.
+    Known { issuer: String, aliases: &'static [&'static str] },
+    /// Microsoft, for more than one tenant: the token's `tid` replaces `{tenantid}`.
+    MicrosoftTenants { template: String, allows_consumers: bool },
 }
 
 // === impl Metadata ===
 
 impl Metadata {
-    /// Reads a document within [`super::BOUNDS`]; judges what does not depend on who asks.
-    pub fn parse(body: &[u8]) -> Result<Self, Fault> {
-        let document = Document::deserialize(super::parse(body)?).map_err(|_| Fault::Incomplete)?;
+    /// Parses a document within [`super::RESPONSE_BOUNDS`]. Makes only checks that do not depend on the client.
+    pub fn parse(body: &[u8]) -> Result<Self, InvalidResponse> {
+        let document = Document::deserialize(super::parse(body)?).map_err(|_| InvalidResponse::Incomplete)?;
         let metadata = Self {
             issuer: document.issuer,
             authorization_endpoint: document.authorization_endpoint,
@@ -95,72 +95,77 @@ impl Metadata {
             userinfo_endpoint: document.userinfo_endpoint,
             introspection_endpoint: document.introspection_endpoint,
             algorithms: allowed_algorithms(&document.id_token_signing_alg_values_supported),
-            // A document that names no method means Basic (RFC 8414, 2).
-            takes_basic: document
+            // Without this member the method is Basic (RFC 8414, 2).
+            supports_basic: document
                 .token_endpoint_auth_methods_supported
                 .is_none_or(|methods| methods.iter().any(|method| method == "client_secret_basic")),
-            promises_iss: document.authorization_response_iss_parameter_supported,
+            announces_iss: document.authorization_response_iss_parameter_supported,
         };
-        let is_long = metadata.addresses().chain([&*metadata.issuer]).any(|address| address.len() > MAX_ADDRESS);
-        if is_long { Err(Fault::LongAddress) } else { Ok(metadata) }
+        let is_long = metadata.urls().chain([&*metadata.issuer]).any(|address| address.len() > MAX_URL_LENGTH);
+        if is_long { Err(InvalidResponse::UrlTooLong) } else { Ok(metadata) }
     }
 
-    pub(super) fn addresses(&self) -> impl Iterator<Item = &str> {
+    pub(super) fn urls(&self) -> impl Iterator<Item = &str> {
         let more = [&self.userinfo_endpoint, &self.introspection_endpoint].into_iter().flatten();
         [&self.authorization_endpoint, &self.token_endpoint, &self.jwks_uri].into_iter().chain(more).map(String::as_str)
     }
 
-    fn authentication(&self) -> AuthType {
-        if self.takes_basic { AuthType::BasicAuth } else { AuthType::RequestBody }
+    fn preferred_authentication(&self) -> AuthType {
+        if self.supports_basic { AuthType::BasicAuth } else { AuthType::RequestBody }
     }
 }
 
-impl Footprint for Metadata {
-    fn footprint(&self) -> usize {
-        size_of::<Self>() + self.issuer.len() + self.addresses().map(str::len).sum::<usize>()
+impl MemorySize for Metadata {
+    fn memory_size(&self) -> usize {
+        size_of::<Self>() + self.issuer.len() + self.urls().map(str::len).sum::<usize>()
     }
 }
 
-// === impl Issuers ===
+// === impl AcceptedIssuers ===
 
-impl Issuers {
-    /// The authority for a token's `iss`, where this is its issuer.
+impl AcceptedIssuers {
+    /// The authority for a token's `iss`. `None` if `iss` is not accepted.
     pub(super) fn authority(&self, iss: &str, tenant: Option<&str>) -> Option<String> {
         match self {
             Self::Unknown => None,
-            Self::Known { issuer, also } => (iss == issuer || also.contains(&iss)).then(|| issuer.clone()),
-            Self::Tenants { template, consumers } => {
-                let tenant = tenant.filter(|tenant| is_tenant(tenant) && (*consumers || *tenant != CONSUMERS))?;
+            Self::Known { issuer, aliases: also } => (iss == issuer || also.contains(&iss)).then(|| issuer.clone()),
+            Self::MicrosoftTenants { template, allows_consumers: consumers } => {
+                let tenant = tenant
+                    .filter(|tenant| is_tenant_id(tenant) && (*consumers || *tenant != MICROSOFT_CONSUMERS_TENANT))?;
                 (template.replace("{tenantid}", tenant) == iss).then(|| iss.to_owned())
             }
         }
     }
 
-    /// Whether a callback may say `iss` (RFC 9207, 2.4).
-    fn may_call_back(&self, iss: &str) -> bool {
+    /// Whether `iss` of a callback is accepted (RFC 9207, 2.4).
+    fn is_valid_in_callback(&self, iss: &str) -> bool {
         match self {
             Self::Unknown => true,
-            Self::Known { issuer, also } => iss == issuer || also.contains(&iss),
-            Self::Tenants { template, .. } => template.split_once("{tenantid}").is_some_and(|(before, after)| {
-                iss.strip_prefix(before).and_then(|rest| rest.strip_suffix(after)).is_some_and(is_tenant)
-            }),
+            Self::Known { issuer, aliases: also } => iss == issuer || also.contains(&iss),
+            Self::MicrosoftTenants { template, .. } => {
+                template.split_once("{tenantid}").is_some_and(|(before, after)| {
+                    iss.strip_prefix(before).and_then(|rest| rest.strip_suffix(after)).is_some_and(is_tenant_id)
+                })
+            }
         }
     }
 }
 
-/// A directory's id is a UUID.
-fn is_tenant(tenant: &str) -> bool {
+/// A tenant ID is a UUID in lower case.
+fn is_tenant_id(tenant: &str) -> bool {
     uuid::Uuid::try_parse(tenant).is_ok_and(|uuid| uuid.to_string() == tenant)
 }
 
 // === impl Endpoints ===
 
 impl Endpoints {
-    /// Judges `iss` of a callback: where it is sent, and where it must be.
-    pub(super) fn judge_iss(&self, iss: Option<&str>) -> Result<(), ProviderError> {
+    /// Validates `iss` of a callback: its value if present, its presence if the provider announces it.
+    pub(super) fn validate_iss(&self, iss: Option<&str>) -> Result<(), ProviderError> {
         match iss {
-            Some(iss) if !self.issuers.may_call_back(iss) => Err(ProviderError::Callback(BadCallback::OtherIssuer)),
-            None if self.promises_iss => Err(ProviderError::Callback(BadCallback::NoIssuer)),
+            Some(iss) if !self.issuers.is_valid_in_callback(iss) => {
+                Err(ProviderError::InvalidCallback(InvalidCallback::IssuerMismatch))
+            }
+            None if self.announces_iss => Err(ProviderError::InvalidCallback(InvalidCallback::MissingIssuer)),
             Some(_) | None => Ok(()),
         }
     }
@@ -169,145 +174,159 @@ impl Endpoints {
 // === impl Inner ===
 
 impl Inner {
-    /// Where this client's provider is asked; reads its discovery document where it has one.
-    pub(super) async fn endpoints(&self, client: &Client<'_>) -> Result<Endpoints, ProviderError> {
-        match &client.preset.server {
-            Server::Discovered { issuer, also } => self.discovered(client, *issuer, also).await,
-            Server::Fixed { issuer, authorization, token, .. } => Ok(Endpoints {
-                authorization: (*authorization).to_owned(),
-                token: (*token).to_owned(),
-                authentication: authentication(client, None)?,
-                user_info: match &client.preset.profile {
-                    Profile::Endpoint { url, .. } => Some((*url).to_owned()),
-                    Profile::IdToken | Profile::Given => None,
+    /// The endpoints of this client's provider. Reads the discovery document if the preset uses one.
+    pub(super) async fn endpoints(&self, client: &ProviderConfig<'_>) -> Result<Endpoints, ProviderError> {
+        match &client.preset.endpoints {
+            EndpointSource::Discovered { issuer, aliases: also } => {
+                self.discovered_endpoints(client, *issuer, also).await
+            }
+            EndpointSource::Fixed { issuer, authorization, token, .. } => Ok(Endpoints {
+                authorization_endpoint: (*authorization).to_owned(),
+                token_endpoint: (*token).to_owned(),
+                authentication: client_authentication(client, None)?,
+                userinfo_endpoint: match &client.preset.profile {
+                    ProfileSource::Endpoint { url, .. } => Some((*url).to_owned()),
+                    ProfileSource::IdToken | ProfileSource::Configured => None,
                 },
-                introspection: None,
+                introspection_endpoint: None,
                 keys: None,
-                issuers: issuer
-                    .map_or(Issuers::Unknown, |issuer| Issuers::Known { issuer: issuer.to_owned(), also: &[] }),
-                promises_iss: false,
+                issuers: issuer.map_or(AcceptedIssuers::Unknown, |issuer| AcceptedIssuers::Known {
+                    issuer: issuer.to_owned(),
+                    aliases: &[],
+                }),
+                announces_iss: false,
             }),
-            Server::Given => Ok(Endpoints {
-                authorization: client.needed("authorizationURL")?.to_owned(),
-                token: client.needed("tokenURL")?.to_owned(),
-                authentication: authentication(client, None)?,
-                user_info: Some(client.needed("userInfoURL")?.to_owned()),
-                introspection: client.option("introspectionURL").map(str::to_owned),
+            EndpointSource::Configured => Ok(Endpoints {
+                authorization_endpoint: client.required_option("authorizationURL")?.to_owned(),
+                token_endpoint: client.required_option("tokenURL")?.to_owned(),
+                authentication: client_authentication(client, None)?,
+                userinfo_endpoint: Some(client.required_option("userInfoURL")?.to_owned()),
+                introspection_endpoint: client.option("introspectionURL").map(str::to_owned),
                 keys: None,
-                issuers: Issuers::Unknown,
-                promises_iss: false,
+                issuers: AcceptedIssuers::Unknown,
+                announces_iss: false,
             }),
         }
     }
 
-    async fn discovered(
+    async fn discovered_endpoints(
         &self,
-        client: &Client<'_>,
-        issuer: Issuer,
-        also: &'static [&'static str],
+        client: &ProviderConfig<'_>,
+        issuer: IssuerSource,
+        aliases: &'static [&'static str],
     ) -> Result<Endpoints, ProviderError> {
-        let (configured, address) = client.discovery(issuer)?;
+        let (configured, address) = client.discovery_url(issuer)?;
         let metadata = self.metadata(client, &address).await?;
-        let fault = |fault| ProviderError::Answer { place: Place::Discovery, fault };
+        let fault = |fault| ProviderError::InvalidResponse { endpoint: ProviderEndpoint::Discovery, reason: fault };
         let issuers = match issuer {
-            Issuer::Tenant => microsoft(client, &metadata.issuer).ok_or(fault(Fault::OtherIssuer))?,
-            Issuer::Fixed(_) | Issuer::Option(_) => {
+            IssuerSource::MicrosoftTenant => {
+                microsoft_issuers(client, &metadata.issuer).ok_or(fault(InvalidResponse::IssuerMismatch))?
+            }
+            IssuerSource::Fixed(_) | IssuerSource::Option(_) => {
                 // OpenID Connect Discovery 1.0, 4.3.
-                if metadata.issuer != configured && !also.contains(&metadata.issuer.as_str()) {
-                    return Err(fault(Fault::OtherIssuer));
+                if metadata.issuer != configured && !aliases.contains(&metadata.issuer.as_str()) {
+                    return Err(fault(InvalidResponse::IssuerMismatch));
                 }
-                Issuers::Known { issuer: configured.into_owned(), also }
+                AcceptedIssuers::Known { issuer: configured.into_owned(), aliases }
             }
         };
         Ok(Endpoints {
-            authorization: metadata.authorization_endpoint.clone(),
-            token: metadata.token_endpoint.clone(),
-            authentication: authentication(client, Some(&metadata))?,
-            user_info: metadata.userinfo_endpoint.clone(),
-            introspection: match client.preset.check {
-                Check::Discovered => metadata.introspection_endpoint.clone(),
-                Check::None | Check::Given | Check::Ask { .. } => None,
+            authorization_endpoint: metadata.authorization_endpoint.clone(),
+            token_endpoint: metadata.token_endpoint.clone(),
+            authentication: client_authentication(client, Some(&metadata))?,
+            userinfo_endpoint: metadata.userinfo_endpoint.clone(),
+            introspection_endpoint: match client.preset.check {
+                TokenCheck::Discovered => metadata.introspection_endpoint.clone(),
+                TokenCheck::None | TokenCheck::Configured | TokenCheck::Endpoint { .. } => None,
             },
-            keys: Some(Keys { url: metadata.jwks_uri.clone(), algorithms: metadata.algorithms.clone() }),
+            keys: Some(KeySetSource { url: metadata.jwks_uri.clone(), algorithms: metadata.algorithms.clone() }),
             issuers,
-            promises_iss: metadata.promises_iss,
+            announces_iss: metadata.announces_iss,
         })
     }
 
-    async fn metadata(&self, client: &Client<'_>, address: &str) -> Result<Arc<Metadata>, ProviderError> {
-        self.metadata.get(address, self.read_metadata(client, address)).await
+    async fn metadata(&self, client: &ProviderConfig<'_>, address: &str) -> Result<Arc<Metadata>, ProviderError> {
+        self.metadata.get(address, self.fetch_metadata(client, address)).await
     }
 
-    /// Reads a document anew.
-    pub(super) fn read_metadata(
+    /// Fetches a document, without the cache.
+    pub(super) fn fetch_metadata(
         &self,
-        client: &Client<'_>,
+        client: &ProviderConfig<'_>,
         address: &str,
     ) -> impl Future<Output = Result<Metadata, ProviderError>> + Send + use<> {
-        let (http, purpose, url) = (Arc::clone(&self.http), client.at(Place::Discovery), address.to_owned());
-        // The fetch goes on when the client goes away; its permit stays taken.
+        let (http, purpose, url) =
+            (Arc::clone(&self.http), client.call_target(ProviderEndpoint::Discovery), address.to_owned());
+        // The fetch continues after its caller is gone; it holds the permit until it ends.
         let permit = client.permit.clone();
         async move {
             let _permit = permit;
-            let answer = super::get(&http, purpose, &url).await?;
-            let fault = |fault| ProviderError::Answer { place: Place::Discovery, fault };
-            let metadata = answer.ok().and_then(Metadata::parse).map_err(fault)?;
-            if metadata.addresses().any(|address| !http.allows(address)) {
-                return Err(fault(Fault::NotHttps));
+            let answer = super::fetch(&http, purpose, &url).await?;
+            let fault = |fault| ProviderError::InvalidResponse { endpoint: ProviderEndpoint::Discovery, reason: fault };
+            let metadata = answer.success_body().and_then(Metadata::parse).map_err(fault)?;
+            if metadata.urls().any(|address| !http.allows_url(address)) {
+                return Err(fault(InvalidResponse::NotHttps));
             }
             Ok(metadata)
         }
     }
 
-    /// The key set at that address.
-    pub(super) async fn keys(&self, client: &Client<'_>, url: &str) -> Result<Arc<KeySet>, ProviderError> {
-        self.keys.get(url, self.read_keys(client, url)).await
+    /// The key set at `url`.
+    pub(super) async fn keys(&self, client: &ProviderConfig<'_>, url: &str) -> Result<Arc<KeySet>, ProviderError> {
+        self.keys.get(url, self.fetch_keys(client, url)).await
     }
 
-    /// One that is newer; see [`super::shelf::Shelf::newer`].
-    pub(super) async fn newer_keys(&self, client: &Client<'_>, url: &str, seen: &Arc<KeySet>) -> Option<Arc<KeySet>> {
-        self.keys.newer(url, seen, self.read_keys(client, url)).await
-    }
-
-    /// Reads a key set anew.
-    pub(super) fn read_keys(
+    /// A newer key set; see [`super::cache::DocumentCache::get_newer`].
+    pub(super) async fn newer_keys(
         &self,
-        client: &Client<'_>,
+        client: &ProviderConfig<'_>,
+        url: &str,
+        seen: &Arc<KeySet>,
+    ) -> Option<Arc<KeySet>> {
+        self.keys.get_newer(url, seen, self.fetch_keys(client, url)).await
+    }
+
+    /// Fetches a key set, without the cache.
+    pub(super) fn fetch_keys(
+        &self,
+        client: &ProviderConfig<'_>,
         url: &str,
     ) -> impl Future<Output = Result<KeySet, ProviderError>> + Send + use<> {
-        let (http, purpose, url) = (Arc::clone(&self.http), client.at(Place::Keys), url.to_owned());
+        let (http, purpose, url) = (Arc::clone(&self.http), client.call_target(ProviderEndpoint::Keys), url.to_owned());
         let permit = client.permit.clone();
         async move {
             let _permit = permit;
-            let answer = super::get(&http, purpose, &url).await?;
-            let fault = |fault| ProviderError::Answer { place: Place::Keys, fault };
-            answer.ok().and_then(KeySet::parse).map_err(fault)
+            let answer = super::fetch(&http, purpose, &url).await?;
+            let fault = |fault| ProviderError::InvalidResponse { endpoint: ProviderEndpoint::Keys, reason: fault };
+            answer.success_body().and_then(KeySet::parse).map_err(fault)
         }
     }
 }
 
-fn authentication(client: &Client<'_>, metadata: Option<&Metadata>) -> Result<AuthType, Unusable> {
+fn client_authentication(client: &ProviderConfig<'_>, metadata: Option<&Metadata>) -> Result<AuthType, UnusableReason> {
     Ok(match client.preset.authentication {
-        Authentication::Basic => AuthType::BasicAuth,
-        Authentication::Post | Authentication::AppleKey => AuthType::RequestBody,
-        Authentication::Discovered => metadata.map_or(AuthType::BasicAuth, Metadata::authentication),
-        Authentication::Given => match client.option("clientAuthentication") {
+        ClientAuthenticationMethod::Basic => AuthType::BasicAuth,
+        ClientAuthenticationMethod::Post | ClientAuthenticationMethod::AppleKey => AuthType::RequestBody,
+        ClientAuthenticationMethod::Discovered => {
+            metadata.map_or(AuthType::BasicAuth, Metadata::preferred_authentication)
+        }
+        ClientAuthenticationMethod::Configured => match client.option("clientAuthentication") {
             Some("Basic") | None => AuthType::BasicAuth,
             Some("Post") => AuthType::RequestBody,
-            Some(_) => return Err(Unusable::BadOptions),
+            Some(_) => return Err(UnusableReason::InvalidOptions),
         },
     })
 }
 
-/// Microsoft's document says, for `common` and `organizations`, a template; for one tenant the issuer with its id,
-/// whichever of its names was asked for.
-fn microsoft(client: &Client<'_>, issuer: &str) -> Option<Issuers> {
-    let tenant = issuer.strip_prefix(MICROSOFT)?.strip_suffix("/v2.0")?;
+/// The issuer in Microsoft's document is a template for `common` and `organizations`. For one tenant it contains the
+/// tenant ID, even if the request used the tenant's domain.
+fn microsoft_issuers(client: &ProviderConfig<'_>, issuer: &str) -> Option<AcceptedIssuers> {
+    let tenant = issuer.strip_prefix(MICROSOFT_BASE_URL)?.strip_suffix("/v2.0")?;
     if tenant == "{tenantid}" {
         let consumers = client.option("tenant") != Some("organizations");
-        Some(Issuers::Tenants { template: issuer.to_owned(), consumers })
+        Some(AcceptedIssuers::MicrosoftTenants { template: issuer.to_owned(), allows_consumers: consumers })
     } else {
-        is_tenant(tenant).then(|| Issuers::Known { issuer: issuer.to_owned(), also: &[] })
+        is_tenant_id(tenant).then(|| AcceptedIssuers::Known { issuer: issuer.to_owned(), aliases: &[] })
     }
 }
 
@@ -317,7 +336,7 @@ mod tests {
 
     use super::*;
 
-    fn parse(change: Value) -> Result<Metadata, Fault> {
+    fn parse(change: Value) -> Result<Metadata, InvalidResponse> {
         let mut document = json!({
             "issuer": "https://id.example", "authorization_endpoint": "https://id.example/a",
             "token_endpoint": "https://id.example/t", "jwks_uri": "https://id.example/k",
@@ -327,17 +346,17 @@ mod tests {
     }
 
     #[test]
-    fn of_a_document_only_what_is_used_is_kept() {
+    fn only_the_used_members_of_a_document_are_kept() {
         let claims: Vec<String> = (0..1000).map(|number| format!("claim-{number}")).collect();
         let algorithms = vec!["RS256"; 900];
         let metadata =
             parse(json!({ "claims_supported": claims, "id_token_signing_alg_values_supported": algorithms })).unwrap();
-        assert!(metadata.footprint() < 500, "{}", metadata.footprint());
+        assert!(metadata.memory_size() < 500, "{}", metadata.memory_size());
         assert_eq!(metadata.algorithms, [jsonwebtoken::Algorithm::RS256]);
     }
 
     #[test]
-    fn an_address_that_is_kept_has_a_longest_length() {
+    fn the_length_of_a_cached_url_is_bounded() {
         let of = |length: usize| format!("https://id.example/{}", "x".repeat(length - "https://id.example/".len()));
         for name in [
             "issuer",
@@ -348,58 +367,68 @@ mod tests {
             "introspection_endpoint",
         ] {
             assert!(parse(json!({ name: of(2048) })).is_ok(), "{name}");
-            assert_eq!(parse(json!({ name: of(2049) })).err(), Some(Fault::LongAddress), "{name}");
+            assert_eq!(parse(json!({ name: of(2049) })).err(), Some(InvalidResponse::UrlTooLong), "{name}");
         }
     }
 
     #[test]
-    fn a_document_out_of_bounds_is_no_document() {
+    fn a_document_out_of_bounds_is_invalid() {
         let mut deep = json!(0);
         for _ in 0..20 {
             deep = json!([deep]);
         }
-        assert_eq!(parse(json!({ "more": deep })).err(), Some(Fault::TooComplex));
-        assert_eq!(parse(json!({ "more": vec![0; 2000] })).err(), Some(Fault::TooComplex));
-        assert_eq!(Metadata::parse(br#"{"issuer": "a", "issuer": "b"}"#).err(), Some(Fault::NotJson));
-        assert_eq!(Metadata::parse(b"[]").err(), Some(Fault::Incomplete));
+        assert_eq!(parse(json!({ "more": deep })).err(), Some(InvalidResponse::TooComplex));
+        assert_eq!(parse(json!({ "more": vec![0; 2000] })).err(), Some(InvalidResponse::TooComplex));
+        assert_eq!(Metadata::parse(br#"{"issuer": "a", "issuer": "b"}"#).err(), Some(InvalidResponse::NotJson));
+        assert_eq!(Metadata::parse(b"[]").err(), Some(InvalidResponse::Incomplete));
     }
 
     const TENANT: &str = "72f988bf-86f1-41af-91ab-2d7cd011db47";
 
     #[test]
-    fn a_template_is_filled_with_the_tenant_and_with_nothing_else() {
-        let template = format!("{MICROSOFT}{{tenantid}}/v2.0");
-        let all = Issuers::Tenants { template: template.clone(), consumers: true };
-        let of = |tenant: &str| format!("{MICROSOFT}{tenant}/v2.0");
+    fn an_issuer_template_accepts_only_tenant_ids() {
+        let template = format!("{MICROSOFT_BASE_URL}{{tenantid}}/v2.0");
+        let all = AcceptedIssuers::MicrosoftTenants { template: template.clone(), allows_consumers: true };
+        let of = |tenant: &str| format!("{MICROSOFT_BASE_URL}{tenant}/v2.0");
         assert_eq!(all.authority(&of(TENANT), Some(TENANT)), Some(of(TENANT)));
-        assert_eq!(all.authority(&of(CONSUMERS), Some(CONSUMERS)), Some(of(CONSUMERS)));
+        assert_eq!(
+            all.authority(&of(MICROSOFT_CONSUMERS_TENANT), Some(MICROSOFT_CONSUMERS_TENANT)),
+            Some(of(MICROSOFT_CONSUMERS_TENANT))
+        );
         for (iss, tid) in [
             (of(TENANT), None),
-            (of(TENANT), Some(CONSUMERS)),
+            (of(TENANT), Some(MICROSOFT_CONSUMERS_TENANT)),
             (of("{tenantid}"), Some("{tenantid}")),
             (of("x"), Some("x")),
             (of(""), Some("")),
-            (format!("{MICROSOFT}../evil/v2.0"), Some("../evil")),
+            (format!("{MICROSOFT_BASE_URL}../evil/v2.0"), Some("../evil")),
             (of(&TENANT.to_uppercase()), Some(&*TENANT.to_uppercase())),
         ] {
             assert_eq!(all.authority(&iss, tid), None, "{iss}");
         }
-        let work = Issuers::Tenants { template, consumers: false };
-        assert!(work.authority(&of(TENANT), Some(TENANT)).is_some());
-        assert_eq!(work.authority(&of(CONSUMERS), Some(CONSUMERS)), None);
-        assert!(all.may_call_back(&of(TENANT)) && !all.may_call_back(&of("common")) && !all.may_call_back(TENANT));
+        let work_accounts_only = AcceptedIssuers::MicrosoftTenants { template, allows_consumers: false };
+        assert!(work_accounts_only.authority(&of(TENANT), Some(TENANT)).is_some());
+        assert_eq!(
+            work_accounts_only.authority(&of(MICROSOFT_CONSUMERS_TENANT), Some(MICROSOFT_CONSUMERS_TENANT)),
+            None
+        );
+        assert!(
+            all.is_valid_in_callback(&of(TENANT))
+                && !all.is_valid_in_callback(&of("common"))
+                && !all.is_valid_in_callback(TENANT)
+        );
     }
 
     #[test]
-    fn other_names_of_an_issuer_lead_to_one_authority() {
-        let issuers = Issuers::Known { issuer: "https://a.example".to_owned(), also: &["a.example"] };
+    fn all_names_of_an_issuer_have_one_authority() {
+        let issuers = AcceptedIssuers::Known { issuer: "https://a.example".to_owned(), aliases: &["a.example"] };
         for iss in ["https://a.example", "a.example"] {
             assert_eq!(issuers.authority(iss, None).as_deref(), Some("https://a.example"));
-            assert!(issuers.may_call_back(iss));
+            assert!(issuers.is_valid_in_callback(iss));
         }
         for iss in ["https://a.example/", "https://A.example", "http://a.example", ""] {
             assert_eq!(issuers.authority(iss, None), None, "{iss}");
-            assert!(!issuers.may_call_back(iss), "{iss}");
+            assert!(!issuers.is_valid_in_callback(iss), "{iss}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A code becomes a token, and the token a user.
+//! Exchanges an authorization code for tokens, and the tokens for an identity.
 
 use std::{future::Future, pin::Pin};
 
@@ -17,34 +17,36 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Inner,
-    client::Client,
+    client::ProviderConfig,
     discovery::Endpoints,
-    http::{Http, NoAnswer, Purpose},
-    id_token::{Expected, MAX_TOKEN},
+    http::{CallTarget, HttpCallError, ProviderHttp},
+    id_token::{MAX_TOKEN_LENGTH, TokenOrigin},
     parse,
-    preset::{Authentication, Profile},
-    profile::{find_text, posted_name},
+    preset::{ClientAuthenticationMethod, ProfileSource},
+    profile::{find_claim_text, posted_name},
 };
-use crate::domain::identity::{Fault, Grant, Place, ProviderError, Unusable, Vouched};
+use crate::domain::identity::{
+    AuthorizationCodeGrant, InvalidResponse, ProviderEndpoint, ProviderError, UnusableReason, VerifiedIdentity,
+};
 
-/// What a token endpoint answers (RFC 6749, 5.1; OpenID Connect Core 1.0, 3.1.3.3). What else it says is not looked at:
-/// providers differ in the form of `scope`.
+/// The response of a token endpoint (RFC 6749, 5.1; OpenID Connect Core 1.0, 3.1.3.3). Other members are ignored,
+/// because providers differ in the format of `scope`.
 #[derive(Debug, Deserialize, Serialize)]
-pub(super) struct Tokens {
+pub(super) struct ProviderTokens {
     access_token: AccessToken,
-    #[serde(skip, default = "bearer")]
+    #[serde(skip, default = "bearer_type")]
     token_type: BasicTokenType,
-    id_token: Option<IdTokenText>,
+    id_token: Option<EncodedIdToken>,
 }
 
-/// An ID token as text, which is never printed.
+/// An encoded ID token. `Debug` does not show it.
 #[derive(Deserialize, Serialize)]
 #[serde(transparent)]
-struct IdTokenText(String);
+struct EncodedIdToken(String);
 
 type OAuthClient = oauth2::Client<
     BasicErrorResponse,
-    Tokens,
+    ProviderTokens,
     BasicTokenIntrospectionResponse,
     StandardRevocableToken,
     BasicRevocationErrorResponse,
@@ -55,16 +57,16 @@ type OAuthClient = oauth2::Client<
     EndpointSet,
 >;
 
-/// The crate's requests, sent our way.
-struct Sender<'a>(&'a Http, Purpose);
+/// Sends the requests of the `oauth2` crate through [`ProviderHttp`].
+struct OAuthHttpClient<'a>(&'a ProviderHttp, CallTarget);
 
-fn bearer() -> BasicTokenType {
+fn bearer_type() -> BasicTokenType {
     BasicTokenType::Bearer
 }
 
-// === impl Tokens ===
+// === impl ProviderTokens ===
 
-impl TokenResponse for Tokens {
+impl TokenResponse for ProviderTokens {
     type TokenType = BasicTokenType;
 
     fn access_token(&self) -> &AccessToken {
@@ -88,17 +90,17 @@ impl TokenResponse for Tokens {
     }
 }
 
-impl std::fmt::Debug for IdTokenText {
+impl std::fmt::Debug for EncodedIdToken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("IdToken(…)")
     }
 }
 
-// === impl Sender ===
+// === impl OAuthHttpClient ===
 
-impl<'c> AsyncHttpClient<'c> for Sender<'_> {
-    type Error = NoAnswer;
-    type Future = Pin<Box<dyn Future<Output = Result<HttpResponse, NoAnswer>> + Send + 'c>>;
+impl<'c> AsyncHttpClient<'c> for OAuthHttpClient<'_> {
+    type Error = HttpCallError;
+    type Future = Pin<Box<dyn Future<Output = Result<HttpResponse, HttpCallError>> + Send + 'c>>;
 
     fn call(&'c self, request: HttpRequest) -> Self::Future {
         Box::pin(async move {
@@ -114,67 +116,79 @@ impl<'c> AsyncHttpClient<'c> for Sender<'_> {
 // === impl Inner ===
 
 impl Inner {
-    pub(super) async fn exchange(&self, client: &Client<'_>, grant: &Grant<'_>) -> Result<Vouched, ProviderError> {
+    pub(super) async fn exchange_code(
+        &self,
+        client: &ProviderConfig<'_>,
+        grant: &AuthorizationCodeGrant<'_>,
+    ) -> Result<VerifiedIdentity, ProviderError> {
         let endpoints = self.endpoints(client).await?;
-        endpoints.judge_iss(grant.iss)?;
-        let verifier = client.preset.pkce.then_some(grant.code_verifier);
-        let tokens = self.redeem(client, &endpoints, grant.code, grant.redirect_uri, verifier).await?;
+        endpoints.validate_iss(grant.iss)?;
+        let verifier = client.preset.uses_pkce.then_some(grant.code_verifier);
+        let tokens = self.redeem_code(client, &endpoints, grant.code, grant.redirect_uri, verifier).await?;
         let access_token = tokens.access_token.secret();
-        match (&client.preset.profile, &endpoints.user_info) {
-            (Profile::IdToken, _) => self.vouched_by_id_token(client, &endpoints, &tokens, grant).await,
-            (Profile::Endpoint { .. } | Profile::Given, Some(url)) => {
-                self.vouched_by_profile(client, url, access_token).await
+        match (&client.preset.profile, &endpoints.userinfo_endpoint) {
+            (ProfileSource::IdToken, _) => self.identity_from_id_token(client, &endpoints, &tokens, grant).await,
+            (ProfileSource::Endpoint { .. } | ProfileSource::Configured, Some(url)) => {
+                self.fetch_identity(client, url, access_token).await
             }
-            (Profile::Endpoint { .. } | Profile::Given, None) => Err(Unusable::BadOptions.into()),
+            (ProfileSource::Endpoint { .. } | ProfileSource::Configured, None) => {
+                Err(UnusableReason::InvalidOptions.into())
+            }
         }
     }
 
-    async fn vouched_by_id_token(
+    async fn identity_from_id_token(
         &self,
-        client: &Client<'_>,
+        client: &ProviderConfig<'_>,
         endpoints: &Endpoints,
-        tokens: &Tokens,
-        grant: &Grant<'_>,
-    ) -> Result<Vouched, ProviderError> {
-        let at = |place| move |fault| ProviderError::Answer { place, fault };
+        tokens: &ProviderTokens,
+        grant: &AuthorizationCodeGrant<'_>,
+    ) -> Result<VerifiedIdentity, ProviderError> {
+        let at = |place| move |fault| ProviderError::InvalidResponse { endpoint: place, reason: fault };
         let access_token = tokens.access_token.secret();
-        let text = tokens.id_token.as_ref().ok_or(at(Place::Token)(Fault::NoIdToken))?;
-        let expected = Expected::Flow { nonce: grant.nonce.filter(|_| client.preset.nonce) };
-        let judged = self.id_token(client, endpoints, &text.0, expected).await?;
-        let judged = judged.and_then(|token| token.judge_access_token(access_token).map(|()| token));
-        let token = judged.map_err(|bad| at(Place::Token)(Fault::IdToken(bad)))?;
+        let text = tokens.id_token.as_ref().ok_or(at(ProviderEndpoint::Token)(InvalidResponse::MissingIdToken))?;
+        let expected = TokenOrigin::Flow { nonce: grant.nonce.filter(|_| client.preset.supports_nonce) };
+        let judged = self.validate_id_token(client, endpoints, &text.0, expected).await?;
+        let judged = judged.and_then(|token| token.validate_access_token_hash(access_token).map(|()| token));
+        let token = judged.map_err(|bad| at(ProviderEndpoint::Token)(InvalidResponse::IdToken(bad)))?;
         let mut statements = vec![token.statement];
-        if let Some(url) = endpoints.user_info.as_deref().filter(|_| client.mapping.lacks(&statements[0])) {
-            let profile = self.profile(client, url, access_token).await?;
+        if let Some(url) =
+            endpoints.userinfo_endpoint.as_deref().filter(|_| client.mapping.has_missing_claims(&statements[0]))
+        {
+            let profile = self.fetch_profile(client, url, access_token).await?;
             // OpenID Connect Core 1.0, 5.3.2.
             if profile.sub.as_ref() != Some(&token.subject) {
-                return Err(at(Place::UserInfo)(Fault::OtherSubject));
+                return Err(at(ProviderEndpoint::UserInfo)(InvalidResponse::SubjectMismatch));
             }
             statements.push(profile);
         }
-        statements.extend(grant.posted_user.filter(|_| client.preset.form_post).and_then(posted_name));
+        statements.extend(grant.posted_user.filter(|_| client.preset.uses_form_post).and_then(posted_name));
         let statements: Vec<_> = statements.iter().collect();
-        client.mapping.vouched(token.authority, &statements).ok_or(at(Place::Token)(Fault::Incomplete))
+        client
+            .mapping
+            .verified_identity(token.authority, &statements)
+            .ok_or(at(ProviderEndpoint::Token)(InvalidResponse::Incomplete))
     }
 
     /// Redeems a code at the token endpoint.
-    pub(super) async fn redeem(
+    pub(super) async fn redeem_code(
         &self,
-        client: &Client<'_>,
+        client: &ProviderConfig<'_>,
         endpoints: &Endpoints,
         code: &str,
         redirect_uri: &str,
         verifier: Option<&str>,
-    ) -> Result<Tokens, ProviderError> {
+    ) -> Result<ProviderTokens, ProviderError> {
         let secret = match client.preset.authentication {
-            Authentication::AppleKey => self.apple.get(client, self.env.now())?,
-            Authentication::Basic | Authentication::Post | Authentication::Discovered | Authentication::Given => {
-                client.secret()?.clone()
-            }
+            ClientAuthenticationMethod::AppleKey => self.apple.get(client, self.env.now())?,
+            ClientAuthenticationMethod::Basic
+            | ClientAuthenticationMethod::Post
+            | ClientAuthenticationMethod::Discovered
+            | ClientAuthenticationMethod::Configured => client.secret()?.clone(),
         };
-        let at_token = |fault| ProviderError::Answer { place: Place::Token, fault };
-        let url = TokenUrl::new(endpoints.token.clone()).map_err(|_| at_token(Fault::Incomplete))?;
-        let redirect = RedirectUrl::new(redirect_uri.to_owned()).map_err(|_| Unusable::BadOptions)?;
+        let at_token = |fault| ProviderError::InvalidResponse { endpoint: ProviderEndpoint::Token, reason: fault };
+        let url = TokenUrl::new(endpoints.token_endpoint.clone()).map_err(|_| at_token(InvalidResponse::Incomplete))?;
+        let redirect = RedirectUrl::new(redirect_uri.to_owned()).map_err(|_| UnusableReason::InvalidOptions)?;
         let oauth: OAuthClient = oauth2::Client::new(ClientId::new(client.settings.client_id.clone()))
             .set_client_secret(ClientSecret::new(secret.expose().to_owned()))
             .set_auth_type(endpoints.authentication.clone())
@@ -184,48 +198,52 @@ impl Inner {
         if let Some(verifier) = verifier {
             request = request.set_pkce_verifier(PkceCodeVerifier::new(verifier.to_owned()));
         }
-        let sender = Sender(&self.http, client.at(Place::Token));
-        let tokens = request.request_async(&sender).await.map_err(|error| refusal(client, error))?;
+        let sender = OAuthHttpClient(&self.http, client.call_target(ProviderEndpoint::Token));
+        let tokens = request.request_async(&sender).await.map_err(|error| token_endpoint_error(client, error))?;
         let access_token = tokens.access_token.secret();
-        if access_token.is_empty() || access_token.len() > MAX_TOKEN {
-            return Err(at_token(Fault::Incomplete));
+        if access_token.is_empty() || access_token.len() > MAX_TOKEN_LENGTH {
+            return Err(at_token(InvalidResponse::Incomplete));
         }
         Ok(tokens)
     }
 }
 
-/// What a token endpoint's refusal says, in our words.
-fn refusal(client: &Client<'_>, error: RequestTokenError<NoAnswer, BasicErrorResponse>) -> ProviderError {
+/// Maps an error response of a token endpoint to a [`ProviderError`].
+fn token_endpoint_error(
+    client: &ProviderConfig<'_>,
+    error: RequestTokenError<HttpCallError, BasicErrorResponse>,
+) -> ProviderError {
     let fault = match error {
-        RequestTokenError::Request(error) => return error.at(Place::Token),
-        RequestTokenError::ServerResponse(response) => refused(client, response.error().as_ref()),
-        // Some refuse with status 200.
+        RequestTokenError::Request(error) => return error.into_provider_error(ProviderEndpoint::Token),
+        RequestTokenError::ServerResponse(response) => reason_of_error_code(client, response.error().as_ref()),
+        // Some providers send errors with status 200.
         RequestTokenError::Parse(_, body) => match parse(&body) {
-            // RFC 6749's `error`; Facebook's has a number in it, Twitch has only words.
+            // `error` (RFC 6749, 5.2). Facebook's is an object with a number; Twitch has only a message.
             Ok(answer) => {
-                let said = ["error", "/error/code", "message"].into_iter().find_map(|name| find_text(&answer, name));
-                said.map_or(Fault::Incomplete, |error| refused(client, &error))
+                let error_code =
+                    ["error", "/error/code", "message"].into_iter().find_map(|name| find_claim_text(&answer, name));
+                error_code.map_or(InvalidResponse::Incomplete, |error| reason_of_error_code(client, &error))
             }
             Err(fault) => fault,
         },
-        // An empty answer, or one that says that it is no JSON.
-        RequestTokenError::Other(_) => Fault::NotJson,
+        // An empty response, or a content type that is not JSON.
+        RequestTokenError::Other(_) => InvalidResponse::NotJson,
     };
-    ProviderError::Answer { place: Place::Token, fault }
+    ProviderError::InvalidResponse { endpoint: ProviderEndpoint::Token, reason: fault }
 }
 
-/// RFC 6749, 5.2, and the provider's own words for the same.
-fn refused(client: &Client<'_>, error: &str) -> Fault {
-    let refusals = &client.preset.refusals;
+/// Error codes by RFC 6749, 5.2, and the provider's own codes for the same.
+fn reason_of_error_code(client: &ProviderConfig<'_>, error: &str) -> InvalidResponse {
+    let refusals = &client.preset.error_codes;
     let is = |kind: BasicErrorResponseType| error == kind.as_ref();
-    if is(BasicErrorResponseType::InvalidGrant) || refusals.code.contains(&error) {
-        Fault::CodeRefused
+    if is(BasicErrorResponseType::InvalidGrant) || refusals.invalid_code.contains(&error) {
+        InvalidResponse::CodeRejected
     } else if is(BasicErrorResponseType::InvalidClient)
         || is(BasicErrorResponseType::UnauthorizedClient)
-        || refusals.client.contains(&error)
+        || refusals.invalid_client.contains(&error)
     {
-        Fault::ClientRefused
+        InvalidResponse::ClientRejected
     } else {
-        Fault::Refused
+        InvalidResponse::RequestRejected
     }
 }

@@ -1,55 +1,55 @@
-//! What fuzz targets and test vectors call: the parsers and judges of what providers send.
+//! Entry points for fuzz targets and test vectors: parsers and validation of data from providers.
 
 use latchkey_crds::rendered::ProviderSettings;
 use time::OffsetDateTime;
 
 use super::{
-    client::Client,
-    discovery::{Issuers, Metadata},
-    id_token::{self, Expected, IdToken, allowed_algorithms},
-    permits::{Key, Permits},
+    client::ProviderConfig,
+    discovery::{AcceptedIssuers, Metadata},
+    id_token::{self, IdToken, TokenOrigin, allowed_algorithms},
+    permits::{Permits, SharedProviderKey},
     profile,
 };
-use crate::domain::identity::{BadToken, Unusable, Vouched};
+use crate::domain::identity::{InvalidProviderToken, UnusableReason, VerifiedIdentity};
 
 /// The keys of a provider.
 pub struct KeySet(id_token::KeySet);
 
-/// The audience and nonce that a token must have.
+/// The issuer, audience and nonce that a token must have.
 #[derive(Clone, Copy, Debug)]
 pub struct Expectation<'a> {
     pub issuer: &'a str,
     pub client: &'a ProviderSettings,
-    /// For a login with a provider's token; otherwise for a flow of this service.
+    /// True for a login with a provider token, false for a login flow.
     pub is_login: bool,
     pub nonce: Option<&'a str>,
 }
 
-/// The addresses of a discovery document, `issuer` first; none if the document is refused.
-pub fn discovery(body: &[u8]) -> Option<Vec<String>> {
+/// The URLs of a discovery document, `issuer` first. `Unbound` if the document is invalid.
+pub fn discovery_urls(body: &[u8]) -> Option<Vec<String>> {
     let metadata = Metadata::parse(body).ok()?;
-    Some([metadata.issuer.as_str()].into_iter().chain(metadata.addresses()).map(str::to_owned).collect())
+    Some([metadata.issuer.as_str()].into_iter().chain(metadata.urls()).map(str::to_owned).collect())
 }
 
-/// Whether a rendered Provider has all that its preset needs, its secret aside.
+/// Whether a rendered Provider has everything that its preset requires, except the secret.
 pub fn is_usable(settings: &ProviderSettings) -> bool {
     client(settings).is_ok()
 }
 
-/// The identity in the answer of a profile endpoint.
-pub fn profile(body: &[u8], client: &ProviderSettings) -> Option<Vouched> {
+/// The identity in the response of a profile endpoint.
+pub fn identity_from_profile(body: &[u8], client: &ProviderSettings) -> Option<VerifiedIdentity> {
     let client = self::client(client).ok()?;
-    let statement = client.mapping.read(&super::parse(body).ok()?);
-    client.mapping.vouched(client.authority().ok()?, &[&statement])
+    let statement = client.mapping.read_claims(&super::parse(body).ok()?);
+    client.mapping.verified_identity(client.authority().ok()?, &[&statement])
 }
 
-fn client(settings: &ProviderSettings) -> Result<Client<'_>, Unusable> {
-    let provider = Key::new(("fuzz".to_owned(), "fuzz".to_owned()));
-    let permit = Permits::default().try_acquire_for_check(&provider).expect("nobody else holds one");
-    Client::new(settings, &permit)
+fn client(settings: &ProviderSettings) -> Result<ProviderConfig<'_>, UnusableReason> {
+    let provider = SharedProviderKey::new(("fuzz".to_owned(), "fuzz".to_owned()));
+    let permit = Permits::default().try_acquire_for_check(&provider).expect("a new set has free permits");
+    ProviderConfig::new(settings, &permit)
 }
 
-/// Whether there is a name in the form that Apple posts.
+/// Whether Apple's posted `user` contains a name.
 pub fn has_posted_name(posted: &str) -> bool {
     profile::posted_name(posted).is_some()
 }
@@ -57,7 +57,7 @@ pub fn has_posted_name(posted: &str) -> bool {
 // === impl KeySet ===
 
 impl KeySet {
-    /// None if the document is refused.
+    /// `Unbound` if the document is invalid.
     pub fn parse(body: &[u8]) -> Option<Self> {
         id_token::KeySet::parse(body).ok().map(Self)
     }
@@ -66,24 +66,24 @@ impl KeySet {
         self.0.is_empty()
     }
 
-    /// Verifies an ID token in full; `supported` is what the provider says it signs with.
+    /// Validates an ID token in full. `supported`: the signing algorithms of the provider's discovery document.
     pub fn verify(
         &self,
         token: &str,
         supported: &[String],
         expected: Expectation<'_>,
         now: OffsetDateTime,
-    ) -> Result<(), BadToken> {
+    ) -> Result<(), InvalidProviderToken> {
         let Expectation { issuer, client, is_login, nonce } = expected;
-        let client = self::client(client).map_err(|_| BadToken::Malformed)?;
-        let issuers = Issuers::Known { issuer: issuer.to_owned(), also: &[] };
-        let expected = if is_login { Expected::Login { nonce } } else { Expected::Flow { nonce } };
+        let client = self::client(client).map_err(|_| InvalidProviderToken::Malformed)?;
+        let issuers = AcceptedIssuers::Known { issuer: issuer.to_owned(), aliases: &[] };
+        let expected = if is_login { TokenOrigin::Login { nonce } } else { TokenOrigin::Flow { nonce } };
         let algorithms = allowed_algorithms(supported);
         IdToken::verify(token, &self.0, &algorithms, &issuers, &client, expected, now).map(drop)
     }
 
-    /// Whether a signature over any bytes holds under one of the keys: test vectors sign no tokens.
+    /// Whether a signature over any bytes is valid under one of the keys. For test vectors, which do not sign tokens.
     pub fn verifies(&self, algorithm: &str, message: &[u8], signature: &[u8]) -> bool {
-        self.0.verifies(algorithm, message, signature)
+        self.0.verifies_any_key(algorithm, message, signature)
     }
 }

@@ -1,4 +1,4 @@
-//! What is measured of providers. Labels are names of presets, never of Providers or Apps.
+//! Metrics of provider calls. Labels are names of presets, never of Providers or Apps.
 
 use std::time::Duration;
 
@@ -10,19 +10,19 @@ use prometheus_client::{
 };
 
 use super::{
-    http::{NoAnswer, Purpose},
+    http::{CallTarget, HttpCallError},
     preset::PRESETS,
 };
-use crate::domain::identity::{Away, Fault, Operation, Place, ProviderError};
+use crate::domain::identity::{InvalidResponse, ProviderEndpoint, ProviderError, ProviderOperation, UnavailableReason};
 
-/// From a provider next door to the ten seconds that it may take.
+/// In seconds; the last is the timeout of an operation.
 const BUCKETS: [f64; 9] = [0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
-/// Handles to the metrics; clones count together.
+/// Handles to the metrics. Clones share their counters.
 #[derive(Clone)]
 pub(super) struct Metrics {
     calls: Family<CallLabels, Counter>,
-    duration: Family<PlaceLabels, Histogram, fn() -> Histogram>,
+    duration: Family<EndpointLabels, Histogram, fn() -> Histogram>,
     operations: Family<OperationLabels, Counter>,
 }
 
@@ -34,7 +34,7 @@ struct CallLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct PlaceLabels {
+struct EndpointLabels {
     preset: &'static str,
     place: &'static str,
 }
@@ -55,9 +55,9 @@ impl Metrics {
             duration: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
             operations: Family::default(),
         };
-        // Series that are there from the start: their first increase is seen.
+        // Series exist from the start, so that `rate()` sees their first increase.
         for preset in PRESETS.iter().map(|preset| preset.name) {
-            for operation in Operation::ALL.map(Operation::as_str) {
+            for operation in ProviderOperation::ALL.map(ProviderOperation::as_str) {
                 for outcome in OUTCOMES {
                     drop(metrics.operations.get_or_create(&OperationLabels { preset, operation, outcome }));
                 }
@@ -66,67 +66,72 @@ impl Metrics {
         metrics
     }
 
-    /// Under names without a prefix: the registry is to be one of providers' own.
+    /// Registers the metrics without a prefix: `registry` must be a sub-registry for providers.
     pub(super) fn register(&self, registry: &mut Registry) {
-        registry.register("calls", "Calls to providers, by what came of them", self.calls.clone());
+        registry.register("calls", "Calls to providers, by outcome", self.calls.clone());
         registry.register_with_unit(
             "call_duration",
-            "From a call to a provider to the end of its answer, or to giving up",
+            "Time from a call to a provider to the end of its response or to its failure",
             Unit::Seconds,
             self.duration.clone(),
         );
         registry.register(
             "operations",
-            "What log-ins asked providers for, each by some calls, by what came of it",
+            "Operations of logins at providers, each of one or more calls, by outcome",
             self.operations.clone(),
         );
     }
 
-    /// One call is over.
-    pub(super) fn called(&self, purpose: Purpose, answer: Result<StatusCode, NoAnswer>, took: Duration) {
-        let Purpose { preset, place } = purpose;
-        let place = place_name(place);
+    /// Counts one finished call.
+    pub(super) fn record_call(&self, purpose: CallTarget, answer: Result<StatusCode, HttpCallError>, took: Duration) {
+        let CallTarget { preset, endpoint: place } = purpose;
+        let place = endpoint_label(place);
         self.calls.get_or_create(&CallLabels { preset, place, outcome: call_outcome(answer) }).inc();
-        self.duration.get_or_create(&PlaceLabels { preset, place }).observe(took.as_secs_f64());
+        self.duration.get_or_create(&EndpointLabels { preset, place }).observe(took.as_secs_f64());
     }
 
-    /// All the calls of an operation are over.
-    pub(super) fn done(&self, preset: &'static str, operation: Operation, error: Option<&ProviderError>) {
+    /// Counts one finished operation.
+    pub(super) fn record_operation(
+        &self,
+        preset: &'static str,
+        operation: ProviderOperation,
+        error: Option<&ProviderError>,
+    ) {
         let outcome = operation_outcome(error);
         self.operations.get_or_create(&OperationLabels { preset, operation: operation.as_str(), outcome }).inc();
     }
 }
 
-const fn place_name(place: Place) -> &'static str {
+const fn endpoint_label(place: ProviderEndpoint) -> &'static str {
     match place {
-        Place::Discovery => "discovery",
-        Place::Keys => "keys",
-        Place::Token => "token",
-        Place::UserInfo => "userinfo",
-        Place::Emails => "emails",
-        Place::TokenCheck => "token_check",
+        ProviderEndpoint::Discovery => "discovery",
+        ProviderEndpoint::Keys => "keys",
+        ProviderEndpoint::Token => "token",
+        ProviderEndpoint::UserInfo => "userinfo",
+        ProviderEndpoint::Emails => "emails",
+        ProviderEndpoint::TokenCheck => "token_check",
     }
 }
 
-fn call_outcome(answer: Result<StatusCode, NoAnswer>) -> &'static str {
+fn call_outcome(answer: Result<StatusCode, HttpCallError>) -> &'static str {
     match answer {
         Ok(status) if status.is_success() => "ok",
         Ok(_) => "refused",
-        Err(NoAnswer::Away(away)) => match away {
-            Away::TooMany => "busy",
-            Away::NameUnknown => "name_unknown",
-            Away::AddressRefused => "address_refused",
-            Away::Unreachable => "unreachable",
-            Away::Proxy => "proxy",
-            Away::Tls => "tls",
-            Away::Broken => "broken",
-            Away::TooSlow => "too_slow",
-            Away::Status(_) => "unavailable",
+        Err(HttpCallError::Unavailable(away)) => match away {
+            UnavailableReason::TooManyCalls => "busy",
+            UnavailableReason::NameUnknown => "name_unknown",
+            UnavailableReason::AddressNotAllowed => "address_refused",
+            UnavailableReason::Unreachable => "unreachable",
+            UnavailableReason::Proxy => "proxy",
+            UnavailableReason::Tls => "tls",
+            UnavailableReason::ConnectionClosed => "broken",
+            UnavailableReason::Timeout => "too_slow",
+            UnavailableReason::Status(_) => "unavailable",
         },
-        Err(NoAnswer::Fault(Fault::TooLarge)) => "too_large",
-        Err(NoAnswer::Fault(Fault::NotHttps)) => "not_https",
-        // What is left is a redirect.
-        Err(NoAnswer::Fault(_)) => "redirect",
+        Err(HttpCallError::InvalidResponse(InvalidResponse::TooLarge)) => "too_large",
+        Err(HttpCallError::InvalidResponse(InvalidResponse::NotHttps)) => "not_https",
+        // The only other fault is a redirect.
+        Err(HttpCallError::InvalidResponse(_)) => "redirect",
     }
 }
 
@@ -136,11 +141,11 @@ const OUTCOMES: [&str; 8] = ["ok", "busy", "away", "bad_answer", "bad_callback",
 const fn operation_outcome(error: Option<&ProviderError>) -> &'static str {
     match error {
         None => "ok",
-        Some(ProviderError::Away(Away::TooMany)) => "busy",
-        Some(ProviderError::Away(_)) => "away",
-        Some(ProviderError::Answer { .. }) => "bad_answer",
-        Some(ProviderError::Callback(_)) => "bad_callback",
-        Some(ProviderError::Token(_)) => "bad_token",
+        Some(ProviderError::Unavailable(UnavailableReason::TooManyCalls)) => "busy",
+        Some(ProviderError::Unavailable(_)) => "away",
+        Some(ProviderError::InvalidResponse { .. }) => "bad_answer",
+        Some(ProviderError::InvalidCallback(_)) => "bad_callback",
+        Some(ProviderError::InvalidToken(_)) => "bad_token",
         Some(ProviderError::NoTokenCheck) => "no_check",
         Some(ProviderError::Unusable(_)) => "unusable",
     }
@@ -151,9 +156,9 @@ mod tests {
     use prometheus_client::encoding::text;
 
     use super::*;
-    use crate::domain::identity::{BadCallback, BadToken, Unusable};
+    use crate::domain::identity::{InvalidCallback, InvalidProviderToken, UnusableReason};
 
-    fn told(metrics: &Metrics) -> String {
+    fn encoded(metrics: &Metrics) -> String {
         let mut registry = Registry::with_prefix("latchkey");
         metrics.register(registry.sub_registry_with_prefix("provider"));
         let mut told = String::new();
@@ -164,16 +169,16 @@ mod tests {
     #[test]
     fn a_call_is_counted_by_preset_place_and_outcome() {
         let metrics = Metrics::new();
-        let purpose = Purpose { preset: "github", place: Place::Token };
+        let purpose = CallTarget { preset: "github", endpoint: ProviderEndpoint::Token };
         for answer in [
             Ok(StatusCode::OK),
             Ok(StatusCode::UNAUTHORIZED),
-            Err(NoAnswer::Away(Away::Status(503))),
-            Err(NoAnswer::Fault(Fault::Status(302))),
+            Err(HttpCallError::Unavailable(UnavailableReason::Status(503))),
+            Err(HttpCallError::InvalidResponse(InvalidResponse::Status(302))),
         ] {
-            metrics.called(purpose, answer, Duration::from_millis(30));
+            metrics.record_call(purpose, answer, Duration::from_millis(30));
         }
-        let told = told(&metrics);
+        let told = encoded(&metrics);
         for outcome in ["ok", "refused", "unavailable", "redirect"] {
             let line =
                 format!("latchkey_provider_calls_total{{preset=\"github\",place=\"token\",outcome=\"{outcome}\"}} 1\n");
@@ -189,21 +194,21 @@ mod tests {
     fn every_operation_has_its_series_from_the_start() {
         let metrics = Metrics::new();
         let errors = [
-            ProviderError::Away(Away::TooMany),
-            ProviderError::Away(Away::Tls),
-            ProviderError::Answer { place: Place::Token, fault: Fault::NotJson },
-            ProviderError::Callback(BadCallback::NoIssuer),
-            ProviderError::Token(BadToken::Expired),
+            ProviderError::Unavailable(UnavailableReason::TooManyCalls),
+            ProviderError::Unavailable(UnavailableReason::Tls),
+            ProviderError::InvalidResponse { endpoint: ProviderEndpoint::Token, reason: InvalidResponse::NotJson },
+            ProviderError::InvalidCallback(InvalidCallback::MissingIssuer),
+            ProviderError::InvalidToken(InvalidProviderToken::Expired),
             ProviderError::NoTokenCheck,
-            ProviderError::Unusable(Unusable::BadKey),
+            ProviderError::Unusable(UnusableReason::InvalidKey),
         ];
         let outcomes: Vec<_> = std::iter::once(None).chain(errors.iter().map(Some)).map(operation_outcome).collect();
         assert_eq!(outcomes, OUTCOMES);
-        let before = told(&metrics).lines().count();
-        assert!(before > PRESETS.len() * Operation::ALL.len() * OUTCOMES.len());
+        let before = encoded(&metrics).lines().count();
+        assert!(before > PRESETS.len() * ProviderOperation::ALL.len() * OUTCOMES.len());
         for error in &errors {
-            metrics.done("google", Operation::Callback, Some(error));
+            metrics.record_operation("google", ProviderOperation::Callback, Some(error));
         }
-        assert_eq!(told(&metrics).lines().count(), before);
+        assert_eq!(encoded(&metrics).lines().count(), before);
     }
 }

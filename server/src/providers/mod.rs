@@ -1,4 +1,4 @@
-//! Social providers: every call to one, and what is believed of its answers.
+//! Calls to social providers, and validation of their responses.
 
 use std::{collections::HashMap, fmt, net::SocketAddr, sync::Arc};
 
@@ -16,15 +16,16 @@ use crate::{
         client::ClientAddress,
         clock::Env,
         identity::{
-            Authorization, Away, BadToken, Fault, Grant, Operation, Place, ProviderError, ProviderTraits, Unusable,
-            Vouched,
+            AuthorizationCodeGrant, AuthorizationRequest, InvalidProviderToken, InvalidResponse, ProviderCapabilities,
+            ProviderEndpoint, ProviderError, ProviderOperation, UnavailableReason, UnusableReason, VerifiedIdentity,
         },
     },
-    json::{self, Bounds, Refusal},
-    outbound::{Reach, proxy::Proxy},
+    json::{self, Bounds, JsonError},
+    outbound::{OutboundPolicy, proxy::OutboundProxy},
 };
 
 mod apple;
+mod cache;
 mod checks;
 mod client;
 pub mod discovery;
@@ -38,50 +39,49 @@ mod permits;
 mod preset;
 mod profile;
 mod reports;
-mod shelf;
 mod token_check;
 
 pub use permits::Permit;
-pub use reports::Reports;
+pub use reports::ProviderReports;
 
-use client::Client;
+use cache::DocumentCache;
+use client::ProviderConfig;
 use discovery::{Endpoints, Metadata};
-use http::{Http, Purpose, WHOLE};
-use id_token::{Expected, IdToken, KeySet};
+use http::{CALL_TIMEOUT, CallTarget, ProviderHttp};
+use id_token::{IdToken, KeySet, TokenOrigin};
 use metrics::Metrics;
-use permits::{Key, Permits};
-use shelf::Shelf;
+use permits::{Permits, SharedProviderKey};
 
-/// What an answer of a provider, or the claims of a token, may be made of. The longest honest ones are lists of 100
-/// addresses of some 9 values each, discovery documents of some 400 and groups of some 500. As a tree such an answer
-/// costs less than 2 MiB beside its bytes, whatever is in it. No tree outlives the step that reads it, so there are at
-/// most as many as there are threads.
-pub const BOUNDS: Bounds = Bounds { depth: 16, values: 2000 };
+/// Bounds of a provider's response and of the claims of a token. The longest regular ones are lists of 100 addresses
+/// with about 9 values each, discovery documents with about 400 values, and claims with about 500 groups. Within these
+/// bounds the parsed tree costs less than 2 MiB in addition to the bytes. No tree outlives the step that reads it, so
+/// there are at most as many trees as threads.
+pub const RESPONSE_BOUNDS: Bounds = Bounds { depth: 16, values: 2000 };
 
-/// What the install sets for the providers of all Apps.
+/// Settings of the install that apply to the providers of all Apps.
 #[derive(Clone, Debug, Default)]
 pub struct ProviderOptions {
-    /// Where providers may stand.
-    pub reach: Reach,
-    /// Through which they are reached.
-    pub proxy: Proxy,
-    /// For tests: hosts that stand at an address of this machine. Their certificates are still judged by their names.
-    pub hosts: HashMap<String, SocketAddr>,
-    /// For tests: roots that are trusted beside the machine's.
-    pub authorities: Vec<CertificateDer<'static>>,
+    /// The addresses that providers can have.
+    pub reach: OutboundPolicy,
+    /// The proxy for calls to providers.
+    pub proxy: OutboundProxy,
+    /// For tests: hosts that resolve to an address of this machine. Their certificates must still match their names.
+    pub test_hosts: HashMap<String, SocketAddr>,
+    /// For tests: root certificates that are trusted in addition to those of the machine.
+    pub test_roots: Vec<CertificateDer<'static>>,
 }
 
-/// The way to social providers; a cheap handle.
+/// A client for social providers. Clones are cheap and share their state.
 #[derive(Clone)]
 pub struct SocialProviders(Arc<Inner>);
 
 struct Inner {
     env: Arc<Env>,
-    http: Arc<Http>,
+    http: Arc<ProviderHttp>,
     permits: Permits,
-    metadata: Shelf<Metadata>,
-    keys: Shelf<KeySet>,
-    apple: apple::Secrets,
+    metadata: DocumentCache<Metadata>,
+    keys: DocumentCache<KeySet>,
+    apple: apple::ClientSecrets,
     metrics: Metrics,
 }
 
@@ -91,47 +91,48 @@ impl SocialProviders {
     pub fn new(options: ProviderOptions, env: Env) -> Self {
         let (env, metrics) = (Arc::new(env), Metrics::new());
         Self(Arc::new(Inner {
-            http: Arc::new(Http::new(
+            http: Arc::new(ProviderHttp::new(
                 options.reach,
                 options.proxy,
-                options.hosts,
-                options.authorities,
+                options.test_hosts,
+                options.test_roots,
                 metrics.clone(),
             )),
             permits: Permits::default(),
-            metadata: Shelf::new(Arc::clone(&env)),
-            keys: Shelf::new(Arc::clone(&env)),
-            apple: apple::Secrets::default(),
+            metadata: DocumentCache::new(Arc::clone(&env)),
+            keys: DocumentCache::new(Arc::clone(&env)),
+            apple: apple::ClientSecrets::default(),
             metrics,
             env,
         }))
     }
 
-    /// Under names without a prefix: the registry is to be one of providers' own.
+    /// Registers the metrics without a prefix: `registry` must be a sub-registry for providers.
     pub fn register(&self, registry: &mut Registry) {
         self.0.metrics.register(registry);
     }
 
     /// See [`crate::domain::ports::Providers`].
-    pub fn traits_of(&self, provider: &RenderedProvider) -> ProviderTraits {
-        preset::preset(&provider.settings.preset).map_or(ProviderTraits { nonce: false, form_post: false }, |preset| {
-            ProviderTraits { nonce: preset.nonce, form_post: preset.form_post }
-        })
+    pub fn capabilities(&self, provider: &RenderedProvider) -> ProviderCapabilities {
+        preset::find_preset(&provider.settings.preset).map_or(
+            ProviderCapabilities { has_nonce: false, uses_form_post: false },
+            |preset| ProviderCapabilities { has_nonce: preset.supports_nonce, uses_form_post: preset.uses_form_post },
+        )
     }
 
     /// See [`crate::domain::ports::Providers`].
     pub fn try_acquire(
         &self,
-        operation: Operation,
+        operation: ProviderOperation,
         app: &App,
         provider: &RenderedProvider,
         client: ClientAddress,
     ) -> Result<Permit, ProviderError> {
-        let preset = preset::preset(&provider.settings.preset).ok_or(Unusable::UnknownPreset)?;
-        let key = Key::new((app.doc.namespace.clone(), provider.resource.clone()));
+        let preset = preset::find_preset(&provider.settings.preset).ok_or(UnusableReason::UnknownPreset)?;
+        let key = SharedProviderKey::new((app.doc.namespace.clone(), provider.resource.clone()));
         self.0.permits.try_acquire(&key, client, operation).map_err(|away| {
-            let error = ProviderError::Away(away);
-            self.0.metrics.done(preset.name, operation, Some(&error));
+            let error = ProviderError::Unavailable(away);
+            self.0.metrics.record_operation(preset.name, operation, Some(&error));
             error
         })
     }
@@ -141,50 +142,50 @@ impl SocialProviders {
         &self,
         permit: &Permit,
         provider: &RenderedProvider,
-        request: &Authorization<'_>,
+        request: &AuthorizationRequest<'_>,
     ) -> Result<String, ProviderError> {
-        let client = Client::new(&provider.settings, permit)?;
-        // Without it nobody comes back from there logged in.
+        let client = ProviderConfig::new(&provider.settings, permit)?;
+        // Without the secret the callback would fail.
         client.secret()?;
-        let endpoints = self.0.asking(&client, self.0.endpoints(&client)).await?;
+        let endpoints = self.0.run_operation(&client, self.0.endpoints(&client)).await?;
         authorization_url(&client, endpoints, request)
     }
 
     /// See [`crate::domain::ports::Providers`].
-    pub async fn judge_issuer(
+    pub async fn validate_issuer(
         &self,
         permit: &Permit,
         provider: &RenderedProvider,
         iss: Option<&str>,
     ) -> Result<(), ProviderError> {
-        let client = Client::new(&provider.settings, permit)?;
-        let judging = async { self.0.endpoints(&client).await?.judge_iss(iss) };
-        self.0.asking(&client, judging).await
+        let client = ProviderConfig::new(&provider.settings, permit)?;
+        let validation = async { self.0.endpoints(&client).await?.validate_iss(iss) };
+        self.0.run_operation(&client, validation).await
     }
 
     /// See [`crate::domain::ports::Providers`].
-    pub async fn exchange(
+    pub async fn exchange_code(
         &self,
         permit: &Permit,
         provider: &RenderedProvider,
-        grant: &Grant<'_>,
-    ) -> Result<Vouched, ProviderError> {
-        let client = Client::new(&provider.settings, permit)?;
+        grant: &AuthorizationCodeGrant<'_>,
+    ) -> Result<VerifiedIdentity, ProviderError> {
+        let client = ProviderConfig::new(&provider.settings, permit)?;
         client.secret()?;
-        self.0.asking(&client, self.0.exchange(&client, grant)).await
+        self.0.run_operation(&client, self.0.exchange_code(&client, grant)).await
     }
 
     /// See [`crate::domain::ports::Providers`].
-    pub async fn check_token(
+    pub async fn validate_token(
         &self,
         permit: &Permit,
         provider: &RenderedProvider,
         token: &str,
         nonce: Option<&str>,
-    ) -> Result<Vouched, ProviderError> {
-        let client = Client::new(&provider.settings, permit)?;
+    ) -> Result<VerifiedIdentity, ProviderError> {
+        let client = ProviderConfig::new(&provider.settings, permit)?;
         client.secret()?;
-        self.0.asking(&client, self.0.check_token(&client, token, nonce)).await
+        self.0.run_operation(&client, self.0.validate_token(&client, token, nonce)).await
     }
 }
 
@@ -203,40 +204,40 @@ impl fmt::Debug for SocialProviders {
 // === impl Inner ===
 
 impl Inner {
-    /// Asks a provider on behalf of a client, within the time for the whole of it.
-    async fn asking<T>(
+    /// Runs `work` within [`CALL_TIMEOUT`] and counts its outcome.
+    async fn run_operation<T>(
         &self,
-        client: &Client<'_>,
+        client: &ProviderConfig<'_>,
         work: impl Future<Output = Result<T, ProviderError>>,
     ) -> Result<T, ProviderError> {
-        let done = timeout(WHOLE, work).await.unwrap_or(Err(Away::TooSlow.into()));
+        let result = timeout(CALL_TIMEOUT, work).await.unwrap_or(Err(UnavailableReason::Timeout.into()));
         if let Some(operation) = client.permit.operation() {
-            self.metrics.done(client.preset.name, operation, done.as_ref().err());
+            self.metrics.record_operation(client.preset.name, operation, result.as_ref().err());
         }
-        done
+        result
     }
 
-    /// Judges an ID token, by newer keys where its key is not known.
-    async fn id_token(
+    /// Validates an ID token. If its key is unknown, fetches newer keys and tries again.
+    async fn validate_id_token(
         &self,
-        client: &Client<'_>,
+        client: &ProviderConfig<'_>,
         endpoints: &Endpoints,
         token: &str,
-        expected: Expected<'_>,
-    ) -> Result<Result<IdToken, BadToken>, ProviderError> {
-        let Some(keys) = &endpoints.keys else { return Ok(Err(BadToken::Malformed)) };
+        expected: TokenOrigin<'_>,
+    ) -> Result<Result<IdToken, InvalidProviderToken>, ProviderError> {
+        let Some(keys) = &endpoints.keys else { return Ok(Err(InvalidProviderToken::Malformed)) };
         let verify = |set: &KeySet| {
             IdToken::verify(token, set, &keys.algorithms, &endpoints.issuers, client, expected, self.env.now())
         };
-        // Before the provider is asked.
+        // A malformed token causes no call to the provider.
         if !id_token::is_well_formed(token) {
-            return Ok(Err(BadToken::Malformed));
+            return Ok(Err(InvalidProviderToken::Malformed));
         }
         let set = self.keys(client, &keys.url).await?;
         Ok(match verify(&set) {
-            Err(BadToken::UnknownKey) => match self.newer_keys(client, &keys.url, &set).await {
+            Err(InvalidProviderToken::UnknownKey) => match self.newer_keys(client, &keys.url, &set).await {
                 Some(newer) => verify(&newer),
-                None => Err(BadToken::UnknownKey),
+                None => Err(InvalidProviderToken::UnknownKey),
             },
             judged => judged,
         })
@@ -244,34 +245,37 @@ impl Inner {
 }
 
 fn authorization_url(
-    client: &Client<'_>,
+    client: &ProviderConfig<'_>,
     endpoints: Endpoints,
-    request: &Authorization<'_>,
+    request: &AuthorizationRequest<'_>,
 ) -> Result<String, ProviderError> {
     let preset = client.preset;
-    let redirect = RedirectUrl::new(request.redirect_uri.to_owned()).map_err(|_| Unusable::BadOptions)?;
-    let address = AuthUrl::new(endpoints.authorization)
-        .map_err(|_| ProviderError::Answer { place: Place::Discovery, fault: Fault::Incomplete })?;
+    let redirect = RedirectUrl::new(request.redirect_uri.to_owned()).map_err(|_| UnusableReason::InvalidOptions)?;
+    let address = AuthUrl::new(endpoints.authorization_endpoint).map_err(|_| ProviderError::InvalidResponse {
+        endpoint: ProviderEndpoint::Discovery,
+        reason: InvalidResponse::Incomplete,
+    })?;
     let oauth = BasicClient::new(ClientId::new(client.settings.client_id.clone()))
         .set_auth_uri(address)
         .set_redirect_uri(redirect);
     let mut address = oauth
         .authorize_url(|| CsrfToken::new(request.state.to_owned()))
         .add_scopes(client.scopes().into_iter().map(|scope| Scope::new(scope.to_owned())));
-    if preset.pkce {
+    if preset.uses_pkce {
         address = address
             .add_extra_param("code_challenge", request.code_challenge)
             .add_extra_param("code_challenge_method", "S256");
     }
-    if let Some(nonce) = request.nonce.filter(|_| preset.nonce) {
+    if let Some(nonce) = request.nonce.filter(|_| preset.supports_nonce) {
         address = address.add_extra_param("nonce", nonce);
     }
     for (name, value) in preset.parameters {
         address = address.add_extra_param(*name, *value);
     }
-    // Space-separated (OpenID Connect Core 1.0, 3.1.2.1); one value that is not known makes it another question.
-    let knows = |prompt: &&str| prompt.split(' ').all(|value| preset.prompts.contains(&value));
-    if let Some(prompt) = request.prompt.filter(knows) {
+    // Values are separated by spaces (OpenID Connect Core 1.0, 3.1.2.1). One unknown value changes the meaning of the
+    // whole, so `prompt` is then left out.
+    let is_supported = |prompt: &&str| prompt.split(' ').all(|value| preset.prompts.contains(&value));
+    if let Some(prompt) = request.prompt.filter(is_supported) {
         address = address.add_extra_param("prompt", prompt);
     }
     if let (Some(name), Some(hint)) = (preset.login_hint, request.login_hint) {
@@ -280,44 +284,48 @@ fn authorization_url(
     Ok(address.url().0.into())
 }
 
-/// Reads a document that anybody may read.
-async fn get(http: &Http, purpose: Purpose, url: &str) -> Result<http::Answer, ProviderError> {
-    ask(http, purpose, Request::get(url)).await
+/// Fetches a public document.
+async fn fetch(http: &ProviderHttp, purpose: CallTarget, url: &str) -> Result<http::ProviderResponse, ProviderError> {
+    send_request(http, purpose, Request::get(url)).await
 }
 
-/// Asks a question without a body.
-async fn ask(http: &Http, purpose: Purpose, request: ::http::request::Builder) -> Result<http::Answer, ProviderError> {
-    let place = purpose.place;
-    // An address of somebody's document that no request can be made to.
-    let incomplete = |_| ProviderError::Answer { place, fault: Fault::Incomplete };
+/// Sends a request without a body.
+async fn send_request(
+    http: &ProviderHttp,
+    purpose: CallTarget,
+    request: ::http::request::Builder,
+) -> Result<http::ProviderResponse, ProviderError> {
+    let place = purpose.endpoint;
+    // The URL comes from a provider's document or a Provider; no request can be built from it.
+    let incomplete = |_| ProviderError::InvalidResponse { endpoint: place, reason: InvalidResponse::Incomplete };
     let accepts = request.headers_ref().is_some_and(|headers| headers.contains_key(ACCEPT));
     let request = if accepts { request } else { request.header(ACCEPT, "application/json") };
     let answer = http.call(purpose, request.body(Default::default()).map_err(incomplete)?).await;
-    answer.map_err(|error| error.at(place))
+    answer.map_err(|error| error.into_provider_error(place))
 }
 
-/// Reads an answer within [`BOUNDS`].
-fn parse(body: &[u8]) -> Result<Value, Fault> {
-    json::parse(body, BOUNDS).map_err(|refusal| match refusal {
-        Refusal::TooDeep | Refusal::TooManyValues => Fault::TooComplex,
-        Refusal::NotUtf8 | Refusal::Syntax { .. } | Refusal::DuplicateKey { .. } => Fault::NotJson,
+/// Parses JSON within [`RESPONSE_BOUNDS`].
+fn parse(body: &[u8]) -> Result<Value, InvalidResponse> {
+    json::parse(body, RESPONSE_BOUNDS).map_err(|refusal| match refusal {
+        JsonError::TooDeep | JsonError::TooManyValues => InvalidResponse::TooComplex,
+        JsonError::NotUtf8 | JsonError::Syntax { .. } | JsonError::DuplicateKey { .. } => InvalidResponse::NotJson,
     })
 }
 
-impl http::Answer {
-    /// The body, if the status is 200.
-    fn ok(&self) -> Result<&[u8], Fault> {
-        if self.status == StatusCode::OK { Ok(&self.body) } else { Err(Fault::Status(self.status.as_u16())) }
+impl http::ProviderResponse {
+    /// The body. Fails unless the status is 200.
+    fn success_body(&self) -> Result<&[u8], InvalidResponse> {
+        if self.status == StatusCode::OK { Ok(&self.body) } else { Err(InvalidResponse::Status(self.status.as_u16())) }
     }
 
-    /// The body as a tree, if the status is 200. Drop it before the next question.
-    fn json(&self) -> Result<Value, Fault> {
-        parse(self.ok()?)
+    /// The parsed body. Fails unless the status is 200. Drop it before the next request; see [`RESPONSE_BOUNDS`].
+    fn json(&self) -> Result<Value, InvalidResponse> {
+        parse(self.success_body()?)
     }
 }
 
-impl From<Unusable> for ProviderError {
-    fn from(unusable: Unusable) -> Self {
+impl From<UnusableReason> for ProviderError {
+    fn from(unusable: UnusableReason) -> Self {
         Self::Unusable(unusable)
     }
 }

@@ -1,4 +1,4 @@
-//! How many ask providers at once: counted for the whole server, and for each namespace, Provider and client address.
+//! Bounds concurrent provider operations: per server, namespace, Provider and client address.
 
 use std::{
     collections::HashMap,
@@ -7,76 +7,78 @@ use std::{
 };
 
 use crate::domain::{
-    client::{ClientAddress, Site},
-    identity::{Away, Operation},
+    client::{ClientAddress, Ipv6Site},
+    identity::{ProviderOperation, UnavailableReason},
 };
 
-/// All permits of a server. Each reads one answer at a time, of at most 64 KiB ([`super::http::MAX_ANSWER`]) after a head
-/// of at most 32 KiB ([`super::http::MAX_HEAD`]). Buffers that grow have up to twice that, so all take at most 24 MiB.
-const MAX_IN_SERVER: usize = 128;
-/// One namespace takes at most half of them: its Providers may all hang. And it takes no more than are free, so that
-/// namespaces which hang one after the other always leave some.
-const MAX_OF_NAMESPACE: usize = 64;
-/// One Provider (contract, 5). It takes no more than are free in its namespace, likewise (Choudhury and Hahne, Dynamic
-/// Queue Length Thresholds, 1998): after five Providers that hang a sixth still gets one.
-const MAX_OF_PROVIDER: usize = 32;
-/// One client address at one Provider. At 300 ms a login that is 13 logins a second from behind one address.
-const MAX_OF_CLIENT_AT_PROVIDER: usize = 4;
-/// The /48 of an IPv6 address at one Provider: half of its places stay for others.
-const MAX_OF_SITE_AT_PROVIDER: usize = 16;
-/// One client address at all Providers of all Apps: an eighth. Four would be fair as well, but then four users behind
-/// one address who wait for a provider that hangs would keep their neighbours from every other provider.
-const MAX_OF_CLIENT: usize = 16;
+/// All permits of a server. A permit holder reads one response at a time: a body of at most 64 KiB
+/// ([`super::http_client::MAX_ANSWER`]) after a head of at most 32 KiB ([`super::http_client::MAX_HEAD`]). Growing buffers take up to
+/// twice that, so all together take at most 24 MiB.
+const MAX_PER_SERVER: usize = 128;
+/// One namespace holds at most half of them, in case all its Providers hang. It also never holds more than are still
+/// free, so that some always remain when one namespace after the other hangs.
+const MAX_PER_NAMESPACE: usize = 64;
+/// One Provider (specification: Limits, Provider calls). Likewise, it never holds more than are still free in its
+/// namespace (Choudhury and Hahne, Dynamic Queue Length Thresholds, 1998): when five Providers hang, a sixth still gets
+/// a permit.
+const MAX_PER_PROVIDER: usize = 32;
+/// One client address at one Provider. At 300 ms per login, one address can make 13 logins per second.
+const MAX_PER_CLIENT_AND_PROVIDER: usize = 4;
+/// The /48 of an IPv6 address at one Provider: half of its permits remain for others.
+const MAX_PER_SITE_AND_PROVIDER: usize = 16;
+/// One client address at all Providers of all Apps: an eighth. With four, four users behind one address who wait for a
+/// hanging provider would block all other users behind that address from every other provider.
+const MAX_PER_CLIENT: usize = 16;
 /// The /48 of an IPv6 address at all Providers.
-const MAX_OF_SITE: usize = 32;
+const MAX_PER_SITE: usize = 32;
 
-/// Checks of our own for one namespace: others are still checked while all its Providers hang. The whole server makes
-/// eight at once.
-const MAX_CHECKS_OF_NAMESPACE: usize = 2;
+/// Checks of one namespace: other namespaces are still checked while all its Providers hang. The server runs at most
+/// eight checks at once.
+const MAX_CHECKS_PER_NAMESPACE: usize = 2;
 
 /// Namespace and name of a Provider.
-pub(super) type Key = Arc<(String, String)>;
+pub(super) type SharedProviderKey = Arc<(String, String)>;
 
-/// Counts the permits that are held. Keeps nothing of what holds none.
+/// Counts the permits that are held. Has no entry for a count of zero.
 #[derive(Default)]
-pub(super) struct Permits(Arc<Mutex<HashMap<Holder, usize>>>);
+pub(super) struct Permits(Arc<Mutex<HashMap<Scope, usize>>>);
 
-/// The right to ask a provider, one question after the other. Clones share it; it ends with the last one.
+/// Permits calls to a provider, one at a time. Clones share the permit; dropping the last one releases it.
 #[derive(Clone)]
-pub struct Permit(Arc<Held>);
+pub struct Permit(Arc<PermitInner>);
 
-struct Held {
-    counts: Arc<Mutex<HashMap<Holder, usize>>>,
-    holders: Vec<Holder>,
-    operation: Option<Operation>,
+struct PermitInner {
+    counts: Arc<Mutex<HashMap<Scope, usize>>>,
+    scopes: Vec<Scope>,
+    operation: Option<ProviderOperation>,
 }
 
-/// What permits are counted for.
+/// A scope with its own limit; see [`Scope::limit`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Holder {
+enum Scope {
     Server,
     Namespace(String),
-    Provider(Key),
+    Provider(SharedProviderKey),
     Client(ClientAddress),
-    Site(Site),
-    ClientAtProvider(Key, ClientAddress),
-    SiteAtProvider(Key, Site),
-    ChecksOfNamespace(String),
+    Site(Ipv6Site),
+    ClientAndProvider(SharedProviderKey, ClientAddress),
+    SiteAndProvider(SharedProviderKey, Ipv6Site),
+    NamespaceChecks(String),
 }
 
-// === impl Holder ===
+// === impl Scope ===
 
-impl Holder {
+impl Scope {
     const fn limit(&self) -> usize {
         match self {
-            Self::Server => MAX_IN_SERVER,
-            Self::Namespace(_) => MAX_OF_NAMESPACE,
-            Self::Provider(_) => MAX_OF_PROVIDER,
-            Self::Client(_) => MAX_OF_CLIENT,
-            Self::Site(_) => MAX_OF_SITE,
-            Self::ClientAtProvider(..) => MAX_OF_CLIENT_AT_PROVIDER,
-            Self::SiteAtProvider(..) => MAX_OF_SITE_AT_PROVIDER,
-            Self::ChecksOfNamespace(_) => MAX_CHECKS_OF_NAMESPACE,
+            Self::Server => MAX_PER_SERVER,
+            Self::Namespace(_) => MAX_PER_NAMESPACE,
+            Self::Provider(_) => MAX_PER_PROVIDER,
+            Self::Client(_) => MAX_PER_CLIENT,
+            Self::Site(_) => MAX_PER_SITE,
+            Self::ClientAndProvider(..) => MAX_PER_CLIENT_AND_PROVIDER,
+            Self::SiteAndProvider(..) => MAX_PER_SITE_AND_PROVIDER,
+            Self::NamespaceChecks(_) => MAX_CHECKS_PER_NAMESPACE,
         }
     }
 }
@@ -84,44 +86,49 @@ impl Holder {
 // === impl Permits ===
 
 impl Permits {
-    /// A permit for an operation of a client.
+    /// Acquires a permit for an operation of a client. Does not wait.
     pub(super) fn try_acquire(
         &self,
-        provider: &Key,
+        provider: &SharedProviderKey,
         client: ClientAddress,
-        operation: Operation,
-    ) -> Result<Permit, Away> {
-        let mut holders = Self::holders(provider);
-        holders.extend([Holder::Client(client), Holder::ClientAtProvider(Arc::clone(provider), client)]);
-        if let Some(site) = client.site() {
-            holders.extend([Holder::Site(site), Holder::SiteAtProvider(Arc::clone(provider), site)]);
+        operation: ProviderOperation,
+    ) -> Result<Permit, UnavailableReason> {
+        let mut holders = Self::scopes(provider);
+        holders.extend([Scope::Client(client), Scope::ClientAndProvider(Arc::clone(provider), client)]);
+        if let Some(site) = client.ipv6_site() {
+            holders.extend([Scope::Site(site), Scope::SiteAndProvider(Arc::clone(provider), site)]);
         }
-        self.acquire(holders, Some(operation))
+        self.acquire_scopes(holders, Some(operation))
     }
 
-    /// A permit for a check of our own.
-    pub(super) fn try_acquire_for_check(&self, provider: &Key) -> Result<Permit, Away> {
-        let mut holders = Self::holders(provider);
-        holders.push(Holder::ChecksOfNamespace(provider.0.clone()));
-        self.acquire(holders, None)
+    /// Acquires a permit for a check of the server.
+    pub(super) fn try_acquire_for_check(&self, provider: &SharedProviderKey) -> Result<Permit, UnavailableReason> {
+        let mut holders = Self::scopes(provider);
+        holders.push(Scope::NamespaceChecks(provider.0.clone()));
+        self.acquire_scopes(holders, None)
     }
 
-    fn holders(provider: &Key) -> Vec<Holder> {
-        vec![Holder::Server, Holder::Namespace(provider.0.clone()), Holder::Provider(Arc::clone(provider))]
+    fn scopes(provider: &SharedProviderKey) -> Vec<Scope> {
+        vec![Scope::Server, Scope::Namespace(provider.0.clone()), Scope::Provider(Arc::clone(provider))]
     }
 
-    /// One for each holder, or none at all.
-    fn acquire(&self, holders: Vec<Holder>, operation: Option<Operation>) -> Result<Permit, Away> {
+    /// Counts one for each holder, or for none of them if a limit is reached.
+    fn acquire_scopes(
+        &self,
+        holders: Vec<Scope>,
+        operation: Option<ProviderOperation>,
+    ) -> Result<Permit, UnavailableReason> {
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let count = |holder| counts.get(holder).copied().unwrap_or(0);
-        let mut free_outside = usize::MAX;
+        let mut free_in_parent = usize::MAX;
         for holder in &holders {
-            if count(holder) >= holder.limit().min(free_outside) {
-                return Err(Away::TooMany);
+            if count(holder) >= holder.limit().min(free_in_parent) {
+                return Err(UnavailableReason::TooManyCalls);
             }
-            // From the server to the namespace, and from there to the Provider. What follows is inside of none.
-            free_outside = match holder {
-                Holder::Server | Holder::Namespace(_) => holder.limit() - count(holder),
+            // The namespace is bounded by the free permits of the server, the Provider by those of the namespace. The
+            // holders after the Provider have only their own limits.
+            free_in_parent = match holder {
+                Scope::Server | Scope::Namespace(_) => holder.limit() - count(holder),
                 _ => usize::MAX,
             };
         }
@@ -129,29 +136,29 @@ impl Permits {
             *counts.entry(holder.clone()).or_default() += 1;
         }
         drop(counts);
-        Ok(Permit(Arc::new(Held { counts: Arc::clone(&self.0), holders, operation })))
+        Ok(Permit(Arc::new(PermitInner { counts: Arc::clone(&self.0), scopes: holders, operation })))
     }
 }
 
 // === impl Permit ===
 
 impl Permit {
-    /// What it was acquired for; `None` for a check of our own.
-    pub(super) fn operation(&self) -> Option<Operation> {
+    /// The operation of the client. `None` for a check of the server.
+    pub(super) fn operation(&self) -> Option<ProviderOperation> {
         self.0.operation
     }
 }
 
 impl fmt::Debug for Permit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Permit").field(&self.0.holders).finish()
+        f.debug_tuple("Permit").field(&self.0.scopes).finish()
     }
 }
 
-impl Drop for Held {
+impl Drop for PermitInner {
     fn drop(&mut self) {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        for holder in &self.holders {
+        for holder in &self.scopes {
             if let Some(count) = counts.get_mut(holder) {
                 *count -= 1;
                 if *count == 0 {
@@ -166,17 +173,21 @@ impl Drop for Held {
 mod tests {
     use super::*;
 
-    fn provider(namespace: &str, name: &str) -> Key {
+    fn provider(namespace: &str, name: &str) -> SharedProviderKey {
         Arc::new((namespace.to_owned(), name.to_owned()))
     }
 
     fn client(text: &str) -> ClientAddress {
-        ClientAddress::of(text.parse().unwrap())
+        ClientAddress::from_ip(text.parse().unwrap())
     }
 
-    /// As many permits as can be had, each of another client of that list.
-    fn fill(permits: &Permits, provider: &Key, clients: impl IntoIterator<Item = String>) -> Vec<Permit> {
-        let acquire = |text: String| permits.try_acquire(provider, client(&text), Operation::Login).ok();
+    /// Acquires one permit for each client of the list, and returns those that succeeded.
+    fn acquire_all(
+        permits: &Permits,
+        provider: &SharedProviderKey,
+        clients: impl IntoIterator<Item = String>,
+    ) -> Vec<Permit> {
+        let acquire = |text: String| permits.try_acquire(provider, client(&text), ProviderOperation::Login).ok();
         clients.into_iter().filter_map(acquire).collect()
     }
 
@@ -187,13 +198,13 @@ mod tests {
     #[test]
     fn a_provider_has_thirty_two_permits_and_no_more() {
         let (permits, github) = (Permits::default(), provider("shop", "github"));
-        let mut held = fill(&permits, &github, addresses(2, 100));
+        let mut held = acquire_all(&permits, &github, addresses(2, 100));
         assert_eq!(held.len(), 32);
-        assert_eq!(permits.try_acquire_for_check(&github).err(), Some(Away::TooMany));
-        assert!(permits.try_acquire_for_check(&provider("shop", "google")).is_ok(), "another's are not counted");
+        assert_eq!(permits.try_acquire_for_check(&github).err(), Some(UnavailableReason::TooManyCalls));
+        assert!(permits.try_acquire_for_check(&provider("shop", "google")).is_ok(), "other Providers are not affected");
         let shared = held[0].clone();
         held.remove(0);
-        assert!(permits.try_acquire_for_check(&github).is_err(), "somebody still has it");
+        assert!(permits.try_acquire_for_check(&github).is_err(), "a clone still holds it");
         drop(shared);
         assert!(permits.try_acquire_for_check(&github).is_ok());
     }
@@ -202,45 +213,47 @@ mod tests {
     fn one_client_leaves_permits_for_others() {
         let (permits, github) = (Permits::default(), provider("shop", "github"));
         let same = |count| (0..count).map(|_| "192.0.2.7".to_owned());
-        let held = fill(&permits, &github, same(32));
+        let held = acquire_all(&permits, &github, same(32));
         assert_eq!(held.len(), 4);
-        assert!(permits.try_acquire(&github, client("192.0.2.8"), Operation::Callback).is_ok());
-        // At all Providers of all Apps.
+        assert!(permits.try_acquire(&github, client("192.0.2.8"), ProviderOperation::Callback).is_ok());
+        // Over all Providers of all Apps.
         let more: Vec<_> =
-            (0..10).flat_map(|name| fill(&permits, &provider("mail", &name.to_string()), same(32))).collect();
+            (0..10).flat_map(|name| acquire_all(&permits, &provider("mail", &name.to_string()), same(32))).collect();
         assert_eq!(held.len() + more.len(), 16);
     }
 
     #[test]
-    fn an_ipv6_client_counts_by_its_64_and_its_48() {
+    fn an_ipv6_client_counts_by_its_slash_64_and_slash_48() {
         let (permits, github) = (Permits::default(), provider("shop", "github"));
         let subnet = |net: usize| (0..32).map(move |host| format!("2001:db8:7:{net:x}::{host:x}"));
-        let first = fill(&permits, &github, subnet(1));
+        let first = acquire_all(&permits, &github, subnet(1));
         assert_eq!(first.len(), 4);
-        let site = fill(&permits, &github, (2..32).flat_map(subnet));
+        let site = acquire_all(&permits, &github, (2..32).flat_map(subnet));
         assert_eq!(first.len() + site.len(), 16);
         let elsewhere: Vec<_> = (0..10)
-            .flat_map(|name| fill(&permits, &provider("mail", &name.to_string()), (1..32).flat_map(subnet)))
+            .flat_map(|name| acquire_all(&permits, &provider("mail", &name.to_string()), (1..32).flat_map(subnet)))
             .collect();
         assert_eq!(first.len() + site.len() + elsewhere.len(), 32);
-        assert!(permits.try_acquire(&github, client("2001:db8:8::1"), Operation::Login).is_ok());
+        assert!(permits.try_acquire(&github, client("2001:db8:8::1"), ProviderOperation::Login).is_ok());
     }
 
     #[test]
     fn providers_that_hang_leave_permits_for_others_of_their_namespace() {
         let permits = Permits::default();
-        let hanging = |at| fill(&permits, &provider("shop", &format!("hangs-{at}")), addresses(at, 100));
+        let hanging = |at| acquire_all(&permits, &provider("shop", &format!("hangs-{at}")), addresses(at, 100));
         let held: Vec<_> = (0..5).map(hanging).collect();
         assert_eq!(held.iter().map(Vec::len).collect::<Vec<_>>(), [32, 16, 8, 4, 2]);
-        assert!(permits.try_acquire(&provider("shop", "up"), client("198.51.100.1"), Operation::Callback).is_ok());
+        assert!(
+            permits.try_acquire(&provider("shop", "up"), client("198.51.100.1"), ProviderOperation::Callback).is_ok()
+        );
     }
 
     #[test]
-    fn one_namespace_leaves_permits_for_others_and_all_have_an_end() {
+    fn one_namespace_leaves_permits_for_others_and_the_total_is_bounded() {
         let permits = Permits::default();
         let of = |namespace: &str, third| -> Vec<Permit> {
             let names = (0..8).map(|name| provider(namespace, &name.to_string()));
-            names.enumerate().flat_map(|(at, key)| fill(&permits, &key, addresses(third + at, 40))).collect()
+            names.enumerate().flat_map(|(at, key)| acquire_all(&permits, &key, addresses(third + at, 40))).collect()
         };
         let held: Vec<_> = (0..9).map(|at| of(&at.to_string(), at * 20)).collect();
         assert_eq!(held.iter().map(Vec::len).collect::<Vec<_>>(), [64, 32, 16, 8, 4, 2, 1, 1, 0]);
@@ -249,6 +262,6 @@ mod tests {
         let checks = [check("one"), check("one"), check("two")].map(Result::unwrap);
         assert!(check("one").is_err() && check("two").is_ok());
         drop(checks);
-        assert!(permits.0.lock().unwrap().is_empty(), "nothing is kept of what holds no permit");
+        assert!(permits.0.lock().unwrap().is_empty(), "no entry remains without a permit");
     }
 }

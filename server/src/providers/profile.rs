@@ -1,4 +1,4 @@
-//! Who the user is, as a provider's claims say it.
+//! The user's identity, read from a provider's claims.
 
 use aws_lc_rs::hmac;
 use http::{HeaderValue, Request, header::AUTHORIZATION};
@@ -6,48 +6,51 @@ use serde_json::Value;
 use url::Url;
 
 use super::{
-    Inner, ask,
-    client::{Client, Mapping, Source},
-    id_token::MAX_SUBJECT,
+    Inner,
+    client::{ClaimMapping, EmailVerification, ProviderConfig},
+    id_token::MAX_SUBJECT_LENGTH,
     parse,
-    preset::{Addresses, Profile, Proof},
+    preset::{AddressList, ProfileCredential, ProfileSource},
+    send_request,
 };
 use crate::domain::{
     email::Email,
-    identity::{BadToken, Fault, Place, ProviderError, Vouched, VouchedEmail},
+    identity::{
+        InvalidProviderToken, InvalidResponse, ProviderEmail, ProviderEndpoint, ProviderError, VerifiedIdentity,
+    },
     user::Name,
 };
 
-/// What one source, an answer or a token, says of its user, in a few small values: the source itself may be large.
+/// The claims of one source (a response or a token) about its user. Small values only: the source itself can be large.
 #[derive(Debug, Default)]
-pub(super) struct Statement {
+pub(super) struct SourceClaims {
     subject: Option<String>,
-    /// The member that OpenID Connect calls the subject, if it is text.
+    /// The member `sub`, the subject in OpenID Connect, if it is text.
     pub(super) sub: Option<String>,
-    email: Stated<Email>,
-    /// What the claim for it says; `None` if it is missing.
+    email: ClaimValue<Email>,
+    /// Whether the claim says that the address is verified. `None` if the claim is missing.
     verified: Option<bool>,
-    name: Stated<Name>,
+    name: ClaimValue<Name>,
 }
 
-/// What stands under a name.
+/// The value of a claim.
 #[derive(Clone, Debug, Default)]
-enum Stated<T> {
+enum ClaimValue<T> {
     #[default]
     Missing,
-    /// Something that is not a value of ours.
-    Unusable,
-    Value(T),
+    /// Present, but not a valid `T`.
+    Invalid,
+    Valid(T),
 }
 
-/// A member of an answer; see [`super::preset`] for what names look like.
-pub(super) fn find<'a>(source: &'a Value, name: &str) -> Option<&'a Value> {
+/// A member of a response. [`super::preset`] describes the names. `None` for a null.
+pub(super) fn find_claim<'a>(source: &'a Value, name: &str) -> Option<&'a Value> {
     let found = if name.starts_with('/') { source.pointer(name) } else { source.get(name) };
     found.filter(|value| !value.is_null())
 }
 
-/// Text that is not empty, or a whole number as text.
-pub(super) fn text(value: &Value) -> Option<String> {
+/// A non-empty string, or an integer as text.
+pub(super) fn claim_text(value: &Value) -> Option<String> {
     match value {
         Value::String(text) if !text.is_empty() => Some(text.clone()),
         Value::Number(number) if number.is_i64() || number.is_u64() => Some(number.to_string()),
@@ -55,100 +58,108 @@ pub(super) fn text(value: &Value) -> Option<String> {
     }
 }
 
-pub(super) fn find_text(source: &Value, name: &str) -> Option<String> {
-    find(source, name).and_then(text)
+pub(super) fn find_claim_text(source: &Value, name: &str) -> Option<String> {
+    find_claim(source, name).and_then(claim_text)
 }
 
-// === impl Statement ===
+// === impl SourceClaims ===
 
-impl Statement {
-    /// The name alone.
-    fn named(name: Name) -> Self {
-        Self { name: Stated::Value(name), ..Self::default() }
+impl SourceClaims {
+    /// A statement with the name only.
+    fn with_name(name: Name) -> Self {
+        Self { name: ClaimValue::Valid(name), ..Self::default() }
     }
 }
 
-// === impl Stated ===
+// === impl ClaimValue ===
 
-impl<T> Stated<T> {
+impl<T> ClaimValue<T> {
     fn is_missing(&self) -> bool {
         matches!(self, Self::Missing)
     }
 }
 
-// === impl Mapping ===
+// === impl ClaimMapping ===
 
-impl Mapping {
-    /// What a source says under the names of this mapping.
-    pub(super) fn read(&self, source: &Value) -> Statement {
-        let email = match self.email.as_deref().and_then(|name| find(source, name)) {
-            None => Stated::Missing,
+impl ClaimMapping {
+    /// Reads a source by the claim names of this mapping.
+    pub(super) fn read_claims(&self, source: &Value) -> SourceClaims {
+        let email = match self.email.as_deref().and_then(|name| find_claim(source, name)) {
+            None => ClaimValue::Missing,
             Some(value) => match value.as_str().and_then(|text| Email::parse(text).ok()) {
-                Some(email) => Stated::Value(email),
-                None => Stated::Unusable,
+                Some(email) => ClaimValue::Valid(email),
+                None => ClaimValue::Invalid,
             },
         };
         let verified = match &self.verified {
-            Source::Claim { name, or_one } => find(source, name).map(|claim| is_true(claim, *or_one)),
-            Source::Never | Source::Documented | Source::Listed => None,
+            EmailVerification::Claim { name, accepts_one: or_one } => {
+                find_claim(source, name).map(|claim| is_true(claim, *or_one))
+            }
+            EmailVerification::Never | EmailVerification::Documented | EmailVerification::AddressList => None,
         };
-        let mut names = self.name.iter().filter_map(|name| find(source, name)).peekable();
+        let mut names = self.name.iter().filter_map(|name| find_claim(source, name)).peekable();
         let name = match names.peek() {
-            None => Stated::Missing,
-            Some(_) => match names.filter_map(text).find_map(|name| Name::parse(&name).ok()) {
-                Some(name) => Stated::Value(name),
-                None => Stated::Unusable,
+            None => ClaimValue::Missing,
+            Some(_) => match names.filter_map(claim_text).find_map(|name| Name::parse(&name).ok()) {
+                Some(name) => ClaimValue::Valid(name),
+                None => ClaimValue::Invalid,
             },
         };
         let sub = source.get("sub").and_then(Value::as_str);
-        let sub = sub.filter(|sub| sub.len() <= MAX_SUBJECT).map(str::to_owned);
-        Statement { subject: self.subject(source), sub, email, verified, name }
+        let sub = sub.filter(|sub| sub.len() <= MAX_SUBJECT_LENGTH).map(str::to_owned);
+        SourceClaims { subject: self.subject(source), sub, email, verified, name }
     }
 
-    /// Who the source is about.
+    /// The subject. `None` if a part of it is missing or it is too long.
     fn subject(&self, source: &Value) -> Option<String> {
-        let parts: Option<Vec<String>> = self.subject.iter().map(|name| find_text(source, name)).collect();
+        let parts: Option<Vec<String>> = self.subject.iter().map(|name| find_claim_text(source, name)).collect();
         let subject = parts?.join("-");
-        (!subject.is_empty() && subject.len() <= MAX_SUBJECT).then_some(subject)
+        (!subject.is_empty() && subject.len() <= MAX_SUBJECT_LENGTH).then_some(subject)
     }
 
-    /// Whether there is more to be asked for than this source has.
-    pub(super) fn lacks(&self, statement: &Statement) -> bool {
-        let has_claim = matches!(self.verified, Source::Claim { .. });
+    /// Whether a claim is missing that another source can have.
+    pub(super) fn has_missing_claims(&self, statement: &SourceClaims) -> bool {
+        let has_claim = matches!(self.verified, EmailVerification::Claim { .. });
         self.email.is_some() && statement.email.is_missing()
             || has_claim && statement.verified.is_none()
             || statement.name.is_missing()
     }
 
-    /// The address and its standing, both from one source: the first that has both, else the first that has an address.
-    fn email(&self, statements: &[&Statement]) -> Option<VouchedEmail> {
-        let standing = |statement: &Statement| match &self.verified {
-            Source::Never | Source::Listed => Some(false),
-            Source::Documented => Some(true),
-            Source::Claim { .. } => statement.verified,
+    /// The address and whether it is verified, both from one source: the first that has both, otherwise the first that
+    /// has an address.
+    fn email(&self, statements: &[&SourceClaims]) -> Option<ProviderEmail> {
+        let is_verified = |statement: &SourceClaims| match &self.verified {
+            EmailVerification::Never | EmailVerification::AddressList => Some(false),
+            EmailVerification::Documented => Some(true),
+            EmailVerification::Claim { .. } => statement.verified,
         };
-        let having = || statements.iter().filter(|statement| !statement.email.is_missing());
-        let statement = having().find(|statement| standing(statement).is_some()).or_else(|| having().next())?;
+        let with_email = || statements.iter().filter(|statement| !statement.email.is_missing());
+        let statement =
+            with_email().find(|statement| is_verified(statement).is_some()).or_else(|| with_email().next())?;
         match &statement.email {
-            Stated::Value(email) => {
-                Some(VouchedEmail { email: email.clone(), verified: standing(statement).unwrap_or(false) })
+            ClaimValue::Valid(email) => {
+                Some(ProviderEmail { email: email.clone(), is_verified: is_verified(statement).unwrap_or(false) })
             }
-            Stated::Missing | Stated::Unusable => None,
+            ClaimValue::Missing | ClaimValue::Invalid => None,
         }
     }
 
-    /// What the statements, which are about one subject, come to.
-    pub(super) fn vouched(&self, authority: String, statements: &[&Statement]) -> Option<Vouched> {
+    /// Combines statements about one subject. `None` if the first has no subject.
+    pub(super) fn verified_identity(
+        &self,
+        authority: String,
+        statements: &[&SourceClaims],
+    ) -> Option<VerifiedIdentity> {
         let subject = statements.first()?.subject.clone()?;
         let name = statements.iter().find_map(|statement| match &statement.name {
-            Stated::Value(name) => Some(name.clone()),
-            Stated::Missing | Stated::Unusable => None,
+            ClaimValue::Valid(name) => Some(name.clone()),
+            ClaimValue::Missing | ClaimValue::Invalid => None,
         });
-        Some(Vouched { authority, subject, email: self.email(statements), name })
+        Some(VerifiedIdentity { authority, subject, email: self.email(statements), name })
     }
 }
 
-/// `true` or `"true"` (contract, 5); with `or_one` also `1` and `"1"`.
+/// `true` or `"true"` (specification: Social login, Identities); with `or_one` also `1` and `"1"`.
 fn is_true(claim: &Value, or_one: bool) -> bool {
     match claim {
         Value::Bool(claim) => *claim,
@@ -158,35 +169,36 @@ fn is_true(claim: &Value, or_one: bool) -> bool {
     }
 }
 
-/// The name that Apple posts beside the code, once, as the page that the user saw had it.
-pub(super) fn posted_name(posted_user: &str) -> Option<Statement> {
+/// The name that Apple posts with the code, at the user's first login only, as it was on the page that the user
+/// confirmed.
+pub(super) fn posted_name(posted_user: &str) -> Option<SourceClaims> {
     let posted = parse(posted_user.as_bytes()).ok()?;
     let part = |name| posted.pointer(name).and_then(Value::as_str).map(str::trim).unwrap_or_default();
     let name = format!("{} {}", part("/name/firstName"), part("/name/lastName"));
-    Name::parse(name.trim()).ok().map(Statement::named)
+    Name::parse(name.trim()).ok().map(SourceClaims::with_name)
 }
 
 // === impl Inner ===
 
 impl Inner {
-    /// What the profile endpoint says to who has this token.
-    pub(super) async fn profile(
+    /// Reads the profile endpoint with this access token.
+    pub(super) async fn fetch_profile(
         &self,
-        client: &Client<'_>,
+        client: &ProviderConfig<'_>,
         url: &str,
         access_token: &str,
-    ) -> Result<Statement, ProviderError> {
-        let at = |fault| ProviderError::Answer { place: Place::UserInfo, fault };
-        let mut url = Url::parse(url).map_err(|_| at(Fault::Incomplete))?;
-        let (headers, proof): (&[(&str, &str)], Proof) = match &client.preset.profile {
-            Profile::Endpoint { headers, proof, .. } => (headers, *proof),
-            Profile::IdToken | Profile::Given => (&[], Proof::None),
+    ) -> Result<SourceClaims, ProviderError> {
+        let at = |fault| ProviderError::InvalidResponse { endpoint: ProviderEndpoint::UserInfo, reason: fault };
+        let mut url = Url::parse(url).map_err(|_| at(InvalidResponse::Incomplete))?;
+        let (headers, proof): (&[(&str, &str)], ProfileCredential) = match &client.preset.profile {
+            ProfileSource::Endpoint { headers, proof, .. } => (headers, *proof),
+            ProfileSource::IdToken | ProfileSource::Configured => (&[], ProfileCredential::None),
         };
         let mut request = Request::builder();
         match proof {
-            Proof::None => {}
-            Proof::ClientId => request = request.header("client-id", &client.settings.client_id),
-            Proof::AppSecret => {
+            ProfileCredential::None => {}
+            ProfileCredential::ClientId => request = request.header("client-id", &client.settings.client_id),
+            ProfileCredential::AppSecret => {
                 let key = hmac::Key::new(hmac::HMAC_SHA256, client.secret()?.expose().as_bytes());
                 let proof = hmac::sign(&key, access_token.as_bytes());
                 let proof: String = proof.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
@@ -196,55 +208,62 @@ impl Inner {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        let request = request.uri(url.as_str()).header(AUTHORIZATION, bearer("Bearer", access_token)?);
-        let answer = ask(&self.http, client.at(Place::UserInfo), request).await?;
-        answer.json().map(|profile| client.mapping.read(&profile)).map_err(at)
+        let request = request.uri(url.as_str()).header(AUTHORIZATION, authorization_header("Bearer", access_token)?);
+        let answer = send_request(&self.http, client.call_target(ProviderEndpoint::UserInfo), request).await?;
+        answer.json().map(|profile| client.mapping.read_claims(&profile)).map_err(at)
     }
 
-    /// The user's primary address, from the provider's list of them.
-    async fn listed(
+    /// The user's primary address, from the provider's list of addresses.
+    async fn fetch_primary_email(
         &self,
-        client: &Client<'_>,
-        addresses: &Addresses,
+        client: &ProviderConfig<'_>,
+        addresses: &AddressList,
         headers: &[(&str, &str)],
         access_token: &str,
-    ) -> Result<Option<VouchedEmail>, ProviderError> {
-        let mut request = Request::get(addresses.url).header(AUTHORIZATION, bearer("Bearer", access_token)?);
+    ) -> Result<Option<ProviderEmail>, ProviderError> {
+        let mut request =
+            Request::get(addresses.url).header(AUTHORIZATION, authorization_header("Bearer", access_token)?);
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        let at = |fault| ProviderError::Answer { place: Place::Emails, fault };
-        let answer = ask(&self.http, client.at(Place::Emails), request).await?.json().map_err(at)?;
-        let list = answer.pointer(addresses.list).and_then(Value::as_array).ok_or(at(Fault::Incomplete))?;
-        let is = |entry: &Value, name| find(entry, name).is_some_and(|claim| is_true(claim, false));
+        let at = |fault| ProviderError::InvalidResponse { endpoint: ProviderEndpoint::Emails, reason: fault };
+        let answer = send_request(&self.http, client.call_target(ProviderEndpoint::Emails), request)
+            .await?
+            .json()
+            .map_err(at)?;
+        let list = answer.pointer(addresses.list).and_then(Value::as_array).ok_or(at(InvalidResponse::Incomplete))?;
+        let is = |entry: &Value, name| find_claim(entry, name).is_some_and(|claim| is_true(claim, false));
         let primary = list.iter().find(|entry| is(entry, addresses.primary));
         Ok(primary.and_then(|entry| {
-            let email = Email::parse(find(entry, addresses.address)?.as_str()?).ok()?;
-            Some(VouchedEmail { email, verified: is(entry, addresses.verified) })
+            let email = Email::parse(find_claim(entry, addresses.address)?.as_str()?).ok()?;
+            Some(ProviderEmail { email, is_verified: is(entry, addresses.verified) })
         }))
     }
 
-    /// Who has this access token, by the profile endpoint alone.
-    pub(super) async fn vouched_by_profile(
+    /// The owner of this access token, from the profile endpoint alone.
+    pub(super) async fn fetch_identity(
         &self,
-        client: &Client<'_>,
+        client: &ProviderConfig<'_>,
         url: &str,
         access_token: &str,
-    ) -> Result<Vouched, ProviderError> {
-        let profile = self.profile(client, url, access_token).await?;
-        let incomplete = ProviderError::Answer { place: Place::UserInfo, fault: Fault::Incomplete };
-        let mut vouched = client.mapping.vouched(client.authority()?, &[&profile]).ok_or(incomplete)?;
-        if let Profile::Endpoint { headers, addresses: Some(addresses), .. } = &client.preset.profile {
-            vouched.email = self.listed(client, addresses, headers, access_token).await?;
+    ) -> Result<VerifiedIdentity, ProviderError> {
+        let profile = self.fetch_profile(client, url, access_token).await?;
+        let incomplete = ProviderError::InvalidResponse {
+            endpoint: ProviderEndpoint::UserInfo,
+            reason: InvalidResponse::Incomplete,
+        };
+        let mut identity = client.mapping.verified_identity(client.authority()?, &[&profile]).ok_or(incomplete)?;
+        if let ProfileSource::Endpoint { headers, addresses: Some(addresses), .. } = &client.preset.profile {
+            identity.email = self.fetch_primary_email(client, addresses, headers, access_token).await?;
         }
-        Ok(vouched)
+        Ok(identity)
     }
 }
 
-/// `Authorization` for a token that anybody may have made up.
-pub(super) fn bearer(scheme: &str, token: &str) -> Result<HeaderValue, ProviderError> {
-    let mut value =
-        HeaderValue::try_from(format!("{scheme} {token}")).map_err(|_| ProviderError::Token(BadToken::Malformed))?;
+/// An `AuthorizationRequest` header. Fails if the token, which can come from a client, has characters that no header can have.
+pub(super) fn authorization_header(scheme: &str, token: &str) -> Result<HeaderValue, ProviderError> {
+    let mut value = HeaderValue::try_from(format!("{scheme} {token}"))
+        .map_err(|_| ProviderError::InvalidToken(InvalidProviderToken::Malformed))?;
     value.set_sensitive(true);
     Ok(value)
 }
@@ -254,24 +273,24 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::providers::client::tests::{client_of, settings};
+    use crate::providers::client::tests::{test_client, test_settings};
 
-    fn vouched(preset: &str, options: Value, sources: &[&Value]) -> Option<Vouched> {
-        let settings = settings(preset, options);
-        let client = client_of(&settings).unwrap();
-        let statements: Vec<_> = sources.iter().map(|source| client.mapping.read(source)).collect();
-        client.mapping.vouched("a".to_owned(), &statements.iter().collect::<Vec<_>>())
+    fn identity(preset: &str, options: Value, sources: &[&Value]) -> Option<VerifiedIdentity> {
+        let settings = test_settings(preset, options);
+        let client = test_client(&settings).unwrap();
+        let statements: Vec<_> = sources.iter().map(|source| client.mapping.read_claims(source)).collect();
+        client.mapping.verified_identity("a".to_owned(), &statements.iter().collect::<Vec<_>>())
     }
 
-    /// Whether the address of this answer is verified; none: there is no address.
-    fn verified(preset: &str, source: Value) -> Option<bool> {
-        vouched(preset, json!({}), &[&source]).unwrap().email.map(|email| email.verified)
+    /// Whether the address in this response is verified. `None` if there is no address.
+    fn is_email_verified(preset: &str, source: Value) -> Option<bool> {
+        identity(preset, json!({}), &[&source]).unwrap().email.map(|email| email.is_verified)
     }
 
     #[test]
     fn only_true_is_verified() {
         let google = |claim: Value| {
-            verified("google", json!({ "sub": "1", "email": "ada@example.com", "email_verified": claim }))
+            is_email_verified("google", json!({ "sub": "1", "email": "ada@example.com", "email_verified": claim }))
         };
         for claim in [json!(true), json!("true")] {
             assert_eq!(google(claim), Some(true));
@@ -279,15 +298,15 @@ mod tests {
         for claim in [json!(false), json!("false"), json!(1), json!("1"), json!("TRUE"), json!(null), json!([true])] {
             assert_eq!(google(claim.clone()), Some(false), "{claim}");
         }
-        assert_eq!(verified("google", json!({ "sub": "1", "email": "ada@example.com" })), Some(false));
+        assert_eq!(is_email_verified("google", json!({ "sub": "1", "email": "ada@example.com" })), Some(false));
     }
 
     #[test]
-    fn microsofts_address_is_believed_only_with_xms_edov() {
+    fn a_microsoft_address_is_verified_only_with_xms_edov() {
         let microsoft = |more: Value| {
             let mut claims = json!({ "sub": "1", "email": "ada@example.com" });
             claims.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-            verified("microsoft", claims)
+            is_email_verified("microsoft", claims)
         };
         for yes in [json!(true), json!("true"), json!(1), json!("1")] {
             assert_eq!(microsoft(json!({ "xms_edov": yes })), Some(true));
@@ -299,34 +318,38 @@ mod tests {
     }
 
     #[test]
-    fn a_provider_without_such_a_claim_never_vouches_for_an_address() {
+    fn without_a_verification_claim_no_address_is_verified() {
         let claims = json!({ "id": "1", "email": "ada@example.com", "email_verified": true, "verified": true });
-        assert_eq!(verified("facebook", claims.clone()), Some(false));
-        assert_eq!(verified("spotify", claims.clone()), Some(false));
-        let given = vouched("oauth2", json!({ "claims": { "subject": "id", "email": "email" } }), &[&claims]);
-        assert!(!given.unwrap().email.unwrap().verified);
+        assert_eq!(is_email_verified("facebook", claims.clone()), Some(false));
+        assert_eq!(is_email_verified("spotify", claims.clone()), Some(false));
+        let given = identity("oauth2", json!({ "claims": { "subject": "id", "email": "email" } }), &[&claims]);
+        assert!(!given.unwrap().email.unwrap().is_verified);
     }
 
     #[test]
-    fn what_is_no_address_or_no_name_is_none() {
+    fn invalid_addresses_and_names_are_ignored() {
         for email in [json!("ada"), json!("ada@bücher.example"), json!("Ada <ada@example.com>"), json!(7), json!("")] {
-            assert_eq!(verified("discord", json!({ "id": "1", "email": email, "verified": true })), None, "{email}");
+            assert_eq!(
+                is_email_verified("discord", json!({ "id": "1", "email": email, "verified": true })),
+                None,
+                "{email}"
+            );
         }
         let source = json!({ "id": "1", "global_name": "a\u{0}b", "username": " ada " });
-        assert_eq!(vouched("discord", json!({}), &[&source]).unwrap().name.unwrap().as_str(), "ada");
+        assert_eq!(identity("discord", json!({}), &[&source]).unwrap().name.unwrap().as_str(), "ada");
         let source = json!({ "id": "1", "global_name": "", "username": "x".repeat(201) });
-        assert_eq!(vouched("discord", json!({}), &[&source]).unwrap().name, None);
+        assert_eq!(identity("discord", json!({}), &[&source]).unwrap().name, None);
     }
 
     #[test]
-    fn an_address_and_its_standing_come_from_one_source() {
+    fn an_address_and_its_verification_come_from_one_source() {
         let claims = json!({ "claims": { "email": "email", "emailVerified": "email_verified", "name": "name" } });
         let token = json!({ "sub": "1", "email": "ada@example.com" });
         let other = json!({ "sub": "1", "email": "eve@example.com", "email_verified": false });
         let claim_alone = json!({ "sub": "1", "email_verified": true });
         let email = |sources: &[&Value]| {
-            let email = vouched("oidc", claims.clone(), sources).unwrap().email.unwrap();
-            (email.email.as_str().to_owned(), email.verified)
+            let email = identity("oidc", claims.clone(), sources).unwrap().email.unwrap();
+            (email.email.as_str().to_owned(), email.is_verified)
         };
         assert_eq!(email(&[&token, &claim_alone]), ("ada@example.com".to_owned(), false));
         assert_eq!(email(&[&token, &other]), ("eve@example.com".to_owned(), false));
@@ -335,8 +358,8 @@ mod tests {
     }
 
     #[test]
-    fn a_subject_is_text_or_a_whole_number() {
-        let subject = |value: Value| vouched("discord", json!({}), &[&json!({ "id": value })]).map(|who| who.subject);
+    fn a_subject_is_text_or_an_integer() {
+        let subject = |value: Value| identity("discord", json!({}), &[&json!({ "id": value })]).map(|who| who.subject);
         assert_eq!(subject(json!("80351110224678912")).as_deref(), Some("80351110224678912"));
         assert_eq!(subject(json!(18_446_744_073_709_551_615_u64)).as_deref(), Some("18446744073709551615"));
         for bad in [json!(""), json!(1.5), json!(true), json!(null), json!({}), json!(["1"]), json!("x".repeat(256))] {
@@ -345,29 +368,29 @@ mod tests {
     }
 
     #[test]
-    fn slacks_users_are_told_apart_by_their_team_too() {
+    fn slack_users_are_identified_by_team_and_user() {
         let claims = json!({ "sub": "U1", "https://slack.com/team_id": "T1" });
-        assert_eq!(vouched("slack", json!({}), &[&claims]).unwrap().subject, "T1-U1");
-        assert_eq!(vouched("slack", json!({}), &[&json!({ "sub": "U1" })]), None);
+        assert_eq!(identity("slack", json!({}), &[&claims]).unwrap().subject, "T1-U1");
+        assert_eq!(identity("slack", json!({}), &[&json!({ "sub": "U1" })]), None);
     }
 
     #[test]
-    fn names_may_be_pointers() {
+    fn claim_names_can_be_pointers() {
         let options = json!({ "claims": { "subject": "/user/id", "name": "/user/names/0" } });
         let source = json!({ "user": { "id": 7, "names": ["Ada"] } });
-        let vouched = vouched("oauth2", options, &[&source]).unwrap();
+        let vouched = identity("oauth2", options, &[&source]).unwrap();
         assert_eq!((vouched.subject.as_str(), vouched.name.unwrap().as_str()), ("7", "Ada"));
     }
 
     #[test]
-    fn of_what_apple_posts_only_the_name_is_taken() {
+    fn only_the_name_is_read_from_apples_posted_user() {
         let name = |posted: &str| match posted_name(posted) {
-            Some(Statement {
+            Some(SourceClaims {
                 subject: None,
                 sub: None,
-                email: Stated::Missing,
+                email: ClaimValue::Missing,
                 verified: None,
-                name: Stated::Value(name),
+                name: ClaimValue::Valid(name),
             }) => Some(name.as_str().to_owned()),
             None => None,
             other => panic!("{other:?}"),
@@ -380,18 +403,22 @@ mod tests {
     }
 
     #[test]
-    fn of_a_large_answer_little_is_kept() {
+    fn little_of_a_large_response_is_kept() {
         let claims = json!({ "claims": { "email": "email", "emailVerified": "email_verified", "name": "name" } });
-        let settings = settings("oidc", claims);
-        let client = client_of(&settings).unwrap();
+        let settings = test_settings("oidc", claims);
+        let client = test_client(&settings).unwrap();
         let long = "x".repeat(60_000);
         let statement =
-            client.mapping.read(&json!({ "sub": long, "email": long, "email_verified": long, "name": long }));
+            client.mapping.read_claims(&json!({ "sub": long, "email": long, "email_verified": long, "name": long }));
         assert!(statement.subject.is_none() && statement.sub.is_none());
-        assert!(matches!((&statement.email, &statement.name), (Stated::Unusable, Stated::Unusable)));
-        assert!(client.mapping.vouched("a".to_owned(), &[&statement]).is_none());
-        // Text that cannot be used is there all the same: nothing more is asked for.
-        assert!(!client.mapping.lacks(&statement));
-        assert!(client.mapping.lacks(&client.mapping.read(&json!({ "sub": "1", "email": "ada@example.com" }))));
+        assert!(matches!((&statement.email, &statement.name), (ClaimValue::Invalid, ClaimValue::Invalid)));
+        assert!(client.mapping.verified_identity("a".to_owned(), &[&statement]).is_none());
+        // Unusable values are present: no other source is asked for them.
+        assert!(!client.mapping.has_missing_claims(&statement));
+        assert!(
+            client
+                .mapping
+                .has_missing_claims(&client.mapping.read_claims(&json!({ "sub": "1", "email": "ada@example.com" })))
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! What the checks of providers found last, told to whoever listens.
+//! The latest results of provider checks, and their subscribers.
 
 use std::{
     collections::BTreeMap,
@@ -8,54 +8,55 @@ use std::{
 use latchkey_crds::{conditions::Reason, rendered::ProviderReport};
 use tokio::sync::broadcast;
 
-/// How many reports a slow listener may lag behind before it must start from all of them again.
-const BACKLOG: usize = 1024;
+/// Reports that a slow subscriber can fall behind before it must start again from all of them.
+const CHANNEL_CAPACITY: usize = 1024;
 
-/// A Provider, by namespace and name.
-pub(super) type Key = (String, String);
+/// Namespace and name of a Provider.
+pub(super) type ProviderKey = (String, String);
 
-pub struct Reports {
-    /// Held while it is changed, so that listeners hear reports in order.
-    found: Mutex<BTreeMap<Key, Reason>>,
-    news: broadcast::Sender<ProviderReport>,
+pub struct ProviderReports {
+    /// Locked while a report is sent, so that subscribers receive reports in order.
+    results: Mutex<BTreeMap<ProviderKey, Reason>>,
+    updates: broadcast::Sender<ProviderReport>,
 }
 
-// === impl Reports ===
+// === impl ProviderReports ===
 
-impl Default for Reports {
+impl Default for ProviderReports {
     fn default() -> Self {
-        Self { found: Mutex::default(), news: broadcast::channel(BACKLOG).0 }
+        Self { results: Mutex::default(), updates: broadcast::channel(CHANNEL_CAPACITY).0 }
     }
 }
 
-impl Reports {
-    /// All that is known and, from that very moment on, what is new.
+impl ProviderReports {
+    /// All current reports, and a receiver of every later one. No report is missed or repeated in between.
     pub fn subscribe(&self) -> (Vec<ProviderReport>, broadcast::Receiver<ProviderReport>) {
-        let found = self.found();
+        let found = self.lock_results();
         let known = found.iter().map(|(key, reason)| report(key, *reason)).collect();
-        (known, self.news.subscribe())
+        (known, self.updates.subscribe())
     }
 
-    /// Told only where it is another finding than before.
-    pub(crate) fn tell(&self, key: &Key, reason: Reason) {
-        let mut found = self.found();
+    /// Records a result. Subscribers receive it only if it differs from the last one.
+    pub(crate) fn record(&self, key: &ProviderKey, reason: Reason) {
+        let mut found = self.lock_results();
         if found.insert(key.clone(), reason) != Some(reason) {
-            // Nobody may listen.
-            let _ = self.news.send(report(key, reason));
+            // Fails if there is no subscriber.
+            let _ = self.updates.send(report(key, reason));
         }
     }
 
-    /// Nothing is known of it any more. There is no line for that: who names it no more does not ask.
-    pub(super) fn forget(&self, key: &Key) {
-        self.found().remove(key);
+    /// Removes the report of a Provider that no App names or that cannot be checked. Subscribers receive nothing: the
+    /// stream has no line for it.
+    pub(super) fn remove(&self, key: &ProviderKey) {
+        self.lock_results().remove(key);
     }
 
-    fn found(&self) -> MutexGuard<'_, BTreeMap<Key, Reason>> {
-        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_results(&self) -> MutexGuard<'_, BTreeMap<ProviderKey, Reason>> {
+        self.results.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn report((namespace, name): &Key, reason: Reason) -> ProviderReport {
+fn report((namespace, name): &ProviderKey, reason: Reason) -> ProviderReport {
     ProviderReport { namespace: namespace.clone(), name: name.clone(), reason: reason.as_str().to_owned() }
 }
 
@@ -64,18 +65,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_changes_is_told_and_who_comes_late_hears_all() {
-        let (reports, key) = (Reports::default(), ("shop".to_owned(), "github".to_owned()));
+    fn only_changes_are_sent_and_a_late_subscriber_receives_all() {
+        let (reports, key) = (ProviderReports::default(), ("shop".to_owned(), "github".to_owned()));
         let (known, mut news) = reports.subscribe();
         assert!(known.is_empty());
         for reason in [Reason::Reachable, Reason::Reachable, Reason::ClientRefused] {
-            reports.tell(&key, reason);
+            reports.record(&key, reason);
         }
-        let told: Vec<_> = std::iter::from_fn(|| news.try_recv().ok()).map(|report| report.reason).collect();
-        assert_eq!(told, ["Reachable", "ClientRefused"]);
+        let reported: Vec<_> = std::iter::from_fn(|| news.try_recv().ok()).map(|report| report.reason).collect();
+        assert_eq!(reported, ["Reachable", "ClientRefused"]);
         let (known, _) = reports.subscribe();
         assert_eq!(known, [report(&key, Reason::ClientRefused)]);
-        reports.forget(&key);
+        reports.remove(&key);
         assert!(reports.subscribe().0.is_empty());
     }
 }

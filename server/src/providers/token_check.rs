@@ -1,4 +1,4 @@
-//! Sign-in with a provider's token: only one that was issued for our own client.
+//! Login with a provider token: accepts only tokens that were issued for our own client.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use bytes::Bytes;
@@ -13,214 +13,252 @@ use url::{Url, form_urlencoded};
 
 use super::{
     Inner,
-    client::Client,
+    client::ProviderConfig,
     discovery::Endpoints,
-    id_token::{Expected, MAX_TOKEN},
-    preset::{Caller, Check, Method, Profile, TokenIn},
-    profile::{bearer, find, text},
+    id_token::{MAX_TOKEN_LENGTH, TokenOrigin},
+    preset::{CheckAuthentication, CheckMethod, ProfileSource, TokenCheck, TokenLocation},
+    profile::{authorization_header, claim_text, find_claim},
 };
-use crate::domain::identity::{BadToken, Fault, Place, ProviderError, Unusable, Vouched};
+use crate::domain::identity::{
+    InvalidProviderToken, InvalidResponse, ProviderEndpoint, ProviderError, UnusableReason, VerifiedIdentity,
+};
 
-/// A question whose client a token was issued to; see [`Check::Ask`].
-struct Question<'a> {
-    method: Method,
+/// A request that returns the client to which a token was issued; see [`TokenCheck::Endpoint`].
+struct TokenCheckRequest<'a> {
+    method: CheckMethod,
     url: String,
-    token: TokenIn,
-    caller: Caller,
-    valid: Option<&'a str>,
-    clients: &'a [&'a str],
+    token: TokenLocation,
+    authentication: CheckAuthentication,
+    valid_member: Option<&'a str>,
+    client_id_members: &'a [&'a str],
     subject: Option<&'a str>,
-    /// It always tells the subject.
-    tells_subject: bool,
-    unknown: &'a [u16],
-    caller_only: bool,
+    /// The response must contain the subject.
+    requires_subject: bool,
+    invalid_token_statuses: &'a [u16],
+    own_tokens_only: bool,
 }
 
 impl Inner {
-    pub(super) async fn check_token(
+    pub(super) async fn validate_token(
         &self,
-        client: &Client<'_>,
+        client: &ProviderConfig<'_>,
         token: &str,
         nonce: Option<&str>,
-    ) -> Result<Vouched, ProviderError> {
-        if token.is_empty() || token.len() > MAX_TOKEN || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
-            return Err(ProviderError::Token(BadToken::Malformed));
+    ) -> Result<VerifiedIdentity, ProviderError> {
+        if token.is_empty() || token.len() > MAX_TOKEN_LENGTH || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(ProviderError::InvalidToken(InvalidProviderToken::Malformed));
         }
         let endpoints = self.endpoints(client).await?;
-        let judged = match &endpoints.keys {
-            Some(_) => self.id_token(client, &endpoints, token, Expected::Login { nonce }).await?,
-            None => Err(BadToken::Malformed),
+        let result = match &endpoints.keys {
+            Some(_) => self.validate_id_token(client, &endpoints, token, TokenOrigin::Login { nonce }).await?,
+            None => Err(InvalidProviderToken::Malformed),
         };
-        let bad = match judged {
+        let bad = match result {
             Ok(id_token) => {
                 return client
                     .mapping
-                    .vouched(id_token.authority, &[&id_token.statement])
-                    .ok_or(ProviderError::Token(BadToken::Malformed));
+                    .verified_identity(id_token.authority, &[&id_token.statement])
+                    .ok_or(ProviderError::InvalidToken(InvalidProviderToken::Malformed));
             }
             Err(bad) => bad,
         };
         match bad {
-            // Not an ID token, or one that does not say that it is for us: it may be an access token.
-            BadToken::Malformed | BadToken::Audience | BadToken::AuthorizedParty | BadToken::Algorithm => {}
-            BadToken::UnknownKey
-            | BadToken::Signature
-            | BadToken::Issuer
-            | BadToken::Expired
-            | BadToken::NotYetValid
-            | BadToken::Nonce
-            | BadToken::AccessTokenHash
-            | BadToken::Unknown => return Err(ProviderError::Token(bad)),
+            // Not an ID token, or not one for our client: it can be an access token.
+            InvalidProviderToken::Malformed
+            | InvalidProviderToken::Audience
+            | InvalidProviderToken::AuthorizedParty
+            | InvalidProviderToken::Algorithm => {}
+            InvalidProviderToken::UnknownKey
+            | InvalidProviderToken::Signature
+            | InvalidProviderToken::Issuer
+            | InvalidProviderToken::Expired
+            | InvalidProviderToken::NotYetValid
+            | InvalidProviderToken::Nonce
+            | InvalidProviderToken::AccessTokenHash
+            | InvalidProviderToken::Unknown => return Err(ProviderError::InvalidToken(bad)),
         }
-        let Some(question) = question(client, &endpoints)? else {
-            // Where ID tokens are taken, what is no ID token is a bad token; where there are none, nothing is taken.
-            return Err(if endpoints.keys.is_some() { ProviderError::Token(bad) } else { ProviderError::NoTokenCheck });
+        let Some(question) = token_check_request(client, &endpoints)? else {
+            // A provider with ID tokens: the token is invalid. Without them, it has no check at all.
+            return Err(if endpoints.keys.is_some() {
+                ProviderError::InvalidToken(bad)
+            } else {
+                ProviderError::NoTokenCheck
+            });
         };
         if nonce.is_some() {
-            // An access token has none.
-            return Err(ProviderError::Token(BadToken::Nonce));
+            // An access token has no nonce.
+            return Err(ProviderError::InvalidToken(InvalidProviderToken::Nonce));
         }
-        let subject = self.ask(client, question, token).await?;
-        self.owner(client, &endpoints, token, subject).await
+        let subject = self.check_client(client, question, token).await?;
+        self.token_owner(client, &endpoints, token, subject).await
     }
 
-    /// Whose token it is that passed the check.
-    async fn owner(
+    /// The owner of a token that passed the check. `checked` is the subject from the check, if it returned one.
+    async fn token_owner(
         &self,
-        client: &Client<'_>,
+        client: &ProviderConfig<'_>,
         endpoints: &Endpoints,
         token: &str,
         checked: Option<String>,
-    ) -> Result<Vouched, ProviderError> {
-        let at = |fault| ProviderError::Answer { place: Place::UserInfo, fault };
-        // An OpenID provider that has no such endpoint: nothing says who the user is.
-        let url = endpoints.user_info.as_deref().ok_or(ProviderError::NoTokenCheck)?;
+    ) -> Result<VerifiedIdentity, ProviderError> {
+        let at = |fault| ProviderError::InvalidResponse { endpoint: ProviderEndpoint::UserInfo, reason: fault };
+        // An OpenID provider without a userinfo endpoint: nothing identifies the user.
+        let url = endpoints.userinfo_endpoint.as_deref().ok_or(ProviderError::NoTokenCheck)?;
         let vouched = match &client.preset.profile {
-            Profile::IdToken => {
-                let profile = self.profile(client, url, token).await?;
-                client.mapping.vouched(client.authority()?, &[&profile]).ok_or(at(Fault::Incomplete))?
+            ProfileSource::IdToken => {
+                let profile = self.fetch_profile(client, url, token).await?;
+                client
+                    .mapping
+                    .verified_identity(client.authority()?, &[&profile])
+                    .ok_or(at(InvalidResponse::Incomplete))?
             }
-            Profile::Endpoint { .. } | Profile::Given => self.vouched_by_profile(client, url, token).await?,
+            ProfileSource::Endpoint { .. } | ProfileSource::Configured => {
+                self.fetch_identity(client, url, token).await?
+            }
         };
         if checked.is_some_and(|subject| subject != vouched.subject) {
-            return Err(at(Fault::OtherSubject));
+            return Err(at(InvalidResponse::SubjectMismatch));
         }
         Ok(vouched)
     }
 
-    /// Asks whose client the token is for; the answer is the token's subject, where it tells one.
-    async fn ask(
+    /// Checks that the token was issued to our client. Returns the token's subject, if the response contains one.
+    async fn check_client(
         &self,
-        client: &Client<'_>,
-        question: Question<'_>,
+        client: &ProviderConfig<'_>,
+        question: TokenCheckRequest<'_>,
         token: &str,
     ) -> Result<Option<String>, ProviderError> {
-        let at = |fault| ProviderError::Answer { place: Place::TokenCheck, fault };
-        let request = request(client, &question, token)?;
-        let answer =
-            self.http.call(client.at(Place::TokenCheck), request).await.map_err(|error| error.at(Place::TokenCheck))?;
-        if question.unknown.contains(&answer.status.as_u16()) {
-            return Err(ProviderError::Token(BadToken::Unknown));
+        let at = |fault| ProviderError::InvalidResponse { endpoint: ProviderEndpoint::TokenCheck, reason: fault };
+        let request = http_request(client, &question, token)?;
+        let answer = self
+            .http
+            .call(client.call_target(ProviderEndpoint::TokenCheck), request)
+            .await
+            .map_err(|error| error.into_provider_error(ProviderEndpoint::TokenCheck))?;
+        if question.invalid_token_statuses.contains(&answer.status.as_u16()) {
+            return Err(ProviderError::InvalidToken(InvalidProviderToken::Unknown));
         }
         let answer = answer.json().map_err(at)?;
-        if let Some(valid) = question.valid {
-            match find(&answer, valid) {
+        if let Some(valid) = question.valid_member {
+            match find_claim(&answer, valid) {
                 Some(Value::Bool(true)) => {}
-                Some(Value::Bool(false)) => return Err(ProviderError::Token(BadToken::Unknown)),
-                Some(_) | None => return Err(at(Fault::Incomplete)),
+                Some(Value::Bool(false)) => return Err(ProviderError::InvalidToken(InvalidProviderToken::Unknown)),
+                Some(_) | None => return Err(at(InvalidResponse::Incomplete)),
             }
         }
         let is_ours = |id: &str| {
-            if question.caller_only { id == client.settings.client_id } else { client.is_ours(id) }
+            if question.own_tokens_only { id == client.settings.client_id } else { client.is_accepted_client(id) }
         };
-        let told: Vec<&Value> = question.clients.iter().filter_map(|name| find(&answer, name)).collect();
-        if told.is_empty() {
-            return Err(at(Fault::Incomplete));
+        let client_ids: Vec<&Value> =
+            question.client_id_members.iter().filter_map(|name| find_claim(&answer, name)).collect();
+        if client_ids.is_empty() {
+            return Err(at(InvalidResponse::Incomplete));
         }
-        let ours = told.into_iter().all(|id| text(id).is_some_and(|id| is_ours(&id)));
+        let ours = client_ids.into_iter().all(|id| claim_text(id).is_some_and(|id| is_ours(&id)));
         if !ours {
-            return Err(ProviderError::Token(BadToken::Audience));
+            return Err(ProviderError::InvalidToken(InvalidProviderToken::Audience));
         }
-        let subject = question.subject.and_then(|name| find(&answer, name)).and_then(text);
-        if subject.is_none() && question.tells_subject {
-            return Err(at(Fault::Incomplete));
+        let subject = question.subject.and_then(|name| find_claim(&answer, name)).and_then(claim_text);
+        if subject.is_none() && question.requires_subject {
+            return Err(at(InvalidResponse::Incomplete));
         }
         Ok(subject)
     }
 }
 
-/// How this provider is asked; none: there is no way.
-fn question<'a>(client: &Client<'_>, endpoints: &Endpoints) -> Result<Option<Question<'a>>, Unusable> {
+/// The check of this provider. `None` if it offers none.
+fn token_check_request<'a>(
+    client: &ProviderConfig<'_>,
+    endpoints: &Endpoints,
+) -> Result<Option<TokenCheckRequest<'a>>, UnusableReason> {
     let introspection = |subject| {
-        endpoints.introspection.clone().map(|url| Question {
-            method: Method::Post,
+        endpoints.introspection_endpoint.clone().map(|url| TokenCheckRequest {
+            method: CheckMethod::Post,
             url,
-            token: TokenIn::Form("token"),
-            caller: match endpoints.authentication {
-                AuthType::RequestBody => Caller::Form,
-                // The enum is open; Basic is what every server must know (RFC 6749, 2.3.1).
-                _ => Caller::Basic,
+            token: TokenLocation::Form("token"),
+            authentication: match endpoints.authentication {
+                AuthType::RequestBody => CheckAuthentication::Form,
+                // The enum is non-exhaustive; every server must support Basic (RFC 6749, 2.3.1).
+                _ => CheckAuthentication::Basic,
             },
-            valid: Some("active"),
-            // Not `aud`: it names who may be shown the token, not who it was issued to. Another client can ask for
-            // tokens that are meant for us (RFC 7662, 2.2; RFC 8707, 2).
-            clients: &["client_id", "azp"],
+            valid_member: Some("active"),
+            // Not `aud`: it names the recipients of the token, not the client to which it was issued. Another client
+            // can request tokens for our audience (RFC 7662, 2.2; RFC 8707, 2).
+            client_id_members: &["client_id", "azp"],
             subject,
-            // RFC 7662, 2.2: optional.
-            tells_subject: false,
-            unknown: &[],
-            caller_only: false,
+            // `sub` is optional (RFC 7662, 2.2).
+            requires_subject: false,
+            invalid_token_statuses: &[],
+            own_tokens_only: false,
         })
     };
     Ok(match &client.preset.check {
-        Check::None => None,
-        Check::Discovered => introspection(Some("sub")),
-        // Its `sub` need not be what `claims.subject` names.
-        Check::Given => introspection(None),
-        Check::Ask { method, url, token, caller, valid, clients, subject, unknown, caller_only } => {
+        TokenCheck::None => None,
+        TokenCheck::Discovered => introspection(Some("sub")),
+        // Its `sub` can differ from the claim that `claims.subject` names.
+        TokenCheck::Configured => introspection(None),
+        TokenCheck::Endpoint {
+            method,
+            url,
+            token,
+            authentication: caller,
+            valid_member: valid,
+            client_id_members: clients,
+            subject,
+            invalid_token_statuses: unknown,
+            own_tokens_only: caller_only,
+        } => {
             let id: String = form_urlencoded::byte_serialize(client.settings.client_id.as_bytes()).collect();
-            Some(Question {
+            Some(TokenCheckRequest {
                 method: *method,
                 url: url.replace("{client_id}", &id),
                 token: *token,
-                caller: *caller,
-                valid: *valid,
-                clients,
+                authentication: *caller,
+                valid_member: *valid,
+                client_id_members: clients,
                 subject: *subject,
-                tells_subject: subject.is_some(),
-                unknown,
-                caller_only: *caller_only,
+                requires_subject: subject.is_some(),
+                invalid_token_statuses: unknown,
+                own_tokens_only: *caller_only,
             })
         }
     })
 }
 
-fn request(client: &Client<'_>, question: &Question<'_>, token: &str) -> Result<Request<Full<Bytes>>, ProviderError> {
-    let incomplete = ProviderError::Answer { place: Place::TokenCheck, fault: Fault::Incomplete };
+fn http_request(
+    client: &ProviderConfig<'_>,
+    question: &TokenCheckRequest<'_>,
+    token: &str,
+) -> Result<Request<Full<Bytes>>, ProviderError> {
+    let incomplete =
+        ProviderError::InvalidResponse { endpoint: ProviderEndpoint::TokenCheck, reason: InvalidResponse::Incomplete };
     let (id, secret) = (client.settings.client_id.as_str(), client.secret()?.expose());
     let mut url = Url::parse(&question.url).map_err(|_| incomplete)?;
     let mut form: Vec<(&str, &str)> = Vec::new();
     let mut request = Request::builder().header(ACCEPT, "application/json");
     let mut body = None;
     match question.token {
-        TokenIn::Query(name) => drop(url.query_pairs_mut().append_pair(name, token)),
-        TokenIn::Form(name) => form.push((name, token)),
-        TokenIn::Json(name) => body = Some(("application/json", json!({ name: token }).to_string())),
-        TokenIn::Header(scheme) => request = request.header(AUTHORIZATION, bearer(scheme, token)?),
+        TokenLocation::Query(name) => drop(url.query_pairs_mut().append_pair(name, token)),
+        TokenLocation::Form(name) => form.push((name, token)),
+        TokenLocation::Json(name) => body = Some(("application/json", json!({ name: token }).to_string())),
+        TokenLocation::Header(scheme) => request = request.header(AUTHORIZATION, authorization_header(scheme, token)?),
     }
-    match question.caller {
-        Caller::Anybody => {}
-        Caller::Basic => request = request.header(AUTHORIZATION, basic(id, secret)?),
-        Caller::Form => form.extend([("client_id", id), ("client_secret", secret)]),
-        Caller::AppToken => drop(url.query_pairs_mut().append_pair("access_token", &format!("{id}|{secret}"))),
+    match question.authentication {
+        CheckAuthentication::None => {}
+        CheckAuthentication::Basic => request = request.header(AUTHORIZATION, basic_authorization(id, secret)?),
+        CheckAuthentication::Form => form.extend([("client_id", id), ("client_secret", secret)]),
+        CheckAuthentication::AppToken => {
+            url.query_pairs_mut().append_pair("access_token", &format!("{id}|{secret}"));
+        }
     }
     if !form.is_empty() {
         let form = form_urlencoded::Serializer::new(String::new()).extend_pairs(form).finish();
         body = Some(("application/x-www-form-urlencoded", form));
     }
     request = match question.method {
-        Method::Get => request.method(http::Method::GET),
-        Method::Post => request.method(http::Method::POST),
+        CheckMethod::Get => request.method(http::Method::GET),
+        CheckMethod::Post => request.method(http::Method::POST),
     };
     let body = match body {
         Some((kind, body)) => {
@@ -232,9 +270,9 @@ fn request(client: &Client<'_>, question: &Question<'_>, token: &str) -> Result<
     request.uri(url.as_str()).body(body).map_err(|_| incomplete)
 }
 
-/// RFC 7617; for OAuth endpoints each part is form-encoded first (RFC 6749, 2.3.1). An id and a secret of plain letters
-/// are the same either way.
-fn basic(id: &str, secret: &str) -> Result<http::HeaderValue, ProviderError> {
+/// HTTP Basic (RFC 7617). For OAuth endpoints both parts are form-encoded first (RFC 6749, 2.3.1); IDs and secrets of
+/// letters and digits do not change.
+fn basic_authorization(id: &str, secret: &str) -> Result<http::HeaderValue, ProviderError> {
     let encoded = |part: &str| form_urlencoded::byte_serialize(part.as_bytes()).collect::<String>();
-    bearer("Basic", &STANDARD.encode(format!("{}:{}", encoded(id), encoded(secret))))
+    authorization_header("Basic", &STANDARD.encode(format!("{}:{}", encoded(id), encoded(secret))))
 }

@@ -1,5 +1,5 @@
-//! Audit over both stores: events go to Postgres; refusals are counted in Redis, and go there when their quarter of an
-//! hour is over.
+//! The `AuditLog` port over both stores: events go to Postgres. Refusals are counted in Redis and written to Postgres when
+//! their quarter of an hour is over.
 
 use aws_lc_rs::digest::{SHA256, digest};
 use latchkey_crds::types::AppId;
@@ -9,20 +9,20 @@ use uuid::Uuid;
 use super::{
     Stores,
     postgres::RefusalColumns,
-    redis::refusals::{Counted, QUARTER_MILLIS, Quarter},
+    redis::refusals::{CountedRefusal, QUARTER_MILLIS, QuarterHour},
 };
 use crate::domain::{
-    audit::{Activity, Event, Refusal},
-    ports::{Audit, StoreError},
+    audit::{ActivityEntry, Event, Refusal},
+    ports::{AuditLog, StoreError},
     user::UserId,
 };
 
-/// Quarters looked at in one go.
-const MOST_DUE: usize = 500;
-/// Refusals of one statement.
-const ROWS: usize = 500;
+/// Quarters of an hour that one query returns.
+const MAX_DUE_QUARTERS: usize = 500;
+/// Rows that one statement writes.
+const ROWS_PER_STATEMENT: usize = 500;
 
-impl Audit for Stores {
+impl AuditLog for Stores {
     async fn record(&self, app: &AppId, event: Event) {
         self.postgres.record_event(app, event).await;
     }
@@ -31,55 +31,60 @@ impl Audit for Stores {
         self.postgres.record_event_later(app, event);
     }
 
-    fn refuse(&self, app: &AppId, refusal: Refusal) {
-        self.redis.refuse(app, refusal);
+    fn count_refusal(&self, app: &AppId, refusal: Refusal) {
+        self.redis.enqueue_refusal(app, refusal);
     }
 
-    async fn activity(&self, app: &AppId, user: UserId, since: OffsetDateTime) -> Result<Vec<Activity>, StoreError> {
+    async fn activity(
+        &self,
+        app: &AppId,
+        user: UserId,
+        since: OffsetDateTime,
+    ) -> Result<Vec<ActivityEntry>, StoreError> {
         self.postgres.activity(app, user, since).await
     }
 }
 
 impl Stores {
-    /// Writes down the refusals of every quarter of an hour that is over, of the Apps that are `served`; how many
-    /// quarters. Several servers may do it at once, and one that dies leaves it to the others: a row's id follows from
-    /// what it counts, so it is written once.
+    /// Writes the refusals of every finished quarter of an hour of the Apps that are `served`. Returns the number of
+    /// quarters. Several servers can do this at once, and others finish the work of one that dies: a row's id follows
+    /// from what it counts, so each row is written once.
     pub async fn write_refusals(&self, served: impl Fn(&AppId) -> bool + Send + Sync) -> Result<usize, StoreError> {
-        let (mut written, mut passed_over) = (0, 0);
+        let (mut written, mut skipped) = (0, 0);
         loop {
-            let due = self.redis.due_refusals(passed_over, MOST_DUE).await?;
-            let all = due.len() < MOST_DUE;
+            let due = self.redis.due_quarters(skipped, MAX_DUE_QUARTERS).await?;
+            let is_last_batch = due.len() < MAX_DUE_QUARTERS;
             for quarter in due {
                 if !served(&quarter.app) {
-                    passed_over += 1;
+                    skipped += 1;
                     continue;
                 }
                 self.write_quarter(&quarter).await?;
                 written += 1;
             }
-            if all {
+            if is_last_batch {
                 return Ok(written);
             }
         }
     }
 
-    async fn write_quarter(&self, quarter: &Quarter) -> Result<(), StoreError> {
-        let mut counted = self.redis.refusals(quarter).await?;
-        // In one order, so that two servers do not wait for each other.
+    async fn write_quarter(&self, quarter: &QuarterHour) -> Result<(), StoreError> {
+        let mut counted = self.redis.quarter_refusals(quarter).await?;
+        // In a fixed order, so that two servers do not deadlock.
         counted.sort_by(|one, other| one.name.cmp(&other.name));
-        let began = i128::from(quarter.number) * i128::from(QUARTER_MILLIS) * 1_000_000;
-        let began = OffsetDateTime::from_unix_timestamp_nanos(began).unwrap_or(OffsetDateTime::UNIX_EPOCH);
-        for counted in counted.chunks(ROWS) {
+        let start_nanos = i128::from(quarter.number) * i128::from(QUARTER_MILLIS) * 1_000_000;
+        let started_at = OffsetDateTime::from_unix_timestamp_nanos(start_nanos).unwrap_or(OffsetDateTime::UNIX_EPOCH);
+        for counted in counted.chunks(ROWS_PER_STATEMENT) {
             let mut rows = RefusalColumns::default();
             counted.iter().for_each(|counted| rows.push(quarter, counted));
-            self.postgres.insert_refusals(&quarter.app, began, &rows).await?;
+            self.postgres.insert_refusals(&quarter.app, started_at, &rows).await?;
         }
-        self.redis.forget_refusals(quarter).await
+        self.redis.delete_refusals(quarter).await
     }
 }
 
-/// UUIDv8 (RFC 9562, 5.8).
-fn row_id(quarter: &Quarter, name: &str) -> Uuid {
+/// Derives a row's id from what it counts: a UUIDv8 (RFC 9562, section 5.8).
+fn row_id(quarter: &QuarterHour, name: &str) -> Uuid {
     let hash = digest(&SHA256, format!("{}\n{}\n{name}", quarter.app, quarter.number).as_bytes());
     let mut bytes = [0; 16];
     bytes.copy_from_slice(&hash.as_ref()[..16]);
@@ -89,7 +94,7 @@ fn row_id(quarter: &Quarter, name: &str) -> Uuid {
 // === impl RefusalColumns ===
 
 impl RefusalColumns {
-    fn push(&mut self, quarter: &Quarter, counted: &Counted) {
+    fn push(&mut self, quarter: &QuarterHour, counted: &CountedRefusal) {
         let mut parts = counted.name.split(' ');
         let mut part = || parts.next().filter(|part| !part.is_empty());
         let kind = part().unwrap_or_default();
@@ -107,8 +112,8 @@ impl RefusalColumns {
 mod tests {
     use super::*;
 
-    fn quarter(app: &str) -> Quarter {
-        Quarter { app: app.parse().unwrap(), number: 1_963_000 }
+    fn quarter(app: &str) -> QuarterHour {
+        QuarterHour { app: app.parse().unwrap(), number: 1_963_000 }
     }
 
     #[test]
@@ -121,13 +126,13 @@ mod tests {
     }
 
     #[test]
-    fn what_a_row_does_not_name_is_none() {
+    fn missing_parts_of_a_row_name_are_none() {
         let user = Uuid::from_u128(7);
         let mut rows = RefusalColumns::default();
         let names =
             [format!("login_refused {user} 192.0.2.1"), format!("login_refused {user} "), "login_limited  ".to_owned()];
         for name in names {
-            rows.push(&quarter("shop"), &Counted { name, count: 3 });
+            rows.push(&quarter("shop"), &CountedRefusal { name, count: 3 });
         }
         assert_eq!(rows.kinds, ["login_refused", "login_refused", "login_limited"]);
         assert_eq!(rows.users, [Some(user), Some(user), None]);

@@ -1,19 +1,19 @@
-//! Password hashing, handed on to its threads, so that use-cases find it beside the stores.
+//! The `PasswordHasher` port: forwards to the hashing threads.
 
 use super::Stores;
 use crate::domain::{
     app::App,
     client::ClientAddress,
-    password::{Busy, Password, PasswordHash},
-    ports::Hasher,
+    password::{Overloaded, Password, PasswordHash},
+    ports::PasswordHasher,
 };
 
-impl Hasher for Stores {
-    fn admit(&self, app: &App, client: ClientAddress) -> Result<(), Busy> {
-        self.hashing.admit(app, client)
+impl PasswordHasher for Stores {
+    fn check_capacity(&self, app: &App, client: ClientAddress) -> Result<(), Overloaded> {
+        self.hashing.check_capacity(app, client)
     }
 
-    async fn hash(&self, app: &App, client: ClientAddress, password: &Password) -> Result<PasswordHash, Busy> {
+    async fn hash(&self, app: &App, client: ClientAddress, password: &Password) -> Result<PasswordHash, Overloaded> {
         self.hashing.hash(app, client, password).await
     }
 
@@ -23,7 +23,7 @@ impl Hasher for Stores {
         client: ClientAddress,
         password: &Password,
         hash: Option<&PasswordHash>,
-    ) -> Result<bool, Busy> {
+    ) -> Result<bool, Overloaded> {
         self.hashing.verify(app, client, password, hash).await
     }
 
@@ -31,13 +31,13 @@ impl Hasher for Stores {
         self.hashing.is_outdated(hash)
     }
 
-    async fn strong_enough(
+    async fn is_strong_enough(
         &self,
         app: &App,
         client: ClientAddress,
         password: &Password,
         guesses: Vec<String>,
-    ) -> Result<bool, Busy> {
-        self.hashing.strong_enough(app, client, password, guesses).await
+    ) -> Result<bool, Overloaded> {
+        self.hashing.is_strong_enough(app, client, password, guesses).await
     }
 }

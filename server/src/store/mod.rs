@@ -1,6 +1,6 @@
-//! The stores behind the ports of the domain: Postgres for users and the outbox, Redis for codes, sessions and limits.
+//! The stores behind the domain's ports: Postgres for users and the outbox, Redis for codes, sessions and limits.
 
-use crate::{hashing::Hashing, providers::SocialProviders};
+use crate::{hashing::HashingPool, providers::SocialProviders};
 
 mod audit;
 mod hashing;
@@ -9,13 +9,13 @@ mod providers;
 pub mod redis;
 mod source;
 
-pub use source::{Unreadable, UrlSource};
+pub use source::{UrlReadError, UrlSource};
 
-/// Everything the use-cases need from outside, on one type.
+/// Implements every port that the use cases need.
 #[derive(Clone)]
 pub struct Stores {
-    pub postgres: postgres::Postgres,
-    pub redis: redis::Redis,
-    pub hashing: Hashing,
+    pub postgres: postgres::PostgresStore,
+    pub redis: redis::RedisStore,
+    pub hashing: HashingPool,
     pub providers: SocialProviders,
 }

@@ -1,4 +1,4 @@
-//! Social providers, handed on to their client, so that use-cases find them beside the stores.
+//! The `Providers` port: forwards to the client of the providers.
 
 use latchkey_crds::rendered::RenderedProvider;
 
@@ -7,7 +7,10 @@ use crate::{
     domain::{
         app::App,
         client::ClientAddress,
-        identity::{Authorization, Grant, Operation, ProviderError, ProviderTraits, Vouched},
+        identity::{
+            AuthorizationCodeGrant, AuthorizationRequest, ProviderCapabilities, ProviderError, ProviderOperation,
+            VerifiedIdentity,
+        },
         ports::Providers,
     },
     providers::Permit,
@@ -16,13 +19,13 @@ use crate::{
 impl Providers for Stores {
     type Permit = Permit;
 
-    fn traits_of(&self, provider: &RenderedProvider) -> ProviderTraits {
-        self.providers.traits_of(provider)
+    fn capabilities(&self, provider: &RenderedProvider) -> ProviderCapabilities {
+        self.providers.capabilities(provider)
     }
 
     fn try_acquire(
         &self,
-        operation: Operation,
+        operation: ProviderOperation,
         app: &App,
         provider: &RenderedProvider,
         client: ClientAddress,
@@ -34,36 +37,36 @@ impl Providers for Stores {
         &self,
         permit: &Permit,
         provider: &RenderedProvider,
-        request: &Authorization<'_>,
+        request: &AuthorizationRequest<'_>,
     ) -> Result<String, ProviderError> {
         self.providers.authorization_url(permit, provider, request).await
     }
 
-    async fn judge_issuer(
+    async fn validate_issuer(
         &self,
         permit: &Permit,
         provider: &RenderedProvider,
         iss: Option<&str>,
     ) -> Result<(), ProviderError> {
-        self.providers.judge_issuer(permit, provider, iss).await
+        self.providers.validate_issuer(permit, provider, iss).await
     }
 
-    async fn exchange(
+    async fn exchange_code(
         &self,
         permit: &Permit,
         provider: &RenderedProvider,
-        grant: &Grant<'_>,
-    ) -> Result<Vouched, ProviderError> {
-        self.providers.exchange(permit, provider, grant).await
+        grant: &AuthorizationCodeGrant<'_>,
+    ) -> Result<VerifiedIdentity, ProviderError> {
+        self.providers.exchange_code(permit, provider, grant).await
     }
 
-    async fn check_token(
+    async fn validate_token(
         &self,
         permit: &Permit,
         provider: &RenderedProvider,
         token: &str,
         nonce: Option<&str>,
-    ) -> Result<Vouched, ProviderError> {
-        self.providers.check_token(permit, provider, token, nonce).await
+    ) -> Result<VerifiedIdentity, ProviderError> {
+        self.providers.validate_token(permit, provider, token, nonce).await
     }
 }

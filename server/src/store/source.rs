@@ -1,22 +1,22 @@
-//! Where a store's URL comes from: a file that is read again when a connection fails, or a value given at the start.
+//! The source of a store's URL: a file, which is read again when a connection fails, or a value given at startup.
 
 use std::{fmt, path::PathBuf};
 
 use zeroize::Zeroizing;
 
-/// A URL with a password in it; never printed.
+/// Where a URL with a password comes from. `Debug` never prints the URL.
 #[derive(Clone)]
 pub enum UrlSource {
-    /// A mounted Secret: its content may change while the server runs.
+    /// A mounted Secret. Its content can change while the server runs.
     File(PathBuf),
     /// From an environment variable.
-    Given(Zeroizing<String>),
+    Value(Zeroizing<String>),
 }
 
-/// The URL cannot be read. The text names the file, never its content.
+/// The URL cannot be read. The message names the file, never its content.
 #[derive(Debug, thiserror::Error)]
 #[error("the URL of the store cannot be read from {path}")]
-pub struct Unreadable {
+pub struct UrlReadError {
     path: String,
     #[source]
     source: std::io::Error,
@@ -25,17 +25,17 @@ pub struct Unreadable {
 // === impl UrlSource ===
 
 impl UrlSource {
-    pub fn given(url: impl Into<String>) -> Self {
-        Self::Given(Zeroizing::new(url.into()))
+    pub fn from_value(url: impl Into<String>) -> Self {
+        Self::Value(Zeroizing::new(url.into()))
     }
 
-    /// The URL as it is now, without white space around it.
-    pub fn read(&self) -> Result<Zeroizing<String>, Unreadable> {
+    /// Reads the current URL and trims white space around it.
+    pub fn read(&self) -> Result<Zeroizing<String>, UrlReadError> {
         match self {
-            Self::Given(url) => Ok(Zeroizing::new(url.trim().to_owned())),
+            Self::Value(url) => Ok(Zeroizing::new(url.trim().to_owned())),
             Self::File(path) => {
                 let content = std::fs::read_to_string(path)
-                    .map_err(|source| Unreadable { path: path.display().to_string(), source })?;
+                    .map_err(|source| UrlReadError { path: path.display().to_string(), source })?;
                 Ok(Zeroizing::new(Zeroizing::new(content).trim().to_owned()))
             }
         }
@@ -46,7 +46,7 @@ impl fmt::Debug for UrlSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(path) => f.debug_tuple("File").field(path).finish(),
-            Self::Given(_) => f.write_str("Given(…)"),
+            Self::Value(_) => f.write_str("Given(…)"),
         }
     }
 }

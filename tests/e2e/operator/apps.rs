@@ -1,4 +1,4 @@
-//! Whose an appID is, and Apps that cannot be read.
+//! appID ownership, and Apps that the operator cannot decode.
 
 use http::StatusCode;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -12,166 +12,179 @@ use latchkey_crds::{
 };
 use latchkey_tests::{
     builders::{App, Provider},
-    client::SignedIn,
-    cluster::{Cluster, Install, PodServer, apply},
+    client::AuthenticatedClient,
+    cluster::{Installation, PodServer, TestCluster, apply},
     eventually, eventually_ok,
 };
 use serde_json::{Value, json};
 
-use super::look::{
-    LIMIT, PASSWORD, count, document, jwks, keys_name, named, own_secrets, register, rendered, served, told, users,
+use super::helpers::{
+    LIMIT, PASSWORD, count_users, jwks, key_secret_name, objects_named, own_secrets, query_count, register_user,
+    rendered_document, rendered_secret, wait_for_condition, wait_until_served,
 };
 
-/// An App whose user may ask for mail after mail.
-fn shop() -> App {
+/// An App that does not limit the mails to a user.
+fn app_without_mail_limit() -> App {
     App::new("shop").limit("mailsPerRecipient", &[(1000, 60)])
 }
 
-async fn ready(install: &Install<'_>, namespace: &str, name: &str) {
-    told(install, ("App", namespace, name), ConditionType::Ready, ConditionStatus::True, "Ready").await;
+async fn wait_until_ready(install: &Installation<'_>, namespace: &str, name: &str) {
+    wait_for_condition(install, ("App", namespace, name), ConditionType::Ready, ConditionStatus::True, "Ready").await;
 }
 
-/// Waits until the App is refused for that reason, and gives what is said of it. It names no other tenant.
-async fn refused(install: &Install<'_>, namespace: &str, name: &str, reason: &str) -> String {
-    let said = told(install, ("App", namespace, name), ConditionType::Accepted, ConditionStatus::False, reason).await;
+/// Waits until the App is not accepted for this reason, and returns the message, which must not name another tenant.
+async fn wait_until_not_accepted(install: &Installation<'_>, namespace: &str, name: &str, reason: &str) -> String {
+    let said =
+        wait_for_condition(install, ("App", namespace, name), ConditionType::Accepted, ConditionStatus::False, reason)
+            .await;
     for tenant in install.tenants().iter().filter(|tenant| *tenant != namespace) {
         assert!(!said.contains(tenant.as_str()), "{said}");
     }
     said
 }
 
-async fn delete(install: &Install<'_>, namespace: &str, name: &str) {
+async fn delete_app(install: &Installation<'_>, namespace: &str, name: &str) {
     let apps: Api<app::App> = Api::namespaced(install.admin(), namespace);
     apps.delete(name, &DeleteParams::default()).await.unwrap();
 }
 
-/// Somebody who registered, and the session of who logged in.
-async fn user(install: &Install<'_>, server: &PodServer, app: &App) -> SignedIn {
-    register(install, server, app, "ada").await;
-    install.client_of(server).sign_in(app.id(), "ada@example.com", PASSWORD).await
+/// Registers a user, logs in, and returns the session.
+async fn register_and_log_in(install: &Installation<'_>, server: &PodServer, app: &App) -> AuthenticatedClient {
+    register_user(install, server, app, "ada").await;
+    install.client_of(server).authenticate(app.id(), "ada@example.com", PASSWORD).await
 }
 
-/// Every server still takes the session, and a login.
-async fn still_in(install: &Install<'_>, servers: &[PodServer], app: &App, session: &SignedIn) {
+/// Asserts that every server still accepts the session and a login.
+async fn assert_session_and_login_work(
+    install: &Installation<'_>,
+    servers: &[PodServer],
+    app: &App,
+    session: &AuthenticatedClient,
+) {
     for server in servers {
         let client = install.client_of(server);
-        client.signed_in(app.id(), session.token()).verify().await.expect(StatusCode::OK);
+        client.with_token(app.id(), session.token()).verify().await.expect(StatusCode::OK);
         client.login(app.id(), "ada@example.com", PASSWORD).await.expect(StatusCode::OK);
     }
 }
 
 #[tokio::test]
-async fn who_holds_an_appid_keeps_it_and_only_its_own_namespace_inherits_it() {
-    let install = Cluster::shared().await.builder().tenants(2).install().await;
-    let servers = install.serve(2).await;
-    let _operator = install.operator().await;
+async fn the_holder_keeps_its_appid_and_only_its_namespace_inherits_it() {
+    let install = TestCluster::shared().await.builder().tenants(2).install().await;
+    let servers = install.start_servers(2).await;
+    let _operator = install.start_operator().await;
     let (ours, theirs) = (install.tenants()[0].as_str(), install.tenants()[1].as_str());
-    let shop = shop();
-    // Older, but broken while the other comes.
+    let shop = app_without_mail_limit();
+    // Older than the other App, but invalid while the other App is created.
     let enormous = format!("{{#{}#}}", format!("{}\n", "\u{1}".repeat(1023)).repeat(100));
     let broken = shop.clone().template("confirm.txt", &enormous);
-    let broken: Vec<Value> = named(&broken, "older", theirs).into_iter().rev().collect();
+    let broken: Vec<Value> = objects_named(&broken, "older", theirs).into_iter().rev().collect();
     install.apply_all(&broken).await.unwrap();
-    refused(&install, theirs, "older", "TooLarge").await;
-    install.apply_all(&named(&shop, "holder", ours)).await.unwrap();
-    ready(&install, ours, "holder").await;
-    let session = user(&install, &servers[0], &shop).await;
-    let (public, before) = (jwks(&install, &servers[0], &shop).await, document(&install, &shop).await);
+    wait_until_not_accepted(&install, theirs, "older", "TooLarge").await;
+    install.apply_all(&objects_named(&shop, "holder", ours)).await.unwrap();
+    wait_until_ready(&install, ours, "holder").await;
+    let session = register_and_log_in(&install, &servers[0], &shop).await;
+    let (public, before) = (jwks(&install, &servers[0], &shop).await, rendered_document(&install, &shop).await);
 
-    install.apply_all(&named(&shop, "older", theirs)).await.unwrap();
-    install.apply_all(&named(&shop, "second", ours)).await.unwrap();
+    install.apply_all(&objects_named(&shop, "older", theirs)).await.unwrap();
+    install.apply_all(&objects_named(&shop, "second", ours)).await.unwrap();
     for (namespace, name) in [(theirs, "older"), (ours, "second")] {
-        let said = refused(&install, namespace, name, "AppIDConflict").await;
-        let wanted = format!("spec.appID: another App holds the appID {}; set another spec.appID", shop.id());
+        let said = wait_until_not_accepted(&install, namespace, name, "AppIDConflict").await;
+        let wanted = format!("spec.appID: another App owns the appID {}; set another spec.appID", shop.id());
         assert_eq!(said, wanted);
-        let status =
-            told(&install, ("App", namespace, name), ConditionType::Programmed, ConditionStatus::Unknown, "Pending");
+        let status = wait_for_condition(
+            &install,
+            ("App", namespace, name),
+            ConditionType::Programmed,
+            ConditionStatus::Unknown,
+            "Pending",
+        );
         assert_eq!(status.await, "nothing is served; see Accepted");
     }
-    ready(&install, ours, "holder").await;
-    assert_eq!(document(&install, &shop).await, before);
+    wait_until_ready(&install, ours, "holder").await;
+    assert_eq!(rendered_document(&install, &shop).await, before);
 
-    // The holder goes: the one of its namespace inherits keys and users, the older one does not.
-    delete(&install, ours, "second").await;
-    delete(&install, ours, "holder").await;
-    let said = refused(&install, theirs, "older", "AppIDReserved").await;
+    // The holder is deleted. An App of its namespace inherits the keys and users; the older App does not.
+    delete_app(&install, ours, "second").await;
+    delete_app(&install, ours, "holder").await;
+    let said = wait_until_not_accepted(&install, theirs, "older", "AppIDReserved").await;
     assert!(said.contains("ask the platform team to hand it over"), "{said}");
-    eventually("the document is taken away", LIMIT, || async {
-        rendered(&install, &shop).await.is_none().then_some(())
+    eventually("the document is deleted", LIMIT, || async {
+        rendered_secret(&install, &shop).await.is_none().then_some(())
     })
     .await;
-    served(&install, &servers, &shop, false).await;
-    install.apply_all(&named(&shop, "heir", ours)).await.unwrap();
-    ready(&install, ours, "heir").await;
-    refused(&install, theirs, "older", "AppIDConflict").await;
+    wait_until_served(&install, &servers, &shop, false).await;
+    install.apply_all(&objects_named(&shop, "heir", ours)).await.unwrap();
+    wait_until_ready(&install, ours, "heir").await;
+    wait_until_not_accepted(&install, theirs, "older", "AppIDConflict").await;
     for server in &servers {
         assert_eq!(jwks(&install, server, &shop).await, public);
     }
-    still_in(&install, &servers, &shop, &session).await;
-    assert_eq!(users(&install, &shop).await, 1);
+    assert_session_and_login_work(&install, &servers, &shop, &session).await;
+    assert_eq!(count_users(&install, &shop).await, 1);
 }
 
 #[tokio::test]
-async fn the_platform_team_hands_an_appid_with_its_users_to_another_namespace() {
-    let install = Cluster::shared().await.builder().tenants(3).install().await;
-    let servers = install.serve(2).await;
-    let _operator = install.operator().await;
+async fn the_platform_team_can_hand_over_an_appid_with_its_users() {
+    let install = TestCluster::shared().await.builder().tenants(3).install().await;
+    let servers = install.start_servers(2).await;
+    let _operator = install.start_operator().await;
     let (from, to, third) =
         (install.tenants()[0].as_str(), install.tenants()[1].as_str(), install.tenants()[2].as_str());
-    let shop = shop();
-    install.apply_all(&named(&shop, "before", from)).await.unwrap();
-    ready(&install, from, "before").await;
-    let session = user(&install, &servers[0], &shop).await;
+    let shop = app_without_mail_limit();
+    install.apply_all(&objects_named(&shop, "before", from)).await.unwrap();
+    wait_until_ready(&install, from, "before").await;
+    let session = register_and_log_in(&install, &servers[0], &shop).await;
     let public = jwks(&install, &servers[0], &shop).await;
     for namespace in [to, third] {
-        install.apply_all(&named(&shop, "after", namespace)).await.unwrap();
-        refused(&install, namespace, "after", "AppIDConflict").await;
+        install.apply_all(&objects_named(&shop, "after", namespace)).await.unwrap();
+        wait_until_not_accepted(&install, namespace, "after", "AppIDConflict").await;
     }
-    let hand = async |namespace: &str| {
+    let hand_over = async |namespace: &str| {
         let annotations = json!({ "metadata": { "annotations": { "latchkey.dev/namespace": namespace } } });
         let secrets = own_secrets(&install);
-        secrets.patch(&keys_name(&shop), &PatchParams::default(), &Patch::Merge(&annotations)).await.unwrap();
+        secrets.patch(&key_secret_name(&shop), &PatchParams::default(), &Patch::Merge(&annotations)).await.unwrap();
     };
-    let is_of = async |namespace: &str| {
+    let assert_owned_by = async |namespace: &str| {
         let row = format!(
             "SELECT count(*) FROM apps WHERE app_id = '{}' AND namespace = '{namespace}' AND state = 'active'",
             shop.id()
         );
-        eventually("the database knows whose it is", LIMIT, || async {
-            (count(&install, &row).await == 1).then_some(())
+        eventually("the database has the owner namespace", LIMIT, || async {
+            (query_count(&install, &row).await == 1).then_some(())
         })
         .await;
-        assert_eq!(document(&install, &shop).await["namespace"], namespace);
+        assert_eq!(rendered_document(&install, &shop).await["namespace"], namespace);
         for server in &servers {
             assert_eq!(jwks(&install, server, &shop).await, public);
         }
-        still_in(&install, &servers, &shop, &session).await;
-        assert_eq!(users(&install, &shop).await, 1);
+        assert_session_and_login_work(&install, &servers, &shop, &session).await;
+        assert_eq!(count_users(&install, &shop).await, 1);
     };
-    is_of(from).await;
+    assert_owned_by(from).await;
 
-    // While the App before is still there, and once it is gone.
-    hand(to).await;
-    ready(&install, to, "after").await;
-    refused(&install, from, "before", "AppIDConflict").await;
-    refused(&install, third, "after", "AppIDConflict").await;
-    is_of(to).await;
-    delete(&install, to, "after").await;
-    refused(&install, from, "before", "AppIDReserved").await;
-    refused(&install, third, "after", "AppIDReserved").await;
-    hand(third).await;
-    ready(&install, third, "after").await;
-    is_of(third).await;
-    // What is not served shows nothing of what was.
-    refused(&install, from, "before", "AppIDConflict").await;
+    // First while the previous App still exists, then after its deletion.
+    hand_over(to).await;
+    wait_until_ready(&install, to, "after").await;
+    wait_until_not_accepted(&install, from, "before", "AppIDConflict").await;
+    wait_until_not_accepted(&install, third, "after", "AppIDConflict").await;
+    assert_owned_by(to).await;
+    delete_app(&install, to, "after").await;
+    wait_until_not_accepted(&install, from, "before", "AppIDReserved").await;
+    wait_until_not_accepted(&install, third, "after", "AppIDReserved").await;
+    hand_over(third).await;
+    wait_until_ready(&install, third, "after").await;
+    assert_owned_by(third).await;
+    // The status of an App that is not served shows nothing of what was served before.
+    wait_until_not_accepted(&install, from, "before", "AppIDConflict").await;
     let apps: Api<app::App> = Api::namespaced(install.admin(), from);
     let status = apps.get("before").await.unwrap().status.unwrap();
     assert_eq!((status.revision, status.issuer), (None, None));
     assert!(status.signing_keys.is_empty() && status.hmac_keys.is_empty());
 }
 
-/// Definitions as an older or a newer version may have them: anything is taken for a spec.
-async fn loosen(install: &Install<'_>) {
+/// Replaces the CRDs by ones that accept any spec, as those of an older or newer version can.
+async fn accept_any_spec(install: &Installation<'_>) {
     let api: Api<CustomResourceDefinition> = Api::all(install.admin());
     for name in ["apps.latchkey.dev", "providers.latchkey.dev"] {
         eventually_ok("the definition is changed", LIMIT, || async {
@@ -193,18 +206,18 @@ fn with_spec(app: &App, namespace: &str, edit: impl FnOnce(&mut Value)) -> Value
 }
 
 #[tokio::test]
-async fn an_app_that_cannot_be_read_says_so_and_the_others_go_on() {
-    let cluster = Cluster::start().await.unwrap();
+async fn an_unreadable_app_is_reported_and_others_are_still_reconciled() {
+    let cluster = TestCluster::start().await.unwrap();
     let install = cluster.install().await;
-    let servers = install.serve(2).await;
-    let operator = install.operator().await;
+    let servers = install.start_servers(2).await;
+    let operator = install.start_operator().await;
     let (good, served_before, never) = (App::new("good"), App::new("before"), App::new("never"));
     for app in [&good, &served_before] {
         install.apply(app).await.unwrap();
-        install.ready(app).await;
+        install.wait_until_ready(app).await;
     }
     let before = install.get(&served_before).await.unwrap().status.unwrap();
-    loosen(&install).await;
+    accept_any_spec(&install).await;
     let (here, client) = (install.tenant(), install.admin());
     let wrong = |app: &App| with_spec(app, here, |spec| spec["tokens"] = json!("often"));
     let provider = json!({
@@ -214,49 +227,53 @@ async fn an_app_that_cannot_be_read_says_so_and_the_others_go_on() {
         "spec": { "github": { "clientID": 5 } },
     });
     for object in [wrong(&served_before), wrong(&never), provider] {
-        // An API server takes a moment to know the new definition.
-        eventually_ok("the API server takes it", LIMIT, || apply(&client, &object)).await;
+        // The API server needs a moment to use the new definition.
+        eventually_ok("the API server accepts it", LIMIT, || apply(&client, &object)).await;
     }
-    let unreadable = async || {
+    let wait_until_unreadable = async || {
         for (kind, name) in [("App", served_before.id()), ("App", never.id()), ("Provider", "wrong")] {
             let object = (kind, here, name);
-            let said = told(&install, object, ConditionType::Accepted, ConditionStatus::False, "InvalidSpec").await;
-            assert!(said.starts_with("the object cannot be read by this operator: "), "{said}");
-            told(&install, object, ConditionType::Ready, ConditionStatus::False, "InvalidSpec").await;
+            let said =
+                wait_for_condition(&install, object, ConditionType::Accepted, ConditionStatus::False, "InvalidSpec")
+                    .await;
+            assert!(said.starts_with("this operator cannot read the object: "), "{said}");
+            wait_for_condition(&install, object, ConditionType::Ready, ConditionStatus::False, "InvalidSpec").await;
         }
     };
-    unreadable().await;
-    served(&install, &servers, &served_before, true).await;
-    served(&install, &servers, &never, false).await;
-    let status = &super::look::object(&install, "App", here, served_before.id()).await.unwrap().data["status"];
+    wait_until_unreadable().await;
+    wait_until_served(&install, &servers, &served_before, true).await;
+    wait_until_served(&install, &servers, &never, false).await;
+    let status = &super::helpers::get_object(&install, "App", here, served_before.id()).await.unwrap().data["status"];
     assert_eq!(status["revision"], json!(before.revision));
     assert_eq!(status["signingKeys"], json!(before.signing_keys));
 
-    // The others go on, also with an operator that starts among what it cannot read.
+    // The others are still reconciled, also by an operator that starts while such objects exist.
     let edited = good.clone().set("/displayName", "Edited");
     install.apply(&edited).await.unwrap();
-    install.ready(&edited).await;
+    install.wait_until_ready(&edited).await;
     operator.kill();
     operator.start().unwrap();
     let edited = edited.provider(&Provider::new("wrong", "github"));
     install.apply(&edited).await.unwrap();
-    let said = install.until(&edited, ConditionType::ResolvedRefs, ConditionStatus::False, "ProviderInvalid").await;
+    let said = install
+        .wait_for_condition(&edited, ConditionType::ResolvedRefs, ConditionStatus::False, "ProviderInvalid")
+        .await;
     assert!(said.contains("Provider wrong is not valid"), "{said}");
-    install.until(&edited, ConditionType::Programmed, ConditionStatus::True, "Programmed").await;
-    unreadable().await;
-    served(&install, &servers, &served_before, true).await;
+    install.wait_for_condition(&edited, ConditionType::Programmed, ConditionStatus::True, "Programmed").await;
+    wait_until_unreadable().await;
+    wait_until_served(&install, &servers, &served_before, true).await;
 
-    // What the schema would have refused is refused by the operator too.
+    // The operator also rejects what the schema would have rejected.
     let twice = with_spec(&good, here, |spec| spec["providerRefs"] = json!([{ "name": "same" }, { "name": "same" }]));
     apply(&client, &twice).await.unwrap();
-    let said = install.until(&good, ConditionType::Accepted, ConditionStatus::False, "InvalidSpec").await;
-    assert_eq!(said, "spec.providerRefs[1]: same is the name of an entry before it; set another alias");
-    served(&install, &servers, &good, true).await;
-    assert_eq!(document(&install, &good).await["displayName"], "Edited");
+    let said = install.wait_for_condition(&good, ConditionType::Accepted, ConditionStatus::False, "InvalidSpec").await;
+    assert_eq!(said, "spec.providerRefs[1]: same is already the name of an earlier entry; set another alias");
+    wait_until_served(&install, &servers, &good, true).await;
+    assert_eq!(rendered_document(&install, &good).await["displayName"], "Edited");
 
     for app in [&good, &served_before, &never] {
         install.apply(app).await.unwrap();
-        install.ready(app).await;
+        install.wait_until_ready(app).await;
     }
-    served(&install, &servers, &never, true).await;
+    wait_until_served(&install, &servers, &never, true).await;
 }

@@ -1,4 +1,4 @@
-//! What others change of the operator's Secrets: documents come back, keys are kept.
+//! Foreign changes to the operator's Secrets: the operator restores documents and keeps keys.
 
 use std::time::{Duration, Instant};
 
@@ -10,104 +10,111 @@ use kube::{
 use latchkey_crds::conditions::{ConditionStatus, ConditionType};
 use latchkey_tests::{
     builders::App,
-    cluster::{Cluster, Install, PodServer},
+    cluster::{Installation, PodServer, TestCluster},
     eventually,
 };
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use super::look::{
-    LIMIT, PASSWORD, jwks, keys, keys_name, own_secrets, register, rendered, rendered_name, serves, values,
+use super::helpers::{
+    LIMIT, PASSWORD, is_served, jwks, key_secret, key_secret_name, own_secrets, register_user, rendered_secret,
+    rendered_secret_name, secret_values,
 };
 
-/// A document is back within two seconds; a loaded machine takes longer.
-const BACK: Duration = Duration::from_secs(20);
+/// A document is restored within two seconds; a loaded machine takes longer.
+const RESTORE_LIMIT: Duration = Duration::from_secs(20);
 
-/// What of a Secret the operator writes.
-fn written(secret: &Secret) -> Value {
+/// The parts of a Secret that the operator writes.
+fn written_parts(secret: &Secret) -> Value {
     json!({ "data": secret.data, "type": secret.type_, "labels": secret.labels(), "annotations": secret.annotations() })
 }
 
-/// Waits until the rendered Secret is as it was, and every server tells so.
-async fn back(install: &Install<'_>, servers: &[PodServer], app: &App, before: &Secret, what: &str) {
+/// Waits until the rendered Secret is as before, and every server serves it.
+async fn wait_until_restored(
+    install: &Installation<'_>,
+    servers: &[PodServer],
+    app: &App,
+    before: &Secret,
+    what: &str,
+) {
     let begun = Instant::now();
-    eventually(&format!("after {what} the document is back"), BACK, || async {
-        rendered(install, app).await.filter(|secret| written(secret) == written(before))
+    eventually(&format!("after {what} the document is restored"), RESTORE_LIMIT, || async {
+        rendered_secret(install, app).await.filter(|secret| written_parts(secret) == written_parts(before))
     })
     .await;
-    println!("after {what} the document was back within {:?}", begun.elapsed());
+    println!("after {what} the document was restored within {:?}", begun.elapsed());
     for server in servers {
         let client = install.client_of(server);
         eventually(&format!("after {what} {} serves it", server.name()), LIMIT, || async {
-            serves(&client, app).await.then_some(())
+            is_served(&client, app).await.then_some(())
         })
         .await;
     }
-    install.ready(app).await;
+    install.wait_until_ready(app).await;
     let status = install.get(app).await.unwrap().status.unwrap();
-    let revision = latchkey_crds::rendered::Revision::of(&values(before)["app.json"]);
+    let revision = latchkey_crds::rendered::Revision::of(&secret_values(before)["app.json"]);
     assert_eq!(status.revision.as_deref(), Some(revision.as_str()), "after {what}");
 }
 
-async fn merge(secrets: &Api<Secret>, name: &str, patch: &Value) {
+async fn merge_patch(secrets: &Api<Secret>, name: &str, patch: &Value) {
     secrets.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_rendered_secret_that_somebody_changes_is_back_at_once() {
-    let install = Cluster::shared().await.install().await;
-    let servers = install.serve(2).await;
-    let _operator = install.operator().await;
+async fn a_changed_rendered_secret_is_restored_at_once() {
+    let install = TestCluster::shared().await.install().await;
+    let servers = install.start_servers(2).await;
+    let _operator = install.start_operator().await;
     let app = App::new("drift");
     install.apply(&app).await.unwrap();
-    install.ready(&app).await;
-    let before = rendered(&install, &app).await.unwrap();
-    let (secrets, name) = (own_secrets(&install), rendered_name(&app));
+    install.wait_until_ready(&app).await;
+    let before = rendered_secret(&install, &app).await.unwrap();
+    let (secrets, name) = (own_secrets(&install), rendered_secret_name(&app));
 
-    merge(&secrets, &name, &json!({ "stringData": { "app.json": "{}" } })).await;
-    back(&install, &servers, &app, &before, "an edit that no server takes").await;
+    merge_patch(&secrets, &name, &json!({ "stringData": { "app.json": "{}" } })).await;
+    wait_until_restored(&install, &servers, &app, &before, "an edit that every server rejects").await;
 
-    let mut document: Value = serde_json::from_slice(&values(&before)["app.json"]).unwrap();
+    let mut document: Value = serde_json::from_slice(&secret_values(&before)["app.json"]).unwrap();
     document["displayName"] = json!("Another Shop");
-    merge(&secrets, &name, &json!({ "stringData": { "app.json": document.to_string() } })).await;
-    back(&install, &servers, &app, &before, "an edit that servers take").await;
+    merge_patch(&secrets, &name, &json!({ "stringData": { "app.json": document.to_string() } })).await;
+    wait_until_restored(&install, &servers, &app, &before, "an edit that servers accept").await;
 
-    merge(&secrets, &name, &json!({ "data": null })).await;
-    back(&install, &servers, &app, &before, "the loss of its data").await;
+    merge_patch(&secrets, &name, &json!({ "data": null })).await;
+    wait_until_restored(&install, &servers, &app, &before, "the loss of its data").await;
 
     secrets.delete(&name, &DeleteParams::default()).await.unwrap();
-    back(&install, &servers, &app, &before, "its deletion").await;
+    wait_until_restored(&install, &servers, &app, &before, "its deletion").await;
 
-    // A type cannot be edited: another Secret under its name, unless the operator is faster.
+    // A type cannot be edited: the test creates another Secret of that name, unless the operator is faster.
     let other = Secret {
         metadata: kube::core::ObjectMeta { name: Some(name.clone()), ..Default::default() },
         string_data: Some([("app.json".to_owned(), "{}".to_owned())].into()),
         ..Secret::default()
     };
-    eventually("another Secret is there under its name", LIMIT, || async {
+    eventually("another Secret of that name exists", LIMIT, || async {
         secrets.delete(&name, &DeleteParams::default()).await.ok()?;
         secrets.create(&PostParams::default(), &other).await.ok()
     })
     .await;
-    back(&install, &servers, &app, &before, "another type").await;
+    wait_until_restored(&install, &servers, &app, &before, "another type").await;
 }
 
-/// Neither of whom it says that it is decides whether its App is gone: the keys do.
+/// The keys decide whether the App of a rendered Secret exists, not the annotations of that Secret.
 #[tokio::test]
-async fn who_edits_the_annotations_of_a_rendered_secret_takes_no_app_away() {
-    let install = Cluster::shared().await.builder().tenants(2).install().await;
-    let servers = install.serve(2).await;
-    let _operator = install.operator().await;
+async fn editing_the_annotations_of_a_rendered_secret_removes_no_app() {
+    let install = TestCluster::shared().await.builder().tenants(2).install().await;
+    let servers = install.start_servers(2).await;
+    let _operator = install.start_operator().await;
     let app = App::new("annotations");
     install.apply(&app).await.unwrap();
-    install.ready(&app).await;
-    let before = rendered(&install, &app).await.unwrap();
-    let (secrets, name) = (own_secrets(&install), rendered_name(&app));
+    install.wait_until_ready(&app).await;
+    let before = rendered_secret(&install, &app).await.unwrap();
+    let (secrets, name) = (own_secrets(&install), rendered_secret_name(&app));
     let mut watching = JoinSet::new();
     for server in &servers {
         let (client, app) = (install.client_of(server), app.clone());
         watching.spawn(async move {
-            while serves(&client, &app).await {
+            while is_served(&client, &app).await {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         });
@@ -115,31 +122,31 @@ async fn who_edits_the_annotations_of_a_rendered_secret_takes_no_app_away() {
     for (what, annotations) in [
         ("another name", json!({ "latchkey.dev/name": "nobody" })),
         ("another namespace", json!({ "latchkey.dev/namespace": install.tenants()[1] })),
-        ("a namespace out of sight", json!({ "latchkey.dev/namespace": install.namespace() })),
+        ("a namespace that is not watched", json!({ "latchkey.dev/namespace": install.namespace() })),
         ("an empty namespace", json!({ "latchkey.dev/namespace": "" })),
         ("no annotation", json!({ "latchkey.dev/namespace": null, "latchkey.dev/name": null })),
     ] {
-        merge(&secrets, &name, &json!({ "metadata": { "annotations": annotations } })).await;
-        back(&install, &servers, &app, &before, what).await;
+        merge_patch(&secrets, &name, &json!({ "metadata": { "annotations": annotations } })).await;
+        wait_until_restored(&install, &servers, &app, &before, what).await;
     }
-    assert!(watching.try_join_next().is_none(), "a server did not serve the App for a moment");
-    let after = rendered(&install, &app).await.unwrap();
-    assert_eq!(after.uid(), before.uid(), "it was mended, not made anew");
+    assert!(watching.try_join_next().is_none(), "a server stopped serving the App for a moment");
+    let after = rendered_secret(&install, &app).await.unwrap();
+    assert_eq!(after.uid(), before.uid(), "the operator corrected the Secret and did not create it again");
 }
 
 #[tokio::test]
-async fn keys_that_are_deleted_come_back_and_keys_that_are_damaged_are_left_alone() {
-    let install = Cluster::shared().await.install().await;
-    let servers = install.serve(2).await;
-    let _operator = install.operator().await;
+async fn deleted_keys_are_restored_and_damaged_keys_are_left_alone() {
+    let install = TestCluster::shared().await.install().await;
+    let servers = install.start_servers(2).await;
+    let _operator = install.start_operator().await;
     let app = App::new("keys").limit("mailsPerRecipient", &[(1000, 60)]);
     install.apply(&app).await.unwrap();
-    install.ready(&app).await;
-    register(&install, &servers[0], &app, "ada").await;
-    let session = install.client_of(&servers[0]).sign_in(app.id(), "ada@example.com", PASSWORD).await;
-    let (secrets, name) = (own_secrets(&install), keys_name(&app));
-    let document = |secret: &Secret| -> Value { serde_json::from_slice(&values(secret)["keys.json"]).unwrap() };
-    let kept = |secret: &Secret| {
+    install.wait_until_ready(&app).await;
+    register_user(&install, &servers[0], &app, "ada").await;
+    let session = install.client_of(&servers[0]).authenticate(app.id(), "ada@example.com", PASSWORD).await;
+    let (secrets, name) = (own_secrets(&install), key_secret_name(&app));
+    let document = |secret: &Secret| -> Value { serde_json::from_slice(&secret_values(secret)["keys.json"]).unwrap() };
+    let key_material = |secret: &Secret| {
         let document = document(secret);
         let of = |sort: &str, secret: &str| -> Vec<Value> {
             let keys = document[sort].as_array().unwrap().iter();
@@ -147,18 +154,18 @@ async fn keys_that_are_deleted_come_back_and_keys_that_are_damaged_are_left_alon
         };
         json!([document["incarnation"], of("signing", "privateKey"), of("hmac", "secret")])
     };
-    let before = keys(&install, &app).await.unwrap();
+    let before = key_secret(&install, &app).await.unwrap();
     let (status, public) = (install.get(&app).await.unwrap().status.unwrap(), jwks(&install, &servers[0], &app).await);
 
     secrets.delete(&name, &DeleteParams::default()).await.unwrap();
-    let rebuilt = eventually("the key Secret is back", LIMIT, || keys(&install, &app)).await;
+    let rebuilt = eventually("the key Secret is restored", LIMIT, || key_secret(&install, &app)).await;
     assert_ne!(rebuilt.uid(), before.uid());
-    assert_eq!(kept(&rebuilt), kept(&before));
+    assert_eq!(key_material(&rebuilt), key_material(&before));
     assert_eq!(rebuilt.annotations(), before.annotations());
-    install.ready(&app).await;
+    install.wait_until_ready(&app).await;
     assert_eq!(install.get(&app).await.unwrap().status.unwrap().revision, status.revision);
 
-    // Damaged: nobody can tell what is right, so it is not written over.
+    // Damaged: the operator cannot know the right content, so it does not overwrite the Secret.
     let mut broken = document(&rebuilt);
     broken["signing"][0]["privateKey"] = json!("not a key");
     for (damage, says) in [
@@ -166,29 +173,29 @@ async fn keys_that_are_deleted_come_back_and_keys_that_are_damaged_are_left_alon
         (json!({ "stringData": { "keys.json": broken.to_string() } }), "a signing key is not a private key"),
         (json!({ "data": null }), "it has no key keys.json"),
     ] {
-        merge(&secrets, &name, &damage).await;
-        let damaged = keys(&install, &app).await.unwrap();
-        let said = eventually("the damage is told", LIMIT, || async {
-            let told = install.condition(&app, ConditionType::Accepted).await.unwrap();
-            (told.status == ConditionStatus::False && told.message.contains(says)).then_some(told)
+        merge_patch(&secrets, &name, &damage).await;
+        let damaged = key_secret(&install, &app).await.unwrap();
+        let said = eventually("the condition reports the damage", LIMIT, || async {
+            let condition = install.condition(&app, ConditionType::Accepted).await.unwrap();
+            (condition.status == ConditionStatus::False && condition.message.contains(says)).then_some(condition)
         })
         .await;
         assert_eq!(said.reason, "KeysInvalid");
-        assert!(said.message.ends_with("put it back from a copy"), "{}", said.message);
-        install.until(&app, ConditionType::Ready, ConditionStatus::False, "KeysInvalid").await;
-        // An edit is judged and waits, what was accepted goes on.
+        assert!(said.message.ends_with("restore it from a backup"), "{}", said.message);
+        install.wait_for_condition(&app, ConditionType::Ready, ConditionStatus::False, "KeysInvalid").await;
+        // An edit would wait. The servers still serve the accepted revision.
         for server in &servers {
             assert_eq!(jwks(&install, server, &app).await, public);
         }
-        let after = keys(&install, &app).await.unwrap();
+        let after = key_secret(&install, &app).await.unwrap();
         assert_eq!(after.resource_version(), damaged.resource_version());
     }
     let data = rebuilt.data.clone();
-    merge(&secrets, &name, &json!({ "data": data })).await;
-    install.ready(&app).await;
+    merge_patch(&secrets, &name, &json!({ "data": data })).await;
+    install.wait_until_ready(&app).await;
     for server in &servers {
         assert_eq!(jwks(&install, server, &app).await, public);
-        let again = install.client_of(server).signed_in(app.id(), session.token());
+        let again = install.client_of(server).with_token(app.id(), session.token());
         again.verify().await.expect(http::StatusCode::OK);
     }
 }

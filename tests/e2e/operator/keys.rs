@@ -1,4 +1,5 @@
-//! The keys of an App in a cluster (design, Keys): made, rotated, revoked, lost, and what users feel of it.
+//! The keys of an App in a cluster: created, rotated, revoked, lost, and the effect on users (specification: Keys,
+//! Rotation; Keys, Revoked and lost keys).
 
 use std::{
     sync::{
@@ -26,8 +27,8 @@ use latchkey_crds::{
 };
 use latchkey_tests::{
     builders::App,
-    client::Anonymous,
-    cluster::{Cluster, Endpoint, Install, Operator, PodServer},
+    client::ApiClient,
+    cluster::{Endpoint, Installation, OperatorProcess, PodServer, TestCluster},
     eventually_ok,
     proxy::Proxy,
 };
@@ -37,48 +38,47 @@ use tokio::task::JoinHandle;
 use crate::support::{MAIL_LIMIT, NAME, PASSWORD, app};
 
 const EMAIL: &str = "ada@example.com";
-/// What the operator does, it does within a second or two; a loaded machine takes longer, and a watch that was cut too.
+/// The operator acts within a second or two; on a loaded machine, or after a cut watch, it takes longer.
 const LIMIT: Duration = Duration::from_secs(90);
 
 /// Two servers, one operator, and an App that is Ready.
-struct Shop {
-    install: Install<'static>,
+struct TestInstall {
+    install: Installation<'static>,
     servers: Vec<PodServer>,
-    operator: Operator,
+    operator: OperatorProcess,
     app: App,
 }
 
-/// Log-ins at each server, one after the other, and one session that is refreshed at each, until asked for what came of
-/// them.
-struct Load {
+/// Logs in at each server in turn, and refreshes one session at each, until [`LoginLoad::end`] asks for the result.
+struct LoginLoad {
     stop: Arc<AtomicBool>,
     task: JoinHandle<(usize, Vec<String>)>,
 }
 
-fn states(keys: &[KeyStatus]) -> Vec<String> {
+fn key_states(keys: &[KeyStatus]) -> Vec<String> {
     keys.iter().map(|key| format!("{} {:?}", key.id, key.state)).collect()
 }
 
-/// The key under which an access token is.
-fn kid(token: &str) -> String {
+/// The id of the key that signed an access token.
+fn key_id_of(token: &str) -> String {
     let head = URL_SAFE_NO_PAD.decode(token.split('.').next().unwrap()).unwrap();
     serde_json::from_slice::<Value>(&head).unwrap()["kid"].as_str().unwrap().to_owned()
 }
 
 // === impl Shop ===
 
-impl Shop {
-    async fn open() -> Self {
-        let install = Cluster::shared().await.install().await;
-        let servers = install.serve(2).await;
-        Self::with(install, servers).await
+impl TestInstall {
+    async fn start() -> Self {
+        let install = TestCluster::shared().await.install().await;
+        let servers = install.start_servers(2).await;
+        Self::start_with(install, servers).await
     }
 
-    async fn with(install: Install<'static>, servers: Vec<PodServer>) -> Self {
-        let operator = install.operator().await;
+    async fn start_with(install: Installation<'static>, servers: Vec<PodServer>) -> Self {
+        let operator = install.start_operator().await;
         let app = app().limit("refreshesPerSession", &[(1_000_000, 60)]);
         install.apply(&app).await.unwrap();
-        install.ready(&app).await;
+        install.wait_until_ready(&app).await;
         Self { install, servers, operator, app }
     }
 
@@ -90,13 +90,13 @@ impl Shop {
         self.id().parse().unwrap()
     }
 
-    /// Somebody new, at a server.
-    fn client(&self, server: usize) -> Anonymous {
+    /// A client at a server, with a new client address.
+    fn client(&self, server: usize) -> ApiClient {
         self.install.client_of(&self.servers[server])
     }
 
-    /// Registers at a server, and takes the code of the mail.
-    async fn code(&self, server: usize, email: &str) -> String {
+    /// Registers at a server, and returns the code of the mail.
+    async fn register_for_code(&self, server: usize, email: &str) -> String {
         self.client(server).register(self.id(), NAME, email, PASSWORD).await.expect(StatusCode::OK);
         self.install.smtp.mails().wait_for(|mail| mail.is_to(email), MAIL_LIMIT).await.code()
     }
@@ -106,35 +106,36 @@ impl Shop {
         self.install.apps().patch(self.id(), &PatchParams::default(), &patch).await.unwrap();
     }
 
-    /// Signing and HMAC keys as the status has them.
+    /// The signing and HMAC keys in the status.
     async fn keys(&self) -> (Vec<KeyStatus>, Vec<KeyStatus>) {
         let status = self.install.get(&self.app).await.unwrap().status.unwrap();
         (status.signing_keys, status.hmac_keys)
     }
 
     /// Waits until the status has these keys in these states.
-    async fn until(&self, signing: &[&str], hmac: &[&str]) {
+    async fn wait_for_keys(&self, signing: &[&str], hmac: &[&str]) {
         eventually_ok(&format!("the keys are {signing:?} and {hmac:?}"), LIMIT, || async {
             let keys = self.keys().await;
-            let found = (states(&keys.0), states(&keys.1));
+            let found = (key_states(&keys.0), key_states(&keys.1));
             if found.0 == signing && found.1 == hmac { Ok(()) } else { Err(found) }
         })
         .await;
     }
 
     /// The ids of the keys that a server's JWKS lists.
-    async fn listed(&self, server: usize) -> Vec<String> {
+    async fn listed_key_ids(&self, server: usize) -> Vec<String> {
         let jwks = self.client(server).get(&format!("{}/.well-known/jwks.json", self.id())).await;
         let jwks = jwks.expect(StatusCode::OK);
         jwks.body["keys"].as_array().unwrap().iter().map(|key| key["kid"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// Edits the App's spec, and waits until the operator has judged that: by then it has seen all before it too.
-    async fn edit(&self, name: &str) {
+    /// Edits the App's spec, and waits until the operator has observed the edit: by then it has seen everything before
+    /// it.
+    async fn edit_and_wait(&self, name: &str) {
         let patch = Patch::Merge(json!({ "spec": { "displayName": name } }));
         let apps = self.install.apps();
         let edited = apps.patch(self.id(), &PatchParams::default(), &patch).await.unwrap();
-        eventually_ok("the edit is judged", LIMIT, || async {
+        eventually_ok("the edit is observed", LIMIT, || async {
             let observed = apps.get(self.id()).await.unwrap().status.unwrap().observed_generation;
             if observed == edited.metadata.generation { Ok(()) } else { Err(observed) }
         })
@@ -145,28 +146,28 @@ impl Shop {
         Api::namespaced(self.install.admin(), self.install.namespace())
     }
 
-    fn load(&self) -> Load {
+    fn start_load(&self) -> LoginLoad {
         let stop = Arc::new(AtomicBool::new(false));
         let (ends, app) = (Arc::clone(&stop), self.id().to_owned());
         let addresses: Vec<_> = self.servers.iter().map(|server| server.public).collect();
         let task = tokio::spawn(async move {
             let (mut passed, mut failed) = (0, Vec::new());
-            let mut kept: Option<String> = None;
+            let mut refresh_token: Option<String> = None;
             for address in addresses.into_iter().cycle() {
                 if ends.load(Ordering::Relaxed) {
                     break;
                 }
-                let client = Anonymous::new(address);
+                let client = ApiClient::new(address);
                 let answer = client.login(&app, EMAIL, PASSWORD).await;
-                // A refresh token of the one server is good at the other, whichever key is whose.
-                let token = kept.get_or_insert_with(|| answer.string("refresh_token").to_owned());
+                // A refresh token of one server is valid at the other, whichever key made it.
+                let token = refresh_token.get_or_insert_with(|| answer.string("refresh_token").to_owned());
                 let refreshed = client.refresh(&app, token).await;
                 match refreshed.status {
                     StatusCode::OK => refreshed.string("refresh_token").clone_into(token),
                     _ => failed.push(refreshed.text),
                 }
                 let verified = match answer.status {
-                    StatusCode::OK => client.signed_in(&app, answer.string("token")).verify().await,
+                    StatusCode::OK => client.with_token(&app, answer.string("token")).verify().await,
                     _ => answer,
                 };
                 match verified.status {
@@ -176,68 +177,68 @@ impl Shop {
             }
             (passed, failed)
         });
-        Load { stop, task }
+        LoginLoad { stop, task }
     }
 }
 
-// === impl Load ===
+// === impl LoginLoad ===
 
-impl Load {
-    async fn end(self) {
+impl LoginLoad {
+    async fn stop_and_check(self) {
         self.stop.store(true, Ordering::Relaxed);
         let (passed, failed) = self.task.await.unwrap();
         assert!(
             failed.is_empty(),
-            "{} of {} log-ins or refreshes failed: {}",
+            "{} of {} logins or refreshes failed: {}",
             failed.len(),
             failed.len() + passed,
             failed[0]
         );
-        assert!(passed > 0, "nobody logged in");
+        assert!(passed > 0, "no login succeeded");
     }
 }
 
 #[tokio::test]
-async fn first_keys_are_active_at_once_and_the_status_says_until_when() {
-    let shop = Shop::open().await;
-    shop.until(&["s1 Active"], &["h1 Active"]).await;
-    let (signing, hmac) = shop.keys().await;
+async fn first_keys_are_active_at_once_and_the_status_has_their_expiry() {
+    let test = TestInstall::start().await;
+    test.wait_for_keys(&["s1 Active"], &["h1 Active"]).await;
+    let (signing, hmac) = test.keys().await;
     assert!(signing[0].not_after.is_some() && signing[0].not_after == hmac[0].not_after, "{signing:?} {hmac:?}");
     for server in 0..2 {
-        assert_eq!(shop.listed(server).await, ["s1"]);
+        assert_eq!(test.listed_key_ids(server).await, ["s1"]);
     }
-    let secret = shop.secrets().get(&app_keys_secret(&shop.app_id())).await.unwrap();
+    let secret = test.secrets().get(&app_keys_secret(&test.app_id())).await.unwrap();
     assert_eq!(secret.type_.as_deref(), Some("latchkey.dev/app-keys"));
 }
 
 #[tokio::test]
-async fn a_rotation_that_is_asked_for_is_done_once_and_nobody_feels_it() {
-    let shop = Shop::open().await;
-    let code = shop.code(0, EMAIL).await;
-    let before = shop.client(0).sign_in(shop.id(), EMAIL, PASSWORD).await;
-    let load = shop.load();
+async fn a_requested_rotation_happens_once_without_effect_on_users() {
+    let test = TestInstall::start().await;
+    let code = test.register_for_code(0, EMAIL).await;
+    let before = test.client(0).authenticate(test.id(), EMAIL, PASSWORD).await;
+    let load = test.start_load();
 
-    shop.annotate(ROTATE_KEYS_ANNOTATION, "1").await;
-    // The signing key waits until every JWKS that somebody keeps has it: minutes.
-    shop.until(&["s1 Active", "s2 Published"], &["h1 Retired", "h2 Active"]).await;
+    test.annotate(ROTATE_KEYS_ANNOTATION, "1").await;
+    // The signing key waits for minutes, until every cached JWKS contains it.
+    test.wait_for_keys(&["s1 Active", "s2 Published"], &["h1 Retired", "h2 Active"]).await;
     for server in 0..2 {
-        assert_eq!(shop.listed(server).await, ["s1", "s2"]);
+        assert_eq!(test.listed_key_ids(server).await, ["s1", "s2"]);
     }
-    let after = shop.client(1).sign_in(shop.id(), EMAIL, PASSWORD).await;
-    assert_eq!((kid(before.token()), kid(after.token())), ("s1".to_owned(), "s1".to_owned()));
-    let (signing, hmac) = shop.keys().await;
+    let after = test.client(1).authenticate(test.id(), EMAIL, PASSWORD).await;
+    assert_eq!((key_id_of(before.token()), key_id_of(after.token())), ("s1".to_owned(), "s1".to_owned()));
+    let (signing, hmac) = test.keys().await;
     let ends = |keys: &[KeyStatus]| keys.iter().map(|key| key.not_after.is_some()).collect::<Vec<_>>();
     assert_eq!((ends(&signing), ends(&hmac)), (vec![true, false], vec![true, true]), "{signing:?} {hmac:?}");
 
-    // What was made before is as good as ever, at the other server too.
+    // Tokens and codes from before are still valid, at the other server too.
     before.verify().await.expect(StatusCode::OK);
-    shop.client(1).signed_in(shop.id(), before.token()).verify().await.expect(StatusCode::OK);
-    load.end().await;
-    shop.client(1).confirm(shop.id(), &code).await.expect(StatusCode::OK);
-    shop.install.ready(&shop.app).await;
+    test.client(1).with_token(test.id(), before.token()).verify().await.expect(StatusCode::OK);
+    load.stop_and_check().await;
+    test.client(1).confirm(test.id(), &code).await.expect(StatusCode::OK);
+    test.install.wait_until_ready(&test.app).await;
 
-    let events: Api<Event> = Api::namespaced(shop.install.admin(), shop.install.tenant());
-    eventually_ok("an Event tells of the new key", LIMIT, || async {
+    let events: Api<Event> = Api::namespaced(test.install.admin(), test.install.tenant());
+    eventually_ok("an Event reports the new key", LIMIT, || async {
         let list = events.list(&ListParams::default()).await.unwrap();
         let notes: Vec<_> =
             list.items.into_iter().map(|event| (event.reason, event.note.unwrap_or_default())).collect();
@@ -248,107 +249,107 @@ async fn a_rotation_that_is_asked_for_is_done_once_and_nobody_feels_it() {
     })
     .await;
 
-    // The same value asks for nothing more, also of an operator that starts anew; another value does.
-    shop.annotate(ROTATE_KEYS_ANNOTATION, "1").await;
-    shop.operator.terminate().await.expect("the operator ends");
-    shop.operator.start().unwrap();
-    shop.edit("The Other Shop").await;
-    shop.until(&["s1 Active", "s2 Published"], &["h1 Retired", "h2 Active"]).await;
-    shop.annotate(ROTATE_KEYS_ANNOTATION, "2").await;
-    shop.until(&["s1 Active", "s2 Published"], &["h1 Retired", "h2 Retired", "h3 Active"]).await;
+    // The same value requests no second rotation, also after a restart of the operator. Another value does.
+    test.annotate(ROTATE_KEYS_ANNOTATION, "1").await;
+    test.operator.terminate().await.expect("the operator ends");
+    test.operator.start().unwrap();
+    test.edit_and_wait("The Other Shop").await;
+    test.wait_for_keys(&["s1 Active", "s2 Published"], &["h1 Retired", "h2 Active"]).await;
+    test.annotate(ROTATE_KEYS_ANNOTATION, "2").await;
+    test.wait_for_keys(&["s1 Active", "s2 Published"], &["h1 Retired", "h2 Retired", "h3 Active"]).await;
 }
 
 #[tokio::test]
-async fn no_key_is_active_before_every_pod_that_counts_knows_it() {
-    let install = Cluster::shared().await.install().await;
+async fn no_key_is_active_before_every_serving_pod_has_it() {
+    let install = TestCluster::shared().await.install().await;
     let plane = install.cluster().plane();
     let proxy = Proxy::start(plane.addr()).unwrap();
     let account = plane.account_at(install.server_account(), proxy.addr()).unwrap();
-    let behind = install.server_as(&account, &[]).await.unwrap();
+    let behind = install.create_server(&account, &[]).await.unwrap();
     behind.start_ready().await.unwrap();
     behind.set_endpoint(Endpoint::SERVING).await.unwrap();
-    let current = install.server().await;
-    let shop = Shop::with(install, vec![behind, current]).await;
-    let name = shop.servers[0].name().to_owned();
-    shop.code(0, EMAIL).await;
-    let load = shop.load();
+    let current = install.start_server().await;
+    let test = TestInstall::start_with(install, vec![behind, current]).await;
+    let name = test.servers[0].name().to_owned();
+    test.register_for_code(0, EMAIL).await;
+    let load = test.start_load();
 
     proxy.stall();
-    shop.annotate(ROTATE_KEYS_ANNOTATION, "1").await;
-    shop.until(&["s1 Active", "s2 Published"], &["h1 Active", "h2 Published"]).await;
+    test.annotate(ROTATE_KEYS_ANNOTATION, "1").await;
+    test.wait_for_keys(&["s1 Active", "s2 Published"], &["h1 Active", "h2 Published"]).await;
     let (type_, status) = (ConditionType::Programmed, ConditionStatus::False);
-    let told = shop.install.until(&shop.app, type_, status, "WaitingForServers").await;
-    assert!(told.contains(&name), "{told}");
-    // A code of the pod that is behind is good at the other, and the other way round.
+    let message = test.install.wait_for_condition(&test.app, type_, status, "WaitingForServers").await;
+    assert!(message.contains(&name), "{message}");
+    // A code of the pod that is behind is valid at the other pod, and the other way round.
     for (from, to) in [(0, 1), (1, 0)] {
-        let code = shop.code(from, &format!("from-{from}@example.com")).await;
-        shop.client(to).confirm(shop.id(), &code).await.expect(StatusCode::OK);
+        let code = test.register_for_code(from, &format!("from-{from}@example.com")).await;
+        test.client(to).confirm(test.id(), &code).await.expect(StatusCode::OK);
     }
-    shop.edit("The Other Shop").await;
-    shop.until(&["s1 Active", "s2 Published"], &["h1 Active", "h2 Published"]).await;
+    test.edit_and_wait("The Other Shop").await;
+    test.wait_for_keys(&["s1 Active", "s2 Published"], &["h1 Active", "h2 Published"]).await;
     proxy.restore().unwrap();
-    shop.until(&["s1 Active", "s2 Published"], &["h1 Retired", "h2 Active"]).await;
-    load.end().await;
+    test.wait_for_keys(&["s1 Active", "s2 Published"], &["h1 Retired", "h2 Active"]).await;
+    load.stop_and_check().await;
 
-    // A pod that counts no more holds nobody up.
+    // A pod that is no longer a serving pod delays nothing.
     proxy.stall();
-    shop.annotate(ROTATE_KEYS_ANNOTATION, "2").await;
-    shop.until(&["s1 Active", "s2 Published"], &["h1 Retired", "h2 Active", "h3 Published"]).await;
-    shop.servers[0].set_endpoint(Endpoint::TERMINATING).await.unwrap();
-    shop.until(&["s1 Active", "s2 Published"], &["h1 Retired", "h2 Retired", "h3 Active"]).await;
+    test.annotate(ROTATE_KEYS_ANNOTATION, "2").await;
+    test.wait_for_keys(&["s1 Active", "s2 Published"], &["h1 Retired", "h2 Active", "h3 Published"]).await;
+    test.servers[0].set_endpoint(Endpoint::TERMINATING).await.unwrap();
+    test.wait_for_keys(&["s1 Active", "s2 Published"], &["h1 Retired", "h2 Retired", "h3 Active"]).await;
 }
 
 #[tokio::test]
-async fn a_revoked_key_is_dropped_at_once_with_all_that_was_made_under_it() {
-    let shop = Shop::open().await;
-    let code = shop.code(0, EMAIL).await;
-    let before = shop.client(0).sign_in(shop.id(), EMAIL, PASSWORD).await;
+async fn a_revoked_key_is_dropped_at_once_with_its_tokens_and_codes() {
+    let test = TestInstall::start().await;
+    let code = test.register_for_code(0, EMAIL).await;
+    let before = test.client(0).authenticate(test.id(), EMAIL, PASSWORD).await;
     before.verify().await.expect(StatusCode::OK);
 
-    shop.annotate(REVOKE_KEY_ANNOTATION, "s1").await;
-    shop.until(&["s2 Active"], &["h1 Active"]).await;
-    shop.install.ready(&shop.app).await;
+    test.annotate(REVOKE_KEY_ANNOTATION, "s1").await;
+    test.wait_for_keys(&["s2 Active"], &["h1 Active"]).await;
+    test.install.wait_until_ready(&test.app).await;
     for server in 0..2 {
-        assert_eq!(shop.listed(server).await, ["s2"]);
-        let refused = shop.client(server).signed_in(shop.id(), before.token()).verify().await;
+        assert_eq!(test.listed_key_ids(server).await, ["s2"]);
+        let refused = test.client(server).with_token(test.id(), before.token()).verify().await;
         refused.expect(StatusCode::UNAUTHORIZED);
-        let after = shop.client(server).sign_in(shop.id(), EMAIL, PASSWORD).await;
-        assert_eq!(kid(after.token()), "s2");
+        let after = test.client(server).authenticate(test.id(), EMAIL, PASSWORD).await;
+        assert_eq!(key_id_of(after.token()), "s2");
         after.verify().await.expect(StatusCode::OK);
     }
 
-    shop.annotate(REVOKE_KEY_ANNOTATION, "h1").await;
-    shop.until(&["s2 Active"], &["h2 Active"]).await;
-    shop.install.ready(&shop.app).await;
-    shop.client(0).confirm(shop.id(), &code).await.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
+    test.annotate(REVOKE_KEY_ANNOTATION, "h1").await;
+    test.wait_for_keys(&["s2 Active"], &["h2 Active"]).await;
+    test.install.wait_until_ready(&test.app).await;
+    test.client(0).confirm(test.id(), &code).await.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
 
-    shop.annotate(REVOKE_KEY_ANNOTATION, "s9").await;
+    test.annotate(REVOKE_KEY_ANNOTATION, "s9").await;
     let (type_, status) = (ConditionType::ResolvedRefs, ConditionStatus::False);
-    let told = shop.install.until(&shop.app, type_, status, "InvalidSpec").await;
-    assert!(told.contains("latchkey.dev/revoke-key names no key of this App"), "{told}");
-    shop.until(&["s2 Active"], &["h2 Active"]).await;
+    let message = test.install.wait_for_condition(&test.app, type_, status, "InvalidSpec").await;
+    assert!(message.contains("latchkey.dev/revoke-key names no key of this App"), "{message}");
+    test.wait_for_keys(&["s2 Active"], &["h2 Active"]).await;
 }
 
 #[tokio::test]
-async fn another_signing_algorithm_is_a_rotation_of_the_signing_keys() {
-    let shop = Shop::open().await;
-    let app = shop.app.clone().set("/tokens/signingAlgorithm", "EdDSA");
-    shop.install.apply(&app).await.unwrap();
-    shop.until(&["s1 Active", "s2 Published"], &["h1 Active"]).await;
-    shop.install.ready(&shop.app).await;
+async fn changing_the_signing_algorithm_rotates_the_signing_keys() {
+    let test = TestInstall::start().await;
+    let app = test.app.clone().set("/tokens/signingAlgorithm", "EdDSA");
+    test.install.apply(&app).await.unwrap();
+    test.wait_for_keys(&["s1 Active", "s2 Published"], &["h1 Active"]).await;
+    test.install.wait_until_ready(&test.app).await;
     for server in 0..2 {
-        let jwks = shop.client(server).get(&format!("{}/.well-known/jwks.json", shop.id())).await;
+        let jwks = test.client(server).get(&format!("{}/.well-known/jwks.json", test.id())).await;
         let algorithms: Vec<_> = jwks.body["keys"].as_array().unwrap().iter().map(|key| key["alg"].clone()).collect();
         assert_eq!(algorithms, ["ES256", "EdDSA"], "{}", jwks.text);
     }
 }
 
 #[tokio::test]
-async fn lost_keys_are_made_of_the_rendered_secret_and_where_both_are_lost_the_users_are_not_taken_over() {
-    let shop = Shop::open().await;
-    let code = shop.code(0, EMAIL).await;
-    let before = shop.client(0).sign_in(shop.id(), EMAIL, PASSWORD).await;
-    let (secrets, id) = (shop.secrets(), shop.app_id());
+async fn lost_keys_are_rebuilt_from_the_rendered_secret_and_without_it_the_app_is_not_served() {
+    let test = TestInstall::start().await;
+    let code = test.register_for_code(0, EMAIL).await;
+    let before = test.client(0).authenticate(test.id(), EMAIL, PASSWORD).await;
+    let (secrets, id) = (test.secrets(), test.app_id());
     let keys = |secret: Secret| {
         let document = &secret.data.unwrap()[APP_KEYS_KEY].0;
         let document: Value = serde_json::from_slice(document).unwrap();
@@ -360,26 +361,26 @@ async fn lost_keys_are_made_of_the_rendered_secret_and_where_both_are_lost_the_u
     let first = secrets.get(&app_keys_secret(&id)).await.unwrap();
     secrets.delete(&app_keys_secret(&id), &DeleteParams::default()).await.unwrap();
     let name = app_keys_secret(&id);
-    let again = eventually_ok("the key Secret is back", LIMIT, || secrets.get(&name)).await;
+    let again = eventually_ok("the key Secret is restored", LIMIT, || secrets.get(&name)).await;
     assert_ne!(again.metadata.uid, first.metadata.uid);
     assert_eq!(keys(again), keys(first.clone()));
     before.verify().await.expect(StatusCode::OK);
-    shop.client(1).confirm(shop.id(), &code).await.expect(StatusCode::OK);
-    let before = shop.client(0).sign_in(shop.id(), EMAIL, PASSWORD).await;
+    test.client(1).confirm(test.id(), &code).await.expect(StatusCode::OK);
+    let before = test.client(0).authenticate(test.id(), EMAIL, PASSWORD).await;
 
-    // With an operator at work the one would be made of the other.
-    shop.operator.terminate().await.expect("the operator ends");
+    // A running operator would restore one Secret from the other.
+    test.operator.terminate().await.expect("the operator ends");
     for secret in [app_keys_secret(&id), rendered_app_secret(&id)] {
         secrets.delete(&secret, &DeleteParams::default()).await.unwrap();
     }
-    shop.operator.start().unwrap();
+    test.operator.start().unwrap();
     let (type_, status) = (ConditionType::Programmed, ConditionStatus::False);
-    let told = shop.install.until(&shop.app, type_, status, "KeysLost").await;
-    assert!(told.contains("put the key Secret back") && told.contains(NEW_KEYS_ANNOTATION), "{told}");
-    shop.install.until(&shop.app, ConditionType::Ready, status, "KeysLost").await;
+    let message = test.install.wait_for_condition(&test.app, type_, status, "KeysLost").await;
+    assert!(message.contains("restore the key Secret") && message.contains(NEW_KEYS_ANNOTATION), "{message}");
+    test.install.wait_for_condition(&test.app, ConditionType::Ready, status, "KeysLost").await;
     eventually_ok("no server serves the users under other keys", LIMIT, || async {
         for server in 0..2 {
-            let answer = shop.client(server).login(shop.id(), EMAIL, PASSWORD).await;
+            let answer = test.client(server).login(test.id(), EMAIL, PASSWORD).await;
             if answer.status != StatusCode::NOT_FOUND {
                 return Err(answer.text);
             }
@@ -388,41 +389,41 @@ async fn lost_keys_are_made_of_the_rendered_secret_and_where_both_are_lost_the_u
     })
     .await;
 
-    shop.annotate(NEW_KEYS_ANNOTATION, "1").await;
-    shop.install.ready(&shop.app).await;
-    let after = shop.client(1).sign_in(shop.id(), EMAIL, PASSWORD).await;
+    test.annotate(NEW_KEYS_ANNOTATION, "1").await;
+    test.install.wait_until_ready(&test.app).await;
+    let after = test.client(1).authenticate(test.id(), EMAIL, PASSWORD).await;
     after.verify().await.expect(StatusCode::OK);
-    shop.client(0).signed_in(shop.id(), after.token()).verify().await.expect(StatusCode::OK);
+    test.client(0).with_token(test.id(), after.token()).verify().await.expect(StatusCode::OK);
     before.verify().await.expect(StatusCode::UNAUTHORIZED);
 
-    // It is done once: an operator that starts anew leaves the keys.
-    let anew = secrets.get(&app_keys_secret(&id)).await.unwrap();
-    shop.operator.terminate().await.expect("the operator ends");
-    shop.operator.start().unwrap();
-    shop.edit("The Other Shop").await;
-    assert_eq!(keys(secrets.get(&app_keys_secret(&id)).await.unwrap()), keys(anew));
+    // New keys are made once: a restarted operator keeps them.
+    let restarted_keys = secrets.get(&app_keys_secret(&id)).await.unwrap();
+    test.operator.terminate().await.expect("the operator ends");
+    test.operator.start().unwrap();
+    test.edit_and_wait("The Other Shop").await;
+    assert_eq!(keys(secrets.get(&app_keys_secret(&id)).await.unwrap()), keys(restarted_keys));
 }
 
-/// The other way out: the Secret from a copy.
+/// The other recovery: the Secret is restored from a copy.
 #[tokio::test]
-async fn lost_keys_that_are_put_back_from_a_copy_sign_nobody_out() {
-    let shop = Shop::open().await;
-    shop.code(0, EMAIL).await;
-    let before = shop.client(0).sign_in(shop.id(), EMAIL, PASSWORD).await;
-    let (secrets, id) = (shop.secrets(), shop.app_id());
+async fn restoring_lost_keys_from_a_copy_ends_no_session() {
+    let test = TestInstall::start().await;
+    test.register_for_code(0, EMAIL).await;
+    let before = test.client(0).authenticate(test.id(), EMAIL, PASSWORD).await;
+    let (secrets, id) = (test.secrets(), test.app_id());
     let copy = secrets.get(&app_keys_secret(&id)).await.unwrap();
-    shop.operator.terminate().await.expect("the operator ends");
+    test.operator.terminate().await.expect("the operator ends");
     for secret in [app_keys_secret(&id), rendered_app_secret(&id)] {
         secrets.delete(&secret, &DeleteParams::default()).await.unwrap();
     }
-    shop.operator.start().unwrap();
+    test.operator.start().unwrap();
     let (type_, status) = (ConditionType::Programmed, ConditionStatus::False);
-    shop.install.until(&shop.app, type_, status, "KeysLost").await;
+    test.install.wait_for_condition(&test.app, type_, status, "KeysLost").await;
 
     let patch = Patch::Merge(json!({ "data": copy.data }));
     secrets.patch(&app_keys_secret(&id), &PatchParams::default(), &patch).await.unwrap();
-    shop.install.ready(&shop.app).await;
+    test.install.wait_until_ready(&test.app).await;
     for server in 0..2 {
-        shop.client(server).signed_in(shop.id(), before.token()).verify().await.expect(StatusCode::OK);
+        test.client(server).with_token(test.id(), before.token()).verify().await.expect(StatusCode::OK);
     }
 }

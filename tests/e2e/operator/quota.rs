@@ -1,130 +1,134 @@
-//! The platform's bounds on what a namespace holds.
+//! The platform's quotas of a namespace.
 
 use latchkey_crds::conditions::{ConditionStatus, ConditionType};
 use latchkey_tests::{
     builders::App,
-    cluster::{Cluster, Install},
+    cluster::{Installation, TestCluster},
     eventually,
 };
 use serde_json::Value;
 
-use super::look::{LIMIT, document, keys, register, rendered, served, told};
+use super::helpers::{
+    LIMIT, key_secret, register_user, rendered_document, rendered_secret, wait_for_condition, wait_until_served,
+};
 
-/// A template of so many KiB, in lines.
-fn text(kib: usize) -> String {
+/// A template of this size in KiB, in lines.
+fn template_of_size(kib: usize) -> String {
     format!("{}\n", "x".repeat(63)).repeat(kib * 16)
 }
 
-async fn refused(install: &Install<'_>, app: &App) -> String {
-    install.until(app, ConditionType::Ready, ConditionStatus::False, "QuotaExceeded").await;
-    install.until(app, ConditionType::Accepted, ConditionStatus::False, "QuotaExceeded").await
+async fn wait_until_quota_exceeded(install: &Installation<'_>, app: &App) -> String {
+    install.wait_for_condition(app, ConditionType::Ready, ConditionStatus::False, "QuotaExceeded").await;
+    install.wait_for_condition(app, ConditionType::Accepted, ConditionStatus::False, "QuotaExceeded").await
 }
 
 #[tokio::test]
-async fn a_namespace_at_its_bound_takes_the_next_app_when_another_goes() {
-    let install = Cluster::shared()
+async fn a_namespace_at_its_quota_accepts_the_next_app_when_another_is_deleted() {
+    let install = TestCluster::shared()
         .await
         .builder()
         .tenants(2)
         .operator_env("LATCHKEY_MAX_APPS_PER_NAMESPACE", "2")
         .install()
         .await;
-    let servers = install.serve(1).await;
-    let operator = install.operator().await;
-    // Of one second the name decides.
+    let servers = install.start_servers(1).await;
+    let operator = install.start_operator().await;
+    // Within one second of creation the name decides the order.
     let (one, two, third, fourth) = (App::new("one"), App::new("two"), App::new("next-a"), App::new("next-b"));
     for app in [&one, &two] {
         install.apply(app).await.unwrap();
-        install.ready(app).await;
+        install.wait_until_ready(app).await;
     }
-    register(&install, &servers[0], &two, "ada").await;
+    register_user(&install, &servers[0], &two, "ada").await;
     install.apply(&third).await.unwrap();
-    let said = refused(&install, &third).await;
-    assert!(said.starts_with("this namespace holds 2 appIDs") && said.contains("--max-apps-per-namespace"), "{said}");
+    let said = wait_until_quota_exceeded(&install, &third).await;
+    assert!(said.starts_with("this namespace has 2 appIDs") && said.contains("--max-apps-per-namespace"), "{said}");
     install.apply(&fourth).await.unwrap();
-    refused(&install, &fourth).await;
+    wait_until_quota_exceeded(&install, &fourth).await;
     for app in [&third, &fourth] {
-        assert!(keys(&install, app).await.is_none() && rendered(&install, app).await.is_none());
+        assert!(key_secret(&install, app).await.is_none() && rendered_secret(&install, app).await.is_none());
     }
-    // Another namespace has its own, and an edit of an accepted App needs nothing more.
+    // Another namespace has its own quota, and an edit of an accepted App uses no more of it.
     let elsewhere = App::new("elsewhere");
     let there = install.tenants()[1].as_str();
     install.apply_all(&elsewhere.objects(there)).await.unwrap();
-    told(&install, ("App", there, elsewhere.id()), ConditionType::Ready, ConditionStatus::True, "Ready").await;
+    wait_for_condition(&install, ("App", there, elsewhere.id()), ConditionType::Ready, ConditionStatus::True, "Ready")
+        .await;
     let edited = one.clone().set("/displayName", "Edited");
     install.apply(&edited).await.unwrap();
-    install.ready(&edited).await;
-    // An operator that starts anew says the same, and takes nobody's place.
+    install.wait_until_ready(&edited).await;
+    // A restarted operator decides the same, and takes no appID from an accepted App.
     operator.kill();
     operator.start().unwrap();
-    refused(&install, &third).await;
+    wait_until_quota_exceeded(&install, &third).await;
     for app in [&one, &two] {
-        install.ready(app).await;
-        served(&install, &servers, app, true).await;
+        install.wait_until_ready(app).await;
+        wait_until_served(&install, &servers, app, true).await;
     }
 
-    // One without users goes: the older of those that wait comes in, and nobody edits it.
+    // An App without users is deleted: the older waiting App is accepted without an edit.
     install.delete(&one).await.unwrap();
-    install.ready(&third).await;
-    served(&install, &servers, &third, true).await;
-    refused(&install, &fourth).await;
-    // One with a user keeps its appID, so there is no room.
+    install.wait_until_ready(&third).await;
+    wait_until_served(&install, &servers, &third, true).await;
+    wait_until_quota_exceeded(&install, &fourth).await;
+    // An App with a user keeps its appID, so the quota is still used up.
     install.delete(&two).await.unwrap();
-    eventually("its document is taken away", LIMIT, || async {
-        rendered(&install, &two).await.is_none().then_some(())
+    eventually("its document is deleted", LIMIT, || async {
+        rendered_secret(&install, &two).await.is_none().then_some(())
     })
     .await;
-    served(&install, &servers, &two, false).await;
-    refused(&install, &fourth).await;
-    assert!(keys(&install, &two).await.is_some());
+    wait_until_served(&install, &servers, &two, false).await;
+    wait_until_quota_exceeded(&install, &fourth).await;
+    assert!(key_secret(&install, &two).await.is_some());
     install.delete(&third).await.unwrap();
-    install.ready(&fourth).await;
-    assert!(keys(&install, &two).await.is_some());
+    install.wait_until_ready(&fourth).await;
+    assert!(key_secret(&install, &two).await.is_some());
 }
 
 #[tokio::test]
-async fn an_app_that_grows_beyond_the_bound_keeps_its_last_revision() {
-    let install = Cluster::shared()
+async fn an_app_that_exceeds_the_quota_keeps_its_last_revision() {
+    let install = TestCluster::shared()
         .await
         .builder()
         .operator_env("LATCHKEY_MAX_RENDERED_BYTES_PER_NAMESPACE", "65536")
         .install()
         .await;
-    let servers = install.serve(1).await;
-    let _operator = install.operator().await;
+    let servers = install.start_servers(1).await;
+    let _operator = install.start_operator().await;
     let (large, small) = (App::new("large"), App::new("small"));
-    let before = large.clone().template("confirm.txt", &text(20));
+    let before = large.clone().template("confirm.txt", &template_of_size(20));
     for app in [&before, &small] {
         install.apply(app).await.unwrap();
-        install.ready(app).await;
+        install.wait_until_ready(app).await;
     }
-    let published = document(&install, &large).await;
+    let published = rendered_document(&install, &large).await;
     let revision = install.get(&large).await.unwrap().status.unwrap().revision;
-    let after = large.clone().template("confirm.txt", &text(60));
+    let after = large.clone().template("confirm.txt", &template_of_size(60));
     install.apply(&after).await.unwrap();
-    let said = refused(&install, &after).await;
+    let said = wait_until_quota_exceeded(&install, &after).await;
     assert!(said.contains("65536 bytes") && said.contains("--max-rendered-bytes-per-namespace"), "{said}");
-    let goes_on = install.until(&after, ConditionType::Programmed, ConditionStatus::Unknown, "Pending").await;
-    assert_eq!(goes_on, "the last accepted revision goes on; see Accepted");
+    let message =
+        install.wait_for_condition(&after, ConditionType::Programmed, ConditionStatus::Unknown, "Pending").await;
+    assert_eq!(message, "the last accepted revision is still served; see Accepted");
     assert_eq!(install.get(&large).await.unwrap().status.unwrap().revision, revision);
-    assert_eq!(document(&install, &large).await, published);
-    served(&install, &servers, &large, true).await;
-    // A new App that does not fit takes no appID; a small one fits.
-    let next = App::new("next").template("confirm.txt", &text(45));
-    // Its ConfigMap first: without it the App would fit, and take its appID.
+    assert_eq!(rendered_document(&install, &large).await, published);
+    wait_until_served(&install, &servers, &large, true).await;
+    // A new App over the quota gets no appID; a small edit fits.
+    let next = App::new("next").template("confirm.txt", &template_of_size(45));
+    // Its ConfigMap is created first: without it the App would fit, and get its appID.
     let objects: Vec<Value> = next.objects(install.tenant()).into_iter().rev().collect();
     install.apply_all(&objects).await.unwrap();
-    refused(&install, &next).await;
-    assert!(keys(&install, &next).await.is_none());
+    wait_until_quota_exceeded(&install, &next).await;
+    assert!(key_secret(&install, &next).await.is_none());
     let edited = small.clone().set("/displayName", "Edited");
     install.apply(&edited).await.unwrap();
-    install.ready(&edited).await;
+    install.wait_until_ready(&edited).await;
 
-    // It shrinks, and the one that waits has room.
-    let shrunk = large.clone().template("confirm.txt", &text(1));
+    // The large App shrinks, and the waiting one fits.
+    let shrunk = large.clone().template("confirm.txt", &template_of_size(1));
     install.apply(&shrunk).await.unwrap();
-    install.ready(&shrunk).await;
-    install.ready(&next).await;
+    install.wait_until_ready(&shrunk).await;
+    install.wait_until_ready(&next).await;
     assert_ne!(install.get(&large).await.unwrap().status.unwrap().revision, revision);
-    served(&install, &servers, &next, true).await;
+    wait_until_served(&install, &servers, &next, true).await;
 }

@@ -1,4 +1,4 @@
-//! From `kubectl apply` to Ready, and what the status says on the way.
+//! From `kubectl apply` to Ready, and the status on the way.
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
@@ -8,27 +8,28 @@ use kube::{
 use latchkey_crds::conditions::{Condition, ConditionStatus, ConditionType};
 use latchkey_tests::{
     builders::{App, Provider, Relay},
-    cluster::{Cluster, Endpoint, Install},
+    cluster::{Endpoint, Installation, TestCluster},
     control_plane::audit,
     eventually,
 };
 use serde_json::{Value, json};
 
-use super::look::{
-    LIMIT, conditions, events, keys, kubectl, named, object, register, rendered_name, secret_object, told, values,
+use super::helpers::{
+    LIMIT, conditions_of, events_of, get_object, key_secret, kubectl, objects_named, register_user,
+    rendered_secret_name, secret_object, secret_values, wait_for_condition,
 };
 
-/// A manifest, applied, is all that it takes: every server has the App, and its users can register.
+/// Applying a manifest is enough: every server serves the App, and its users can register.
 #[tokio::test]
-async fn an_app_that_is_applied_becomes_ready_on_every_server() {
-    let install = Cluster::shared().await.install().await;
-    let servers = install.serve(2).await;
-    let _operator = install.operator().await;
+async fn an_applied_app_becomes_ready_on_every_server() {
+    let install = TestCluster::shared().await.install().await;
+    let servers = install.start_servers(2).await;
+    let _operator = install.start_operator().await;
     let github = Provider::new("github", "github");
-    let app = App::new("shop").relay(Relay::to(&install.smtp)).provider(&github);
+    let app = App::new("shop").relay(Relay::of(&install.smtp)).provider(&github);
     install.apply_provider(&github).await.unwrap();
     install.apply(&app).await.unwrap();
-    install.ready(&app).await;
+    install.wait_until_ready(&app).await;
 
     for server in &servers {
         let answer =
@@ -42,70 +43,71 @@ async fn an_app_that_is_applied_becomes_ready_on_every_server() {
     assert_eq!(status.signing_keys[0].id, "s1");
     assert_eq!(status.hmac_keys[0].id, "h1");
     for type_ in ConditionType::APP {
-        let told = install.condition(&app, type_).await.unwrap();
-        assert_eq!(told.status, ConditionStatus::True, "{type_}: {told:?}");
+        let condition = install.condition(&app, type_).await.unwrap();
+        assert_eq!(condition.status, ConditionStatus::True, "{type_}: {condition:?}");
     }
 }
 
-/// Waits until the servers have found that nobody answers for the Provider: after it they find nothing else.
-async fn nobody_there(install: &Install<'_>, name: &str) {
+/// Waits until the servers have found that the Provider does not respond. They find nothing else after that.
+async fn wait_until_provider_unreachable(install: &Installation<'_>, name: &str) {
     let provider = ("Provider", install.tenant(), name);
-    told(install, provider, ConditionType::Reachable, ConditionStatus::False, "TokenEndpointFailed").await;
+    wait_for_condition(install, provider, ConditionType::Reachable, ConditionStatus::False, "TokenEndpointFailed")
+        .await;
 }
 
-/// What a table of kubectl shows: its columns, then its rows, by words.
-fn table(printed: &str) -> Vec<Vec<&str>> {
+/// The table that kubectl prints, as words: the header first, then the rows.
+fn table_words(printed: &str) -> Vec<Vec<&str>> {
     printed.lines().map(|line| line.split_whitespace().collect()).collect()
 }
 
-/// The time of the API server, in the words of the objects that it makes.
-async fn now(install: &Install<'_>) -> k8s_openapi::apimachinery::pkg::apis::meta::v1::Time {
+/// The time of the API server, from the creation timestamp of an object.
+async fn api_server_time(install: &Installation<'_>) -> k8s_openapi::apimachinery::pkg::apis::meta::v1::Time {
     let maps: Api<ConfigMap> = Api::namespaced(install.admin(), install.namespace());
     let metadata = ObjectMeta { generate_name: Some("now-".to_owned()), ..ObjectMeta::default() };
     let made = maps.create(&PostParams::default(), &ConfigMap { metadata, ..ConfigMap::default() }).await.unwrap();
     made.metadata.creation_timestamp.unwrap()
 }
 
-async fn told_of(install: &Install<'_>, kind: &str, name: &str) -> Vec<Condition> {
-    conditions(&object(install, kind, install.tenant(), name).await.unwrap()).unwrap()
+async fn conditions_now(install: &Installation<'_>, kind: &str, name: &str) -> Vec<Condition> {
+    conditions_of(&get_object(install, kind, install.tenant(), name).await.unwrap()).unwrap()
 }
 
 #[tokio::test]
-async fn kubectl_shows_and_awaits_what_becomes_of_an_app() {
-    let install = Cluster::shared().await.install().await;
-    let _servers = install.serve(1).await;
+async fn kubectl_shows_the_state_of_an_app_and_can_wait_for_it() {
+    let install = TestCluster::shared().await.install().await;
+    let _servers = install.start_servers(1).await;
     let github = Provider::new("github", "github");
     let app = App::new("columns").set("/providerRefs", json!([{ "name": "github", "alias": "hub" }]));
     install.apply_provider(&github).await.unwrap();
     install.apply(&app).await.unwrap();
 
-    // Nobody has looked at it yet, and no tool may call it healthy.
+    // No operator has reconciled it yet, so no tool may call it healthy.
     for (kind, name, types) in [("App", app.id(), ConditionType::APP), ("Provider", "github", ConditionType::PROVIDER)]
     {
-        let first = object(&install, kind, install.tenant(), name).await.unwrap();
+        let first = get_object(&install, kind, install.tenant(), name).await.unwrap();
         assert_eq!(first.data["status"]["observedGeneration"], -1);
-        let told = conditions(&first).unwrap();
-        assert_eq!(told.iter().map(|one| one.type_.as_str()).collect::<Vec<_>>(), types.map(ConditionType::as_str));
-        for one in told {
+        let initial = conditions_of(&first).unwrap();
+        assert_eq!(initial.iter().map(|one| one.type_.as_str()).collect::<Vec<_>>(), types.map(ConditionType::as_str));
+        for one in initial {
             assert_eq!((one.status, one.reason.as_str()), (ConditionStatus::Unknown, "Pending"));
             assert_eq!((one.observed_generation, one.message.as_str()), (Some(-1), "Waiting for the operator"));
         }
     }
     let printed = kubectl(&install, &["get", "lkapp"]).await;
-    let rows = table(&printed);
+    let rows = table_words(&printed);
     assert_eq!(rows[0], ["NAME", "READY", "REASON", "APPID", "AGE"]);
     assert_eq!(rows[1][..3], [app.id(), "Unknown", "Pending"]);
 
-    let _operator = install.operator().await;
+    let _operator = install.start_operator().await;
     let name = format!("lkapp/{}", app.id());
     kubectl(&install, &["wait", "--for=condition=Ready", &name, "--timeout=60s"]).await;
     kubectl(&install, &["wait", "--for=condition=Ready", "lkprov/github", "--timeout=60s"]).await;
-    nobody_there(&install, "github").await;
+    wait_until_provider_unreachable(&install, "github").await;
     let printed = kubectl(&install, &["get", "lkapp"]).await;
-    assert_eq!(table(&printed)[1][..4], [app.id(), "True", "Ready", app.id()]);
+    assert_eq!(table_words(&printed)[1][..4], [app.id(), "True", "Ready", app.id()]);
     let printed = kubectl(&install, &["get", "lkprov"]).await;
-    assert_eq!(table(&printed)[0], ["NAME", "READY", "REASON", "REACHABLE", "AGE"]);
-    assert_eq!(table(&printed)[1][..4], ["github", "True", "Ready", "False"]);
+    assert_eq!(table_words(&printed)[0], ["NAME", "READY", "REASON", "REACHABLE", "AGE"]);
+    assert_eq!(table_words(&printed)[1][..4], ["github", "True", "Ready", "False"]);
     let all = kubectl(&install, &["get", "latchkey", "--output=name"]).await;
     assert_eq!(all, format!("app.latchkey.dev/{}\nprovider.latchkey.dev/github\n", app.id()));
     let status = install.get(&app).await.unwrap().status.unwrap();
@@ -114,35 +116,37 @@ async fn kubectl_shows_and_awaits_what_becomes_of_an_app() {
 
     let missing = app.clone().provider(&Provider::new("missing", "github"));
     install.apply(&missing).await.unwrap();
-    let said = install.until(&missing, ConditionType::Ready, ConditionStatus::False, "ProviderNotFound").await;
+    let said =
+        install.wait_for_condition(&missing, ConditionType::Ready, ConditionStatus::False, "ProviderNotFound").await;
     let wide = kubectl(&install, &["get", "lkapp", "--output=wide"]).await;
     assert!(wide.lines().next().unwrap().ends_with("MESSAGE") && wide.contains(&said), "{wide}");
 }
 
 #[tokio::test]
-async fn the_times_of_conditions_move_with_their_status_alone() {
-    let install = Cluster::shared().await.install().await;
-    let _servers = install.serve(1).await;
-    let _operator = install.operator().await;
+async fn condition_times_change_only_with_their_status() {
+    let install = TestCluster::shared().await.install().await;
+    let _servers = install.start_servers(1).await;
+    let _operator = install.start_operator().await;
     let app = App::new("times");
-    let before = now(&install).await;
+    let before = api_server_time(&install).await;
     install.apply(&app).await.unwrap();
-    install.ready(&app).await;
-    let after = now(&install).await;
-    let time = |told: &[Condition], type_: ConditionType| {
-        told.iter().find(|one| one.type_ == type_.as_str()).unwrap().last_transition_time.clone()
+    install.wait_until_ready(&app).await;
+    let after = api_server_time(&install).await;
+    let time = |conditions: &[Condition], type_: ConditionType| {
+        conditions.iter().find(|one| one.type_ == type_.as_str()).unwrap().last_transition_time.clone()
     };
-    let first = told_of(&install, "App", app.id()).await;
+    let first = conditions_now(&install, "App", app.id()).await;
     for one in &first {
         let at = &one.last_transition_time;
         assert!(before.0 <= at.0 && at.0 <= after.0, "{one:?}: between {before:?} and {after:?}");
     }
-    // Times are in whole seconds: an edit in the next one, so that a time that moves is seen.
-    eventually("the next second", LIMIT, || async { (now(&install).await.0 > after.0).then_some(()) }).await;
+    // Times are in whole seconds. The edit is in the next second, so that a changed time is visible.
+    eventually("the next second", LIMIT, || async { (api_server_time(&install).await.0 > after.0).then_some(()) })
+        .await;
     let edited = app.clone().set("/displayName", "Edited");
     install.apply(&edited).await.unwrap();
-    install.ready(&edited).await;
-    let second = told_of(&install, "App", app.id()).await;
+    install.wait_until_ready(&edited).await;
+    let second = conditions_now(&install, "App", app.id()).await;
     for type_ in [ConditionType::Accepted, ConditionType::ResolvedRefs] {
         assert_eq!(time(&second, type_), time(&first, type_), "{type_}");
     }
@@ -153,9 +157,9 @@ async fn the_times_of_conditions_move_with_their_status_alone() {
 
     let broken = edited.clone().provider(&Provider::new("missing", "github"));
     install.apply(&broken).await.unwrap();
-    install.until(&broken, ConditionType::Ready, ConditionStatus::False, "ProviderNotFound").await;
-    install.until(&broken, ConditionType::Programmed, ConditionStatus::True, "Programmed").await;
-    let third = told_of(&install, "App", app.id()).await;
+    install.wait_for_condition(&broken, ConditionType::Ready, ConditionStatus::False, "ProviderNotFound").await;
+    install.wait_for_condition(&broken, ConditionType::Programmed, ConditionStatus::True, "Programmed").await;
+    let third = conditions_now(&install, "App", app.id()).await;
     assert_eq!(time(&third, ConditionType::Accepted), time(&first, ConditionType::Accepted));
     for type_ in [ConditionType::ResolvedRefs, ConditionType::Ready] {
         assert!(time(&third, type_).0 > time(&second, type_).0, "{type_}");
@@ -163,16 +167,16 @@ async fn the_times_of_conditions_move_with_their_status_alone() {
 }
 
 #[tokio::test]
-async fn events_tell_what_an_app_led_to_and_nothing_of_the_fleet() {
-    let install = Cluster::shared().await.builder().tenants(2).install().await;
-    let servers = install.serve(2).await;
-    let _operator = install.operator().await;
+async fn events_report_the_effects_of_an_app_and_nothing_about_the_servers() {
+    let install = TestCluster::shared().await.builder().tenants(2).install().await;
+    let servers = install.start_servers(2).await;
+    let _operator = install.start_operator().await;
     let there = install.tenants()[1].as_str();
     let app = App::new("events");
     let reasons = async |namespace: &str, name: &str| -> Vec<String> {
-        let mut told = events(&install, namespace, name).await;
-        told.sort();
-        told.into_iter().map(|(type_, reason, note)| format!("{type_} {reason}: {note}")).collect()
+        let mut found = events_of(&install, namespace, name).await;
+        found.sort();
+        found.into_iter().map(|(type_, reason, note)| format!("{type_} {reason}: {note}")).collect()
     };
     let until = async |namespace: &str, name: &str, wanted: &[String]| {
         let mut wanted = wanted.to_vec();
@@ -187,37 +191,40 @@ async fn events_tell_what_an_app_led_to_and_nothing_of_the_fleet() {
         format!("Normal Programmed: every server pod serves revision {}", &revision[..12])
     };
     install.apply(&app).await.unwrap();
-    install.ready(&app).await;
+    install.wait_until_ready(&app).await;
     let mut wanted = vec![programmed().await];
     until(install.tenant(), app.id(), &wanted).await;
     let edited = app.clone().set("/displayName", "Edited");
     install.apply(&edited).await.unwrap();
-    install.ready(&edited).await;
+    install.wait_until_ready(&edited).await;
     wanted.push(programmed().await);
     until(install.tenant(), app.id(), &wanted).await;
     let broken = edited.clone().provider(&Provider::new("missing", "github"));
     install.apply(&broken).await.unwrap();
-    let said = install.until(&broken, ConditionType::ResolvedRefs, ConditionStatus::False, "ProviderNotFound").await;
+    let said = install
+        .wait_for_condition(&broken, ConditionType::ResolvedRefs, ConditionStatus::False, "ProviderNotFound")
+        .await;
     wanted.push(format!("Warning ProviderNotFound: {said}"));
     until(install.tenant(), app.id(), &wanted).await;
     install.apply(&edited).await.unwrap();
-    install.ready(&edited).await;
+    install.wait_until_ready(&edited).await;
 
-    install.apply_all(&named(&app, "second", there)).await.unwrap();
+    install.apply_all(&objects_named(&app, "second", there)).await.unwrap();
     let second = ("App", there, "second");
-    let said = told(&install, second, ConditionType::Accepted, ConditionStatus::False, "AppIDConflict").await;
+    let said =
+        wait_for_condition(&install, second, ConditionType::Accepted, ConditionStatus::False, "AppIDConflict").await;
     until(there, "second", &[format!("Warning AppIDConflict: {said}")]).await;
 
-    // Servers come, go and come back: that is not of this App's doing.
-    let more = install.serve(1).await;
+    // Servers start, stop and return: the App is not the cause.
+    let more = install.start_servers(1).await;
     for server in servers.iter().chain(&more) {
         server.set_endpoint(Endpoint::NOT_READY).await.unwrap();
     }
-    install.until(&app, ConditionType::Programmed, ConditionStatus::Unknown, "NoServers").await;
+    install.wait_for_condition(&app, ConditionType::Programmed, ConditionStatus::Unknown, "NoServers").await;
     for server in servers.iter().chain(&more) {
         server.set_endpoint(Endpoint::SERVING).await.unwrap();
     }
-    install.ready(&app).await;
+    install.wait_until_ready(&app).await;
     assert_eq!(reasons(there, "second").await.len(), 1);
     wanted.sort();
     assert_eq!(reasons(install.tenant(), app.id()).await, wanted);
@@ -225,12 +232,12 @@ async fn events_tell_what_an_app_led_to_and_nothing_of_the_fleet() {
 
 #[tokio::test]
 async fn no_secret_is_in_a_status_an_event_or_a_log() {
-    let install = Cluster::shared().await.install().await;
-    let servers = install.serve(1).await;
-    let operator = install.operator_as(install.operator_account(), &["--log", "debug"]);
+    let install = TestCluster::shared().await.install().await;
+    let servers = install.start_servers(1).await;
+    let operator = install.start_operator_as(install.operator_account(), &["--log", "debug"]);
     let github = Provider::new("github", "github");
-    // One with a login in order, and two whose Secrets cannot be used for what is in them.
-    let mut relay = Relay::to(&install.smtp);
+    // One App with a valid relay login, and one with two Secrets with unusable contents.
+    let mut relay = Relay::of(&install.smtp);
     relay.login = Some(("user-of-the-relay".to_owned(), "password-of-the-relay".to_owned()));
     let app = App::new("secrets").relay(relay.clone()).provider(&github);
     relay.login = Some(("user-of-the-relay".to_owned(), "password\nof-the-relay".to_owned()));
@@ -251,35 +258,37 @@ async fn no_secret_is_in_a_status_an_event_or_a_log() {
     install.apply_provider(&github).await.unwrap();
     install.apply(&app).await.unwrap();
     install.apply(&broken).await.unwrap();
-    install.ready(&app).await;
-    let said = install.until(&broken, ConditionType::ResolvedRefs, ConditionStatus::False, "SecretKeyInvalid").await;
+    install.wait_until_ready(&app).await;
+    let said = install
+        .wait_for_condition(&broken, ConditionType::ResolvedRefs, ConditionStatus::False, "SecretKeyInvalid")
+        .await;
     assert!(said.contains("apple") && said.contains("key password"), "{said}");
-    register(&install, &servers[0], &app, "ada").await;
+    register_user(&install, &servers[0], &app, "ada").await;
 
-    // Keys that are damaged, so that something is said of them too.
-    let kept = keys(&install, &app).await.unwrap();
-    let document: Value = serde_json::from_slice(&values(&kept)["keys.json"]).unwrap();
+    // Damaged keys, so that messages are about them too.
+    let kept = key_secret(&install, &app).await.unwrap();
+    let document: Value = serde_json::from_slice(&secret_values(&kept)["keys.json"]).unwrap();
     let private = document["signing"][0]["privateKey"].as_str().unwrap();
     let private = private.lines().nth(1).unwrap();
     let hmac = document["hmac"][0]["secret"].as_str().unwrap();
     let mut damaged = document.clone();
     damaged["signing"][0]["state"] = json!(private);
     let patch = json!({ "stringData": { "keys.json": damaged.to_string() } });
-    let secrets = super::look::own_secrets(&install);
+    let secrets = super::helpers::own_secrets(&install);
     let patch = kube::api::Patch::Merge(&patch);
     secrets.patch(&kept.name_any(), &Default::default(), &patch).await.unwrap();
-    install.until(&app, ConditionType::Accepted, ConditionStatus::False, "KeysInvalid").await;
+    install.wait_for_condition(&app, ConditionType::Accepted, ConditionStatus::False, "KeysInvalid").await;
 
-    let mut shown = vec![("the operator's log".to_owned(), operator.logged())];
-    shown.push(("the server's log".to_owned(), servers[0].logged()));
+    let mut shown = vec![("the operator's log".to_owned(), operator.read_log())];
+    shown.push(("the server's log".to_owned(), servers[0].read_log()));
     for (kind, name) in [("App", app.id()), ("App", broken.id()), ("Provider", "github"), ("Provider", "apple")] {
-        let object = object(&install, kind, install.tenant(), name).await.unwrap();
+        let object = get_object(&install, kind, install.tenant(), name).await.unwrap();
         shown.push((format!("{kind} {name}"), serde_json::to_string(&object).unwrap()));
     }
     for name in [app.id(), broken.id()] {
-        let told = events(&install, install.tenant(), name).await;
-        assert!(!told.is_empty());
-        shown.push((format!("the Events of {name}"), format!("{told:?}")));
+        let found = events_of(&install, install.tenant(), name).await;
+        assert!(!found.is_empty());
+        shown.push((format!("the Events of {name}"), format!("{found:?}")));
     }
     let apple = "cHJpdmF0ZS1rZXktb2YtYXBwbGU=";
     for secret in [github.secret(), "of-the-relay", apple, private, hmac] {
@@ -290,20 +299,20 @@ async fn no_secret_is_in_a_status_an_event_or_a_log() {
 }
 
 #[tokio::test]
-async fn what_is_applied_unchanged_or_means_the_same_writes_nothing() {
-    let install = Cluster::shared().await.install().await;
-    let _servers = install.serve(2).await;
-    let operator = install.operator().await;
+async fn applying_an_equivalent_object_writes_nothing() {
+    let install = TestCluster::shared().await.install().await;
+    let _servers = install.start_servers(2).await;
+    let operator = install.start_operator().await;
     let github = Provider::new("github", "github");
-    let app = App::new("same").relay(Relay::to(&install.smtp)).provider(&github).template("confirm.txt", "{{ code }}");
-    let mut second = named(&app, "second", install.tenant()).swap_remove(0);
+    let app = App::new("same").relay(Relay::of(&install.smtp)).provider(&github).template("confirm.txt", "{{ code }}");
+    let mut second = objects_named(&app, "second", install.tenant()).swap_remove(0);
     install.apply_provider(&github).await.unwrap();
     install.apply(&app).await.unwrap();
-    install.ready(&app).await;
+    install.wait_until_ready(&app).await;
     install.apply_all(&[second.clone()]).await.unwrap();
     let conflict = ("App", install.tenant(), "second");
-    told(&install, conflict, ConditionType::Accepted, ConditionStatus::False, "AppIDConflict").await;
-    nobody_there(&install, "github").await;
+    wait_for_condition(&install, conflict, ConditionType::Accepted, ConditionStatus::False, "AppIDConflict").await;
+    wait_until_provider_unreachable(&install, "github").await;
 
     let plane = install.cluster().plane();
     let mark = plane.audit_mark();
@@ -311,7 +320,7 @@ async fn what_is_applied_unchanged_or_means_the_same_writes_nothing() {
         install.apply_provider(&github).await.unwrap();
         install.apply(&app).await.unwrap();
         install.apply_all(&[second.clone()]).await.unwrap();
-        // What the operator looks at anew, to find that all is as it was.
+        // Changes that the operator reconciles and finds to have no effect.
         let more = json!({ "metadata": { "annotations": { "example.com/round": round.to_string() } } });
         let patch = kube::api::Patch::Merge(&more);
         install.apps().patch_metadata(app.id(), &Default::default(), &patch).await.unwrap();
@@ -323,33 +332,34 @@ async fn what_is_applied_unchanged_or_means_the_same_writes_nothing() {
         secrets.patch("github", &Default::default(), &patch).await.unwrap();
         secrets.patch(&format!("{}-smtp", app.id()), &Default::default(), &patch).await.unwrap();
     }
-    let mut others = vec![later(&install).await];
-    // One that starts looks at everything.
+    let mut others = vec![apply_another_app(&install).await];
+    // An operator that starts reconciles everything.
     operator.kill();
     operator.start().unwrap();
-    others.push(later(&install).await);
-    others.push(later(&install).await);
+    others.push(apply_another_app(&install).await);
+    others.push(apply_another_app(&install).await);
 
     let user = install.operator_account().user_name();
     let asked = plane.audit_since(mark).unwrap();
-    let of_others = |event: &audit::Event| others.iter().any(|other| event.name.contains(other.id()));
+    let of_others = |event: &audit::AuditEvent| others.iter().any(|other| event.name.contains(other.id()));
     let writes: Vec<_> = asked
         .iter()
         .filter(|event| event.user == user && event.is_write() && event.resource != "leases")
-        // Events have names of their own: there is one that tells that the other App is programmed.
+        // Events have other names. One of them reports that the other App is programmed.
         .filter(|event| !of_others(event) && event.resource != "events")
         .collect();
     assert!(writes.is_empty(), "{writes:#?}");
-    let events = events(&install, install.tenant(), app.id()).await;
+    let events = events_of(&install, install.tenant(), app.id()).await;
     assert_eq!(events.len(), 1, "{events:#?}");
-    let published = |other: &App| asked.iter().any(|event| event.name == rendered_name(other) && event.user == user);
-    assert!(others.iter().all(published), "what the operator writes is in the log");
+    let published =
+        |other: &App| asked.iter().any(|event| event.name == rendered_secret_name(other) && event.user == user);
+    assert!(others.iter().all(published), "the audit log contains the operator's writes");
 }
 
-/// Applies another App and waits until it is Ready: by then the operator has looked at what was changed before.
-async fn later(install: &Install<'_>) -> App {
+/// Applies another App and waits until it is Ready: by then the operator has reconciled all earlier changes.
+async fn apply_another_app(install: &Installation<'_>) -> App {
     let app = App::new("later");
     install.apply(&app).await.unwrap();
-    install.ready(&app).await;
+    install.wait_until_ready(&app).await;
     app
 }

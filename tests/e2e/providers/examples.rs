@@ -1,4 +1,4 @@
-//! The manifests that the guides show are rendered as they stand.
+//! The manifests of the guides are rendered unchanged.
 
 use std::{fs, path::Path};
 
@@ -6,27 +6,27 @@ use latchkey_crds::rendered::RenderedApp;
 use latchkey_server::{
     domain::{
         app::App,
-        identity::{Authorization, Operation},
+        identity::{AuthorizationRequest, ProviderOperation},
     },
     providers::SocialProviders,
 };
 use latchkey_tests::{
+    mock_provider::PRESETS,
     process::{self, Program},
-    upstream::PRESETS,
 };
 use rcgen::KeyPair;
 
-use super::{CHALLENGE, RENDER_LIMIT, somebody};
+use super::{CHALLENGE, RENDER_LIMIT, new_client_address};
 
 const GUIDES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/providers");
 
-/// The document that the manifest comes to.
+/// The document that is rendered from the manifest.
 fn render(dir: &Path, manifest: &str) -> RenderedApp {
     for folder in ["manifests", "rendered", "keys"] {
         fs::create_dir_all(dir.join(folder)).unwrap();
     }
     fs::write(dir.join("manifests/example.yaml"), manifest).unwrap();
-    let operator = process::our_program("latchkey-operator").unwrap();
+    let operator = process::find_built_program("latchkey-operator").unwrap();
     Program::new("render", operator, dir.join("render.log"))
         .arg("render")
         .path_arg("--from", &dir.join("manifests"))
@@ -39,18 +39,16 @@ fn render(dir: &Path, manifest: &str) -> RenderedApp {
 }
 
 #[tokio::test]
-async fn every_preset_has_a_guide_and_an_example_that_is_rendered() {
+async fn every_preset_has_a_guide_and_an_example_that_renders() {
     let dir = process::fresh_dir("examples");
     for preset in PRESETS.each_ref().map(|shape| shape.preset) {
         let guide = fs::read_to_string(format!("{GUIDES}/{preset}.md")).unwrap();
-        for part in
-            ["## At the provider", "callback address", "status.providers", "## What it gives", "address verified"]
-        {
+        for part in ["## At the provider", "callback URL", "status.providers", "## What it gives", "address verified"] {
             assert!(guide.contains(part), "{preset}.md does not say {part}");
         }
         let mut manifest = fs::read_to_string(format!("{GUIDES}/{preset}.yaml")).unwrap();
         if preset == "apple" {
-            // What is pasted there.
+            // The key that a user pastes there.
             let key = KeyPair::generate().unwrap().serialize_pem();
             let lines: Vec<&str> = key.lines().filter(|line| !line.starts_with("-----")).collect();
             manifest = manifest.replace("paste the lines of the .p8 file here", &lines.join("\n    "));
@@ -58,14 +56,14 @@ async fn every_preset_has_a_guide_and_an_example_that_is_rendered() {
         let doc = render(&dir.join(preset), &manifest);
         let [provider] = doc.providers.as_slice() else { panic!("{preset}.yaml has one Provider") };
         assert_eq!((provider.name.as_str(), provider.settings.preset.as_str()), (preset, preset));
-        // By what it says of addresses nobody is taken into somebody else's account unless that is sure.
+        // Only providers with reliable verified addresses link by address.
         assert_eq!(provider.link_by_email, !["slack", "oidc", "oauth2"].contains(&preset), "{preset}");
-        assert!(provider.settings.secret.is_some(), "{preset}.yaml: its Secret resolves");
+        assert!(provider.settings.secret.is_some(), "{preset}.yaml: the Secret resolves");
         let has_discovery = PRESETS.iter().any(|shape| shape.preset == preset && shape.issuer.is_some());
         if !has_discovery {
-            // Nothing has to be asked for it, so what is configured is all.
+            // It needs no discovery document, so the configuration is complete.
             let app = App::new(doc.clone(), latchkey_crds::rendered::Revision::of(&doc.to_bytes())).unwrap();
-            let request = Authorization {
+            let request = AuthorizationRequest {
                 redirect_uri: &format!("https://auth.example.com/shop/{preset}/callback"),
                 state: "s",
                 code_challenge: CHALLENGE,
@@ -75,7 +73,8 @@ async fn every_preset_has_a_guide_and_an_example_that_is_rendered() {
             };
             let providers = SocialProviders::default();
             let provider = &app.doc.providers[0];
-            let permit = providers.try_acquire(Operation::Redirect, &app, provider, somebody()).unwrap();
+            let permit =
+                providers.try_acquire(ProviderOperation::Redirect, &app, provider, new_client_address()).unwrap();
             let url = providers.authorization_url(&permit, provider, &request).await.unwrap();
             assert!(url.starts_with("https://") && url.contains("client_id=paste-the-client-id-here"), "{url}");
         }

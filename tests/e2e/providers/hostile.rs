@@ -1,4 +1,4 @@
-//! Providers that do what they must not.
+//! Providers that misbehave.
 
 use std::time::Duration;
 
@@ -7,48 +7,51 @@ use futures::{StreamExt, stream::FuturesUnordered};
 use latchkey_server::{
     domain::{
         clock::Env,
-        identity::{Away, BadCallback, BadToken, Fault, Operation, Place as At, ProviderError, Unusable},
+        identity::{
+            InvalidCallback, InvalidProviderToken, InvalidResponse, ProviderEndpoint as At, ProviderError,
+            ProviderOperation, UnavailableReason, UnusableReason,
+        },
     },
     providers::{ProviderOptions, SocialProviders},
 };
-use latchkey_tests::upstream::{Person, Place, Reply, Signer};
+use latchkey_tests::mock_provider::{ProviderEndpoint, ProviderUser, ScriptedResponse, SigningKey};
 use rustls::pki_types::{CertificateDer, pem::PemObject};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{Fixture, NONCE, VERIFIER, client_id, options, other_client_id, somebody};
+use super::{Fixture, NONCE, VERIFIER, client_id, new_client_address, other_client_id, provider_options};
 
 const MEBIBYTE: usize = 1024 * 1024;
-/// The largest answer that is read (docs/decisions/0024).
-const MAX_ANSWER: usize = 64 * 1024;
+/// The largest response that is read, in bytes (docs/decisions/0024).
+const MAX_RESPONSE_BYTES: usize = 64 * 1024;
 
-fn at(place: At, fault: Fault) -> ProviderError {
-    ProviderError::Answer { place, fault }
+fn response_error(place: At, fault: InvalidResponse) -> ProviderError {
+    ProviderError::InvalidResponse { endpoint: place, reason: fault }
 }
 
-fn id_token(bad: BadToken) -> ProviderError {
-    at(At::Token, Fault::IdToken(bad))
+fn id_token_error(bad: InvalidProviderToken) -> ProviderError {
+    response_error(At::Token, InvalidResponse::IdToken(bad))
 }
 
 #[tokio::test]
-async fn an_answer_of_ten_mebibytes_is_not_read_to_its_end() {
-    for (place, asked) in [(Place::Token, At::Token), (Place::Keys, At::Keys)] {
+async fn a_response_of_ten_mebibytes_is_not_read_to_its_end() {
+    for (place, asked) in [(ProviderEndpoint::Token, At::Token), (ProviderEndpoint::Keys, At::Keys)] {
         let fixture = Fixture::new("oidc").await;
         let approved = fixture.approve().await;
-        fixture.upstream.script(place, Reply::huge(10 * MEBIBYTE));
-        let refused = fixture.redeem(&approved.code, VERIFIER, None).await;
-        assert_eq!(refused, Err(at(asked, Fault::TooLarge)));
+        fixture.upstream.script(place, ScriptedResponse::huge(10 * MEBIBYTE));
+        let refused = fixture.exchange_code(&approved.code, VERIFIER, None).await;
+        assert_eq!(refused, Err(response_error(asked, InvalidResponse::TooLarge)));
     }
 }
 
 #[tokio::test]
-async fn a_provider_that_hangs_is_given_up_after_ten_seconds_and_no_other_waits_for_it() {
+async fn a_hanging_provider_times_out_after_ten_seconds_and_delays_no_other() {
     let (slow, other) = tokio::join!(Fixture::new("github"), Fixture::new("discord"));
     let approved = slow.approve().await;
-    slow.upstream.script(Place::Token, Reply::stalled());
+    slow.upstream.script(ProviderEndpoint::Token, ScriptedResponse::stalled());
     let begun = Instant::now();
     let hanging = async {
-        let outcome = slow.redeem(&approved.code, VERIFIER, None).await;
+        let outcome = slow.exchange_code(&approved.code, VERIFIER, None).await;
         (outcome, begun.elapsed())
     };
     let meanwhile = async {
@@ -60,186 +63,213 @@ async fn a_provider_that_hangs_is_given_up_after_ten_seconds_and_no_other_waits_
         logins
     };
     let ((outcome, took), logins) = tokio::join!(hanging, meanwhile);
-    assert_eq!(outcome, Err(ProviderError::Away(Away::TooSlow)));
+    assert_eq!(outcome, Err(ProviderError::Unavailable(UnavailableReason::Timeout)));
     assert!(took >= Duration::from_secs(9), "{took:?}");
     assert!(logins > 5, "{logins}");
 }
 
 #[tokio::test]
-async fn more_than_thirty_two_calls_at_once_are_turned_away_at_once() {
+async fn more_than_thirty_two_concurrent_calls_are_refused_at_once() {
     let fixture = Fixture::new("github").await;
-    fixture.upstream.script(Place::UserInfo, Reply::silent());
+    fixture.upstream.script(ProviderEndpoint::UserInfo, ScriptedResponse::silent());
     let mut logins = Vec::new();
     for _ in 0..33 {
         let token = fixture.upstream.access_token(&client_id("github"));
         logins.push(token);
     }
-    let all = futures::future::join_all(logins.iter().map(|token| fixture.check(token, None))).await;
-    let turned_away = all.iter().filter(|outcome| **outcome == Err(ProviderError::Away(Away::TooMany))).count();
+    let all = futures::future::join_all(logins.iter().map(|token| fixture.check_token(token, None))).await;
+    let turned_away = all
+        .iter()
+        .filter(|outcome| **outcome == Err(ProviderError::Unavailable(UnavailableReason::TooManyCalls)))
+        .count();
     assert_eq!(turned_away, 1, "{all:?}");
-    fixture.upstream.unscript();
+    fixture.upstream.clear_scripts();
     let token = fixture.upstream.access_token(&client_id("github"));
-    fixture.check(&token, None).await.expect("the places are free again");
+    fixture.check_token(&token, None).await.expect("the permits are free again");
 }
 
 #[tokio::test]
-async fn a_provider_stands_where_the_install_allows_it_and_shows_a_certificate_for_its_name() {
+async fn a_provider_needs_an_allowed_address_and_a_certificate_for_its_name() {
     let fixture = Fixture::new("oidc").await;
     let authority = CertificateDer::from_pem_slice(fixture.upstream.ca().as_bytes()).unwrap();
-    // Not known by a name of the tests: it is looked up, and there is none.
-    let unknown = ProviderOptions { authorities: vec![authority], ..ProviderOptions::default() };
-    // Known, and its authority is not.
-    let untrusted = ProviderOptions { authorities: Vec::new(), ..options(&fixture.upstream) };
-    // Another host than the certificate is for.
-    let mut elsewhere = options(&Fixture::new("oauth2").await.upstream);
-    elsewhere.hosts = fixture.upstream.hosts();
-    for (options, away) in [(unknown, Away::NameUnknown), (untrusted, Away::Tls), (elsewhere, Away::Tls)] {
+    // The name is not overridden, so it is looked up in DNS and not found.
+    let unknown = ProviderOptions { test_roots: vec![authority], ..ProviderOptions::default() };
+    // The name is overridden, but the certificate authority is not trusted.
+    let untrusted = ProviderOptions { test_roots: Vec::new(), ..provider_options(&fixture.upstream) };
+    // The host has the certificate of another name.
+    let mut elsewhere = provider_options(&Fixture::new("oauth2").await.upstream);
+    elsewhere.test_hosts = fixture.upstream.hosts();
+    for (options, away) in [
+        (unknown, UnavailableReason::NameUnknown),
+        (untrusted, UnavailableReason::Tls),
+        (elsewhere, UnavailableReason::Tls),
+    ] {
         let providers = SocialProviders::new(options, Env::system());
-        let refused = fixture.check_by(&providers, "a.b.c", None, somebody()).await;
-        assert_eq!(refused, Err(ProviderError::Away(away)));
+        let refused = fixture.check_token_with(&providers, "a.b.c", None, new_client_address()).await;
+        assert_eq!(refused, Err(ProviderError::Unavailable(away)));
     }
-    assert!(fixture.upstream.seen().is_empty());
+    assert!(fixture.upstream.requests().is_empty());
 }
 
 #[tokio::test]
-async fn a_document_that_leads_to_a_private_address_leads_nowhere() {
+async fn a_document_with_a_private_address_is_not_followed() {
     for address in
         ["https://169.254.169.254/latest/meta-data", "https://[::ffff:10.0.0.1]/token", "https://localhost/token"]
     {
         let fixture = Fixture::new("oidc").await;
-        let mut document = fixture.upstream.shape().discovery();
+        let mut document = fixture.upstream.profile().discovery();
         document["token_endpoint"] = json!(address);
-        fixture.upstream.script(Place::Discovery, Reply::json(&document));
-        let refused = fixture.redeem("code", VERIFIER, None).await;
-        assert_eq!(refused, Err(ProviderError::Away(Away::AddressRefused)), "{address}");
+        fixture.upstream.script(ProviderEndpoint::Discovery, ScriptedResponse::json(&document));
+        let refused = fixture.exchange_code("code", VERIFIER, None).await;
+        assert_eq!(refused, Err(ProviderError::Unavailable(UnavailableReason::AddressNotAllowed)), "{address}");
     }
     for name in ["token_endpoint", "jwks_uri", "userinfo_endpoint", "authorization_endpoint", "introspection_endpoint"]
     {
         let fixture = Fixture::new("oidc").await;
-        let mut document = fixture.upstream.shape().discovery();
+        let mut document = fixture.upstream.profile().discovery();
         document[name] = json!("http://id.provider.test/clear");
-        fixture.upstream.script(Place::Discovery, Reply::json(&document));
-        assert_eq!(fixture.redeem("code", VERIFIER, None).await, Err(at(At::Discovery, Fault::NotHttps)), "{name}");
+        fixture.upstream.script(ProviderEndpoint::Discovery, ScriptedResponse::json(&document));
+        assert_eq!(
+            fixture.exchange_code("code", VERIFIER, None).await,
+            Err(response_error(At::Discovery, InvalidResponse::NotHttps)),
+            "{name}"
+        );
     }
 }
 
 #[tokio::test]
-async fn a_document_of_another_issuer_is_refused() {
+async fn a_document_of_another_issuer_is_rejected() {
     for issuer in ["https://evil.example", "https://id.provider.test/", "http://id.provider.test", ""] {
         let fixture = Fixture::new("oidc").await;
-        let mut document = fixture.upstream.shape().discovery();
+        let mut document = fixture.upstream.profile().discovery();
         document["issuer"] = json!(issuer);
-        fixture.upstream.script(Place::Discovery, Reply::json(&document));
-        let refused = fixture.redeem("code", VERIFIER, None).await;
-        assert_eq!(refused, Err(at(At::Discovery, Fault::OtherIssuer)), "{issuer}");
+        fixture.upstream.script(ProviderEndpoint::Discovery, ScriptedResponse::json(&document));
+        let refused = fixture.exchange_code("code", VERIFIER, None).await;
+        assert_eq!(refused, Err(response_error(At::Discovery, InvalidResponse::IssuerMismatch)), "{issuer}");
     }
     for issuer in ["https://login.microsoftonline.com/evil/v2.0", "https://evil.example/{tenantid}/v2.0"] {
         let fixture = Fixture::new("microsoft").await;
-        let mut document = fixture.upstream.shape().discovery();
+        let mut document = fixture.upstream.profile().discovery();
         document["issuer"] = json!(issuer);
-        fixture.upstream.script(Place::Discovery, Reply::json(&document));
-        let refused = fixture.redeem("code", VERIFIER, None).await;
-        assert_eq!(refused, Err(at(At::Discovery, Fault::OtherIssuer)), "{issuer}");
+        fixture.upstream.script(ProviderEndpoint::Discovery, ScriptedResponse::json(&document));
+        let refused = fixture.exchange_code("code", VERIFIER, None).await;
+        assert_eq!(refused, Err(response_error(At::Discovery, InvalidResponse::IssuerMismatch)), "{issuer}");
     }
 }
 
 #[tokio::test]
-async fn a_promised_issuer_must_come_back() {
+async fn an_announced_issuer_parameter_is_required() {
     let fixture = Fixture::new("oidc").await;
-    let mut document = fixture.upstream.shape().discovery();
+    let mut document = fixture.upstream.profile().discovery();
     document["authorization_response_iss_parameter_supported"] = json!(true);
-    fixture.upstream.script(Place::Discovery, Reply::json(&document));
+    fixture.upstream.script(ProviderEndpoint::Discovery, ScriptedResponse::json(&document));
     let approved = fixture.approve().await;
-    let missing = fixture.redeem(&approved.code, VERIFIER, None).await;
-    assert_eq!(missing, Err(ProviderError::Callback(BadCallback::NoIssuer)));
-    fixture.redeem(&approved.code, VERIFIER, Some("https://id.provider.test")).await.expect("the code is still good");
+    let missing = fixture.exchange_code(&approved.code, VERIFIER, None).await;
+    assert_eq!(missing, Err(ProviderError::InvalidCallback(InvalidCallback::MissingIssuer)));
+    fixture
+        .exchange_code(&approved.code, VERIFIER, Some("https://id.provider.test"))
+        .await
+        .expect("the code is still valid");
 }
 
 #[tokio::test]
-async fn an_id_token_that_is_not_for_this_login_is_refused() {
+async fn an_id_token_that_is_not_for_this_login_is_rejected() {
     type Tweak = fn(&mut Value);
-    let cases: [(Tweak, BadToken); 12] = [
-        (|claims| claims["iss"] = json!("https://evil.example"), BadToken::Issuer),
-        (|claims| claims["aud"] = json!("theirs"), BadToken::Audience),
-        (|claims| claims["aud"] = json!(["client-of-oidc", "theirs"]), BadToken::Audience),
-        (|claims| claims["aud"] = json!("mobile-of-oidc"), BadToken::Audience),
-        (|claims| claims["azp"] = json!("theirs"), BadToken::AuthorizedParty),
-        (|claims| claims["exp"] = json!(claims["iat"].as_i64().unwrap() - 120), BadToken::Expired),
-        (|claims| claims["nbf"] = json!(claims["iat"].as_i64().unwrap() + 300), BadToken::NotYetValid),
-        (|claims| claims["iat"] = json!(claims["iat"].as_i64().unwrap() + 300), BadToken::NotYetValid),
-        (|claims| claims["nonce"] = json!("another"), BadToken::Nonce),
-        (|claims| claims["nonce"] = json!(null), BadToken::Nonce),
-        (|claims| claims["at_hash"] = json!("AAAAAAAAAAAAAAAAAAAAAA"), BadToken::AccessTokenHash),
-        (|claims| claims["sub"] = json!(""), BadToken::Malformed),
+    let cases: [(Tweak, InvalidProviderToken); 12] = [
+        (|claims| claims["iss"] = json!("https://evil.example"), InvalidProviderToken::Issuer),
+        (|claims| claims["aud"] = json!("theirs"), InvalidProviderToken::Audience),
+        (|claims| claims["aud"] = json!(["client-of-oidc", "theirs"]), InvalidProviderToken::Audience),
+        (|claims| claims["aud"] = json!("mobile-of-oidc"), InvalidProviderToken::Audience),
+        (|claims| claims["azp"] = json!("theirs"), InvalidProviderToken::AuthorizedParty),
+        (|claims| claims["exp"] = json!(claims["iat"].as_i64().unwrap() - 120), InvalidProviderToken::Expired),
+        (|claims| claims["nbf"] = json!(claims["iat"].as_i64().unwrap() + 300), InvalidProviderToken::NotYetValid),
+        (|claims| claims["iat"] = json!(claims["iat"].as_i64().unwrap() + 300), InvalidProviderToken::NotYetValid),
+        (|claims| claims["nonce"] = json!("another"), InvalidProviderToken::Nonce),
+        (|claims| claims["nonce"] = json!(null), InvalidProviderToken::Nonce),
+        (|claims| claims["at_hash"] = json!("AAAAAAAAAAAAAAAAAAAAAA"), InvalidProviderToken::AccessTokenHash),
+        (|claims| claims["sub"] = json!(""), InvalidProviderToken::Malformed),
     ];
     let fixture = Fixture::new("oidc").await;
     for (tweak, bad) in cases {
-        fixture.upstream.tweak(tweak);
-        assert_eq!(fixture.log_in().await, Err(id_token(bad)));
-        assert_eq!(fixture.upstream.seen_at(Place::UserInfo).len(), 0, "nothing more is asked");
+        fixture.upstream.edit_claims(tweak);
+        assert_eq!(fixture.log_in().await, Err(id_token_error(bad)));
+        assert_eq!(fixture.upstream.requests_to(ProviderEndpoint::UserInfo).len(), 0, "no further call is made");
     }
-    fixture.upstream.unscript();
-    fixture.log_in().await.expect("the right one is taken");
+    fixture.upstream.clear_scripts();
+    fixture.log_in().await.expect("the right token is accepted");
 }
 
 #[tokio::test]
-async fn an_answer_without_an_id_token_is_no_login() {
+async fn a_response_without_an_id_token_is_rejected() {
     let fixture = Fixture::new("oidc").await;
-    let answer = |id_token: Value| {
+    let script_token_response = |id_token: Value| {
         let answer = json!({ "access_token": "t", "token_type": "Bearer", "id_token": id_token });
-        fixture.upstream.script(Place::Token, Reply::json(&answer));
+        fixture.upstream.script(ProviderEndpoint::Token, ScriptedResponse::json(&answer));
     };
-    answer(json!(null));
-    assert_eq!(fixture.redeem("code", VERIFIER, None).await, Err(at(At::Token, Fault::NoIdToken)));
+    script_token_response(json!(null));
+    assert_eq!(
+        fixture.exchange_code("code", VERIFIER, None).await,
+        Err(response_error(At::Token, InvalidResponse::MissingIdToken))
+    );
     for text in ["", "x", "a.b.c", "eyJhbGciOiJub25lIn0.e30."] {
-        answer(json!(text));
-        match fixture.redeem("code", VERIFIER, None).await {
-            Err(ProviderError::Answer { place: At::Token, fault: Fault::IdToken(_) }) => {}
+        script_token_response(json!(text));
+        match fixture.exchange_code("code", VERIFIER, None).await {
+            Err(ProviderError::InvalidResponse { endpoint: At::Token, reason: InvalidResponse::IdToken(_) }) => {}
             other => panic!("{other:?} for {text:?}"),
         }
     }
-    // Signed by a key of the same name that is not the provider's.
+    // Signed by another key with the same `kid`.
     let now = i64::try_from(jsonwebtoken::get_current_timestamp()).unwrap();
-    let forged = Signer::new("k1").sign(&json!({
+    let forged = SigningKey::new("k1").sign(&json!({
         "iss": "https://id.provider.test", "aud": client_id("oidc"), "sub": "1", "nonce": NONCE,
         "iat": now, "exp": now + 300,
     }));
-    answer(json!(forged));
-    assert_eq!(fixture.redeem("code", VERIFIER, None).await, Err(id_token(BadToken::Signature)));
+    script_token_response(json!(forged));
+    assert_eq!(
+        fixture.exchange_code("code", VERIFIER, None).await,
+        Err(id_token_error(InvalidProviderToken::Signature))
+    );
 }
 
 #[tokio::test]
-async fn userinfo_is_believed_only_of_the_id_tokens_subject() {
+async fn userinfo_is_accepted_only_for_the_subject_of_the_id_token() {
     let fixture = Fixture::new("oidc").await;
-    // So that the ID token lacks the address, and userinfo is asked.
-    fixture.upstream.tweak(|claims| {
+    // The ID token lacks the address, so userinfo is called.
+    fixture.upstream.edit_claims(|claims| {
         let claims = claims.as_object_mut().unwrap();
         claims.remove("email");
     });
-    let told = |subject: Value| {
+    let script_userinfo = |subject: Value| {
         let answer = json!({ "sub": subject, "email": "ada@example.com", "email_verified": true });
-        fixture.upstream.script(Place::UserInfo, Reply::json(&answer));
+        fixture.upstream.script(ProviderEndpoint::UserInfo, ScriptedResponse::json(&answer));
     };
     for other in [json!("2"), json!(null), json!(1), json!("")] {
-        told(other.clone());
-        assert_eq!(fixture.log_in().await, Err(at(At::UserInfo, Fault::OtherSubject)), "{other}");
+        script_userinfo(other.clone());
+        assert_eq!(
+            fixture.log_in().await,
+            Err(response_error(At::UserInfo, InvalidResponse::SubjectMismatch)),
+            "{other}"
+        );
     }
-    told(json!("1"));
+    script_userinfo(json!("1"));
     let who = fixture.log_in().await.unwrap();
-    assert!(who.email.unwrap().verified);
+    assert!(who.email.unwrap().is_verified);
 }
 
 #[tokio::test]
-async fn a_check_that_speaks_of_another_user_is_not_believed() {
+async fn a_token_check_for_another_user_is_rejected() {
     let fixture = Fixture::new("github").await;
     let token = fixture.upstream.access_token(&client_id("github"));
     let answer = json!({ "app": { "client_id": client_id("github") }, "user": { "id": 2 } });
-    fixture.upstream.script(Place::TokenCheck, Reply::json(&answer));
-    assert_eq!(fixture.check(&token, None).await, Err(at(At::UserInfo, Fault::OtherSubject)));
+    fixture.upstream.script(ProviderEndpoint::TokenCheck, ScriptedResponse::json(&answer));
+    assert_eq!(
+        fixture.check_token(&token, None).await,
+        Err(response_error(At::UserInfo, InvalidResponse::SubjectMismatch))
+    );
 }
 
 #[tokio::test]
-async fn a_check_that_names_no_client_is_not_believed() {
+async fn a_token_check_without_a_client_is_rejected() {
     for preset in ["google", "github", "discord", "linkedin", "twitch", "facebook", "oidc", "oauth2", "gitlab"] {
         let fixture = Fixture::new(preset).await;
         let token = fixture.upstream.access_token(&client_id(preset));
@@ -251,107 +281,121 @@ async fn a_check_that_names_no_client_is_not_believed() {
                 "data": { "is_valid": true, "app_id": "theirs" } }),
             json!({ "active": true, "client_id": "", "aud": [], "azp": null }),
         ] {
-            fixture.upstream.script(Place::TokenCheck, Reply::json(&answer));
-            match fixture.check(&token, None).await {
-                Err(ProviderError::Token(_) | ProviderError::Answer { place: At::TokenCheck, .. }) => {}
+            fixture.upstream.script(ProviderEndpoint::TokenCheck, ScriptedResponse::json(&answer));
+            match fixture.check_token(&token, None).await {
+                Err(
+                    ProviderError::InvalidToken(_) | ProviderError::InvalidResponse { endpoint: At::TokenCheck, .. },
+                ) => {}
                 other => panic!("{preset}: {other:?} for {answer}"),
             }
-            assert!(fixture.upstream.seen_at(Place::UserInfo).is_empty());
+            assert!(fixture.upstream.requests_to(ProviderEndpoint::UserInfo).is_empty());
         }
     }
 }
 
-/// `aud` names who may be shown a token: another client can have one that is meant for us (RFC 7662, 2.2).
+/// `aud` names the recipients of a token: another client can have a token that is meant for us (RFC 7662, section 2.2).
 #[tokio::test]
-async fn an_audience_does_not_show_to_which_client_a_token_was_issued() {
+async fn an_audience_does_not_prove_the_client_of_a_token() {
     for preset in ["oidc", "oauth2", "gitlab"] {
         let fixture = Fixture::new(preset).await;
         let token = fixture.upstream.access_token("theirs");
         let introspected = async |mut answer: Value| {
             answer["active"] = json!(true);
-            fixture.upstream.script(Place::TokenCheck, Reply::json(&answer));
-            fixture.check(&token, None).await.map(drop)
+            fixture.upstream.script(ProviderEndpoint::TokenCheck, ScriptedResponse::json(&answer));
+            fixture.check_token(&token, None).await.map(drop)
         };
         let (ours, other) = (client_id(preset), other_client_id(preset));
         for audience in [json!(ours), json!([ours]), json!([other, "api"]), json!("api")] {
             let refused = introspected(json!({ "aud": audience })).await;
-            assert_eq!(refused, Err(at(At::TokenCheck, Fault::Incomplete)), "{preset}: {audience}");
+            assert_eq!(
+                refused,
+                Err(response_error(At::TokenCheck, InvalidResponse::Incomplete)),
+                "{preset}: {audience}"
+            );
             for party in ["client_id", "azp"] {
                 let refused = introspected(json!({ "aud": audience, party: "theirs" })).await;
-                assert_eq!(refused, Err(ProviderError::Token(BadToken::Audience)), "{preset}: {audience}");
+                assert_eq!(
+                    refused,
+                    Err(ProviderError::InvalidToken(InvalidProviderToken::Audience)),
+                    "{preset}: {audience}"
+                );
             }
         }
-        assert!(fixture.upstream.seen_at(Place::UserInfo).is_empty(), "{preset}");
+        assert!(fixture.upstream.requests_to(ProviderEndpoint::UserInfo).is_empty(), "{preset}");
         for (party, client) in [("client_id", &ours), ("azp", &ours), ("client_id", &other), ("azp", &other)] {
             introspected(json!({ "aud": "api", party: client })).await.unwrap();
         }
     }
 }
 
-/// Documents of about that size that are to cost much: their text, and why they are refused.
-fn hostile(size: usize) -> Vec<(&'static str, String, Fault)> {
+/// Documents of about this size that are made to be expensive, and the expected faults.
+fn hostile_documents(size: usize) -> Vec<(&'static str, String, InvalidResponse)> {
     let fill = |piece: &str| format!("[{}0]", piece.repeat((size - 3) / piece.len()));
     let keys: Vec<String> = (0..size / 10).map(|number| format!("\"{number}\":0")).collect();
     vec![
-        ("deep arrays", "[".repeat(size), Fault::TooComplex),
-        ("deep objects", "{\"\":".repeat(size / 5), Fault::TooComplex),
-        ("wide numbers", fill("0,"), Fault::TooComplex),
-        ("wide arrays", fill("[],"), Fault::TooComplex),
-        ("wide objects", fill("{\"\":{}},"), Fault::TooComplex),
-        ("wide texts", fill("\"\","), Fault::TooComplex),
-        ("many keys", format!("{{{}}}", keys.join(",")), Fault::TooComplex),
-        ("one key twice", "{\"active\":true,\"active\":true}".to_owned(), Fault::NotJson),
-        ("a huge number", format!("{{\"keys\":1{}}}", "0".repeat(size - 100)), Fault::NotJson),
-        ("a long text", format!("{{\"keys\":\"{}\"}}", "x".repeat(size - 100)), Fault::Incomplete),
+        ("deep arrays", "[".repeat(size), InvalidResponse::TooComplex),
+        ("deep objects", "{\"\":".repeat(size / 5), InvalidResponse::TooComplex),
+        ("wide numbers", fill("0,"), InvalidResponse::TooComplex),
+        ("wide arrays", fill("[],"), InvalidResponse::TooComplex),
+        ("wide objects", fill("{\"\":{}},"), InvalidResponse::TooComplex),
+        ("wide texts", fill("\"\","), InvalidResponse::TooComplex),
+        ("many keys", format!("{{{}}}", keys.join(",")), InvalidResponse::TooComplex),
+        ("one key twice", "{\"active\":true,\"active\":true}".to_owned(), InvalidResponse::NotJson),
+        ("a huge number", format!("{{\"keys\":1{}}}", "0".repeat(size - 100)), InvalidResponse::NotJson),
+        ("a long text", format!("{{\"keys\":\"{}\"}}", "x".repeat(size - 100)), InvalidResponse::Incomplete),
     ]
 }
 
 #[tokio::test]
-async fn hostile_documents_are_refused_wherever_a_provider_sends_them() {
+async fn hostile_documents_are_rejected_at_every_endpoint() {
     let scripted = |fixture: &Fixture, place, text: &str| {
-        fixture.upstream.script(place, Reply::text(200, "application/json", text.to_owned()));
+        fixture.upstream.script(place, ScriptedResponse::text(200, "application/json", text.to_owned()));
     };
     let oidc = Fixture::new("oidc").await;
     let github = Fixture::new("github").await;
-    let mut documents = hostile(MAX_ANSWER);
-    documents.push(("a mebibyte", format!("[{}0]", "{\"\":{}},".repeat(MEBIBYTE / 8)), Fault::TooLarge));
+    let mut documents = hostile_documents(MAX_RESPONSE_BYTES);
+    documents.push(("a mebibyte", format!("[{}0]", "{\"\":{}},".repeat(MEBIBYTE / 8)), InvalidResponse::TooLarge));
     for (what, text, fault) in documents {
-        // Nothing of a document that is refused is kept, so each is read anew.
+        // Rejected documents are not cached, so each is read again.
         let fresh = Fixture::new("oidc").await;
-        scripted(&fresh, Place::Discovery, &text);
-        assert_eq!(fresh.redeem("code", VERIFIER, None).await, Err(at(At::Discovery, fault)), "{what}");
-        fresh.upstream.unscript();
-        scripted(&fresh, Place::Keys, &text);
-        assert_eq!(fresh.log_in().await, Err(at(At::Keys, fault)), "{what}");
+        scripted(&fresh, ProviderEndpoint::Discovery, &text);
+        assert_eq!(
+            fresh.exchange_code("code", VERIFIER, None).await,
+            Err(response_error(At::Discovery, fault)),
+            "{what}"
+        );
+        fresh.upstream.clear_scripts();
+        scripted(&fresh, ProviderEndpoint::Keys, &text);
+        assert_eq!(fresh.log_in().await, Err(response_error(At::Keys, fault)), "{what}");
 
-        scripted(&oidc, Place::TokenCheck, &text);
-        assert_eq!(oidc.check("token", None).await, Err(at(At::TokenCheck, fault)), "{what}");
-        oidc.upstream.unscript();
-        scripted(&oidc, Place::Token, &text);
-        assert_eq!(oidc.redeem("code", VERIFIER, None).await, Err(at(At::Token, fault)), "{what}");
-        oidc.upstream.unscript();
+        scripted(&oidc, ProviderEndpoint::TokenCheck, &text);
+        assert_eq!(oidc.check_token("token", None).await, Err(response_error(At::TokenCheck, fault)), "{what}");
+        oidc.upstream.clear_scripts();
+        scripted(&oidc, ProviderEndpoint::Token, &text);
+        assert_eq!(oidc.exchange_code("code", VERIFIER, None).await, Err(response_error(At::Token, fault)), "{what}");
+        oidc.upstream.clear_scripts();
 
-        scripted(&github, Place::UserInfo, &text);
-        assert_eq!(github.log_in().await, Err(at(At::UserInfo, fault)), "{what}");
-        github.upstream.unscript();
-        scripted(&github, Place::Emails, &text);
-        assert_eq!(github.log_in().await, Err(at(At::Emails, fault)), "{what}");
-        github.upstream.unscript();
+        scripted(&github, ProviderEndpoint::UserInfo, &text);
+        assert_eq!(github.log_in().await, Err(response_error(At::UserInfo, fault)), "{what}");
+        github.upstream.clear_scripts();
+        scripted(&github, ProviderEndpoint::Emails, &text);
+        assert_eq!(github.log_in().await, Err(response_error(At::Emails, fault)), "{what}");
+        github.upstream.clear_scripts();
     }
-    oidc.log_in().await.expect("the right answers are taken");
-    github.log_in().await.expect("the right answers are taken");
+    oidc.log_in().await.expect("the right responses are accepted");
+    github.log_in().await.expect("the right responses are accepted");
 }
 
 #[tokio::test]
-async fn hostile_tokens_are_refused_before_anything_is_asked_about_them() {
+async fn hostile_tokens_are_rejected_before_any_call() {
     let fixture = Fixture::new("microsoft").await;
     let part = |text: &str| URL_SAFE_NO_PAD.encode(text);
     let (header, claims) = (part(r#"{"alg":"RS256","kid":"k1"}"#), part(r#"{"sub":"1"}"#));
     let long = "x".repeat(256);
-    // As long as a token may be, in base64. A long text alone is no reason to refuse one.
-    let documents: Vec<String> = hostile(22_000)
+    // The maximum length of a token, in base64. A long text alone is not a reason to refuse a token.
+    let documents: Vec<String> = hostile_documents(22_000)
         .into_iter()
-        .filter(|(.., fault)| *fault != Fault::Incomplete)
+        .filter(|(.., fault)| *fault != InvalidResponse::Incomplete)
         .map(|(_, text, _)| text)
         .collect();
     let mut tokens: Vec<String> = documents.iter().map(|text| format!("{header}.{}.AAAA", part(text))).collect();
@@ -359,61 +403,62 @@ async fn hostile_tokens_are_refused_before_anything_is_asked_about_them() {
     tokens.push(format!("{}.{claims}.AAAA", part(&format!(r#"{{"alg":"RS256","kid":"{long}"}}"#))));
     tokens.push(format!("{header}.{claims}.{}", "A".repeat(32 * 1024)));
     for token in tokens {
-        let refused = fixture.check(&token, None).await;
-        assert_eq!(refused, Err(ProviderError::Token(BadToken::Malformed)), "{}", &token[..80]);
+        let refused = fixture.check_token(&token, None).await;
+        assert_eq!(refused, Err(ProviderError::InvalidToken(InvalidProviderToken::Malformed)), "{}", &token[..80]);
     }
-    assert!(fixture.upstream.seen_at(Place::Keys).is_empty(), "no key was looked for");
+    assert!(fixture.upstream.requests_to(ProviderEndpoint::Keys).is_empty(), "no key was requested");
 }
 
 #[tokio::test]
-async fn a_fifth_call_of_one_client_is_turned_away_at_once() {
+async fn a_fifth_concurrent_call_of_one_client_is_refused_at_once() {
     let fixture = Fixture::new("github").await;
-    fixture.upstream.script(Place::TokenCheck, Reply::silent());
-    let client = somebody();
+    fixture.upstream.script(ProviderEndpoint::TokenCheck, ScriptedResponse::silent());
+    let client = new_client_address();
     let mut calls: FuturesUnordered<_> =
-        (0..5).map(|_| fixture.check_by(&fixture.providers, "token", None, client)).collect();
-    assert_eq!(calls.next().await, Some(Err(ProviderError::Away(Away::TooMany))));
-    assert!(fixture.permit(Operation::Login).is_ok(), "there is room for others");
+        (0..5).map(|_| fixture.check_token_with(&fixture.providers, "token", None, client)).collect();
+    assert_eq!(calls.next().await, Some(Err(ProviderError::Unavailable(UnavailableReason::TooManyCalls))));
+    assert!(fixture.permit(ProviderOperation::Login).is_ok(), "other clients still get permits");
     let held: Vec<_> = calls.collect().await;
-    assert_eq!(held, vec![Err(ProviderError::Away(Away::TooSlow)); 4]);
-    fixture.upstream.unscript();
+    assert_eq!(held, vec![Err(ProviderError::Unavailable(UnavailableReason::Timeout)); 4]);
+    fixture.upstream.clear_scripts();
     let token = fixture.upstream.access_token(&client_id("github"));
-    fixture.check_by(&fixture.providers, &token, None, client).await.expect("its places are free again");
+    fixture.check_token_with(&fixture.providers, &token, None, client).await.expect("its permits are free again");
 }
 
 #[tokio::test]
-async fn a_provider_without_an_introspection_address_takes_no_access_tokens() {
-    let fixture = Fixture::changed("oauth2", |provider| {
+async fn a_provider_without_an_introspection_endpoint_accepts_no_access_tokens() {
+    let fixture = Fixture::with_changed_provider("oauth2", |provider| {
         provider.settings.options.remove("introspectionURL");
     })
     .await;
     let token = fixture.upstream.access_token(&client_id("oauth2"));
-    assert_eq!(fixture.check(&token, None).await, Err(ProviderError::NoTokenCheck));
-    assert!(fixture.upstream.seen().is_empty());
+    assert_eq!(fixture.check_token(&token, None).await, Err(ProviderError::NoTokenCheck));
+    assert!(fixture.upstream.requests().is_empty());
 }
 
 #[tokio::test]
-async fn a_provider_whose_secret_is_gone_is_asked_nothing() {
-    let fixture = Fixture::changed("oidc", |provider| provider.settings.secret = None).await;
-    let gone = ProviderError::Unusable(Unusable::NoSecret);
-    assert_eq!(fixture.redeem("code", VERIFIER, None).await, Err(gone));
-    assert_eq!(fixture.check("token", None).await, Err(gone));
-    assert!(fixture.upstream.seen().is_empty());
+async fn a_provider_without_its_secret_is_not_called() {
+    let fixture = Fixture::with_changed_provider("oidc", |provider| provider.settings.secret = None).await;
+    let no_secret = ProviderError::Unusable(UnusableReason::MissingSecret);
+    assert_eq!(fixture.exchange_code("code", VERIFIER, None).await, Err(no_secret));
+    assert_eq!(fixture.check_token("token", None).await, Err(no_secret));
+    assert!(fixture.upstream.requests().is_empty());
 }
 
 #[tokio::test]
-async fn a_preset_of_a_later_version_is_told_as_such() {
+async fn a_preset_of_a_later_version_is_reported() {
     let fixture = Fixture::new("oidc").await;
     let mut provider = fixture.provider().clone();
     provider.settings.preset = "mastodon".to_owned();
-    let refused = fixture.providers.try_acquire(Operation::Login, &fixture.app, &provider, somebody());
-    assert_eq!(refused.err(), Some(ProviderError::Unusable(Unusable::UnknownPreset)));
+    let refused =
+        fixture.providers.try_acquire(ProviderOperation::Login, &fixture.app, &provider, new_client_address());
+    assert_eq!(refused.err(), Some(ProviderError::Unusable(UnusableReason::UnknownPreset)));
 }
 
 #[tokio::test]
-async fn of_githubs_addresses_the_primary_one_counts() {
+async fn only_the_primary_address_of_github_counts() {
     let fixture = Fixture::new("github").await;
-    fixture.upstream.person(Person::new("1").verified("ada@example.com"));
+    fixture.upstream.set_user(ProviderUser::new("1").verified("ada@example.com"));
     for (list, email) in [
         (json!([]), None),
         (json!([{ "email": "a@example.com", "primary": false, "verified": true }]), None),
@@ -427,8 +472,8 @@ async fn of_githubs_addresses_the_primary_one_counts() {
         (json!([{ "email": "b@example.com", "primary": true, "verified": true }]), Some(("b@example.com", true))),
         (json!([{ "email": "b@example.com", "primary": true }]), Some(("b@example.com", false))),
     ] {
-        fixture.upstream.script(Place::Emails, Reply::json(&list));
-        let told = fixture.log_in().await.unwrap().email;
-        assert_eq!(told.as_ref().map(|told| (told.email.as_str(), told.verified)), email, "{list}");
+        fixture.upstream.script(ProviderEndpoint::Emails, ScriptedResponse::json(&list));
+        let found = fixture.log_in().await.unwrap().email;
+        assert_eq!(found.as_ref().map(|found| (found.email.as_str(), found.is_verified)), email, "{list}");
     }
 }

@@ -1,14 +1,16 @@
-//! Keys and documents that change, and providers that go away.
+//! Keys and documents that change, and unavailable providers.
 
-use latchkey_server::domain::identity::{Away, BadToken, Fault, Place as At, ProviderError};
-use latchkey_tests::upstream::{Place, Reply};
+use latchkey_server::domain::identity::{
+    InvalidProviderToken, InvalidResponse, ProviderEndpoint as At, ProviderError, UnavailableReason,
+};
+use latchkey_tests::mock_provider::{ProviderEndpoint, ScriptedResponse};
 use serde_json::json;
 
 use super::{Fixture, client_id};
 
-fn unknown_key<T: std::fmt::Debug>(outcome: Result<T, ProviderError>) {
+fn assert_unknown_key<T: std::fmt::Debug>(outcome: Result<T, ProviderError>) {
     match outcome {
-        Err(ProviderError::Token(BadToken::UnknownKey)) => {}
+        Err(ProviderError::InvalidToken(InvalidProviderToken::UnknownKey)) => {}
         other => panic!("{other:?}"),
     }
 }
@@ -19,61 +21,61 @@ async fn documents_and_keys_are_read_once_for_many_logins() {
     for _ in 0..3 {
         fixture.log_in().await.unwrap();
     }
-    assert_eq!(fixture.upstream.seen_at(Place::Discovery).len(), 1);
-    assert_eq!(fixture.upstream.seen_at(Place::Keys).len(), 1);
-    assert_eq!(fixture.upstream.seen_at(Place::Token).len(), 3);
+    assert_eq!(fixture.upstream.requests_to(ProviderEndpoint::Discovery).len(), 1);
+    assert_eq!(fixture.upstream.requests_to(ProviderEndpoint::Keys).len(), 1);
+    assert_eq!(fixture.upstream.requests_to(ProviderEndpoint::Token).len(), 3);
 }
 
 #[tokio::test]
-async fn a_key_that_is_unknown_and_then_known_is_taken_and_asked_for_once_a_minute() {
+async fn an_unknown_key_is_requested_once_a_minute_and_accepted_when_found() {
     let fixture = Fixture::new("oidc").await;
     fixture.log_in().await.unwrap();
-    fixture.upstream.rotate("k2", true);
+    fixture.upstream.rotate_key("k2", true);
     fixture.log_in().await.expect("the new key is read");
-    assert_eq!(fixture.upstream.seen_at(Place::Keys).len(), 2);
+    assert_eq!(fixture.upstream.requests_to(ProviderEndpoint::Keys).len(), 2);
 
-    fixture.upstream.rotate("k3", false);
+    fixture.upstream.rotate_key("k3", false);
     for _ in 0..5 {
         let token = fixture.upstream.id_token(&client_id("oidc"), None).unwrap();
-        unknown_key(fixture.check(&token, None).await);
+        assert_unknown_key(fixture.check_token(&token, None).await);
     }
-    assert_eq!(fixture.upstream.seen_at(Place::Keys).len(), 2, "the minute is not over");
+    assert_eq!(fixture.upstream.requests_to(ProviderEndpoint::Keys).len(), 2, "the minute is not over");
 }
 
 #[tokio::test]
-async fn many_who_meet_an_unknown_key_share_one_question() {
+async fn concurrent_calls_with_an_unknown_key_share_one_request() {
     let fixture = Fixture::new("oidc").await;
     fixture.log_in().await.unwrap();
-    fixture.upstream.rotate("k2", true);
+    fixture.upstream.rotate_key("k2", true);
     let tokens: Vec<_> = (0..20).map(|_| fixture.upstream.id_token(&client_id("oidc"), None).unwrap()).collect();
-    let all = futures::future::join_all(tokens.iter().map(|token| fixture.check(token, None))).await;
+    let all = futures::future::join_all(tokens.iter().map(|token| fixture.check_token(token, None))).await;
     assert!(all.iter().all(Result::is_ok), "{all:?}");
-    assert_eq!(fixture.upstream.seen_at(Place::Keys).len(), 2);
+    assert_eq!(fixture.upstream.requests_to(ProviderEndpoint::Keys).len(), 2);
 }
 
 #[tokio::test]
-async fn what_was_read_serves_while_the_provider_is_away() {
+async fn cached_documents_are_used_while_the_provider_is_unavailable() {
     let fixture = Fixture::new("oidc").await;
     fixture.log_in().await.unwrap();
-    for place in [Place::Discovery, Place::Keys] {
-        fixture.upstream.script(place, Reply::status(503, &json!({})));
+    for place in [ProviderEndpoint::Discovery, ProviderEndpoint::Keys] {
+        fixture.upstream.script(place, ScriptedResponse::status(503, &json!({})));
     }
     fixture.log_in().await.unwrap();
     let token = fixture.upstream.id_token(&client_id("oidc"), None).unwrap();
-    fixture.check(&token, None).await.unwrap();
+    fixture.check_token(&token, None).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_provider_that_was_away_at_first_is_asked_again() {
+async fn a_provider_that_was_unavailable_at_first_is_called_again() {
     let fixture = Fixture::new("oidc").await;
-    fixture.upstream.script(Place::Discovery, Reply::status(503, &json!({})));
-    let away = Err(ProviderError::Away(Away::Status(503)));
-    assert_eq!(fixture.check("token", None).await, away);
-    fixture.upstream.unscript();
-    fixture.upstream.script(Place::Keys, Reply::status(404, &json!({})));
+    fixture.upstream.script(ProviderEndpoint::Discovery, ScriptedResponse::status(503, &json!({})));
+    let away = Err(ProviderError::Unavailable(UnavailableReason::Status(503)));
+    assert_eq!(fixture.check_token("token", None).await, away);
+    fixture.upstream.clear_scripts();
+    fixture.upstream.script(ProviderEndpoint::Keys, ScriptedResponse::status(404, &json!({})));
     let token = fixture.upstream.id_token(&client_id("oidc"), None).unwrap();
-    let refused = Err(ProviderError::Answer { place: At::Keys, fault: Fault::Status(404) });
-    assert_eq!(fixture.check(&token, None).await, refused);
-    fixture.upstream.unscript();
-    fixture.check(&token, None).await.unwrap();
+    let refused = Err(ProviderError::InvalidResponse { endpoint: At::Keys, reason: InvalidResponse::Status(404) });
+    assert_eq!(fixture.check_token(&token, None).await, refused);
+    fixture.upstream.clear_scripts();
+    fixture.check_token(&token, None).await.unwrap();
 }

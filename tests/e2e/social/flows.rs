@@ -1,15 +1,18 @@
-//! A flow from *redirect* to *callback*: once, by one browser, for one App and Provider.
+//! A flow from *redirect* to *callback*: used once, by one browser, for one App and Provider.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use futures::future::join_all;
 use http::{Method, StatusCode};
-use latchkey_tests::{builders::Provider, client::Answer, stack::Stack};
+use latchkey_tests::{builders::Provider, client::ApiResponse, stack::Stack};
 use serde_json::json;
 use tokio::sync::Barrier;
 
-use super::{Asked, Browser, DONE, Landed, Person, Social, app, provider::Upstream, seven};
-use crate::support::Shop;
+use super::{
+    AppRedirect, AuthorizationRequest, CookieClient, Person, REDIRECT_URL, SocialTest, app, assert_session_fields,
+    scripted_provider::ScriptedProvider,
+};
+use crate::support::TestApp;
 
 const EMAIL: &str = "grace@example.com";
 
@@ -18,71 +21,71 @@ fn grace() -> Person {
 }
 
 #[track_caller]
-fn invalid_state(answer: Answer) {
+fn assert_invalid_state(answer: ApiResponse) {
     let answer = answer.expect_error(StatusCode::BAD_REQUEST, "invalid_state");
     assert_eq!(answer.header("location"), None);
 }
 
 #[tokio::test]
-async fn a_user_goes_to_the_provider_and_comes_back_with_the_seven_parameters() {
-    let social = Social::open().await;
-    let mut browser = social.browser();
+async fn a_user_returns_from_the_provider_with_the_seven_parameters() {
+    let social = SocialTest::start().await;
+    let mut browser = social.new_client();
     let state = "the app's own é&=?#+%20\"'";
     let query = url::form_urlencoded::Serializer::new(String::new()).append_pair("state", state).finish();
-    let answer = browser.go(&format!("{}?{query}", social.path("redirect"))).await.expect(StatusCode::FOUND);
+    let answer = browser.get(&format!("{}?{query}", social.path("redirect"))).await.expect(StatusCode::FOUND);
     assert_eq!(answer.header("cache-control"), Some("no-store"));
     assert_eq!(answer.header("referrer-policy"), Some("no-referrer"));
     let cookie = answer.header("set-cookie").expect("a cookie");
     assert!(cookie.contains("HttpOnly") && cookie.contains("Path=/"), "{cookie}");
-    let asked = Asked::of(answer.header("location").expect("an address"));
-    assert!(!asked.url.as_str().contains("the%20app"), "the app's state stays here");
+    let asked = AuthorizationRequest::of(answer.header("location").expect("an address"));
+    assert!(!asked.url.as_str().contains("the%20app"), "the app's state is not sent to the provider");
     assert_eq!(asked.parameter("client_id"), "client-of-local");
-    let callback = format!("{}/{}", social.shop.stack.base_url(), social.path("callback"));
+    let callback = format!("{}/{}", social.test_app.stack.base_url(), social.path("callback"));
     assert_eq!(asked.parameter("redirect_uri"), callback);
 
-    let code = social.upstream.log_in(&asked, &grace());
-    let answer = browser.come_back(&social.path("callback"), &asked, &code).await;
-    assert!(browser.cookies.is_empty(), "the cookie went with the flow");
-    let landed = Landed::session(&answer);
-    assert!(landed.location.starts_with(&format!("{DONE}?")), "{}", landed.location);
-    assert_eq!(landed.get("state"), state);
-    assert_eq!(landed.get("email_verified"), "true");
+    let code = social.upstream.approve(&asked, &grace());
+    let answer = browser.callback(&social.path("callback"), &asked, &code).await;
+    assert!(browser.cookies.is_empty(), "the cookie is removed with the flow");
+    let landed = AppRedirect::expect_session(&answer);
+    assert!(landed.location.starts_with(&format!("{REDIRECT_URL}?")), "{}", landed.location);
+    assert_eq!(landed.parameter("state"), state);
+    assert_eq!(landed.parameter("email_verified"), "true");
     assert_eq!(landed.parameters.len(), 8);
-    social.assert_alive(&social.shop.look(landed.get("access_token")).await);
+    social.assert_ok(&social.test_app.verify(landed.parameter("access_token")).await);
 
-    let again = Landed::session(&social.sign_in(&grace()).await);
-    assert_eq!(again.get("local_id"), landed.get("local_id"), "one user for one identity");
+    let again = AppRedirect::expect_session(&social.log_in(&grace()).await);
+    assert_eq!(again.parameter("local_id"), landed.parameter("local_id"), "one user for one identity");
     assert!(!again.parameters.contains_key("state"));
-    assert_eq!(social.made().await, (1, 1, 2));
+    assert_eq!(social.counts().await, (1, 1, 2));
 }
 
 #[tokio::test]
-async fn json_tells_the_providers_address() {
-    let social = Social::open().await;
-    let answer = social.browser().go(&format!("{}?format=json", social.path("redirect"))).await;
+async fn format_json_returns_the_address_of_the_provider() {
+    let social = SocialTest::start().await;
+    let answer = social.new_client().get(&format!("{}?format=json", social.path("redirect"))).await;
     let answer = answer.expect(StatusCode::OK);
     assert_eq!(answer.header("cache-control"), Some("no-store"));
     assert_eq!(answer.header("set-cookie"), None);
-    let asked = Asked::of(answer.string("url"));
+    let asked = AuthorizationRequest::of(answer.string("url"));
     assert_eq!(asked.parameter("client_id"), "client-of-local");
     assert!(asked.parameter("redirect_uri").ends_with(&social.path("callback")));
     for bad in ["format=xml", "format=", "format=json&format=json", "state=%00", "code_challenge=plain"] {
-        let answer = social.browser().go(&format!("{}?{bad}", social.path("redirect"))).await;
+        let answer = social.new_client().get(&format!("{}?{bad}", social.path("redirect"))).await;
         answer.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
     }
     let long = "x".repeat(513);
-    let answer = social.browser().go(&format!("{}?state={long}", social.path("redirect"))).await;
+    let answer = social.new_client().get(&format!("{}?state={long}", social.path("redirect"))).await;
     answer.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
-    social.browser().begin(&format!("{}?state={}", social.path("redirect"), &long[1..])).await;
+    social.new_client().start_flow(&format!("{}?state={}", social.path("redirect"), &long[1..])).await;
 }
 
 #[tokio::test]
-async fn a_state_that_is_missing_wrong_or_anothers_leads_nowhere() {
+async fn a_missing_wrong_or_foreign_state_is_refused() {
     let other_app = app();
-    let social = Social::of(app(), Stack::builder().app(&other_app)).await;
-    let mut browser = social.browser();
-    let asked = browser.begin(&social.path("redirect")).await;
-    let code = social.upstream.log_in(&asked, &grace());
+    let social = SocialTest::of(app(), Stack::builder().app(&other_app)).await;
+    let mut browser = social.new_client();
+    let asked = browser.start_flow(&social.path("redirect")).await;
+    let code = social.upstream.approve(&asked, &grace());
     let callback = social.path("callback");
     let state = asked.state();
     let changed = format!("{}{}", if state.starts_with('A') { "B" } else { "A" }, &state[1..]);
@@ -96,113 +99,118 @@ async fn a_state_that_is_missing_wrong_or_anothers_leads_nowhere() {
         format!("?code={code}&state={state}%20"),
         format!("?error=access_denied&state={changed}"),
     ] {
-        invalid_state(browser.go(&format!("{callback}{query}")).await);
+        assert_invalid_state(browser.get(&format!("{callback}{query}")).await);
     }
     // Another Provider of the App, another App, another browser.
-    invalid_state(browser.come_back(&social.path_of("other", "callback"), &asked, &code).await);
+    assert_invalid_state(browser.callback(&social.path_of("other", "callback"), &asked, &code).await);
     let elsewhere = format!("{}/local/callback", other_app.id());
-    invalid_state(browser.come_back(&elsewhere, &asked, &code).await);
-    let mut stranger = social.browser();
-    invalid_state(stranger.come_back(&callback, &asked, &code).await);
-    stranger.begin(&social.path("redirect")).await;
-    invalid_state(stranger.come_back(&callback, &asked, &code).await);
-    assert_eq!(social.made().await, (0, 0, 0));
-    assert_eq!(social.upstream.exchanges(), 0, "the provider was not asked");
+    assert_invalid_state(browser.callback(&elsewhere, &asked, &code).await);
+    let mut stranger = social.new_client();
+    assert_invalid_state(stranger.callback(&callback, &asked, &code).await);
+    stranger.start_flow(&social.path("redirect")).await;
+    assert_invalid_state(stranger.callback(&callback, &asked, &code).await);
+    assert_eq!(social.counts().await, (0, 0, 0));
+    assert_eq!(social.upstream.exchange_count(), 0, "the provider was not called");
 
-    // None of this has used it.
+    // None of these calls has used the flow.
     let cookies = browser.cookies.clone();
-    Landed::session(&browser.come_back(&callback, &asked, &code).await);
+    AppRedirect::expect_session(&browser.callback(&callback, &asked, &code).await);
     browser.cookies = cookies;
-    invalid_state(browser.come_back(&callback, &asked, &code).await);
-    assert_eq!(social.made().await, (1, 1, 1));
-    assert_eq!(social.upstream.exchanges(), 1);
+    assert_invalid_state(browser.callback(&callback, &asked, &code).await);
+    assert_eq!(social.counts().await, (1, 1, 1));
+    assert_eq!(social.upstream.exchange_count(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_two_callbacks_with_one_state_one_wins() {
-    let social = Social::of(app(), Stack::builder().servers(2)).await;
-    let mut browser = social.browser();
-    let asked = browser.begin(&social.path("redirect")).await;
-    let code = social.upstream.log_in(&asked, &grace());
-    let answers = callbacks_at_once(&social, &[(&browser, &asked, code.as_str()); 8]).await;
+async fn only_one_of_concurrent_callbacks_with_one_state_succeeds() {
+    let social = SocialTest::of(app(), Stack::builder().servers(2)).await;
+    let mut browser = social.new_client();
+    let asked = browser.start_flow(&social.path("redirect")).await;
+    let code = social.upstream.approve(&asked, &grace());
+    let answers = concurrent_callbacks(&social, &[(&browser, &asked, code.as_str()); 8]).await;
     let (won, lost): (Vec<_>, Vec<_>) = answers.into_iter().partition(|answer| answer.status == StatusCode::FOUND);
     assert_eq!(won.len(), 1);
-    Landed::session(&won[0]);
-    lost.into_iter().for_each(invalid_state);
-    assert_eq!(social.made().await, (1, 1, 1));
+    AppRedirect::expect_session(&won[0]);
+    lost.into_iter().for_each(assert_invalid_state);
+    assert_eq!(social.counts().await, (1, 1, 1));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_callbacks_for_a_new_identity_make_one_user() {
-    let social = Social::of(app(), Stack::builder().servers(2)).await;
+async fn concurrent_callbacks_for_a_new_identity_create_one_user() {
+    let social = SocialTest::of(app(), Stack::builder().servers(2)).await;
     for (round, person) in [grace(), Person::unverified("2", EMAIL)].into_iter().enumerate() {
         let mut flows = Vec::new();
         for _ in 0..6 {
-            let mut browser = social.browser();
-            let asked = browser.begin(&social.path("redirect")).await;
-            let code = social.upstream.log_in(&asked, &person);
+            let mut browser = social.new_client();
+            let asked = browser.start_flow(&social.path("redirect")).await;
+            let code = social.upstream.approve(&asked, &person);
             flows.push((browser, asked, code));
         }
         let flows: Vec<_> = flows.iter().map(|(browser, asked, code)| (browser, asked, code.as_str())).collect();
-        let answers = callbacks_at_once(&social, &flows).await;
+        let answers = concurrent_callbacks(&social, &flows).await;
         let mut users: Vec<String> =
-            answers.iter().map(|answer| Landed::session(answer).get("local_id").to_owned()).collect();
+            answers.iter().map(|answer| AppRedirect::expect_session(answer).parameter("local_id").to_owned()).collect();
         users.dedup();
         assert_eq!(users.len(), 1);
         let round = round + 1;
         let rows = i64::try_from(round).expect("a small number");
-        assert_eq!(social.made().await, (rows, rows, 6 * round));
+        assert_eq!(social.counts().await, (rows, rows, 6 * round));
     }
 }
 
-async fn callbacks_at_once(social: &Social, flows: &[(&Browser, &Asked, &str)]) -> Vec<Answer> {
+async fn concurrent_callbacks(
+    social: &SocialTest,
+    flows: &[(&CookieClient, &AuthorizationRequest, &str)],
+) -> Vec<ApiResponse> {
     let start = Arc::new(Barrier::new(flows.len()));
-    let servers = social.shop.stack.servers().len();
+    let servers = social.test_app.stack.servers().len();
     let calls = flows.iter().enumerate().map(|(number, (browser, asked, code))| {
-        let mut browser =
-            Browser { client: social.shop.stack.client_of(number % servers), cookies: browser.cookies.clone() };
+        let mut browser = CookieClient {
+            client: social.test_app.stack.client_of(number % servers),
+            cookies: browser.cookies.clone(),
+        };
         let path = format!("{}?state={}&code={code}", social.path("callback"), asked.state());
         let start = Arc::clone(&start);
         tokio::spawn(async move {
             start.wait().await;
-            browser.go(&path).await
+            browser.get(&path).await
         })
     });
     join_all(calls).await.into_iter().map(|call| call.expect("a call does not panic")).collect()
 }
 
 #[tokio::test]
-async fn redis_gone_between_redirect_and_callback_is_told_to_the_app() {
-    let social = Social::of(app(), Stack::builder().proxied()).await;
-    let mut browser = social.browser();
-    let asked = browser.begin(&format!("{}?state=mine", social.path("redirect"))).await;
-    let code = social.upstream.log_in(&asked, &grace());
-    let proxy = social.shop.stack.redis_proxy.as_ref().expect("a proxy");
+async fn a_redis_outage_between_redirect_and_callback_is_reported_to_the_app() {
+    let social = SocialTest::of(app(), Stack::builder().proxied()).await;
+    let mut browser = social.new_client();
+    let asked = browser.start_flow(&format!("{}?state=mine", social.path("redirect"))).await;
+    let code = social.upstream.approve(&asked, &grace());
+    let proxy = social.test_app.stack.redis_proxy.as_ref().expect("a proxy");
     proxy.refuse().await;
-    let answer = browser.come_back(&social.path("callback"), &asked, &code).await;
-    let landed = Landed::error(&answer, "temporarily_unavailable");
-    assert_eq!(landed.get("state"), "mine");
-    assert_eq!(social.upstream.exchanges(), 0);
-    // A flow that begins while it is away is none that Redis would have to know of yet.
-    let asked = browser.begin(&social.path("redirect")).await;
-    let code = social.upstream.log_in(&asked, &grace());
+    let answer = browser.callback(&social.path("callback"), &asked, &code).await;
+    let landed = AppRedirect::expect_error(&answer, "temporarily_unavailable");
+    assert_eq!(landed.parameter("state"), "mine");
+    assert_eq!(social.upstream.exchange_count(), 0);
+    // A bound flow can start while Redis is unavailable, because Redis learns of it only at its use.
+    let asked = browser.start_flow(&social.path("redirect")).await;
+    let code = social.upstream.approve(&asked, &grace());
     proxy.restore().expect("the port is free");
     let answer = social
-        .shop
-        .recovers("a login by mail", async || {
-            social.shop.client().forgot_password(social.shop.id(), "nobody@example.com").await
+        .test_app
+        .wait_until_ok("a request that needs Redis", async || {
+            social.test_app.client().forgot_password(social.test_app.id(), "nobody@example.com").await
         })
         .await;
     assert_eq!(answer.status, StatusCode::OK);
-    Landed::session(&browser.come_back(&social.path("callback"), &asked, &code).await);
-    assert_eq!(social.made().await, (1, 1, 1));
+    AppRedirect::expect_session(&browser.callback(&social.path("callback"), &asked, &code).await);
+    assert_eq!(social.counts().await, (1, 1, 1));
 }
 
 #[tokio::test]
-async fn what_the_provider_says_no_with_is_told_to_the_app_and_nothing_else_of_it() {
-    let social = Social::open().await;
-    let mut browser = social.browser();
-    for (said, told) in [
+async fn only_the_error_code_of_the_provider_is_reported_to_the_app() {
+    let social = SocialTest::start().await;
+    let mut browser = social.new_client();
+    for (sent, reported) in [
         ("access_denied", "access_denied"),
         ("invalid_request", "invalid_request"),
         ("unauthorized_client", "unauthorized_client"),
@@ -215,154 +223,154 @@ async fn what_the_provider_says_no_with_is_told_to_the_app_and_nothing_else_of_i
         ("tell-tale", "provider_error"),
         ("", "provider_error"),
     ] {
-        let asked = browser.begin(&format!("{}?state=mine", social.path("redirect"))).await;
-        let query = format!("state={}&error={said}&error_description=tell-tale&error_uri=tell-tale", asked.state());
-        let answer = browser.go(&format!("{}?{query}", social.path("callback"))).await;
-        let landed = Landed::error(&answer, told);
-        assert_eq!(landed.get("state"), "mine");
+        let asked = browser.start_flow(&format!("{}?state=mine", social.path("redirect"))).await;
+        let query = format!("state={}&error={sent}&error_description=tell-tale&error_uri=tell-tale", asked.state());
+        let answer = browser.get(&format!("{}?{query}", social.path("callback"))).await;
+        let landed = AppRedirect::expect_error(&answer, reported);
+        assert_eq!(landed.parameter("state"), "mine");
         assert!(!landed.location.contains("tell-tale"), "{}", landed.location);
         assert!(landed.location.contains("error_description=") && !landed.location.contains(' '));
-        invalid_state(browser.go(&format!("{}?{query}", social.path("callback"))).await);
+        assert_invalid_state(browser.get(&format!("{}?{query}", social.path("callback"))).await);
     }
-    // Nothing at all, an empty code, a wrong code, a provider that is down.
+    // No code, an empty code, a wrong code, a broken provider.
     for query in ["", "&code=", "&code=wrong"] {
-        let asked = browser.begin(&social.path("redirect")).await;
-        let answer = browser.go(&format!("{}?state={}{query}", social.path("callback"), asked.state())).await;
-        Landed::error(&answer, "provider_error");
+        let asked = browser.start_flow(&social.path("redirect")).await;
+        let answer = browser.get(&format!("{}?state={}{query}", social.path("callback"), asked.state())).await;
+        AppRedirect::expect_error(&answer, "provider_error");
     }
-    let asked = browser.begin(&social.path("redirect")).await;
-    let code = social.upstream.log_in(&asked, &grace());
-    social.upstream.break_down(true);
-    let answer = browser.come_back(&social.path("callback"), &asked, &code).await;
-    let landed = Landed::error(&answer, "temporarily_unavailable");
+    let asked = browser.start_flow(&social.path("redirect")).await;
+    let code = social.upstream.approve(&asked, &grace());
+    social.upstream.set_broken(true);
+    let answer = browser.callback(&social.path("callback"), &asked, &code).await;
+    let landed = AppRedirect::expect_error(&answer, "temporarily_unavailable");
     assert!(!landed.location.contains("tell-tale"));
     assert!(browser.cookies.is_empty());
-    assert_eq!(social.made().await, (0, 0, 0));
+    assert_eq!(social.counts().await, (0, 0, 0));
 }
 
 #[tokio::test]
-async fn link_scanners_get_405_and_use_nothing_up() {
-    let social = Social::open().await;
-    let mut browser = social.browser();
+async fn link_scanners_get_405_and_consume_nothing() {
+    let social = SocialTest::start().await;
+    let mut browser = social.new_client();
     let head = browser.request(Method::HEAD, &social.path("redirect"));
     let answer = browser.send(head).await.expect(StatusCode::METHOD_NOT_ALLOWED);
     assert_eq!(answer.header("allow"), Some("GET, OPTIONS"));
-    let asked = browser.begin(&social.path("redirect")).await;
-    let code = social.upstream.log_in(&asked, &grace());
+    let asked = browser.start_flow(&social.path("redirect")).await;
+    let code = social.upstream.approve(&asked, &grace());
     let path = format!("{}?state={}&code={code}", social.path("callback"), asked.state());
     let answer = browser.client.send(browser.request(Method::HEAD, &path)).await;
     let answer = answer.expect(StatusCode::METHOD_NOT_ALLOWED);
     assert_eq!(answer.header("allow"), Some("GET, POST, OPTIONS"));
-    Landed::session(&browser.go(&path).await);
-    let answer = browser.go("nobody/local/redirect").await;
+    AppRedirect::expect_session(&browser.get(&path).await);
+    let answer = browser.get("nobody/local/redirect").await;
     answer.expect_error(StatusCode::NOT_FOUND, "app_not_found");
     for operation in ["redirect", "callback"] {
-        let answer = browser.go(&social.path_of("nobody", operation)).await;
+        let answer = browser.get(&social.path_of("nobody", operation)).await;
         answer.expect_error(StatusCode::NOT_FOUND, "provider_not_found");
     }
 }
 
 #[tokio::test]
-async fn a_provider_may_come_back_by_post() {
-    let social = Social::open().await;
-    let mut browser = social.browser();
-    let asked = browser.begin(&social.path("redirect")).await;
-    let code = social.upstream.log_in(&asked, &grace());
+async fn a_provider_can_return_by_post() {
+    let social = SocialTest::start().await;
+    let mut browser = social.new_client();
+    let asked = browser.start_flow(&social.path("redirect")).await;
+    let code = social.upstream.approve(&asked, &grace());
     let post = browser
         .request(Method::POST, &social.path("callback"))
         // The provider's own page sends the form.
         .header("origin", "https://provider.example")
         .header("content-type", "application/x-www-form-urlencoded")
         .body(format!("state={}&code={code}&user=%7B%7D", asked.state()));
-    Landed::session(&browser.send(post).await);
+    AppRedirect::expect_session(&browser.send(post).await);
     let json = browser.request(Method::POST, &social.path("callback")).json(&json!({ "state": asked.state() }));
     browser.send(json).await.expect_error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type");
-    assert_eq!(social.made().await, (1, 1, 1));
+    assert_eq!(social.counts().await, (1, 1, 1));
 }
 
 #[tokio::test]
-async fn two_tabs_do_not_meet_and_the_oldest_of_five_goes() {
-    let social = Social::open().await;
-    let mut browser = social.browser();
+async fn tabs_have_separate_flows_and_the_fifth_replaces_the_oldest() {
+    let social = SocialTest::start().await;
+    let mut browser = social.new_client();
     let mut flows = Vec::new();
     for _ in 0..5 {
-        flows.push(browser.begin(&social.path("redirect")).await);
-        // The next one is younger by the clock that tells them apart.
+        flows.push(browser.start_flow(&social.path("redirect")).await);
+        // The next flow gets a later start time, by which flows are ordered.
         tokio::time::sleep(std::time::Duration::from_millis(2)).await;
     }
     assert_eq!(browser.cookies.len(), 4);
     for (number, asked) in flows.iter().enumerate().rev() {
-        let code = social.upstream.log_in(asked, &grace());
-        let answer = browser.come_back(&social.path("callback"), asked, &code).await;
-        if number == 0 { invalid_state(answer) } else { drop(Landed::session(&answer)) }
+        let code = social.upstream.approve(asked, &grace());
+        let answer = browser.callback(&social.path("callback"), asked, &code).await;
+        if number == 0 { assert_invalid_state(answer) } else { drop(AppRedirect::expect_session(&answer)) }
     }
     assert!(browser.cookies.is_empty());
 }
 
 #[tokio::test]
-async fn a_page_of_the_same_site_gets_a_flow_of_its_browser() {
-    let social = Social::with(app().set("/browserBinding", "Required")).await;
+async fn a_page_of_the_same_site_gets_a_bound_flow() {
+    let social = SocialTest::with_app(app().set("/browserBinding", "Required")).await;
     let json = format!("{}?format=json", social.path("redirect"));
     for site in ["same-origin", "same-site"] {
-        let mut browser = social.browser();
+        let mut browser = social.new_client();
         let request = browser.request(Method::GET, &json).header("sec-fetch-site", site);
         let answer = browser.send(request).await.expect(StatusCode::OK);
         assert_eq!(browser.cookies.len(), 1);
-        let asked = Asked::of(answer.string("url"));
-        let code = social.upstream.log_in(&asked, &grace());
-        invalid_state(social.browser().come_back(&social.path("callback"), &asked, &code).await);
-        Landed::session(&browser.come_back(&social.path("callback"), &asked, &code).await);
+        let asked = AuthorizationRequest::of(answer.string("url"));
+        let code = social.upstream.approve(&asked, &grace());
+        assert_invalid_state(social.new_client().callback(&social.path("callback"), &asked, &code).await);
+        AppRedirect::expect_session(&browser.callback(&social.path("callback"), &asked, &code).await);
     }
     for site in [None, Some("cross-site"), Some("none")] {
-        let mut browser = social.browser();
+        let mut browser = social.new_client();
         let request = browser.request(Method::GET, &json);
         let request = site.into_iter().fold(request, |request, site| request.header("sec-fetch-site", site));
         browser.send(request).await.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
     }
-    assert_eq!(social.shop.flows().await, 0);
+    assert_eq!(social.test_app.flow_count().await, 0);
 }
 
 #[tokio::test]
-async fn a_flow_of_no_browser_is_kept_in_redis_and_used_once() {
-    let social = Social::open().await;
-    let client = social.browser();
+async fn an_unbound_flow_is_stored_in_redis_and_used_once() {
+    let social = SocialTest::start().await;
+    let client = social.new_client();
     let json = format!("{}?format=json&state=mine", social.path("redirect"));
-    let answer = social.browser().go(&json).await.expect(StatusCode::OK);
-    assert_eq!(social.shop.flows().await, 1);
-    let asked = Asked::of(answer.string("url"));
-    let code = social.upstream.log_in(&asked, &grace());
-    invalid_state(social.browser().come_back(&social.path_of("other", "callback"), &asked, &code).await);
+    let answer = social.new_client().get(&json).await.expect(StatusCode::OK);
+    assert_eq!(social.test_app.flow_count().await, 1);
+    let asked = AuthorizationRequest::of(answer.string("url"));
+    let code = social.upstream.approve(&asked, &grace());
+    assert_invalid_state(social.new_client().callback(&social.path_of("other", "callback"), &asked, &code).await);
     let path = format!("{}?state={}&code={code}", social.path("callback"), asked.state());
     let (first, second) = tokio::join!(client.client.get(&path), client.client.get(&path));
     let (won, lost) = if first.status == StatusCode::FOUND { (first, second) } else { (second, first) };
-    assert_eq!(Landed::session(&won).get("state"), "mine");
-    invalid_state(lost);
-    assert_eq!(social.shop.flows().await, 0);
-    assert_eq!(social.made().await, (1, 1, 1));
+    assert_eq!(AppRedirect::expect_session(&won).parameter("state"), "mine");
+    assert_invalid_state(lost);
+    assert_eq!(social.test_app.flow_count().await, 0);
+    assert_eq!(social.counts().await, (1, 1, 1));
 }
 
 #[tokio::test]
-async fn a_client_address_begins_thirty_unbound_flows_a_minute() {
-    let social = Social::open().await;
-    let mut browser = social.browser();
+async fn a_client_address_can_start_thirty_unbound_flows_per_minute() {
+    let social = SocialTest::start().await;
+    let mut browser = social.new_client();
     let json = format!("{}?format=json", social.path("redirect"));
     for _ in 0..30 {
-        browser.go(&json).await.expect(StatusCode::OK);
+        browser.get(&json).await.expect(StatusCode::OK);
     }
-    let answer = browser.go(&json).await.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
+    let answer = browser.get(&json).await.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
     assert_eq!(answer.header("ratelimit-policy"), Some("\"unboundFlowsPerClient\";q=30;w=60"));
     assert!(answer.header("retry-after").is_some());
-    assert_eq!(social.shop.flows().await, 30);
-    social.browser().go(&json).await.expect(StatusCode::OK);
-    browser.begin(&social.path("redirect")).await;
+    assert_eq!(social.test_app.flow_count().await, 30);
+    social.new_client().get(&json).await.expect(StatusCode::OK);
+    browser.start_flow(&social.path("redirect")).await;
 }
 
 #[tokio::test]
-async fn a_page_of_a_foreign_origin_begins_no_flow_that_a_cookie_holds() {
+async fn a_page_of_a_foreign_origin_cannot_start_a_bound_flow() {
     let origin = "https://shop.example.com";
-    let social = Social::with(app().set("/allowedOrigins", json!([origin]))).await;
+    let social = SocialTest::with_app(app().set("/allowedOrigins", json!([origin]))).await;
     let ask = async |origin: &str, query: &str| {
-        let mut browser = social.browser();
+        let mut browser = social.new_client();
         let request = browser.request(Method::GET, &format!("{}?{query}", social.path("redirect")));
         let request = request.header("origin", origin).header("sec-fetch-site", "same-site");
         browser.send(request).await
@@ -376,52 +384,52 @@ async fn a_page_of_a_foreign_origin_begins_no_flow_that_a_cookie_holds() {
     let answer = ask(origin, "format=json").await.expect(StatusCode::OK);
     assert_eq!(answer.header("access-control-allow-origin"), Some(origin));
     assert_eq!(answer.header("access-control-allow-credentials"), Some("true"));
-    // Where no cookie takes part, it is answered without CORS headers.
-    let mut browser = social.browser();
+    // Without a cookie the response has no CORS headers.
+    let mut browser = social.new_client();
     let request = browser.request(Method::GET, &format!("{}?format=json", social.path("redirect")));
     let answer = browser.send(request.header("origin", "https://evil.example")).await.expect(StatusCode::OK);
     assert_eq!(answer.header("access-control-allow-origin"), None);
 }
 
 #[tokio::test]
-async fn an_app_may_want_its_parameters_in_the_fragment() {
-    let social = Social::with(app().set("/callbackMode", "Fragment")).await;
-    let landed = Landed::session(&social.sign_in(&grace()).await);
-    assert!(landed.location.starts_with(&format!("{DONE}#access_token=")), "{}", landed.location);
-    let mut browser = social.browser();
-    let asked = browser.begin(&social.path("redirect")).await;
-    let answer = browser.go(&format!("{}?state={}&error=access_denied", social.path("callback"), asked.state())).await;
-    let landed = Landed::error(&answer, "access_denied");
-    assert!(landed.location.starts_with(&format!("{DONE}#error=")), "{}", landed.location);
+async fn an_app_can_get_its_parameters_in_the_fragment() {
+    let social = SocialTest::with_app(app().set("/callbackMode", "Fragment")).await;
+    let landed = AppRedirect::expect_session(&social.log_in(&grace()).await);
+    assert!(landed.location.starts_with(&format!("{REDIRECT_URL}#access_token=")), "{}", landed.location);
+    let mut browser = social.new_client();
+    let asked = browser.start_flow(&social.path("redirect")).await;
+    let answer = browser.get(&format!("{}?state={}&error=access_denied", social.path("callback"), asked.state())).await;
+    let landed = AppRedirect::expect_error(&answer, "access_denied");
+    assert!(landed.location.starts_with(&format!("{REDIRECT_URL}#error=")), "{}", landed.location);
 }
 
 #[tokio::test]
-async fn a_provider_without_its_secret_is_away() {
-    let upstream = Upstream::start().await;
+async fn a_provider_without_its_secret_is_unavailable() {
+    let upstream = ScriptedProvider::start().await;
     let nothing = json!({ "name": "nobody", "key": "client-secret" });
     let provider = upstream.provider("local").set("clientSecretRef", nothing);
     let app = app();
-    let shop = Shop::of(app, Stack::builder().provider(&provider)).await;
-    let path = format!("{}/local/redirect", shop.id());
-    let answer = shop.client().get(&path).await;
+    let test_app = TestApp::from_builder(app, Stack::builder().provider(&provider)).await;
+    let path = format!("{}/local/redirect", test_app.id());
+    let answer = test_app.client().get(&path).await;
     answer.expect_error(StatusCode::SERVICE_UNAVAILABLE, "temporarily_unavailable");
-    let login = shop.client().post(&format!("{}/local/login", shop.id()), &json!({ "token": "x" })).await;
+    let login = test_app.client().post(&format!("{}/local/login", test_app.id()), &json!({ "token": "x" })).await;
     login.expect_error(StatusCode::SERVICE_UNAVAILABLE, "temporarily_unavailable");
 }
 
 #[tokio::test]
-async fn a_login_with_the_providers_token_answers_the_seven_fields() {
-    let social = Social::open().await;
-    let answer = social.login(&grace()).await.expect(StatusCode::OK);
-    seven(&answer.body);
+async fn a_login_with_a_provider_token_returns_the_seven_fields() {
+    let social = SocialTest::start().await;
+    let answer = social.log_in_by_token(&grace()).await.expect(StatusCode::OK);
+    assert_session_fields(&answer.body);
     assert_eq!(answer.body["email_verified"], true);
     assert_eq!(answer.header("cache-control"), Some("no-store"));
-    social.assert_alive(&social.shop.look(answer.string("access_token")).await);
-    // The same identity as by way of the browser.
-    let landed = Landed::session(&social.sign_in(&grace()).await);
-    assert_eq!(landed.get("local_id"), answer.string("local_id"));
+    social.assert_ok(&social.test_app.verify(answer.string("access_token")).await);
+    // The same identity as in the browser flow.
+    let landed = AppRedirect::expect_session(&social.log_in(&grace()).await);
+    assert_eq!(landed.parameter("local_id"), answer.string("local_id"));
 
-    let client = social.shop.client();
+    let client = social.test_app.client();
     let wrong = client.post(&social.path("login"), &json!({ "token": "wrong" })).await;
     let wrong = wrong.expect_error(StatusCode::UNAUTHORIZED, "invalid_provider_token");
     assert!(wrong.header("www-authenticate").is_some());
@@ -431,41 +439,41 @@ async fn a_login_with_the_providers_token_answers_the_seven_fields() {
     }
     let answer = client.post(&social.path_of("nobody", "login"), &json!({ "token": "x" })).await;
     answer.expect_error(StatusCode::NOT_FOUND, "provider_not_found");
-    assert_eq!(social.made().await, (1, 1, 2));
+    assert_eq!(social.counts().await, (1, 1, 2));
 }
 
-/// RFC 9207, 2.4: an attacker's server must not be able to speak for the provider by an error either.
+/// RFC 9207, section 2.4: an attacker's server must not be able to send an error in the name of the provider.
 #[tokio::test]
-async fn an_error_of_another_issuer_is_not_the_providers() {
+async fn an_error_of_another_issuer_is_not_accepted() {
     let github = Provider::new("github", "github");
     let app = app().set("/providerRefs", json!([{ "name": "github" }]));
-    let shop = Shop::of(app, Stack::builder().provider(&github)).await;
+    let test_app = TestApp::from_builder(app, Stack::builder().provider(&github)).await;
     let come_back = async |query: &str| {
-        let mut browser = Browser { client: shop.client(), cookies: BTreeMap::new() };
-        let asked = browser.begin(&format!("{}/github/redirect", shop.id())).await;
-        browser.go(&format!("{}/github/callback?state={}&{query}", shop.id(), asked.state())).await
+        let mut browser = CookieClient { client: test_app.client(), cookies: BTreeMap::new() };
+        let asked = browser.start_flow(&format!("{}/github/redirect", test_app.id())).await;
+        browser.get(&format!("{}/github/callback?state={}&{query}", test_app.id(), asked.state())).await
     };
-    Landed::error(&come_back("error=access_denied").await, "access_denied");
+    AppRedirect::expect_error(&come_back("error=access_denied").await, "access_denied");
     let own = "https%3A%2F%2Fgithub.com%2Flogin%2Foauth";
-    Landed::error(&come_back(&format!("error=access_denied&iss={own}")).await, "access_denied");
+    AppRedirect::expect_error(&come_back(&format!("error=access_denied&iss={own}")).await, "access_denied");
     for other in ["https%3A%2F%2Fevil.example", "", "https%3A%2F%2Fgithub.com"] {
-        Landed::error(&come_back(&format!("error=access_denied&iss={other}")).await, "provider_error");
+        AppRedirect::expect_error(&come_back(&format!("error=access_denied&iss={other}")).await, "provider_error");
     }
 }
 
 #[tokio::test]
-async fn an_app_that_wants_bound_flows_ends_the_unbound_ones_too() {
-    let social = Social::open().await;
+async fn requiring_bound_flows_also_ends_the_unbound_ones() {
+    let social = SocialTest::start().await;
     let begin = async || {
-        let answer = social.browser().go(&format!("{}?format=json", social.path("redirect"))).await;
-        let asked = Asked::of(answer.expect(StatusCode::OK).string("url"));
-        let code = social.upstream.log_in(&asked, &grace());
+        let answer = social.new_client().get(&format!("{}?format=json", social.path("redirect"))).await;
+        let asked = AuthorizationRequest::of(answer.expect(StatusCode::OK).string("url"));
+        let code = social.upstream.approve(&asked, &grace());
         format!("{}?state={}&code={code}", social.path("callback"), asked.state())
     };
     let (one, other) = (begin().await, begin().await);
-    Landed::session(&social.browser().go(&one).await);
-    social.shop.edit_rendered(|document| document["browserBinding"] = json!("Required")).await;
-    let answer = social.browser().go(&format!("{}?format=json", social.path("redirect"))).await;
+    AppRedirect::expect_session(&social.new_client().get(&one).await);
+    social.test_app.edit_rendered(|document| document["browserBinding"] = json!("Required")).await;
+    let answer = social.new_client().get(&format!("{}?format=json", social.path("redirect"))).await;
     answer.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
-    invalid_state(social.browser().go(&other).await);
+    assert_invalid_state(social.new_client().get(&other).await);
 }

@@ -1,13 +1,13 @@
-//! Where users may be sent: to an address on the App's list, byte for byte, and nowhere else.
+//! Redirect addresses: users are sent only to addresses on the App's list, compared byte for byte.
 
 use http::StatusCode;
 use serde_json::json;
 use url::form_urlencoded::byte_serialize;
 
-use super::{DONE, Landed, OTHER, Person, Social, app};
+use super::{AppRedirect, OTHER_REDIRECT_URL, Person, REDIRECT_URL, SocialTest, app};
 
-/// What is no address on the list, as it stands in the query before encoding.
-const HOSTILE: [&str; 84] = [
+/// Addresses that are not on the list, before encoding.
+const HOSTILE_ADDRESSES: [&str; 84] = [
     "",
     " ",
     "/",
@@ -95,107 +95,111 @@ const HOSTILE: [&str; 84] = [
 ];
 
 #[tokio::test]
-async fn no_hostile_address_is_redirected_to_or_accepted() {
-    let social = Social::open().await;
-    for address in HOSTILE {
+async fn hostile_redirect_addresses_are_refused() {
+    let social = SocialTest::start().await;
+    for address in HOSTILE_ADDRESSES {
         let encoded: String = byte_serialize(address.as_bytes()).collect();
         for query in [format!("redirect_url={encoded}"), format!("format=json&redirect_url={encoded}")] {
-            let mut browser = social.browser();
-            let answer = browser.go(&format!("{}?{query}", social.path("redirect"))).await;
+            let mut browser = social.new_client();
+            let answer = browser.get(&format!("{}?{query}", social.path("redirect"))).await;
             let answer = answer.expect_error(StatusCode::BAD_REQUEST, "redirect_url_not_allowed");
             assert_eq!(answer.header("location"), None, "{address:?}");
-            assert!(browser.cookies.is_empty(), "{address:?} begins no flow");
-            assert!(!answer.text.contains("evil.example"), "nothing of it is repeated: {}", answer.text);
+            assert!(browser.cookies.is_empty(), "{address:?} starts no flow");
+            assert!(!answer.text.contains("evil.example"), "the response does not repeat the address: {}", answer.text);
         }
     }
-    assert_eq!(social.made().await, (0, 0, 0));
-    assert_eq!(social.shop.flows().await, 0, "none is kept in Redis either");
-    assert_eq!(social.upstream.exchanges(), 0);
+    assert_eq!(social.counts().await, (0, 0, 0));
+    assert_eq!(social.test_app.flow_count().await, 0, "Redis stores no flow either");
+    assert_eq!(social.upstream.exchange_count(), 0);
 }
 
 #[tokio::test]
-async fn an_address_that_is_given_twice_or_raw_is_refused() {
-    let social = Social::open().await;
+async fn a_repeated_or_malformed_redirect_address_is_refused() {
+    let social = SocialTest::start().await;
     for query in [
-        format!("redirect_url={DONE}&redirect_url={DONE}"),
-        format!("redirect_url={DONE}&redirect_url=https://evil.example"),
-        format!("redirect_url={DONE}&redirect%5Furl={DONE}"),
+        format!("redirect_url={REDIRECT_URL}&redirect_url={REDIRECT_URL}"),
+        format!("redirect_url={REDIRECT_URL}&redirect_url=https://evil.example"),
+        format!("redirect_url={REDIRECT_URL}&redirect%5Furl={REDIRECT_URL}"),
         "redirect_url".to_owned(),
         "redirect_url=".to_owned(),
         "redirect_url[]=https://shop.example.com/auth/done".to_owned() + "&redirect_url=x",
     ] {
-        let answer = social.browser().go(&format!("{}?{query}", social.path("redirect"))).await;
+        let answer = social.new_client().get(&format!("{}?{query}", social.path("redirect"))).await;
         let answer = answer.expect_error(StatusCode::BAD_REQUEST, "redirect_url_not_allowed");
         assert_eq!(answer.header("location"), None);
         assert_eq!(answer.header("set-cookie"), None);
     }
-    let answer = social.browser().go(&format!("{}?redirect_url=%ff%fe", social.path("redirect"))).await;
+    let answer = social.new_client().get(&format!("{}?redirect_url=%ff%fe", social.path("redirect"))).await;
     answer.expect_error(StatusCode::BAD_REQUEST, "invalid_request");
-    assert_eq!(social.made().await, (0, 0, 0));
+    assert_eq!(social.counts().await, (0, 0, 0));
 }
 
 #[tokio::test]
-async fn every_address_on_the_list_is_one_and_the_first_is_the_default() {
-    let social = Social::open().await;
+async fn every_listed_address_is_accepted_and_the_first_is_the_default() {
+    let social = SocialTest::start().await;
     let person = Person::verified("1", "grace@example.com");
     let encoded = |address: &str| byte_serialize(address.as_bytes()).collect::<String>();
     for (asked_for, lands_at) in [
-        (None, DONE),
-        (Some(DONE), DONE),
-        (Some(OTHER), OTHER),
+        (None, REDIRECT_URL),
+        (Some(REDIRECT_URL), REDIRECT_URL),
+        (Some(OTHER_REDIRECT_URL), OTHER_REDIRECT_URL),
         (Some("http://127.0.0.1/done"), "http://127.0.0.1/done"),
         (Some("http://127.0.0.1:51004/done"), "http://127.0.0.1:51004/done"),
     ] {
         let query = asked_for.map(|address| format!("?redirect_url={}", encoded(address))).unwrap_or_default();
-        let mut browser = social.browser();
-        let asked = browser.begin(&format!("{}{query}", social.path("redirect"))).await;
-        let code = social.upstream.log_in(&asked, &person);
-        let answer = browser.come_back(&social.path("callback"), &asked, &code).await;
-        let landed = Landed::session(&answer);
+        let mut browser = social.new_client();
+        let asked = browser.start_flow(&format!("{}{query}", social.path("redirect"))).await;
+        let code = social.upstream.approve(&asked, &person);
+        let answer = browser.callback(&social.path("callback"), &asked, &code).await;
+        let landed = AppRedirect::expect_session(&answer);
         let rest = landed.location.strip_prefix(lands_at).unwrap_or_else(|| panic!("{}", landed.location));
         assert!(rest.starts_with(if lands_at.contains('?') { "&access_token=" } else { "?access_token=" }));
     }
-    assert_eq!(social.made().await, (1, 1, 5));
+    assert_eq!(social.counts().await, (1, 1, 5));
 }
 
 #[tokio::test]
-async fn an_address_that_has_left_the_list_gets_nothing_not_even_an_error() {
-    let social = Social::open().await;
+async fn an_address_that_was_removed_from_the_list_gets_nothing_not_even_an_error() {
+    let social = SocialTest::start().await;
     let person = Person::verified("1", "grace@example.com");
     for error in [false, true] {
-        social.shop.edit_rendered(|document| document["redirectURLs"] = json!([DONE, OTHER])).await;
-        let mut browser = social.browser();
-        let asked = browser.begin(&format!("{}?redirect_url={DONE}", social.path("redirect"))).await;
-        let code = social.upstream.log_in(&asked, &person);
-        social.shop.edit_rendered(|document| document["redirectURLs"] = json!([OTHER])).await;
+        social
+            .test_app
+            .edit_rendered(|document| document["redirectURLs"] = json!([REDIRECT_URL, OTHER_REDIRECT_URL]))
+            .await;
+        let mut browser = social.new_client();
+        let asked = browser.start_flow(&format!("{}?redirect_url={REDIRECT_URL}", social.path("redirect"))).await;
+        let code = social.upstream.approve(&asked, &person);
+        social.test_app.edit_rendered(|document| document["redirectURLs"] = json!([OTHER_REDIRECT_URL])).await;
         let answer = if error {
-            browser.go(&format!("{}?state={}&error=access_denied", social.path("callback"), asked.state())).await
+            browser.get(&format!("{}?state={}&error=access_denied", social.path("callback"), asked.state())).await
         } else {
-            browser.come_back(&social.path("callback"), &asked, &code).await
+            browser.callback(&social.path("callback"), &asked, &code).await
         };
         let answer = answer.expect_error(StatusCode::BAD_REQUEST, "redirect_url_not_allowed");
         assert_eq!(answer.header("location"), None);
     }
-    assert_eq!(social.made().await, (0, 0, 0));
-    assert_eq!(social.upstream.exchanges(), 0, "the provider was not asked");
+    assert_eq!(social.counts().await, (0, 0, 0));
+    assert_eq!(social.upstream.exchange_count(), 0, "the provider was not called");
 }
 
 #[tokio::test]
-async fn an_app_without_addresses_gets_json_and_takes_none() {
-    let social = Social::with(app().set("/redirectURLs", json!([]))).await;
-    let answer = social.browser().go(&format!("{}?redirect_url={DONE}", social.path("redirect"))).await;
+async fn an_app_without_addresses_gets_json_and_accepts_none() {
+    let social = SocialTest::with_app(app().set("/redirectURLs", json!([]))).await;
+    let answer = social.new_client().get(&format!("{}?redirect_url={REDIRECT_URL}", social.path("redirect"))).await;
     answer.expect_error(StatusCode::BAD_REQUEST, "redirect_url_not_allowed");
 
-    let mut browser = social.browser();
-    let asked = browser.begin(&format!("{}?state=mine", social.path("redirect"))).await;
-    let code = social.upstream.log_in(&asked, &Person::verified("1", "grace@example.com"));
-    let answer = browser.come_back(&social.path("callback"), &asked, &code).await.expect(StatusCode::OK);
-    super::seven(&answer.body);
+    let mut browser = social.new_client();
+    let asked = browser.start_flow(&format!("{}?state=mine", social.path("redirect"))).await;
+    let code = social.upstream.approve(&asked, &Person::verified("1", "grace@example.com"));
+    let answer = browser.callback(&social.path("callback"), &asked, &code).await.expect(StatusCode::OK);
+    super::assert_session_fields(&answer.body);
     assert_eq!(answer.string("state"), "mine");
     assert_eq!(answer.header("cache-control"), Some("no-store"));
 
-    let asked = browser.begin(&social.path("redirect")).await;
-    let refused = browser.go(&format!("{}?state={}&error=access_denied", social.path("callback"), asked.state())).await;
+    let asked = browser.start_flow(&social.path("redirect")).await;
+    let refused =
+        browser.get(&format!("{}?state={}&error=access_denied", social.path("callback"), asked.state())).await;
     refused.expect_error(StatusCode::FORBIDDEN, "access_denied");
-    assert_eq!(social.made().await, (1, 1, 1));
+    assert_eq!(social.counts().await, (1, 1, 1));
 }

@@ -1,124 +1,124 @@
-//! Clients and providers that want all of a server: what each of them gets, and what is left for others.
+//! Clients and providers that overload a server: the limit for each, and the service for others.
 
 use std::{fs, time::Duration};
 
 use futures::{StreamExt, stream, stream::FuturesUnordered};
 use http::{Method, StatusCode};
-use latchkey_tests::{eventually, stack::Server};
+use latchkey_tests::{eventually, stack::ServerProcess};
 use serde_json::json;
 
-use super::{Browser, Landed, Person, Social, app};
+use super::{AppRedirect, CookieClient, Person, SocialTest, app};
 
 const LIMIT: Duration = Duration::from_secs(30);
-/// What one client address may have in flight at one Provider (docs/decisions/0024).
-const OF_ONE_CLIENT: usize = 4;
+/// The limit of concurrent calls of one client address to one Provider (docs/decisions/0024).
+const MAX_CALLS_PER_CLIENT: usize = 4;
 const HOUR: u32 = 3600;
 
 fn grace() -> Person {
     Person::verified("1", "grace@example.com")
 }
 
-/// `VmHWM` of proc(5), the most that was ever resident, in KiB.
-fn peak(server: &Server) -> u64 {
+/// The peak resident memory in KiB (`VmHWM` of proc(5)).
+fn peak_memory_kib(server: &ServerProcess) -> u64 {
     let pid = server.pid().expect("the server runs");
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the server runs");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("it has memory");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a VmHWM line");
     line.trim().trim_end_matches("kB").trim().parse().expect("a number")
 }
 
 #[tokio::test]
-async fn a_storm_of_callbacks_by_one_client_leaves_others_signing_in() {
-    let social = Social::open().await;
-    // Each flow has a cookie jar of its own: a browser holds four at most.
-    let client = social.shop.client();
+async fn a_storm_of_callbacks_by_one_client_does_not_block_others() {
+    let social = SocialTest::start().await;
+    // Each flow has its own cookie jar, because a browser has at most four flows.
+    let client = social.test_app.client();
     let mut flows = Vec::new();
     for _ in 0..32 {
-        let mut browser = Browser { client: client.clone(), ..social.browser() };
-        let asked = browser.begin(&social.path("redirect")).await;
-        let code = social.upstream.log_in(&asked, &Person::verified("storm", "storm@example.com"));
+        let mut browser = CookieClient { client: client.clone(), ..social.new_client() };
+        let asked = browser.start_flow(&social.path("redirect")).await;
+        let code = social.upstream.approve(&asked, &Person::verified("storm", "storm@example.com"));
         flows.push((browser, asked, code));
     }
-    social.upstream.hold(Some("storm"));
+    social.upstream.hold_subject(Some("storm"));
     let callback = social.path("callback");
     let mut storm: FuturesUnordered<_> = flows
         .into_iter()
         .map(|(mut browser, asked, code)| {
             let callback = &callback;
             async move {
-                let answer = browser.come_back(callback, &asked, &code).await;
+                let answer = browser.callback(callback, &asked, &code).await;
                 (answer, browser, asked, code)
             }
         })
         .collect();
     let mut refused = Vec::new();
-    while refused.len() < 32 - OF_ONE_CLIENT {
-        let one = tokio::time::timeout(LIMIT, storm.next()).await.expect("a refusal comes at once").expect("more");
-        Landed::error(&one.0, "temporarily_unavailable");
+    while refused.len() < 32 - MAX_CALLS_PER_CLIENT {
+        let one = tokio::time::timeout(LIMIT, storm.next()).await.expect("a refusal is immediate").expect("a response");
+        AppRedirect::expect_error(&one.0, "temporarily_unavailable");
         refused.push(one);
     }
     eventually("the others wait for the provider", LIMIT, || async {
-        (social.upstream.exchanges() == OF_ONE_CLIENT).then_some(())
+        (social.upstream.exchange_count() == MAX_CALLS_PER_CLIENT).then_some(())
     })
     .await;
-    assert_eq!(social.made().await, (0, 0, 0));
-    Landed::session(&social.sign_in(&grace()).await);
+    assert_eq!(social.counts().await, (0, 0, 0));
+    AppRedirect::expect_session(&social.log_in(&grace()).await);
 
-    // A call that found no room has used nothing: the same callback leads on later.
-    social.upstream.hold(None);
+    // A refused call has consumed nothing: the same callback succeeds later.
+    social.upstream.hold_subject(None);
     while let Some((answer, ..)) = storm.next().await {
-        Landed::session(&answer);
+        AppRedirect::expect_session(&answer);
     }
     let (_, mut browser, asked, code) = refused.swap_remove(0);
-    Landed::session(&browser.come_back(&callback, &asked, &code).await);
+    AppRedirect::expect_session(&browser.callback(&callback, &asked, &code).await);
     assert!(browser.cookies.is_empty());
-    assert_eq!(social.made().await, (2, 2, 1 + OF_ONE_CLIENT + 1));
-    assert_eq!(social.upstream.exchanges(), 1 + OF_ONE_CLIENT + 1);
+    assert_eq!(social.counts().await, (2, 2, 1 + MAX_CALLS_PER_CLIENT + 1));
+    assert_eq!(social.upstream.exchange_count(), 1 + MAX_CALLS_PER_CLIENT + 1);
 }
 
 #[tokio::test]
 async fn callbacks_count_as_logins() {
-    let social = Social::with(app().limit("loginsPerClient", &[(2, HOUR)])).await;
-    let mut browser = social.browser();
+    let social = SocialTest::with_app(app().limit("loginsPerClient", &[(2, HOUR)])).await;
+    let mut browser = social.new_client();
     for _ in 0..2 {
-        // A code that was made up costs the provider an answer too.
-        let asked = browser.begin(&social.path("redirect")).await;
-        let answer = browser.come_back(&social.path("callback"), &asked, "code-of-nobody").await;
-        Landed::error(&answer, "provider_error");
+        // A made-up code also costs a call to the provider.
+        let asked = browser.start_flow(&social.path("redirect")).await;
+        let answer = browser.callback(&social.path("callback"), &asked, "code-of-nobody").await;
+        AppRedirect::expect_error(&answer, "provider_error");
     }
-    let asked = browser.begin(&format!("{}?state=mine", social.path("redirect"))).await;
-    let code = social.upstream.log_in(&asked, &grace());
-    let answer = browser.come_back(&social.path("callback"), &asked, &code).await;
-    assert_eq!(Landed::error(&answer, "rate_limited").get("state"), "mine");
-    let body = json!({ "token": social.upstream.token(&grace()) });
+    let asked = browser.start_flow(&format!("{}?state=mine", social.path("redirect"))).await;
+    let code = social.upstream.approve(&asked, &grace());
+    let answer = browser.callback(&social.path("callback"), &asked, &code).await;
+    assert_eq!(AppRedirect::expect_error(&answer, "rate_limited").parameter("state"), "mine");
+    let body = json!({ "token": social.upstream.access_token(&grace()) });
     let request = browser.request(Method::POST, &social.path("login")).json(&body);
     browser.send(request).await.expect_error(StatusCode::TOO_MANY_REQUESTS, "rate_limited");
-    assert_eq!((social.upstream.exchanges(), social.made().await), (2, (0, 0, 0)));
+    assert_eq!((social.upstream.exchange_count(), social.counts().await), (2, (0, 0, 0)));
 
-    // The refusal has used nothing, and another client address is not limited.
-    browser.client = social.shop.client();
-    Landed::session(&browser.come_back(&social.path("callback"), &asked, &code).await);
+    // The refusal has consumed nothing, and another client address is not limited.
+    browser.client = social.test_app.client();
+    AppRedirect::expect_session(&browser.callback(&social.path("callback"), &asked, &code).await);
 }
 
 #[tokio::test]
-async fn hostile_answers_cost_little_memory() {
-    let social = Social::open().await;
-    social.login(&grace()).await.expect(StatusCode::OK);
+async fn hostile_responses_cost_little_memory() {
+    let social = SocialTest::start().await;
+    social.log_in_by_token(&grace()).await.expect(StatusCode::OK);
     let ada = Person::verified("2", "ada@example.com");
-    let before = peak(social.shop.stack.server());
+    let before = peak_memory_kib(social.test_app.stack.server());
     let of_kibibytes = |size: usize| format!("[{}0]", "{\"\":{}},".repeat(size * 1024 / 8 - 1));
-    // Far more than is read, and the most that is.
+    // Far more than the limit of a response, and exactly the limit.
     let (one_mebibyte, readable) = (of_kibibytes(1024), of_kibibytes(64));
-    // The introspection comes first, so it answers as it should while the profile does not.
+    // The introspection is called first, so it responds correctly while the profile does not.
     for path in ["/userinfo", "/introspect"] {
         for body in [&one_mebibyte, &readable] {
-            social.upstream.answer(path, body.clone());
-            let answers = stream::iter(0..20).map(|_| social.login(&ada));
+            social.upstream.set_response(path, body.clone());
+            let answers = stream::iter(0..20).map(|_| social.log_in_by_token(&ada));
             let answers: Vec<_> = answers.buffer_unordered(4).collect().await;
             for answer in answers {
                 answer.expect_error(StatusCode::BAD_GATEWAY, "provider_error");
             }
         }
     }
-    let grown = peak(social.shop.stack.server()).saturating_sub(before);
-    assert!(grown < 16 * 1024, "{grown} KiB for 80 hostile answers, four at a time");
+    let grown = peak_memory_kib(social.test_app.stack.server()).saturating_sub(before);
+    assert!(grown < 16 * 1024, "{grown} KiB for 80 hostile responses, four at a time");
 }

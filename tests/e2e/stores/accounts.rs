@@ -1,14 +1,14 @@
-//! The own account: changes that hold only at the epoch they were judged at, and what each leaves in the outbox.
+//! A user's own account: changes that apply only at the epoch of their check, and the outbox rows of each.
 
 use std::time::Duration;
 
 use latchkey_server::domain::{
     audit::EventKind,
-    mail::EpochNews,
+    mail::EpochChange,
     password::PasswordHash,
     ports::{
-        Accounts, AddressChange, AddressRequest, Claimed, Creation, NewPassword, NewUser, Outbox, Removal, Rename,
-        Renamed, Sessions, Task, Users,
+        AddressChange, AddressChangeRequest, ClaimedRow, CreateUserOutcome, NewUser, Outbox, OutboxTask, OwnAccounts,
+        PasswordChange, Rename, Renamed, Sessions, UserDeletion, Users,
     },
     session::{Amr, Profile, Session, SessionId},
     user::{Epoch, Name, UserId},
@@ -16,166 +16,200 @@ use latchkey_server::domain::{
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use super::{Fixture, REQUESTED, a_new_user, an_email, an_event};
+use super::{Fixture, REQUESTED_AT, a_new_user, an_email, an_event};
 
-const AT: time::OffsetDateTime = time::macros::datetime!(2026-03-04 06:00:00 UTC);
-const OWN: SessionId = SessionId(Uuid::from_u128(7));
+const CHANGED_AT: time::OffsetDateTime = time::macros::datetime!(2026-03-04 06:00:00 UTC);
+const OWN_SESSION: SessionId = SessionId(Uuid::from_u128(7));
 
-async fn created(fixture: &Fixture, email: &str) -> NewUser {
+async fn create_user(fixture: &Fixture, email: &str) -> NewUser {
     let user = a_new_user(email);
     let creation = fixture.stores.create_user(&fixture.app, user.clone(), None).await.unwrap();
-    assert_eq!(creation, Creation::Created);
+    assert_eq!(creation, CreateUserOutcome::Created);
     user
 }
 
-/// With a verified address, at the first epoch.
-async fn verified(fixture: &Fixture, email: &str) -> UserId {
-    let user = created(fixture, email).await;
+/// A user with a verified address, at the first epoch.
+async fn create_verified_user(fixture: &Fixture, email: &str) -> UserId {
+    let user = create_user(fixture, email).await;
     fixture.execute(&format!("UPDATE users SET email_verified_at = now() WHERE id = '{}'", user.id)).await;
     user.id
 }
 
 fn a_session(user: UserId, epoch: i64) -> Session {
-    Session { id: OWN, user, epoch: Epoch(epoch), generation: 1, amr: Amr::Password, auth_time: AT }
+    Session { id: OWN_SESSION, user, epoch: Epoch(epoch), generation: 1, amr: Amr::Password, auth_time: CHANGED_AT }
 }
 
 fn a_rename(user: UserId, epoch: i64) -> Rename {
     let event = an_event(EventKind::Renamed, user);
-    Rename { user, epoch: Epoch(epoch), name: Name::parse("Grace Hopper").unwrap(), at: AT, event }
+    Rename { user, epoch: Epoch(epoch), name: Name::parse("Grace Hopper").unwrap(), at: CHANGED_AT, event }
 }
 
-fn a_password(user: UserId, epoch: i64) -> NewPassword {
+fn a_password_change(user: UserId, epoch: i64) -> PasswordChange {
     let event = an_event(EventKind::PasswordChanged, user);
     let password_hash = PasswordHash::new("$argon2id$second");
-    NewPassword { user, epoch: Epoch(epoch), password_hash, keep: OWN, at: AT, event }
+    PasswordChange { user, epoch: Epoch(epoch), password_hash, kept_session: OWN_SESSION, at: CHANGED_AT, event }
 }
 
-fn a_request(user: UserId, epoch: i64, address: &str) -> AddressRequest {
+fn an_address_request(user: UserId, epoch: i64, address: &str) -> AddressChangeRequest {
     let event = an_event(EventKind::AddressChangeRequested, user);
-    AddressRequest { user, epoch: Epoch(epoch), address: an_email(address), mailed: true, at: AT, event }
+    AddressChangeRequest {
+        user,
+        epoch: Epoch(epoch),
+        address: an_email(address),
+        is_mailed: true,
+        at: CHANGED_AT,
+        event,
+    }
 }
 
-fn a_change(user: UserId, epoch: i64, address: &str) -> AddressChange {
+fn an_address_change(user: UserId, epoch: i64, address: &str) -> AddressChange {
     let event = an_event(EventKind::AddressChanged, user);
-    AddressChange { user, epoch: Epoch(epoch), address: address.to_owned(), keep: OWN, at: AT, event }
+    AddressChange {
+        user,
+        epoch: Epoch(epoch),
+        address: address.to_owned(),
+        kept_session: OWN_SESSION,
+        at: CHANGED_AT,
+        event,
+    }
 }
 
-fn a_removal(user: UserId, epoch: i64) -> Removal {
-    Removal { user, epoch: Epoch(epoch), event: an_event(EventKind::UserDeleted, user) }
+fn a_removal(user: UserId, epoch: i64) -> UserDeletion {
+    UserDeletion { user, epoch: Epoch(epoch), event: an_event(EventKind::UserDeleted, user) }
 }
 
-/// What is due now, by kind.
-async fn due(fixture: &Fixture) -> Vec<Claimed> {
+/// The rows that are due now, sorted by kind.
+async fn due_rows(fixture: &Fixture) -> Vec<ClaimedRow> {
     let mut rows = fixture.stores.claim(100, 100, Duration::from_secs(60)).await.unwrap();
     rows.sort_by_key(|row| match &row.task {
-        Task::Mail(mail) | Task::MailToFormer(mail, _) => mail.kind.as_str(),
-        Task::CarryEpoch(_) => "epoch",
-        Task::CarryProfile(_) => "profile",
+        OutboxTask::Mail(mail) | OutboxTask::MailToFormerAddress(mail, _) => mail.kind.as_str(),
+        OutboxTask::PropagateEpoch(_) => "epoch",
+        OutboxTask::PropagateProfile(_) => "profile",
     });
     rows
 }
 
-/// The same once the request has had its time.
-async fn queued(fixture: &Fixture) -> Vec<Claimed> {
+/// The rows once the time that the request has for its own propagation is over.
+async fn all_rows(fixture: &Fixture) -> Vec<ClaimedRow> {
     fixture.execute("UPDATE outbox SET due_at = now() - interval '1 s', lease_until = NULL").await;
-    due(fixture).await
+    due_rows(fixture).await
 }
 
-fn kinds(rows: &[Claimed]) -> Vec<&str> {
-    let kind = |row: &Claimed| match &row.task {
-        Task::Mail(mail) => mail.kind.as_str(),
-        Task::MailToFormer(..) => "to-former",
-        Task::CarryEpoch(_) => "epoch",
-        Task::CarryProfile(_) => "profile",
+fn row_kinds(rows: &[ClaimedRow]) -> Vec<&str> {
+    let kind = |row: &ClaimedRow| match &row.task {
+        OutboxTask::Mail(mail) => mail.kind.as_str(),
+        OutboxTask::MailToFormerAddress(..) => "to-former",
+        OutboxTask::PropagateEpoch(_) => "epoch",
+        OutboxTask::PropagateProfile(_) => "profile",
     };
     rows.iter().map(kind).collect()
 }
 
 #[tokio::test]
-async fn a_session_is_of_its_user_at_its_epoch_or_at_one_on_its_way_that_names_it() {
+async fn a_session_is_valid_at_its_epoch_or_if_a_pending_epoch_change_keeps_it() {
     let fixture = Fixture::new().await;
     let (stores, app) = (&fixture.stores, &fixture.app);
-    let user = verified(&fixture, "ada@example.com").await;
+    let user = create_verified_user(&fixture, "ada@example.com").await;
     let found = async |session: &Session| stores.user_of_session(app, session).await.unwrap().is_some();
     assert!(found(&a_session(user, 1)).await);
     assert!(!found(&a_session(user, 2)).await);
-    stores.set_password(app, a_password(user, 1)).await.unwrap().unwrap();
-    assert!(found(&a_session(user, 1)).await, "named by the row that is on its way");
+    stores.set_password(app, a_password_change(user, 1)).await.unwrap().unwrap();
+    assert!(found(&a_session(user, 1)).await, "the outbox row names the session");
     assert!(found(&a_session(user, 2)).await);
     let other = Session { id: SessionId(Uuid::from_u128(8)), ..a_session(user, 1) };
     assert!(!found(&other).await);
-    stores.epoch_carried(app, &EpochNews { user, epoch: Epoch(2), keep: Some(OWN) }).await.unwrap();
-    assert!(!found(&a_session(user, 1)).await, "Redis has it at the later epoch");
+    stores
+        .remove_epoch_row(app, &EpochChange { user, epoch: Epoch(2), kept_session: Some(OWN_SESSION) })
+        .await
+        .unwrap();
+    assert!(!found(&a_session(user, 1)).await, "in Redis the session has the later epoch");
     fixture.execute("UPDATE users SET disabled_at = now()").await;
     assert!(!found(&a_session(user, 2)).await);
 }
 
 #[tokio::test]
-async fn a_rename_leaves_a_row_that_carries_the_profile_where_the_request_does_not() {
+async fn a_rename_leaves_a_row_that_propagates_the_profile_if_the_request_does_not() {
     let fixture = Fixture::new().await;
     let (stores, app) = (&fixture.stores, &fixture.app);
-    // Unverified accounts may rename.
-    let user = created(&fixture, "ada@example.com").await.id;
+    // Unverified accounts can rename.
+    let user = create_user(&fixture, "ada@example.com").await.id;
     let first = stores.rename(app, a_rename(user, 1)).await.unwrap().unwrap();
-    let Renamed { user: renamed, row } = stores.rename(app, a_rename(user, 1)).await.unwrap().unwrap();
-    assert_eq!((renamed.name.as_str(), renamed.updated_at, renamed.created_at), ("Grace Hopper", AT, REQUESTED));
+    let Renamed { user: renamed, outbox_row } = stores.rename(app, a_rename(user, 1)).await.unwrap().unwrap();
+    assert_eq!(
+        (renamed.name.as_str(), renamed.updated_at, renamed.created_at),
+        ("Grace Hopper", CHANGED_AT, REQUESTED_AT)
+    );
     assert_eq!((first.user.version, renamed.version, renamed.epoch), (2, 3, Epoch(1)));
-    assert!(due(&fixture).await.is_empty(), "the request carries it itself first");
-    stores.profile_carried(app, row).await.unwrap();
-    let rows = queued(&fixture).await;
-    let [Claimed { task: Task::CarryProfile(carried), id, .. }] = rows.as_slice() else { panic!("{rows:?}") };
-    assert_eq!((*carried, *id), (user, first.row), "each takes its own row away");
+    assert!(due_rows(&fixture).await.is_empty(), "the request propagates it first");
+    stores.remove_profile_row(app, outbox_row).await.unwrap();
+    let rows = all_rows(&fixture).await;
+    let [ClaimedRow { task: OutboxTask::PropagateProfile(carried), id, .. }] = rows.as_slice() else {
+        panic!("{rows:?}")
+    };
+    assert_eq!((*carried, *id), (user, first.outbox_row), "each rename removes its own row");
 }
 
 #[tokio::test]
-async fn nothing_holds_at_another_epoch_for_a_disabled_user_or_for_an_unverified_one() {
+async fn no_change_applies_at_another_epoch_or_to_a_disabled_or_unverified_user() {
     let fixture = Fixture::new().await;
     let (stores, app) = (&fixture.stores, &fixture.app);
-    let user = verified(&fixture, "ada@example.com").await;
-    stores.ask_for_address(app, a_request(user, 1, "new@example.com")).await.unwrap().unwrap();
+    let user = create_verified_user(&fixture, "ada@example.com").await;
+    stores.request_address_change(app, an_address_request(user, 1, "new@example.com")).await.unwrap().unwrap();
     let before = async || fixture.count("SELECT sum(hashtext(users::text)) FROM users").await;
-    let nothing = async |epoch: i64, unverified: bool| {
+    let assert_nothing_applies = async |epoch: i64, unverified: bool| {
         if !unverified {
             assert!(stores.rename(app, a_rename(user, epoch)).await.unwrap().is_none());
-            assert!(stores.change_address(app, a_change(user, epoch, "new@example.com")).await.unwrap().is_none());
+            assert!(
+                stores.change_address(app, an_address_change(user, epoch, "new@example.com")).await.unwrap().is_none()
+            );
         }
-        assert!(stores.set_password(app, a_password(user, epoch)).await.unwrap().is_none());
-        assert!(stores.ask_for_address(app, a_request(user, epoch, "b@example.com")).await.unwrap().is_none());
+        assert!(stores.set_password(app, a_password_change(user, epoch)).await.unwrap().is_none());
+        assert!(
+            stores
+                .request_address_change(app, an_address_request(user, epoch, "b@example.com"))
+                .await
+                .unwrap()
+                .is_none()
+        );
         assert!(stores.delete_user(app, a_removal(user, epoch)).await.unwrap().is_none());
     };
     for epoch in [0, 2] {
         let users = before().await;
-        nothing(epoch, false).await;
+        assert_nothing_applies(epoch, false).await;
         assert_eq!(before().await, users);
     }
     fixture.execute("UPDATE users SET disabled_at = created_at").await;
     let users = before().await;
-    nothing(1, false).await;
+    assert_nothing_applies(1, false).await;
     assert_eq!(before().await, users);
     fixture.execute("UPDATE users SET disabled_at = NULL, email_verified_at = NULL").await;
     let users = before().await;
-    nothing(1, true).await;
+    assert_nothing_applies(1, true).await;
     assert_eq!(before().await, users);
-    assert_eq!(kinds(&queued(&fixture).await), ["address-changing", "confirm"], "of the request alone");
+    assert_eq!(
+        row_kinds(&all_rows(&fixture).await),
+        ["address-changing", "confirm"],
+        "only the rows of the address request"
+    );
 }
 
 #[tokio::test]
-async fn a_new_password_ends_what_waits_and_is_told() {
+async fn a_new_password_cancels_pending_changes_and_sends_a_notice() {
     let fixture = Fixture::new().await;
     let (stores, app) = (&fixture.stores, &fixture.app);
-    let user = verified(&fixture, "ada@example.com").await;
-    stores.ask_for_address(app, a_request(user, 1, "new@example.com")).await.unwrap().unwrap();
-    fixture.execute(&format!("DELETE FROM outbox; UPDATE users SET password_session = '{OWN}'")).await;
-    let changed = stores.set_password(app, a_password(user, 1)).await.unwrap().unwrap();
+    let user = create_verified_user(&fixture, "ada@example.com").await;
+    stores.request_address_change(app, an_address_request(user, 1, "new@example.com")).await.unwrap().unwrap();
+    fixture.execute(&format!("DELETE FROM outbox; UPDATE users SET password_session = '{OWN_SESSION}'")).await;
+    let changed = stores.set_password(app, a_password_change(user, 1)).await.unwrap().unwrap();
     assert_eq!((changed.epoch, changed.version), (Epoch(2), 3));
     assert_eq!(changed.password_hash, Some(PasswordHash::new("$argon2id$second")));
     assert!(changed.pending_email.is_none() && changed.password_session.is_none());
-    assert_eq!(kinds(&due(&fixture).await), ["password-changed"]);
-    let rows = queued(&fixture).await;
-    let [Claimed { task: Task::CarryEpoch(news), .. }, _] = rows.as_slice() else { panic!("{rows:?}") };
-    assert_eq!(*news, EpochNews { user, epoch: Epoch(2), keep: Some(OWN) });
+    assert_eq!(row_kinds(&due_rows(&fixture).await), ["password-changed"]);
+    let rows = all_rows(&fixture).await;
+    let [ClaimedRow { task: OutboxTask::PropagateEpoch(news), .. }, _] = rows.as_slice() else { panic!("{rows:?}") };
+    assert_eq!(*news, EpochChange { user, epoch: Epoch(2), kept_session: Some(OWN_SESSION) });
 
-    // The only address that there is goes on waiting, and nobody can be told.
+    // A pending address that is the only one stays pending, and no address can get the notice.
     fixture
         .execute(
             "DELETE FROM outbox;
@@ -183,21 +217,21 @@ async fn a_new_password_ends_what_waits_and_is_told() {
                 pending_email = 'x@example.com', pending_email_canonical = 'x@example.com'",
         )
         .await;
-    let changed = stores.set_password(app, a_password(user, 2)).await.unwrap().unwrap();
+    let changed = stores.set_password(app, a_password_change(user, 2)).await.unwrap().unwrap();
     assert!(changed.pending_email.is_some());
-    assert_eq!(kinds(&queued(&fixture).await), ["epoch"]);
+    assert_eq!(row_kinds(&all_rows(&fixture).await), ["epoch"]);
 }
 
 #[tokio::test]
-async fn a_change_of_the_address_takes_it_from_an_unverified_account_and_from_no_other() {
+async fn a_change_of_address_replaces_only_an_unverified_account() {
     let fixture = Fixture::new().await;
     let (stores, app) = (&fixture.stores, &fixture.app);
-    let user = verified(&fixture, "Ada@example.com").await;
-    let other = created(&fixture, "new@example.com").await.id;
-    stores.ask_for_address(app, a_request(user, 1, "New@example.com")).await.unwrap().unwrap();
+    let user = create_verified_user(&fixture, "Ada@example.com").await;
+    let other = create_user(&fixture, "new@example.com").await.id;
+    stores.request_address_change(app, an_address_request(user, 1, "New@example.com")).await.unwrap().unwrap();
     fixture.execute(&format!("UPDATE users SET email_verified_at = now() WHERE id = '{other}'")).await;
-    assert!(stores.change_address(app, a_change(user, 1, "new@example.com")).await.unwrap().is_none());
-    assert!(stores.change_address(app, a_change(user, 1, "elsewhere@example.com")).await.unwrap().is_none());
+    assert!(stores.change_address(app, an_address_change(user, 1, "new@example.com")).await.unwrap().is_none());
+    assert!(stores.change_address(app, an_address_change(user, 1, "elsewhere@example.com")).await.unwrap().is_none());
     assert_eq!(fixture.count("SELECT count(*) FROM users").await, 2);
     fixture.execute(&format!("UPDATE users SET email_verified_at = NULL WHERE id = '{other}'")).await;
     fixture.execute("DELETE FROM outbox WHERE kind = 'confirm'").await;
@@ -205,10 +239,10 @@ async fn a_change_of_the_address_takes_it_from_an_unverified_account_and_from_no
         .execute(&format!("INSERT INTO outbox (app_id, kind, user_id) VALUES ('{app}', 'confirm', '{other}')"))
         .await;
 
-    let changed = stores.change_address(app, a_change(user, 1, "new@example.com")).await.unwrap().unwrap();
-    assert_eq!(changed.removed, Some(EpochNews { user: other, epoch: Epoch(2), keep: None }));
+    let changed = stores.change_address(app, an_address_change(user, 1, "new@example.com")).await.unwrap().unwrap();
+    assert_eq!(changed.removed, Some(EpochChange { user: other, epoch: Epoch(2), kept_session: None }));
     let user_now = changed.user;
-    assert_eq!(user_now.email.as_ref().map(|email| email.as_str()), Some("New@example.com"), "as it was asked for");
+    assert_eq!(user_now.email.as_ref().map(|email| email.as_str()), Some("New@example.com"), "as requested");
     assert!(user_now.email_verified && user_now.pending_email.is_none());
     assert_eq!((user_now.epoch, user_now.version), (Epoch(2), 3));
     assert!(stores.user(app, other).await.unwrap().is_none());
@@ -216,37 +250,42 @@ async fn a_change_of_the_address_takes_it_from_an_unverified_account_and_from_no
     let events = "SELECT count(*) FROM audit_events WHERE user_id = ";
     assert_eq!(fixture.count(&format!("{events} '{other}' AND kind = 'user_deleted'")).await, 1);
     assert_eq!(fixture.count(&format!("{events} '{user}' AND kind = 'address_changed'")).await, 1);
-    let rows = queued(&fixture).await;
-    assert_eq!(kinds(&rows), ["to-former", "address-changing", "epoch", "epoch"]);
-    let Task::MailToFormer(mail, former) = &rows[0].task else { panic!("{rows:?}") };
-    assert_eq!((mail.kind.as_str(), mail.user, former.as_str()), ("address-changed", Some(user), "Ada@example.com"));
+    let rows = all_rows(&fixture).await;
+    assert_eq!(row_kinds(&rows), ["to-former", "address-changing", "epoch", "epoch"]);
+    let OutboxTask::MailToFormerAddress(mail, former) = &rows[0].task else { panic!("{rows:?}") };
+    assert_eq!(
+        (mail.kind.as_str(), mail.recipient, former.as_str()),
+        ("address-changed", Some(user), "Ada@example.com")
+    );
     let mut news: Vec<_> = rows
         .iter()
-        .filter_map(|row| if let Task::CarryEpoch(news) = &row.task { Some((news.user, news.keep)) } else { None })
+        .filter_map(|row| {
+            if let OutboxTask::PropagateEpoch(news) = &row.task { Some((news.user, news.kept_session)) } else { None }
+        })
         .collect();
     news.sort_by_key(|(_, keep)| keep.is_some());
-    assert_eq!(news, [(other, None), (user, Some(OWN))]);
+    assert_eq!(news, [(other, None), (user, Some(OWN_SESSION))]);
 }
 
 #[tokio::test]
-async fn of_many_who_take_one_address_at_once_one_has_it() {
+async fn only_one_of_many_concurrent_users_gets_an_address() {
     let fixture = Fixture::new().await;
     let (stores, app) = (&fixture.stores, &fixture.app);
     for round in 0..5 {
         let prize = format!("prize{round}@example.com");
         let mut tasks = JoinSet::new();
         for who in 0..8 {
-            let user = verified(&fixture, &format!("u{round}x{who}@example.com")).await;
-            stores.ask_for_address(app, a_request(user, 1, &prize)).await.unwrap().unwrap();
+            let user = create_verified_user(&fixture, &format!("u{round}x{who}@example.com")).await;
+            stores.request_address_change(app, an_address_request(user, 1, &prize)).await.unwrap().unwrap();
             let (stores, app, prize) = (stores.clone(), app.clone(), prize.clone());
             tasks.spawn(async move {
                 if who % 4 == 3 {
-                    // Registers it, and keeps it only where it comes last or never.
+                    // Registers the address. The account keeps it only if no change of address takes it afterwards.
                     let user = a_new_user(&prize);
                     stores.create_user(&app, user, None).await.unwrap();
                     return false;
                 }
-                stores.change_address(&app, a_change(user, 1, &prize)).await.unwrap().is_some()
+                stores.change_address(&app, an_address_change(user, 1, &prize)).await.unwrap().is_some()
             });
         }
         let won = tasks.join_all().await;
@@ -258,29 +297,30 @@ async fn of_many_who_take_one_address_at_once_one_has_it() {
 }
 
 #[tokio::test]
-async fn two_who_want_each_others_address_do_not_wait_for_each_other() {
+async fn swapping_addresses_does_not_deadlock() {
     let fixture = Fixture::new().await;
     let (stores, app) = (&fixture.stores, &fixture.app);
-    let users = [verified(&fixture, "a@example.com").await, verified(&fixture, "b@example.com").await];
+    let users =
+        [create_verified_user(&fixture, "a@example.com").await, create_verified_user(&fixture, "b@example.com").await];
     for (user, wanted) in users.iter().zip(["b@example.com", "a@example.com"]) {
-        stores.ask_for_address(app, a_request(*user, 1, wanted)).await.unwrap().unwrap();
+        stores.request_address_change(app, an_address_request(*user, 1, wanted)).await.unwrap().unwrap();
     }
     let mut tasks = JoinSet::new();
     for _ in 0..4 {
         for (user, wanted) in users.iter().zip(["b@example.com", "a@example.com"]) {
-            let (stores, app, change) = (stores.clone(), app.clone(), a_change(*user, 1, wanted));
+            let (stores, app, change) = (stores.clone(), app.clone(), an_address_change(*user, 1, wanted));
             tasks.spawn(async move { stores.change_address(&app, change).await.unwrap().is_some() });
         }
     }
-    assert!(tasks.join_all().await.iter().all(|changed| !changed), "each has a verified owner");
+    assert!(tasks.join_all().await.iter().all(|changed| !changed), "both addresses have a verified owner");
 }
 
 #[tokio::test]
 async fn a_deleted_user_leaves_one_row_that_ends_the_sessions() {
     let fixture = Fixture::new().await;
     let (stores, app) = (&fixture.stores, &fixture.app);
-    let user = verified(&fixture, "ada@example.com").await;
-    let bystander = verified(&fixture, "eva@example.com").await;
+    let user = create_verified_user(&fixture, "ada@example.com").await;
+    let bystander = create_verified_user(&fixture, "eva@example.com").await;
     for user in [user, bystander] {
         fixture
             .execute(&format!(
@@ -302,20 +342,20 @@ async fn a_deleted_user_leaves_one_row_that_ends_the_sessions() {
     assert_eq!(fixture.count(&rows).await, 2);
     assert_eq!(fixture.count("SELECT count(*) FROM outbox").await, 4);
     let events = "SELECT count(*) FROM audit_events WHERE kind = 'user_deleted'";
-    assert_eq!(fixture.count(events).await, 1, "what outlives the user, once");
+    assert_eq!(fixture.count(events).await, 1, "one event, which outlives the user");
 }
 
 #[tokio::test]
-async fn the_profile_of_a_user_who_is_gone_does_not_come_back() {
+async fn the_profile_of_a_deleted_user_does_not_return() {
     let fixture = Fixture::new().await;
     let (stores, app) = (&fixture.stores, &fixture.app);
-    let user = verified(&fixture, "ada@example.com").await;
+    let user = create_verified_user(&fixture, "ada@example.com").await;
     let profile = |version| Profile { version, email: None, email_verified: false, name: "Ada".to_owned() };
-    let news = |epoch| EpochNews { user, epoch: Epoch(epoch), keep: None };
+    let news = |epoch| EpochChange { user, epoch: Epoch(epoch), kept_session: None };
     stores.raise_epoch(app, &news(2), Some(&profile(2))).await.unwrap();
     stores.raise_epoch(app, &news(3), None).await.unwrap();
-    // What a rename that came first still carries.
-    stores.put_profile(app, user, &profile(4)).await.unwrap();
+    // The late propagation of an earlier rename.
+    stores.store_profile(app, user, &profile(4)).await.unwrap();
     stores.raise_epoch(app, &news(2), Some(&profile(3))).await.unwrap();
     let mut redis = latchkey_tests::redis::Redis::shared().await.connect().await.unwrap();
     let key = format!("lk:{{{app}:{user}}}:user");

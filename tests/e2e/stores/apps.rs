@@ -1,23 +1,23 @@
-//! Whose an App is, and the deletion of its users.
+//! appID ownership, and the deletion of an App's users.
 
 use std::sync::Arc;
 
-use latchkey_crds::rendered::{AppState, Change, DeletedApp, Deletion, FORMAT, Revision};
+use latchkey_crds::rendered::{AppState, DeletedApp, DeletionProgress, FORMAT, Revision, RevisionChange};
 use latchkey_server::{
     config::Apps,
     deletion,
     domain::{
         audit::EventKind,
-        mail::EpochNews,
-        ports::{Creation, NewUser, Sessions, StoreError, Users},
-        session::{Amr, NewSession, Opening, Profile, SessionId},
+        mail::EpochChange,
+        ports::{CreateUserOutcome, NewUser, Sessions, StoreError, Users},
+        session::{Amr, NewSession, OpenOutcome, Profile, SessionId},
         user::{Epoch, UserId},
     },
+    ownership::OwnershipChecker,
     store::{
         Stores,
-        postgres::{AppClaim, Claim, Deleting, Releasing},
+        postgres::{ClaimOutcome, DeleteOutcome, OwnershipClaim, ReleaseOutcome},
     },
-    witness::Witness,
 };
 use latchkey_tests::{eventually, proxy::Proxy};
 use tokio::{
@@ -29,24 +29,29 @@ use uuid::Uuid;
 
 use super::{Fixture, LIMIT, a_mail, a_new_user, an_app, an_event, now};
 
-fn a_claim(fixture: &Fixture, namespace: &str) -> Claim {
-    Claim { app: fixture.app.clone(), namespace: namespace.to_owned(), incarnation: Some("i1".to_owned()), handover: 0 }
+fn a_claim(fixture: &Fixture, namespace: &str) -> OwnershipClaim {
+    OwnershipClaim {
+        app: fixture.app.clone(),
+        namespace: namespace.to_owned(),
+        incarnation: Some("i1".to_owned()),
+        handover: 0,
+    }
 }
 
-async fn claimed(fixture: &Fixture, claim: &Claim) -> AppClaim {
+async fn claim_app(fixture: &Fixture, claim: &OwnershipClaim) -> ClaimOutcome {
     let answers = fixture.stores.postgres.claim_apps(std::slice::from_ref(claim)).await.unwrap();
     let [answer] = answers[..] else { panic!("{answers:?}") };
     answer
 }
 
-async fn register(fixture: &Fixture, number: usize) -> Result<NewUser, StoreError> {
+async fn register_user(fixture: &Fixture, number: usize) -> Result<NewUser, StoreError> {
     let user = a_new_user(&format!("user{number}@example.com"));
     let creation = fixture.stores.create_user(&fixture.app, user.clone(), Some(a_mail(Some(user.id)))).await?;
-    assert_eq!(creation, Creation::Created);
+    assert_eq!(creation, CreateUserOutcome::Created);
     Ok(user)
 }
 
-async fn open(fixture: &Fixture, user: UserId) -> SessionId {
+async fn open_session(fixture: &Fixture, user: UserId) -> SessionId {
     let id = SessionId(Uuid::from_u128(rand::random()));
     let session = NewSession {
         id,
@@ -60,84 +65,84 @@ async fn open(fixture: &Fixture, user: UserId) -> SessionId {
         ip: "192.0.2.1".to_owned(),
         user_agent: None,
     };
-    assert_eq!(fixture.stores.open_session(&fixture.app, &session).await.unwrap(), Opening::Opened);
+    assert_eq!(fixture.stores.open_session(&fixture.app, &session).await.unwrap(), OpenOutcome::Opened);
     id
 }
 
-async fn delete_all(fixture: &Fixture, claim: &Claim, most: u32) -> usize {
+async fn delete_all_users(fixture: &Fixture, claim: &OwnershipClaim, most: u32) -> usize {
     let mut batches = 1;
     let deleting = async {
         loop {
             match fixture.stores.delete_users(claim, most, || true).await.unwrap() {
-                Deleting::Some => batches += 1,
-                // Somebody registers at this moment.
-                Deleting::Elsewhere => tokio::task::yield_now().await,
-                Deleting::Done => return batches,
+                DeleteOutcome::Partial => batches += 1,
+                // A registration runs at this moment.
+                DeleteOutcome::Contended => tokio::task::yield_now().await,
+                DeleteOutcome::Done => return batches,
                 other => panic!("{other:?}"),
             }
         }
     };
-    timeout(LIMIT, deleting).await.expect("it did not end")
+    timeout(LIMIT, deleting).await.expect("the deletion ends in time")
 }
 
 #[tokio::test]
 async fn an_app_belongs_to_one_namespace_until_it_is_handed_over() {
     let fixture = Fixture::new().await;
     let shop = a_claim(&fixture, "shop");
-    assert_eq!(claimed(&fixture, &shop).await, AppClaim::Held);
-    assert_eq!(claimed(&fixture, &shop).await, AppClaim::Held);
-    let stray = a_claim(&fixture, "thief");
-    assert_eq!(claimed(&fixture, &stray).await, AppClaim::OtherNamespace);
-    let newer = Claim { incarnation: Some("i2".to_owned()), ..stray.clone() };
-    assert_eq!(claimed(&fixture, &newer).await, AppClaim::OtherNamespace);
+    assert_eq!(claim_app(&fixture, &shop).await, ClaimOutcome::Held);
+    assert_eq!(claim_app(&fixture, &shop).await, ClaimOutcome::Held);
+    let foreign = a_claim(&fixture, "thief");
+    assert_eq!(claim_app(&fixture, &foreign).await, ClaimOutcome::OtherNamespace);
+    let newer = OwnershipClaim { incarnation: Some("i2".to_owned()), ..foreign.clone() };
+    assert_eq!(claim_app(&fixture, &newer).await, ClaimOutcome::OtherNamespace);
 
-    let handed_over = Claim { handover: 1, ..a_claim(&fixture, "heir") };
-    assert_eq!(claimed(&fixture, &handed_over).await, AppClaim::Held);
-    assert_eq!(claimed(&fixture, &shop).await, AppClaim::OtherNamespace, "an old document of the former holder");
+    let handed_over = OwnershipClaim { handover: 1, ..a_claim(&fixture, "heir") };
+    assert_eq!(claim_app(&fixture, &handed_over).await, ClaimOutcome::Held);
+    assert_eq!(claim_app(&fixture, &shop).await, ClaimOutcome::OtherNamespace, "a document of the former owner");
 }
 
 #[tokio::test]
-async fn other_keys_than_those_of_the_users_are_refused_until_they_are_to_be_new() {
+async fn other_keys_than_those_of_the_users_are_rejected_until_new_keys_are_requested() {
     let fixture = Fixture::new().await;
     let first = a_claim(&fixture, "shop");
-    let other = Claim { incarnation: Some("i2".to_owned()), ..first.clone() };
-    assert_eq!(claimed(&fixture, &first).await, AppClaim::Held);
-    // Nobody is there yet who would feel it.
-    assert_eq!(claimed(&fixture, &other).await, AppClaim::Held);
-    assert_eq!(claimed(&fixture, &first).await, AppClaim::Held);
-    register(&fixture, 0).await.unwrap();
-    assert_eq!(claimed(&fixture, &other).await, AppClaim::KeysLost);
-    // Those of a rendered document of before say nothing of it.
-    assert_eq!(claimed(&fixture, &Claim { incarnation: None, ..first.clone() }).await, AppClaim::Held);
-    assert_eq!(claimed(&fixture, &first).await, AppClaim::Held, "the first are put back from a copy");
+    let other = OwnershipClaim { incarnation: Some("i2".to_owned()), ..first.clone() };
+    assert_eq!(claim_app(&fixture, &first).await, ClaimOutcome::Held);
+    // There is no user yet who would notice.
+    assert_eq!(claim_app(&fixture, &other).await, ClaimOutcome::Held);
+    assert_eq!(claim_app(&fixture, &first).await, ClaimOutcome::Held);
+    register_user(&fixture, 0).await.unwrap();
+    assert_eq!(claim_app(&fixture, &other).await, ClaimOutcome::KeysLost);
+    // An old rendered document has no incarnation, and so contradicts nothing.
+    assert_eq!(claim_app(&fixture, &OwnershipClaim { incarnation: None, ..first.clone() }).await, ClaimOutcome::Held);
+    assert_eq!(claim_app(&fixture, &first).await, ClaimOutcome::Held, "the first keys are restored from a copy");
 
-    let anew = Claim { handover: 29_000_000, ..other };
-    assert_eq!(claimed(&fixture, &anew).await, AppClaim::Held);
-    assert_eq!(claimed(&fixture, &anew).await, AppClaim::Held);
-    assert_eq!(claimed(&fixture, &first).await, AppClaim::KeysLost, "an old document");
-    let stray = Claim { handover: 29_000_000, ..a_claim(&fixture, "thief") };
-    assert_eq!(claimed(&fixture, &stray).await, AppClaim::OtherNamespace);
+    let with_new_keys = OwnershipClaim { handover: 29_000_000, ..other };
+    assert_eq!(claim_app(&fixture, &with_new_keys).await, ClaimOutcome::Held);
+    assert_eq!(claim_app(&fixture, &with_new_keys).await, ClaimOutcome::Held);
+    assert_eq!(claim_app(&fixture, &first).await, ClaimOutcome::KeysLost, "an old document");
+    let foreign = OwnershipClaim { handover: 29_000_000, ..a_claim(&fixture, "thief") };
+    assert_eq!(claim_app(&fixture, &foreign).await, ClaimOutcome::OtherNamespace);
 }
 
 #[tokio::test]
-async fn a_deletion_is_not_taken_back_by_other_keys() {
+async fn other_keys_do_not_cancel_a_deletion() {
     let fixture = Fixture::new().await;
     let first = a_claim(&fixture, "shop");
-    claimed(&fixture, &first).await;
+    claim_app(&fixture, &first).await;
     for number in 0..2 {
-        register(&fixture, number).await.unwrap();
+        register_user(&fixture, number).await.unwrap();
     }
-    assert_eq!(fixture.stores.delete_users(&first, 1, || true).await.unwrap(), Deleting::Some);
-    let other = Claim { incarnation: Some("i2".to_owned()), ..first };
-    assert_eq!(claimed(&fixture, &other).await, AppClaim::KeysLost);
+    assert_eq!(fixture.stores.delete_users(&first, 1, || true).await.unwrap(), DeleteOutcome::Partial);
+    let other = OwnershipClaim { incarnation: Some("i2".to_owned()), ..first };
+    assert_eq!(claim_app(&fixture, &other).await, ClaimOutcome::KeysLost);
 }
 
 #[tokio::test]
 async fn a_claim_that_changes_nothing_writes_nothing() {
     let fixture = Fixture::new().await;
-    let claims: Vec<_> = (0..300).map(|_| Claim { app: an_app(), ..a_claim(&fixture, "shop") }).collect();
+    let claims: Vec<_> = (0..300).map(|_| OwnershipClaim { app: an_app(), ..a_claim(&fixture, "shop") }).collect();
     let answers = fixture.stores.postgres.claim_apps(&claims).await.unwrap();
-    assert!(answers.len() == 300 && answers.iter().all(|answer| *answer == AppClaim::Held));
+    assert!(answers.len() == 300 && answers.iter().all(|answer| *answer == ClaimOutcome::Held));
     const VERSIONS: &str = "SELECT sum(xmin::text::bigint + xmax::text::bigint)::bigint FROM apps";
     let before = fixture.count(VERSIONS).await;
     fixture.stores.postgres.claim_apps(&claims).await.unwrap();
@@ -145,7 +150,7 @@ async fn a_claim_that_changes_nothing_writes_nothing() {
 }
 
 #[tokio::test]
-async fn of_two_namespaces_that_claim_at_once_one_gets_it() {
+async fn only_one_of_several_concurrent_namespaces_gets_an_app() {
     let fixture = Fixture::new().await;
     let mut tasks = JoinSet::new();
     for number in 0..8 {
@@ -153,19 +158,19 @@ async fn of_two_namespaces_that_claim_at_once_one_gets_it() {
         tasks.spawn(async move { stores.postgres.claim_apps(&[claim]).await.unwrap()[0] });
     }
     let answers = tasks.join_all().await;
-    assert_eq!(answers.iter().filter(|answer| **answer == AppClaim::Held).count(), 1, "{answers:?}");
+    assert_eq!(answers.iter().filter(|answer| **answer == ClaimOutcome::Held).count(), 1, "{answers:?}");
 }
 
 #[tokio::test]
-async fn deletion_leaves_nothing_of_the_app_and_all_of_the_others() {
+async fn a_deletion_removes_everything_of_the_app_and_nothing_of_others() {
     let fixture = Fixture::new().await;
     let claim = a_claim(&fixture, "shop");
-    claimed(&fixture, &claim).await;
+    claim_app(&fixture, &claim).await;
     let mut users = Vec::new();
     for number in 0..7 {
-        users.push(register(&fixture, number).await.unwrap());
+        users.push(register_user(&fixture, number).await.unwrap());
     }
-    let session = open(&fixture, users[0].id).await;
+    let session = open_session(&fixture, users[0].id).await;
     fixture
         .execute(&format!(
             "INSERT INTO identities (app_id, authority, subject, user_id, provider, linked_at)
@@ -181,14 +186,14 @@ async fn deletion_leaves_nothing_of_the_app_and_all_of_the_others() {
 
     assert_eq!(
         fixture.stores.delete_users(&claim, 3, || false).await.unwrap(),
-        Deleting::Elsewhere,
-        "taken back while Postgres was asked"
+        DeleteOutcome::Contended,
+        "the deletion was cancelled during the statement"
     );
-    assert_eq!(fixture.stores.delete_users(&claim, 3, || true).await.unwrap(), Deleting::Some);
-    let progress = fixture.stores.postgres.deletion(&claim).await.unwrap();
+    assert_eq!(fixture.stores.delete_users(&claim, 3, || true).await.unwrap(), DeleteOutcome::Partial);
+    let progress = fixture.stores.postgres.deletion_progress(&claim).await.unwrap();
     assert_eq!((progress.users_left, progress.done), (4, false));
-    assert_eq!(delete_all(&fixture, &claim, 3).await, 3, "the last looks, and finds nothing");
-    let progress = fixture.stores.postgres.deletion(&claim).await.unwrap();
+    assert_eq!(delete_all_users(&fixture, &claim, 3).await, 3, "the last batch finds no users");
+    let progress = fixture.stores.postgres.deletion_progress(&claim).await.unwrap();
     assert_eq!((progress.users_left, progress.done), (0, true));
     for table in ["users", "identities", "outbox", "audit_events"] {
         let left = fixture.count(&format!("SELECT count(*) FROM {table} WHERE app_id = '{}'", fixture.app)).await;
@@ -197,123 +202,126 @@ async fn deletion_leaves_nothing_of_the_app_and_all_of_the_others() {
     assert!(fixture.stores.session(&fixture.app, users[0].id, session).await.unwrap().is_none());
     assert!(fixture.stores.user(&other, spared.id).await.unwrap().is_some());
     assert_eq!(fixture.count("SELECT count(*) FROM outbox").await, 1);
-    assert_eq!(fixture.stores.delete_users(&claim, 3, || true).await.unwrap(), Deleting::Done, "again");
+    assert_eq!(fixture.stores.delete_users(&claim, 3, || true).await.unwrap(), DeleteOutcome::Done, "again");
 }
 
 #[tokio::test]
-async fn nobody_registers_at_an_app_that_is_being_deleted() {
+async fn registrations_are_refused_while_an_app_is_being_deleted() {
     let fixture = Fixture::new().await;
     let claim = a_claim(&fixture, "shop");
-    claimed(&fixture, &claim).await;
-    let user = register(&fixture, 0).await.unwrap();
-    assert_eq!(fixture.stores.delete_users(&claim, 1, || true).await.unwrap(), Deleting::Some);
-    let refused = register(&fixture, 1).await.unwrap_err();
+    claim_app(&fixture, &claim).await;
+    let user = register_user(&fixture, 0).await.unwrap();
+    assert_eq!(fixture.stores.delete_users(&claim, 1, || true).await.unwrap(), DeleteOutcome::Partial);
+    let refused = register_user(&fixture, 1).await.unwrap_err();
     assert!(matches!(refused, StoreError::Unavailable { .. }), "{refused:?}");
     let event = an_event(EventKind::RegisteredAgain, user.id);
-    let again = fixture.stores.registered_again(&fixture.app, user.id, Epoch(1), true, Some(a_mail(None)), event).await;
+    let again = fixture
+        .stores
+        .record_repeated_registration(&fixture.app, user.id, Epoch(1), true, Some(a_mail(None)), event)
+        .await;
     assert!(matches!(again, Err(StoreError::Unavailable { .. })), "{again:?}");
     assert_eq!(fixture.count("SELECT count(*) FROM users").await, 0);
     assert_eq!(fixture.count("SELECT count(*) FROM outbox").await, 0);
 }
 
 #[tokio::test]
-async fn who_registers_while_users_are_deleted_is_refused_or_deleted_too() {
+async fn a_registration_during_a_deletion_is_refused_or_deleted_too() {
     let fixture = Fixture::new().await;
     let claim = a_claim(&fixture, "shop");
-    claimed(&fixture, &claim).await;
+    claim_app(&fixture, &claim).await;
     let mut tasks = JoinSet::new();
     for number in 0..40 {
         let (stores, app) = (fixture.stores.clone(), fixture.app.clone());
         tasks.spawn(async move {
-            // What comes of it is looked at in the table.
+            // The table shows the result.
             let _ = stores.create_user(&app, a_new_user(&format!("user{number}@example.com")), None).await;
         });
     }
-    delete_all(&fixture, &claim, 3).await;
+    delete_all_users(&fixture, &claim, 3).await;
     tasks.join_all().await;
     assert_eq!(fixture.count("SELECT count(*) FROM users").await, 0);
 }
 
 #[tokio::test]
-async fn several_servers_delete_together_and_end() {
+async fn several_servers_can_delete_concurrently() {
     let fixture = Fixture::new().await;
     let claim = a_claim(&fixture, "shop");
-    claimed(&fixture, &claim).await;
+    claim_app(&fixture, &claim).await;
     for number in 0..30 {
-        register(&fixture, number).await.unwrap();
+        register_user(&fixture, number).await.unwrap();
     }
     let mut tasks = JoinSet::new();
     for _ in 0..3 {
-        let (stores, claim) = (fixture.another().await, claim.clone());
+        let (stores, claim) = (fixture.another_server().await, claim.clone());
         tasks.spawn(async move {
-            while stores.delete_users(&claim, 4, || true).await.unwrap() != Deleting::Done {
+            while stores.delete_users(&claim, 4, || true).await.unwrap() != DeleteOutcome::Done {
                 tokio::task::yield_now().await;
             }
         });
     }
-    timeout(LIMIT, tasks.join_all()).await.expect("it did not end");
-    assert!(fixture.stores.postgres.deletion(&claim).await.unwrap().done);
+    timeout(LIMIT, tasks.join_all()).await.expect("the tasks end in time");
+    assert!(fixture.stores.postgres.deletion_progress(&claim).await.unwrap().done);
 }
 
 #[tokio::test]
 async fn only_the_apps_own_document_deletes_its_users() {
     let fixture = Fixture::new().await;
-    claimed(&fixture, &a_claim(&fixture, "shop")).await;
-    register(&fixture, 0).await.unwrap();
-    let stray = a_claim(&fixture, "thief");
-    assert_eq!(fixture.stores.delete_users(&stray, 9, || true).await.unwrap(), Deleting::OtherNamespace);
-    let later = Claim { incarnation: Some("i0".to_owned()), ..a_claim(&fixture, "shop") };
-    assert_eq!(fixture.stores.delete_users(&later, 9, || true).await.unwrap(), Deleting::OtherApp);
+    claim_app(&fixture, &a_claim(&fixture, "shop")).await;
+    register_user(&fixture, 0).await.unwrap();
+    let foreign = a_claim(&fixture, "thief");
+    assert_eq!(fixture.stores.delete_users(&foreign, 9, || true).await.unwrap(), DeleteOutcome::OtherNamespace);
+    let later = OwnershipClaim { incarnation: Some("i0".to_owned()), ..a_claim(&fixture, "shop") };
+    assert_eq!(fixture.stores.delete_users(&later, 9, || true).await.unwrap(), DeleteOutcome::OtherApp);
     assert_eq!(fixture.count("SELECT count(*) FROM users").await, 1);
-    register(&fixture, 1).await.unwrap();
+    register_user(&fixture, 1).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_deletion_can_be_taken_back_before_its_end_and_not_after_it() {
+async fn a_deletion_can_be_cancelled_only_before_its_end() {
     let fixture = Fixture::new().await;
     let claim = a_claim(&fixture, "shop");
-    claimed(&fixture, &claim).await;
+    claim_app(&fixture, &claim).await;
     for number in 0..2 {
-        register(&fixture, number).await.unwrap();
+        register_user(&fixture, number).await.unwrap();
     }
-    assert_eq!(fixture.stores.delete_users(&claim, 1, || true).await.unwrap(), Deleting::Some);
-    assert_eq!(claimed(&fixture, &a_claim(&fixture, "thief")).await, AppClaim::OtherNamespace);
-    assert_eq!(claimed(&fixture, &claim).await, AppClaim::Held);
-    register(&fixture, 2).await.unwrap();
+    assert_eq!(fixture.stores.delete_users(&claim, 1, || true).await.unwrap(), DeleteOutcome::Partial);
+    assert_eq!(claim_app(&fixture, &a_claim(&fixture, "thief")).await, ClaimOutcome::OtherNamespace);
+    assert_eq!(claim_app(&fixture, &claim).await, ClaimOutcome::Held);
+    register_user(&fixture, 2).await.unwrap();
     assert_eq!(fixture.count("SELECT count(*) FROM users").await, 2);
 
-    delete_all(&fixture, &claim, 9).await;
-    assert_eq!(claimed(&fixture, &claim).await, AppClaim::Deleted);
-    let anew = Claim { incarnation: Some("i2".to_owned()), ..a_claim(&fixture, "heir") };
-    assert_eq!(claimed(&fixture, &anew).await, AppClaim::Held);
-    register(&fixture, 3).await.unwrap();
+    delete_all_users(&fixture, &claim, 9).await;
+    assert_eq!(claim_app(&fixture, &claim).await, ClaimOutcome::Deleted);
+    let with_new_keys = OwnershipClaim { incarnation: Some("i2".to_owned()), ..a_claim(&fixture, "heir") };
+    assert_eq!(claim_app(&fixture, &with_new_keys).await, ClaimOutcome::Held);
+    register_user(&fixture, 3).await.unwrap();
 }
 
 #[tokio::test]
 async fn the_epoch_of_a_deleted_user_is_forgotten() {
     let fixture = Fixture::new().await;
     let claim = a_claim(&fixture, "shop");
-    claimed(&fixture, &claim).await;
-    let user = register(&fixture, 0).await.unwrap();
-    let news = EpochNews { user: user.id, epoch: Epoch(5), keep: None };
+    claim_app(&fixture, &claim).await;
+    let user = register_user(&fixture, 0).await.unwrap();
+    let news = EpochChange { user: user.id, epoch: Epoch(5), kept_session: None };
     fixture.stores.raise_epoch(&fixture.app, &news, None).await.unwrap();
-    delete_all(&fixture, &claim, 9).await;
-    // Redis would refuse a session of an older epoch.
-    open(&fixture, user.id).await;
+    delete_all_users(&fixture, &claim, 9).await;
+    // Redis would reject a session of an older epoch.
+    open_session(&fixture, user.id).await;
 }
 
-async fn released(stores: &Stores, claim: &Claim) -> Releasing {
+async fn release_app(stores: &Stores, claim: &OwnershipClaim) -> ReleaseOutcome {
     stores.postgres.release_app(claim, || true).await.unwrap()
 }
 
 #[tokio::test]
-async fn an_app_without_users_is_released_and_then_anybodys() {
+async fn an_app_without_users_is_released_and_free_for_every_namespace() {
     let fixture = Fixture::new().await;
     let shop = a_claim(&fixture, "shop");
-    claimed(&fixture, &shop).await;
-    let taken_back = fixture.stores.postgres.release_app(&shop, || false).await.unwrap();
-    assert_eq!(taken_back, Releasing::Elsewhere);
-    // Refusals of nobody's and mails without a reader keep nothing.
+    claim_app(&fixture, &shop).await;
+    let cancelled = fixture.stores.postgres.release_app(&shop, || false).await.unwrap();
+    assert_eq!(cancelled, ReleaseOutcome::Contended);
+    // Refusals without a user and mails without a recipient do not reserve the appID.
     fixture
         .execute(&format!(
             "INSERT INTO audit_events (app_id, id, at, kind) VALUES ('{app}', gen_random_uuid(), now(), 'login_failed');
@@ -321,105 +329,105 @@ async fn an_app_without_users_is_released_and_then_anybodys() {
             app = fixture.app
         ))
         .await;
-    let mut answer = released(&fixture.stores, &shop).await;
-    if answer == Releasing::Elsewhere {
-        answer = released(&fixture.stores, &shop).await;
+    let mut answer = release_app(&fixture.stores, &shop).await;
+    if answer == ReleaseOutcome::Contended {
+        answer = release_app(&fixture.stores, &shop).await;
     }
-    assert_eq!(answer, Releasing::Freed);
-    assert_eq!(released(&fixture.stores, &shop).await, Releasing::Freed, "again");
-    super::assert_unavailable(register(&fixture, 0).await.map(drop));
+    assert_eq!(answer, ReleaseOutcome::Freed);
+    assert_eq!(release_app(&fixture.stores, &shop).await, ReleaseOutcome::Freed, "again");
+    super::assert_unavailable(register_user(&fixture, 0).await.map(drop));
     for table in ["users", "outbox", "audit_events"] {
         assert_eq!(fixture.count(&format!("SELECT count(*) FROM {table}")).await, 0, "{table}");
     }
-    let thief = Claim { incarnation: Some("i2".to_owned()), ..a_claim(&fixture, "thief") };
-    assert_eq!(claimed(&fixture, &thief).await, AppClaim::Held);
-    register(&fixture, 1).await.unwrap();
-    assert_eq!(claimed(&fixture, &shop).await, AppClaim::OtherNamespace);
-    assert_eq!(released(&fixture.stores, &shop).await, Releasing::OtherNamespace);
+    let thief = OwnershipClaim { incarnation: Some("i2".to_owned()), ..a_claim(&fixture, "thief") };
+    assert_eq!(claim_app(&fixture, &thief).await, ClaimOutcome::Held);
+    register_user(&fixture, 1).await.unwrap();
+    assert_eq!(claim_app(&fixture, &shop).await, ClaimOutcome::OtherNamespace);
+    assert_eq!(release_app(&fixture.stores, &shop).await, ReleaseOutcome::OtherNamespace);
     assert_eq!(fixture.count("SELECT count(*) FROM users").await, 1);
 }
 
 #[tokio::test]
-async fn an_app_with_a_user_or_what_one_did_stays_reserved() {
+async fn an_app_with_a_user_or_events_of_one_stays_reserved() {
     let fixture = Fixture::new().await;
     let shop = a_claim(&fixture, "shop");
-    claimed(&fixture, &shop).await;
-    let user = register(&fixture, 0).await.unwrap();
-    assert_eq!(released(&fixture.stores, &shop).await, Releasing::Reserved { users: 1 });
+    claim_app(&fixture, &shop).await;
+    let user = register_user(&fixture, 0).await.unwrap();
+    assert_eq!(release_app(&fixture.stores, &shop).await, ReleaseOutcome::Reserved { users: 1 });
     assert!(fixture.stores.user(&fixture.app, user.id).await.unwrap().is_some());
-    register(&fixture, 1).await.expect("it is served as before");
+    register_user(&fixture, 1).await.expect("the App is served as before");
     fixture.execute("DELETE FROM users").await;
     let events = fixture.count("SELECT count(*) FROM audit_events WHERE user_id IS NOT NULL").await;
     assert!(events > 0);
-    assert_eq!(released(&fixture.stores, &shop).await, Releasing::Reserved { users: 1 });
+    assert_eq!(release_app(&fixture.stores, &shop).await, ReleaseOutcome::Reserved { users: 1 });
     assert_eq!(fixture.count("SELECT count(*) FROM audit_events WHERE user_id IS NOT NULL").await, events);
-    assert_eq!(claimed(&fixture, &a_claim(&fixture, "thief")).await, AppClaim::OtherNamespace);
+    assert_eq!(claim_app(&fixture, &a_claim(&fixture, "thief")).await, ClaimOutcome::OtherNamespace);
 }
 
 #[tokio::test]
-async fn an_old_document_releases_nothing_of_an_app_that_was_made_anew() {
+async fn an_old_document_does_not_release_a_recreated_app() {
     let fixture = Fixture::new().await;
     let before = a_claim(&fixture, "shop");
-    let again = Claim { handover: 1, ..before.clone() };
-    claimed(&fixture, &before).await;
-    claimed(&fixture, &again).await;
-    assert_eq!(released(&fixture.stores, &before).await, Releasing::OtherApp, "a server that is behind");
-    register(&fixture, 0).await.unwrap();
+    let again = OwnershipClaim { handover: 1, ..before.clone() };
+    claim_app(&fixture, &before).await;
+    claim_app(&fixture, &again).await;
+    assert_eq!(release_app(&fixture.stores, &before).await, ReleaseOutcome::OtherApp, "a server that is behind");
+    register_user(&fixture, 0).await.unwrap();
     fixture.execute("DELETE FROM users; DELETE FROM outbox; DELETE FROM audit_events").await;
 
-    // In the other order the App that was made anew gets the appID back.
-    assert_eq!(released(&fixture.stores, &again).await, Releasing::Freed);
-    let next = Claim { handover: 2, ..before.clone() };
-    assert_eq!(claimed(&fixture, &next).await, AppClaim::Held);
+    // In the other order the recreated App gets the appID back.
+    assert_eq!(release_app(&fixture.stores, &again).await, ReleaseOutcome::Freed);
+    let next = OwnershipClaim { handover: 2, ..before.clone() };
+    assert_eq!(claim_app(&fixture, &next).await, ClaimOutcome::Held);
     for stale in [&before, &again] {
-        assert_eq!(released(&fixture.stores, stale).await, Releasing::OtherApp);
+        assert_eq!(release_app(&fixture.stores, stale).await, ReleaseOutcome::OtherApp);
     }
-    register(&fixture, 1).await.unwrap();
+    register_user(&fixture, 1).await.unwrap();
     fixture.execute("DELETE FROM users; DELETE FROM outbox; DELETE FROM audit_events").await;
-    let other_keys = Claim { incarnation: Some("i0".to_owned()), handover: 9, ..before };
-    assert_eq!(released(&fixture.stores, &other_keys).await, Releasing::OtherApp);
+    let other_keys = OwnershipClaim { incarnation: Some("i0".to_owned()), handover: 9, ..before };
+    assert_eq!(release_app(&fixture.stores, &other_keys).await, ReleaseOutcome::OtherApp);
 }
 
 #[tokio::test]
-async fn a_late_document_of_the_former_namespace_does_not_take_an_app_id_that_was_freed() {
+async fn a_late_document_of_the_former_namespace_does_not_take_a_freed_app_id() {
     let fixture = Fixture::new().await;
-    let former = Claim { handover: 3, ..a_claim(&fixture, "shop") };
-    assert_eq!(claimed(&fixture, &former).await, AppClaim::Held);
-    assert_eq!(released(&fixture.stores, &former).await, Releasing::Freed);
-    let next = Claim { incarnation: Some("i2".to_owned()), ..a_claim(&fixture, "next") };
-    assert_eq!(claimed(&fixture, &next).await, AppClaim::Held);
-    let later = Claim { handover: 29_000_000, ..former.clone() };
-    let unknown = Claim { incarnation: None, ..former.clone() };
+    let former = OwnershipClaim { handover: 3, ..a_claim(&fixture, "shop") };
+    assert_eq!(claim_app(&fixture, &former).await, ClaimOutcome::Held);
+    assert_eq!(release_app(&fixture.stores, &former).await, ReleaseOutcome::Freed);
+    let next = OwnershipClaim { incarnation: Some("i2".to_owned()), ..a_claim(&fixture, "next") };
+    assert_eq!(claim_app(&fixture, &next).await, ClaimOutcome::Held);
+    let later = OwnershipClaim { handover: 29_000_000, ..former.clone() };
+    let unknown = OwnershipClaim { incarnation: None, ..former.clone() };
     for users in 0..2 {
         for late in [&former, &later, &unknown] {
-            assert_eq!(claimed(&fixture, late).await, AppClaim::OtherNamespace, "{late:?}");
+            assert_eq!(claim_app(&fixture, late).await, ClaimOutcome::OtherNamespace, "{late:?}");
             let deleting = fixture.stores.delete_users(late, 9, || true).await.unwrap();
-            assert_eq!(deleting, Deleting::OtherNamespace, "{late:?}");
-            assert_eq!(released(&fixture.stores, late).await, Releasing::OtherNamespace, "{late:?}");
+            assert_eq!(deleting, DeleteOutcome::OtherNamespace, "{late:?}");
+            assert_eq!(release_app(&fixture.stores, late).await, ReleaseOutcome::OtherNamespace, "{late:?}");
         }
-        assert_eq!(claimed(&fixture, &next).await, AppClaim::Held);
-        register(&fixture, users).await.unwrap();
+        assert_eq!(claim_app(&fixture, &next).await, ClaimOutcome::Held);
+        register_user(&fixture, users).await.unwrap();
     }
     assert_eq!(fixture.count("SELECT count(*) FROM users").await, 2);
 
-    // The platform team can still hand it over: the keys stay, and are counted from where they began.
-    let heir = Claim { namespace: "heir".to_owned(), handover: 1, ..next.clone() };
-    assert_eq!(claimed(&fixture, &heir).await, AppClaim::Held);
-    assert_eq!(claimed(&fixture, &next).await, AppClaim::OtherNamespace);
-    assert_eq!(claimed(&fixture, &later).await, AppClaim::OtherNamespace);
+    // The platform team can still hand it over: the keys stay, and the handover counter starts again.
+    let heir = OwnershipClaim { namespace: "heir".to_owned(), handover: 1, ..next.clone() };
+    assert_eq!(claim_app(&fixture, &heir).await, ClaimOutcome::Held);
+    assert_eq!(claim_app(&fixture, &next).await, ClaimOutcome::OtherNamespace);
+    assert_eq!(claim_app(&fixture, &later).await, ClaimOutcome::OtherNamespace);
 }
 
 #[tokio::test]
-async fn a_handover_and_other_keys_count_only_one_after_the_other() {
+async fn a_handover_and_new_keys_are_accepted_only_one_after_the_other() {
     let fixture = Fixture::new().await;
     let shop = a_claim(&fixture, "shop");
-    assert_eq!(claimed(&fixture, &shop).await, AppClaim::Held);
-    let heir = Claim { namespace: "heir".to_owned(), handover: 1, ..shop.clone() };
-    let anew = Claim { incarnation: Some("i2".to_owned()), handover: 29_000_000, ..heir.clone() };
-    assert_eq!(claimed(&fixture, &anew).await, AppClaim::OtherNamespace);
+    assert_eq!(claim_app(&fixture, &shop).await, ClaimOutcome::Held);
+    let heir = OwnershipClaim { namespace: "heir".to_owned(), handover: 1, ..shop.clone() };
+    let with_new_keys = OwnershipClaim { incarnation: Some("i2".to_owned()), handover: 29_000_000, ..heir.clone() };
+    assert_eq!(claim_app(&fixture, &with_new_keys).await, ClaimOutcome::OtherNamespace);
     // One after the other.
-    assert_eq!(claimed(&fixture, &heir).await, AppClaim::Held);
-    assert_eq!(claimed(&fixture, &anew).await, AppClaim::Held);
+    assert_eq!(claim_app(&fixture, &heir).await, ClaimOutcome::Held);
+    assert_eq!(claim_app(&fixture, &with_new_keys).await, ClaimOutcome::Held);
 }
 
 #[tokio::test]
@@ -427,108 +435,115 @@ async fn an_empty_database_frees_nothing_and_gets_no_row() {
     let fixture = Fixture::new().await;
     let shop = a_claim(&fixture, "shop");
     for _ in 0..2 {
-        assert_eq!(released(&fixture.stores, &shop).await, Releasing::Reserved { users: 1 });
+        assert_eq!(release_app(&fixture.stores, &shop).await, ReleaseOutcome::Reserved { users: 1 });
         assert_eq!(fixture.count("SELECT count(*) FROM apps").await, 0);
     }
-    assert_eq!(claimed(&fixture, &shop).await, AppClaim::Held);
-    register(&fixture, 0).await.unwrap();
+    assert_eq!(claim_app(&fixture, &shop).await, ClaimOutcome::Held);
+    register_user(&fixture, 0).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_registration_and_a_release_at_once_never_leave_a_user_in_a_free_app() {
+async fn a_concurrent_registration_and_release_never_leave_a_user_in_a_free_app() {
     let fixture = Fixture::new().await;
-    let stores = [fixture.another().await, fixture.another().await];
+    let stores = [fixture.another_server().await, fixture.another_server().await];
     for round in 0..60 {
-        let claim = Claim { app: an_app(), ..a_claim(&fixture, "shop") };
+        let claim = OwnershipClaim { app: an_app(), ..a_claim(&fixture, "shop") };
         fixture.stores.postgres.claim_apps(std::slice::from_ref(&claim)).await.unwrap();
         let mut tasks = JoinSet::new();
         for number in 0..3 {
             let (stores, app) = (fixture.stores.clone(), claim.app.clone());
             tasks.spawn(async move {
-                // So that either may come first.
+                // So that either can come first.
                 for _ in 0..round * 3 {
                     tokio::task::yield_now().await;
                 }
-                // What comes of it is looked at in the table.
+                // The table shows the result.
                 let _ = stores.create_user(&app, a_new_user(&format!("user{number}@example.com")), None).await;
             });
         }
         for stores in &stores {
             let (stores, claim) = (stores.clone(), claim.clone());
             tasks.spawn(async move {
-                while released(&stores, &claim).await == Releasing::Elsewhere {
+                while release_app(&stores, &claim).await == ReleaseOutcome::Contended {
                     tokio::task::yield_now().await;
                 }
             });
         }
-        timeout(LIMIT, tasks.join_all()).await.expect("it did not end");
+        timeout(LIMIT, tasks.join_all()).await.expect("the tasks end in time");
         let users = fixture.count(&format!("SELECT count(*) FROM users WHERE app_id = '{}'", claim.app)).await;
-        let thief = Claim { incarnation: Some("i2".to_owned()), namespace: "thief".to_owned(), ..claim };
+        let thief = OwnershipClaim { incarnation: Some("i2".to_owned()), namespace: "thief".to_owned(), ..claim };
         let answers = fixture.stores.postgres.claim_apps(&[thief]).await.unwrap();
         match answers[..] {
-            [AppClaim::Held] => assert_eq!(users, 0, "another namespace has them now"),
-            [AppClaim::OtherNamespace] => assert!(users > 0, "nobody is there for whom it is reserved"),
+            [ClaimOutcome::Held] => assert_eq!(users, 0, "another namespace owns the appID now"),
+            [ClaimOutcome::OtherNamespace] => assert!(users > 0, "the appID is reserved although there is no user"),
             ref other => panic!("{other:?}"),
         }
     }
 }
 
 #[tokio::test]
-async fn every_server_reports_whether_an_app_that_is_gone_has_users_and_deletes_none() {
+async fn every_server_reports_whether_a_released_app_has_users_and_deletes_none() {
     let fixture = Fixture::new().await;
-    claimed(&fixture, &a_claim(&fixture, "shop")).await;
-    register(&fixture, 0).await.unwrap();
-    let mut document: DeletedApp = std::str::from_utf8(&a_deleted(&fixture)).unwrap().parse().unwrap();
+    claim_app(&fixture, &a_claim(&fixture, "shop")).await;
+    register_user(&fixture, 0).await.unwrap();
+    let mut document: DeletedApp = std::str::from_utf8(&a_deleted_document(&fixture)).unwrap().parse().unwrap();
     document.state = AppState::Released;
     let document = document.to_bytes();
     let mut servers = Vec::new();
     for _ in 0..2 {
         let apps = Arc::new(Apps::default());
         apps.put(&fixture.app, &document);
-        let changes = apps.changes();
-        tokio::spawn(deletion::run(Arc::clone(&apps), fixture.another().await, watch::Sender::new(true).subscribe()));
+        let changes = apps.subscribe_changes();
+        tokio::spawn(deletion::run(
+            Arc::clone(&apps),
+            fixture.another_server().await,
+            watch::Sender::new(true).subscribe(),
+        ));
         servers.push((apps, changes));
     }
     for (_, changes) in &mut servers {
-        let told = until(changes, |change| change.deletion.is_some()).await;
-        assert_eq!(told.deletion, Some(Deletion { users_left: 1, done: false }));
-        assert_eq!(told.revision, Some(Revision::of(&document)));
+        let change = wait_for_change(changes, |change| change.deletion.is_some()).await;
+        assert_eq!(change.deletion, Some(DeletionProgress { users_left: 1, done: false }));
+        assert_eq!(change.revision, Some(Revision::of(&document)));
     }
     assert_eq!(fixture.count("SELECT count(*) FROM users").await, 1);
     fixture.execute("DELETE FROM users; DELETE FROM outbox; DELETE FROM audit_events").await;
     for (_, changes) in &mut servers {
-        let told = until(changes, |change| change.deletion.is_some_and(|deletion| deletion.done)).await;
-        assert_eq!(told.deletion, Some(Deletion { users_left: 0, done: true }));
+        let change = wait_for_change(changes, |change| change.deletion.is_some_and(|deletion| deletion.done)).await;
+        assert_eq!(change.deletion, Some(DeletionProgress { users_left: 0, done: true }));
     }
 }
 
-fn serving(fixture: &Fixture) -> Arc<Apps> {
+fn serving_apps(fixture: &Fixture) -> Arc<Apps> {
     let apps = Apps::default();
-    let mut doc = super::codes::loaded(fixture).doc;
+    let mut doc = super::codes::loaded_app(fixture).doc;
     doc.incarnation = Some("i2".to_owned());
     apps.put(&fixture.app, &doc.to_bytes());
     assert!(apps.get(fixture.app.as_str()).is_some());
     Arc::new(apps)
 }
 
-fn a_witness(apps: &Arc<Apps>, stores: &Stores) -> AbortHandle {
-    let witness = Witness::new(Arc::clone(apps), stores.postgres.clone());
+fn start_ownership_checker(apps: &Arc<Apps>, stores: &Stores) -> AbortHandle {
+    let witness = OwnershipChecker::new(Arc::clone(apps), stores.postgres.clone());
     tokio::spawn(witness.run(watch::Sender::new(true).subscribe())).abort_handle()
 }
 
-async fn until(changes: &mut broadcast::Receiver<Change>, fits: impl Fn(&Change) -> bool) -> Change {
+async fn wait_for_change(
+    changes: &mut broadcast::Receiver<RevisionChange>,
+    fits: impl Fn(&RevisionChange) -> bool,
+) -> RevisionChange {
     let fitting = async {
         loop {
-            let told = changes.recv().await.unwrap();
-            if fits(&told) {
-                return told;
+            let change = changes.recv().await.unwrap();
+            if fits(&change) {
+                return change;
             }
         }
     };
-    timeout(LIMIT, fitting).await.expect("the change was not told in time")
+    timeout(LIMIT, fitting).await.expect("the change was not reported in time")
 }
 
-fn a_deleted(fixture: &Fixture) -> Vec<u8> {
+fn a_deleted_document(fixture: &Fixture) -> Vec<u8> {
     let doc = DeletedApp {
         format: FORMAT,
         app_id: fixture.app.clone(),
@@ -542,104 +557,108 @@ fn a_deleted(fixture: &Fixture) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn an_app_of_another_namespace_is_withheld_until_the_users_of_the_first_are_gone() {
+async fn an_app_of_another_namespace_is_suspended_until_the_first_users_are_deleted() {
     let fixture = Fixture::new().await;
     let holder = a_claim(&fixture, "holder");
-    claimed(&fixture, &holder).await;
-    let apps = serving(&fixture);
-    let mut changes = apps.changes();
-    let _witness = a_witness(&apps, &fixture.stores);
-    let told = until(&mut changes, |_| true).await;
-    assert!(told.revision.is_none() && told.refused.is_some(), "{told:?}");
+    claim_app(&fixture, &holder).await;
+    let apps = serving_apps(&fixture);
+    let mut changes = apps.subscribe_changes();
+    let _witness = start_ownership_checker(&apps, &fixture.stores);
+    let change = wait_for_change(&mut changes, |_| true).await;
+    assert!(change.revision.is_none() && change.refused.is_some(), "{change:?}");
     assert!(apps.get(fixture.app.as_str()).is_none());
-    delete_all(&fixture, &holder, 9).await;
-    let told = until(&mut changes, |change| change.revision.is_some()).await;
-    assert_eq!(told.refused, None);
+    delete_all_users(&fixture, &holder, 9).await;
+    let change = wait_for_change(&mut changes, |change| change.revision.is_some()).await;
+    assert_eq!(change.refused, None);
     assert!(apps.get(fixture.app.as_str()).is_some());
 }
 
 #[tokio::test]
-async fn an_app_with_other_keys_than_its_users_have_is_withheld_and_told_as_such() {
+async fn an_app_with_other_keys_than_its_users_is_suspended_and_reported() {
     let fixture = Fixture::new().await;
-    let namespace = super::codes::loaded(&fixture).doc.namespace;
-    claimed(&fixture, &a_claim(&fixture, &namespace)).await;
-    register(&fixture, 0).await.unwrap();
-    let apps = serving(&fixture);
-    let mut changes = apps.changes();
-    let _witness = a_witness(&apps, &fixture.stores);
-    let told = until(&mut changes, |_| true).await;
-    assert!(told.revision.is_none() && told.refused.as_ref().is_some_and(|refused| refused.keys_lost), "{told:?}");
+    let namespace = super::codes::loaded_app(&fixture).doc.namespace;
+    claim_app(&fixture, &a_claim(&fixture, &namespace)).await;
+    register_user(&fixture, 0).await.unwrap();
+    let apps = serving_apps(&fixture);
+    let mut changes = apps.subscribe_changes();
+    let _witness = start_ownership_checker(&apps, &fixture.stores);
+    let change = wait_for_change(&mut changes, |_| true).await;
+    assert!(
+        change.revision.is_none() && change.refused.as_ref().is_some_and(|refused| refused.keys_lost),
+        "{change:?}"
+    );
     assert!(apps.subscribe(String::new()).0.refused[&fixture.app].keys_lost);
     assert!(apps.get(fixture.app.as_str()).is_none());
 
-    let mut anew = super::codes::loaded(&fixture).doc;
-    (anew.incarnation, anew.handover) = (Some("i2".to_owned()), Some(29_000_000));
-    apps.put(&fixture.app, &anew.to_bytes());
-    let told = until(&mut changes, |change| change.revision.is_some()).await;
-    assert_eq!(told.refused, None);
+    let mut with_new_keys = super::codes::loaded_app(&fixture).doc;
+    (with_new_keys.incarnation, with_new_keys.handover) = (Some("i2".to_owned()), Some(29_000_000));
+    apps.put(&fixture.app, &with_new_keys.to_bytes());
+    let change = wait_for_change(&mut changes, |change| change.revision.is_some()).await;
+    assert_eq!(change.refused, None);
     let first = a_claim(&fixture, &namespace);
-    eventually("the database knows the new keys", LIMIT, || async {
-        (claimed(&fixture, &first).await == AppClaim::KeysLost).then_some(())
+    eventually("the database has the new keys", LIMIT, || async {
+        (claim_app(&fixture, &first).await == ClaimOutcome::KeysLost).then_some(())
     })
     .await;
 }
 
 #[tokio::test]
-async fn with_postgres_away_an_app_is_served_and_asked_for_later() {
+async fn without_postgres_an_app_is_served_and_checked_later() {
     let fixture = Fixture::new().await;
-    claimed(&fixture, &a_claim(&fixture, "holder")).await;
+    claim_app(&fixture, &a_claim(&fixture, "holder")).await;
     let proxy = Proxy::start(fixture.database.addr).unwrap();
     proxy.refuse().await;
-    let stores = super::faults::through(&fixture, &proxy);
+    let stores = super::faults::stores_via(&fixture, &proxy);
     super::assert_unavailable(stores.postgres.claim_apps(&[a_claim(&fixture, "shop")]).await);
-    let apps = serving(&fixture);
-    let mut changes = apps.changes();
-    let _witness = a_witness(&apps, &stores);
+    let apps = serving_apps(&fixture);
+    let mut changes = apps.subscribe_changes();
+    let _witness = start_ownership_checker(&apps, &stores);
     tokio::task::yield_now().await;
     assert!(changes.try_recv().is_err() && apps.get(fixture.app.as_str()).is_some());
     proxy.restore().unwrap();
-    assert!(until(&mut changes, |_| true).await.refused.is_some());
+    assert!(wait_for_change(&mut changes, |_| true).await.refused.is_some());
 }
 
 #[tokio::test]
-async fn every_server_tells_how_far_a_deletion_is_until_it_is_done() {
+async fn every_server_reports_the_progress_of_a_deletion() {
     let fixture = Fixture::new().await;
-    claimed(&fixture, &a_claim(&fixture, "shop")).await;
+    claim_app(&fixture, &a_claim(&fixture, "shop")).await;
     for number in 0..3 {
-        register(&fixture, number).await.unwrap();
+        register_user(&fixture, number).await.unwrap();
     }
-    let document = a_deleted(&fixture);
+    let document = a_deleted_document(&fixture);
     let current = watch::Sender::new(false);
     let mut servers = Vec::new();
     for _ in 0..2 {
         let apps = Arc::new(Apps::default());
         apps.put(&fixture.app, &document);
-        let changes = apps.changes();
-        tokio::spawn(deletion::run(Arc::clone(&apps), fixture.another().await, current.subscribe()));
+        let changes = apps.subscribe_changes();
+        tokio::spawn(deletion::run(Arc::clone(&apps), fixture.another_server().await, current.subscribe()));
         servers.push((apps, changes));
     }
     tokio::task::yield_now().await;
-    assert_eq!(fixture.count("SELECT count(*) FROM users").await, 3, "not before the whole set was read");
+    assert_eq!(fixture.count("SELECT count(*) FROM users").await, 3, "not before all documents were read");
     current.send_replace(true);
     for (apps, mut changes) in servers {
-        let told = until(&mut changes, |change| change.deletion.is_some_and(|deletion| deletion.done)).await;
-        assert_eq!(told.revision, Some(Revision::of(&document)));
+        let change =
+            wait_for_change(&mut changes, |change| change.deletion.is_some_and(|deletion| deletion.done)).await;
+        assert_eq!(change.revision, Some(Revision::of(&document)));
         let (hello, _) = apps.subscribe(String::new());
-        assert_eq!(hello.deletions.get(&fixture.app), Some(&Deletion { users_left: 0, done: true }));
+        assert_eq!(hello.deletions.get(&fixture.app), Some(&DeletionProgress { users_left: 0, done: true }));
     }
     assert_eq!(fixture.count("SELECT count(*) FROM users").await, 0);
 }
 
 #[tokio::test]
-async fn a_deletion_that_the_database_refuses_is_told() {
+async fn a_deletion_that_the_database_rejects_is_reported() {
     let fixture = Fixture::new().await;
-    claimed(&fixture, &a_claim(&fixture, "holder")).await;
-    register(&fixture, 0).await.unwrap();
+    claim_app(&fixture, &a_claim(&fixture, "holder")).await;
+    register_user(&fixture, 0).await.unwrap();
     let apps = Arc::new(Apps::default());
-    apps.put(&fixture.app, &a_deleted(&fixture));
-    let mut changes = apps.changes();
+    apps.put(&fixture.app, &a_deleted_document(&fixture));
+    let mut changes = apps.subscribe_changes();
     let current = watch::Sender::new(true);
     tokio::spawn(deletion::run(Arc::clone(&apps), fixture.stores.clone(), current.subscribe()));
-    assert!(until(&mut changes, |_| true).await.refused.is_some());
+    assert!(wait_for_change(&mut changes, |_| true).await.refused.is_some());
     assert_eq!(fixture.count("SELECT count(*) FROM users").await, 1);
 }

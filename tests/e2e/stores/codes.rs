@@ -1,4 +1,4 @@
-//! Codes: found without being taken, taken once, gone after their end.
+//! Codes: a lookup does not take a code, a code is taken once, and it expires.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use latchkey_crds::rendered::{
 use latchkey_server::domain::{
     app::App,
     clock::Env,
-    code::{Code, CodeKey, CodeRecord, Purpose},
+    code::{Code, CodeKey, CodePurpose, CodeRecord},
     ports::Codes,
     user::Epoch,
 };
@@ -23,15 +23,15 @@ use super::{Fixture, a_user_id, an_app, now};
 fn a_record() -> CodeRecord {
     CodeRecord {
         user: a_user_id(),
-        purpose: Purpose::Confirm,
+        purpose: CodePurpose::Confirm,
         epoch: Epoch(3),
         address: "ada@example.com".to_owned(),
         expires_at: now().unix_timestamp() + 600,
     }
 }
 
-/// Keys are made by an App only.
-pub(super) fn loaded(fixture: &Fixture) -> App {
+/// Only an [`App`] makes keys of codes, so the tests need a loaded one.
+pub(super) fn loaded_app(fixture: &Fixture) -> App {
     let id = fixture.app.clone();
     let doc = RenderedApp {
         format: FORMAT,
@@ -81,16 +81,16 @@ pub(super) fn loaded(fixture: &Fixture) -> App {
     App::new(doc, revision).unwrap()
 }
 
-fn key(fixture: &Fixture) -> CodeKey {
-    Code::generate(&Env::system()).key_to_store(&loaded(fixture))
+fn a_code_key(fixture: &Fixture) -> CodeKey {
+    Code::generate(&Env::system()).key_to_store(&loaded_app(fixture))
 }
 
 #[tokio::test]
-async fn a_code_is_found_as_often_as_one_looks_and_taken_once() {
+async fn a_code_can_be_found_repeatedly_and_taken_once() {
     let fixture = Fixture::new().await;
     let (stores, app) = (&fixture.stores, &fixture.app);
-    let (key, unknown, record) = (key(&fixture), key(&fixture), a_record());
-    stores.put_code(app, &key, &record).await.unwrap();
+    let (key, unknown, record) = (a_code_key(&fixture), a_code_key(&fixture), a_record());
+    stores.store_code(app, &key, &record).await.unwrap();
     let keys = [unknown.clone(), key.clone()];
     for _ in 0..2 {
         assert_eq!(stores.find_code(app, &keys).await.unwrap(), Some((key.clone(), record.clone())));
@@ -98,21 +98,21 @@ async fn a_code_is_found_as_often_as_one_looks_and_taken_once() {
     assert_eq!(stores.find_code(app, &keys[..1]).await.unwrap(), None);
     assert_eq!(stores.find_code(app, &[]).await.unwrap(), None);
     assert_eq!(stores.find_code(&an_app(), &keys).await.unwrap(), None, "another App's code");
-    assert_eq!(stores.take_code(app, &unknown).await.unwrap(), None);
-    assert_eq!(stores.take_code(app, &key).await.unwrap(), Some(record));
-    assert_eq!(stores.take_code(app, &key).await.unwrap(), None);
+    assert_eq!(stores.consume_code(app, &unknown).await.unwrap(), None);
+    assert_eq!(stores.consume_code(app, &key).await.unwrap(), Some(record));
+    assert_eq!(stores.consume_code(app, &key).await.unwrap(), None);
     assert_eq!(stores.find_code(app, &keys).await.unwrap(), None);
 }
 
 #[tokio::test]
-async fn of_fifty_that_take_a_code_one_gets_it() {
+async fn only_one_of_fifty_concurrent_uses_takes_a_code() {
     let fixture = Fixture::new().await;
-    let (key, record) = (key(&fixture), a_record());
-    fixture.stores.put_code(&fixture.app, &key, &record).await.unwrap();
+    let (key, record) = (a_code_key(&fixture), a_record());
+    fixture.stores.store_code(&fixture.app, &key, &record).await.unwrap();
     let mut tasks = JoinSet::new();
     for _ in 0..50 {
         let (stores, app, key) = (fixture.stores.clone(), fixture.app.clone(), key.clone());
-        tasks.spawn(async move { stores.take_code(&app, &key).await.unwrap() });
+        tasks.spawn(async move { stores.consume_code(&app, &key).await.unwrap() });
     }
     let taken: Vec<CodeRecord> = tasks.join_all().await.into_iter().flatten().collect();
     assert_eq!(taken, [record]);
@@ -122,23 +122,23 @@ async fn of_fifty_that_take_a_code_one_gets_it() {
 async fn a_code_that_was_put_back_can_be_taken_again() {
     let fixture = Fixture::new().await;
     let (stores, app) = (&fixture.stores, &fixture.app);
-    let (key, record) = (key(&fixture), a_record());
-    stores.put_code(app, &key, &record).await.unwrap();
-    let taken = stores.take_code(app, &key).await.unwrap().unwrap();
-    stores.put_code(app, &key, &taken).await.unwrap();
-    assert_eq!(stores.take_code(app, &key).await.unwrap(), Some(record));
+    let (key, record) = (a_code_key(&fixture), a_record());
+    stores.store_code(app, &key, &record).await.unwrap();
+    let taken = stores.consume_code(app, &key).await.unwrap().unwrap();
+    stores.store_code(app, &key, &taken).await.unwrap();
+    assert_eq!(stores.consume_code(app, &key).await.unwrap(), Some(record));
 }
 
 #[tokio::test]
-async fn a_code_goes_by_itself_soon_after_its_end() {
+async fn a_code_expires_in_redis_soon_after_its_end() {
     let fixture = Fixture::new().await;
-    let key = key(&fixture);
+    let key = a_code_key(&fixture);
     let record = a_record();
-    fixture.stores.put_code(&fixture.app, &key, &record).await.unwrap();
+    fixture.stores.store_code(&fixture.app, &key, &record).await.unwrap();
     let mut redis = Redis::shared().await.connect().await.unwrap();
     let stored = format!("lk:{{{}:{}}}:code", fixture.app, key.as_str());
-    let gone_at: i64 = redis::cmd("EXPIRETIME").arg(stored).query_async(&mut redis).await.unwrap();
-    assert!((record.expires_at..record.expires_at + 120).contains(&gone_at), "gone at {gone_at}");
+    let expires_at: i64 = redis::cmd("EXPIRETIME").arg(stored).query_async(&mut redis).await.unwrap();
+    assert!((record.expires_at..record.expires_at + 120).contains(&expires_at), "expires at {expires_at}");
 }
 
 fn signing_key() -> SigningKey {

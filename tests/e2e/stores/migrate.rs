@@ -1,9 +1,9 @@
-//! Migrations: once, also when two servers start at once.
+//! Migrations run once, also if several servers start at the same time.
 
 use latchkey_server::store::{
     UrlSource,
     postgres::{
-        self, Postgres,
+        self, PostgresStore,
         migrate::{REQUIRED_SCHEMA, migrate},
     },
 };
@@ -13,11 +13,11 @@ use tokio::task::JoinSet;
 use super::Fixture;
 
 #[tokio::test]
-async fn many_that_migrate_at_once_make_one_schema() {
+async fn concurrent_migrations_create_one_schema() {
     let database = PostgresServer::shared().await.empty_database().await.unwrap();
-    let url = UrlSource::given(&database.url);
+    let url = UrlSource::from_value(&database.url);
     let options = postgres::Options { listen: false, ..postgres::Options::new(url.clone()) };
-    let postgres = Postgres::connect(options).unwrap();
+    let postgres = PostgresStore::connect(options).unwrap();
     assert_eq!(postgres.schema_version().await.unwrap(), None);
     let mut tasks = JoinSet::new();
     for _ in 0..6 {
@@ -30,7 +30,7 @@ async fn many_that_migrate_at_once_make_one_schema() {
 }
 
 #[tokio::test]
-async fn a_schema_of_a_newer_server_is_left_as_it_is() {
+async fn a_schema_of_a_newer_server_is_left_unchanged() {
     let fixture = Fixture::new().await;
     fixture
         .execute(
@@ -38,14 +38,14 @@ async fn a_schema_of_a_newer_server_is_left_as_it_is() {
              VALUES (99990101000000, 'of tomorrow', true, '', 0)",
         )
         .await;
-    migrate(&UrlSource::given(&fixture.database.url)).await.unwrap();
+    migrate(&UrlSource::from_value(&fixture.database.url)).await.unwrap();
     assert_eq!(fixture.stores.postgres.schema_version().await.unwrap(), Some(99_990_101_000_000));
 }
 
 #[tokio::test]
-async fn a_migration_that_was_applied_in_another_form_is_refused() {
+async fn a_migration_that_was_applied_with_different_content_is_rejected() {
     let fixture = Fixture::new().await;
     fixture.execute(&format!("UPDATE _sqlx_migrations SET checksum = 'x' WHERE version = {REQUIRED_SCHEMA}")).await;
-    let error = migrate(&UrlSource::given(&fixture.database.url)).await.unwrap_err();
-    assert_eq!(error.to_string(), format!("migration {REQUIRED_SCHEMA} was applied in another form than it has here"));
+    let error = migrate(&UrlSource::from_value(&fixture.database.url)).await.unwrap_err();
+    assert_eq!(error.to_string(), format!("migration {REQUIRED_SCHEMA} was applied with different content"));
 }

@@ -1,18 +1,18 @@
-//! The outbox: fair to Apps, one holder a row, and nothing lost with a worker.
+//! The outbox: fair to Apps, one holder per row, and nothing is lost with a worker.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use latchkey_crds::types::AppId;
 use latchkey_server::{
     domain::{
-        mail::EpochNews,
-        ports::{Claimed, Outbox, Outcome, Task},
+        mail::EpochChange,
+        ports::{ClaimedRow, DeliveryOutcome, Outbox, OutboxTask},
         session::SessionId,
         user::Epoch,
     },
     store::{
         Stores, UrlSource,
-        postgres::{self, Postgres},
+        postgres::{self, PostgresStore},
     },
 };
 use latchkey_tests::{eventually, proxy::Proxy};
@@ -23,7 +23,7 @@ use super::{Fixture, LIMIT, a_mail, a_user_id, an_app, now};
 
 const LEASE: Duration = Duration::from_secs(60);
 
-fn per_app(rows: &[Claimed]) -> BTreeMap<AppId, usize> {
+fn rows_per_app(rows: &[ClaimedRow]) -> BTreeMap<AppId, usize> {
     rows.iter().fold(BTreeMap::new(), |mut counts, row| {
         *counts.entry(row.app.clone()).or_default() += 1;
         counts
@@ -31,7 +31,7 @@ fn per_app(rows: &[Claimed]) -> BTreeMap<AppId, usize> {
 }
 
 #[tokio::test]
-async fn apps_take_turns_however_long_their_lines_are() {
+async fn apps_take_turns_however_long_their_queues_are() {
     let fixture = Fixture::new().await;
     let (busy, second, third) = (an_app(), an_app(), an_app());
     fixture.enqueue(&busy, 30).await;
@@ -39,15 +39,15 @@ async fn apps_take_turns_however_long_their_lines_are() {
     fixture.enqueue(&third, 1).await;
     let rows = fixture.stores.claim(6, 4, LEASE).await.unwrap();
     let expected = BTreeMap::from([(busy.clone(), 3), (second.clone(), 2), (third, 1)]);
-    assert_eq!(per_app(&rows), expected);
-    // The busy one holds three of its four.
+    assert_eq!(rows_per_app(&rows), expected);
+    // The busy App holds three of its four rows.
     let rows = fixture.stores.claim(6, 4, LEASE).await.unwrap();
-    assert_eq!(per_app(&rows), BTreeMap::from([(busy, 1)]));
+    assert_eq!(rows_per_app(&rows), BTreeMap::from([(busy, 1)]));
     assert!(fixture.stores.claim(6, 4, LEASE).await.unwrap().is_empty());
 }
 
 #[tokio::test]
-async fn inside_an_app_the_oldest_come_first() {
+async fn the_oldest_rows_of_an_app_come_first() {
     let fixture = Fixture::new().await;
     fixture.enqueue(&fixture.app, 6).await;
     let oldest =
@@ -62,19 +62,19 @@ async fn inside_an_app_the_oldest_come_first() {
 }
 
 #[tokio::test]
-async fn workers_at_once_hold_no_row_twice_and_no_more_than_an_app_may() {
+async fn concurrent_workers_hold_no_row_twice_and_respect_the_limit_per_app() {
     let fixture = Fixture::new().await;
     let (one, two) = (an_app(), an_app());
     fixture.enqueue(&one, 40).await;
     fixture.enqueue(&two, 3).await;
-    let another = fixture.another().await;
+    let another = fixture.another_server().await;
     let mut tasks = JoinSet::new();
     for number in 0..10 {
         let stores = if number % 2 == 0 { fixture.stores.clone() } else { another.clone() };
         tasks.spawn(async move { stores.claim(20, 4, LEASE).await.unwrap() });
     }
-    let rows: Vec<Claimed> = tasks.join_all().await.into_iter().flatten().collect();
-    assert_eq!(per_app(&rows), BTreeMap::from([(one, 4), (two, 3)]));
+    let rows: Vec<ClaimedRow> = tasks.join_all().await.into_iter().flatten().collect();
+    assert_eq!(rows_per_app(&rows), BTreeMap::from([(one, 4), (two, 3)]));
     let mut ids: Vec<Uuid> = rows.iter().map(|row| row.id).collect();
     ids.sort();
     ids.dedup();
@@ -82,78 +82,78 @@ async fn workers_at_once_hold_no_row_twice_and_no_more_than_an_app_may() {
 }
 
 #[tokio::test]
-async fn a_row_comes_back_when_its_holder_is_gone() {
+async fn a_row_can_be_claimed_again_when_its_lease_ends() {
     let fixture = Fixture::new().await;
     fixture.enqueue(&fixture.app, 1).await;
     let [lost] = fixture.stores.claim(1, 4, Duration::from_millis(200)).await.unwrap().try_into().unwrap();
     assert!(fixture.stores.claim(1, 4, LEASE).await.unwrap().is_empty(), "it is held");
-    let another = fixture.another().await;
+    let another = fixture.another_server().await;
     let row = eventually("the lease ends", LIMIT, async || another.claim(1, 4, LEASE).await.unwrap().pop()).await;
     assert_eq!((row.id, row.attempts), (lost.id, 0));
 
-    // The first comes back from a long sleep: the row is not its any more.
+    // The first holder returns after a long pause: it no longer holds the row.
     let later = now() + time::Duration::hours(1);
     for outcome in [
-        Outcome::Done,
-        Outcome::Retry { at: later, error: "late".to_owned() },
-        Outcome::Wait { at: later },
-        Outcome::Dead { error: "late".to_owned() },
+        DeliveryOutcome::Done,
+        DeliveryOutcome::Retry { at: later, error: "late".to_owned() },
+        DeliveryOutcome::Wait { at: later },
+        DeliveryOutcome::Dead { error: "late".to_owned() },
     ] {
-        fixture.stores.settle(&lost, outcome).await.unwrap();
+        fixture.stores.finish(&lost, outcome).await.unwrap();
     }
     let untouched = "SELECT count(*) FROM outbox WHERE lease_until > now() AND attempts = 0 AND dead_at IS NULL";
     assert_eq!(fixture.count(untouched).await, 1);
-    another.settle(&row, Outcome::Done).await.unwrap();
+    another.finish(&row, DeliveryOutcome::Done).await.unwrap();
     assert_eq!(fixture.count("SELECT count(*) FROM outbox").await, 0);
 }
 
 #[tokio::test]
-async fn a_late_holder_settles_what_nobody_else_took() {
+async fn a_late_holder_finishes_a_row_that_no_other_worker_claimed() {
     let fixture = Fixture::new().await;
     fixture.enqueue(&fixture.app, 1).await;
     let [row] = fixture.stores.claim(1, 4, Duration::ZERO).await.unwrap().try_into().unwrap();
-    fixture.stores.settle(&row, Outcome::Done).await.unwrap();
+    fixture.stores.finish(&row, DeliveryOutcome::Done).await.unwrap();
     assert_eq!(fixture.count("SELECT count(*) FROM outbox").await, 0);
 }
 
 #[tokio::test]
-async fn outcomes_leave_a_row_as_they_say() {
+async fn each_outcome_updates_its_row() {
     let fixture = Fixture::new().await;
     let stores = &fixture.stores;
     fixture.enqueue(&fixture.app, 1).await;
     let claim = async || stores.claim(1, 4, LEASE).await.unwrap().pop();
     let row = claim().await.unwrap();
-    stores.settle(&row, Outcome::Wait { at: now() + time::Duration::hours(1) }).await.unwrap();
+    stores.finish(&row, DeliveryOutcome::Wait { at: now() + time::Duration::hours(1) }).await.unwrap();
     assert!(claim().await.is_none());
     fixture.execute("UPDATE outbox SET due_at = now()").await;
     let row = claim().await.unwrap();
-    assert_eq!(row.attempts, 0, "waiting is no attempt");
+    assert_eq!(row.attempts, 0, "a wait is not an attempt");
     stores
-        .settle(&row, Outcome::Retry { at: now() - time::Duration::seconds(1), error: "é".repeat(600) })
+        .finish(&row, DeliveryOutcome::Retry { at: now() - time::Duration::seconds(1), error: "é".repeat(600) })
         .await
         .unwrap();
     let row = claim().await.unwrap();
     assert_eq!(row.attempts, 1);
     assert!(stores.postgres.dead_letters().await.unwrap().is_empty());
-    stores.settle(&row, Outcome::Dead { error: "the relay refused, 550".to_owned() }).await.unwrap();
+    stores.finish(&row, DeliveryOutcome::Dead { error: "the relay refused, 550".to_owned() }).await.unwrap();
     assert!(claim().await.is_none());
 
-    let [letter] = stores.postgres.dead_letters().await.unwrap().try_into().unwrap();
-    assert_eq!((letter.id, letter.app.as_str(), letter.attempts), (row.id, fixture.app.as_str(), 2));
-    assert_eq!((letter.kind.as_str(), letter.error.as_deref()), ("confirm", Some("the relay refused, 550")));
+    let [dead_letter] = stores.postgres.dead_letters().await.unwrap().try_into().unwrap();
+    assert_eq!((dead_letter.id, dead_letter.app.as_str(), dead_letter.attempts), (row.id, fixture.app.as_str(), 2));
+    assert_eq!((dead_letter.kind.as_str(), dead_letter.error.as_deref()), ("confirm", Some("the relay refused, 550")));
     assert!(
-        letter.to_string().starts_with(&format!("{}\t{}\tconfirm\t-\tattempts=2\t", row.id, fixture.app)),
-        "{letter}"
+        dead_letter.to_string().starts_with(&format!("{}\t{}\tconfirm\t-\tattempts=2\t", row.id, fixture.app)),
+        "{dead_letter}"
     );
     assert!(!stores.postgres.retry_dead_letter(Uuid::from_u128(1)).await.unwrap());
     assert!(stores.postgres.retry_dead_letter(row.id).await.unwrap());
-    assert!(!stores.postgres.retry_dead_letter(row.id).await.unwrap(), "it is not dead any more");
+    assert!(!stores.postgres.retry_dead_letter(row.id).await.unwrap(), "the row is no longer a dead letter");
     let again = claim().await.unwrap();
     assert_eq!((again.id, again.attempts), (row.id, 0));
 }
 
 #[tokio::test]
-async fn a_kind_of_a_newer_server_is_left_to_it() {
+async fn rows_of_a_kind_of_a_newer_server_are_left_to_it() {
     let fixture = Fixture::new().await;
     fixture.enqueue(&fixture.app, 2).await;
     fixture.execute("UPDATE outbox SET kind = 'of-tomorrow' WHERE id = (SELECT id FROM outbox LIMIT 1)").await;
@@ -162,7 +162,7 @@ async fn a_kind_of_a_newer_server_is_left_to_it() {
 }
 
 #[tokio::test]
-async fn a_carried_epoch_takes_its_row_and_those_before_it() {
+async fn a_propagated_epoch_deletes_its_row_and_earlier_ones() {
     let fixture = Fixture::new().await;
     let (user, other) = (a_user_id(), a_user_id());
     let keep = Uuid::from_u128(9);
@@ -175,13 +175,13 @@ async fn a_carried_epoch_takes_its_row_and_those_before_it() {
             ))
             .await;
     }
-    let news = EpochNews { user, epoch: Epoch(3), keep: None };
-    fixture.stores.epoch_carried(&an_app(), &news).await.unwrap();
-    fixture.stores.epoch_carried(&fixture.app, &news).await.unwrap();
+    let news = EpochChange { user, epoch: Epoch(3), kept_session: None };
+    fixture.stores.remove_epoch_row(&an_app(), &news).await.unwrap();
+    fixture.stores.remove_epoch_row(&fixture.app, &news).await.unwrap();
     let mut left: Vec<(bool, i64)> = Vec::new();
     for row in fixture.stores.claim(10, 10, LEASE).await.unwrap() {
-        let Task::CarryEpoch(news) = row.task else { panic!("{row:?}") };
-        assert_eq!(news.keep, Some(SessionId(keep)));
+        let OutboxTask::PropagateEpoch(news) = row.task else { panic!("{row:?}") };
+        assert_eq!(news.kept_session, Some(SessionId(keep)));
         left.push((news.user == user, news.epoch.0));
     }
     left.sort();
@@ -189,7 +189,7 @@ async fn a_carried_epoch_takes_its_row_and_those_before_it() {
 }
 
 #[tokio::test]
-async fn the_backlog_counts_what_is_due_and_what_is_dead() {
+async fn the_backlog_counts_due_rows_and_dead_letters() {
     let fixture = Fixture::new().await;
     let empty = fixture.stores.backlog().await.unwrap();
     assert_eq!((empty.due, empty.dead), (0, 0));
@@ -210,30 +210,31 @@ async fn the_backlog_counts_what_is_due_and_what_is_dead() {
 }
 
 #[tokio::test]
-async fn a_listening_server_hears_of_rows_of_another_and_again_after_a_cut() {
+async fn a_listening_server_is_notified_of_rows_of_others_also_after_a_cut() {
     let fixture = Fixture::new().await;
     let proxy = Proxy::start(fixture.database.addr).unwrap();
     let url = fixture.database.url.replace(&fixture.database.addr.to_string(), &proxy.addr().to_string());
-    let listening = Postgres::connect(postgres::Options::new(UrlSource::given(url))).unwrap();
+    let listening = PostgresStore::connect(postgres::Options::new(UrlSource::from_value(url))).unwrap();
     let listening = Stores { postgres: listening, ..fixture.stores.clone() };
-    let telling = Postgres::connect(postgres::Options::new(UrlSource::given(&fixture.database.url))).unwrap();
-    let telling = Stores { postgres: telling, ..fixture.stores.clone() };
+    let notifying =
+        PostgresStore::connect(postgres::Options::new(UrlSource::from_value(&fixture.database.url))).unwrap();
+    let notifying = Stores { postgres: notifying, ..fixture.stores.clone() };
     for _ in 0..2 {
-        // Told once when it starts to listen, since it may have missed some.
-        timeout(LIMIT, listening.notified()).await.unwrap();
-        telling.enqueue(&fixture.app, a_mail(None)).await.unwrap();
-        timeout(LIMIT, listening.notified()).await.unwrap();
-        let nothing = timeout(Duration::from_millis(200), listening.notified()).await;
-        assert!(nothing.is_err(), "told without news");
+        // It is notified once when it starts to listen, because it can have missed rows.
+        timeout(LIMIT, listening.wait_for_notification()).await.unwrap();
+        notifying.enqueue(&fixture.app, a_mail(None)).await.unwrap();
+        timeout(LIMIT, listening.wait_for_notification()).await.unwrap();
+        let nothing = timeout(Duration::from_millis(200), listening.wait_for_notification()).await;
+        assert!(nothing.is_err(), "a notification without a new row");
         proxy.cut();
     }
 }
 
 #[tokio::test]
-async fn a_server_that_does_not_listen_still_hears_of_its_own_rows() {
+async fn a_server_that_does_not_listen_is_still_notified_of_its_own_rows() {
     let fixture = Fixture::new().await;
-    let nothing = timeout(Duration::from_millis(200), fixture.stores.notified()).await;
+    let nothing = timeout(Duration::from_millis(200), fixture.stores.wait_for_notification()).await;
     assert!(nothing.is_err());
     fixture.enqueue(&fixture.app, 1).await;
-    timeout(LIMIT, fixture.stores.notified()).await.unwrap();
+    timeout(LIMIT, fixture.stores.wait_for_notification()).await.unwrap();
 }

@@ -1,15 +1,16 @@
-//! Sessions and epochs: what is there, what ends, and that an epoch never falls.
+//! Sessions and epochs: what exists, what ends a session, and an epoch never decreases.
 
 use std::collections::BTreeMap;
 
 use latchkey_crds::rendered::{LimitName, Window};
 use latchkey_server::{
     domain::{
-        limits::Check,
-        mail::EpochNews,
-        ports::{Carried, Limits, Sessions, TakeError},
+        mail::EpochChange,
+        ports::{AcquireError, RateLimits, Replication, Sessions},
+        rate_limits::RateLimitCheck,
         session::{
-            Amr, LiveSession, NewSession, Opening, Profile, RefreshRules, Refreshed, Renewal, Session, SessionId,
+            Amr, LiveSession, NewSession, OpenOutcome, Profile, RefreshKind, RefreshOutcome, RefreshRules, Session,
+            SessionId,
         },
         token::RefreshToken,
         user::{Epoch, UserId},
@@ -45,30 +46,30 @@ fn a_session(user: UserId, epoch: i64) -> NewSession {
     }
 }
 
-async fn opened(fixture: &Fixture, user: UserId, epoch: i64) -> NewSession {
+async fn open_session(fixture: &Fixture, user: UserId, epoch: i64) -> NewSession {
     let session = a_session(user, epoch);
-    assert_eq!(fixture.stores.open_session(&fixture.app, &session).await.unwrap(), Opening::Opened);
+    assert_eq!(fixture.stores.open_session(&fixture.app, &session).await.unwrap(), OpenOutcome::Opened);
     session
 }
 
-async fn epoch_of(stores: &Stores, fixture: &Fixture, session: &NewSession) -> Option<i64> {
+async fn session_epoch(stores: &Stores, fixture: &Fixture, session: &NewSession) -> Option<i64> {
     let session = stores.session(&fixture.app, session.user, session.id).await.unwrap();
     session.map(|live| live.session.epoch.0)
 }
 
-async fn raise(fixture: &Fixture, user: UserId, epoch: i64, keep: Option<SessionId>) {
-    let news = EpochNews { user, epoch: Epoch(epoch), keep };
+async fn raise_epoch(fixture: &Fixture, user: UserId, epoch: i64, keep: Option<SessionId>) {
+    let news = EpochChange { user, epoch: Epoch(epoch), kept_session: keep };
     assert_eq!(
         fixture.stores.raise_epoch(&fixture.app, &news, Some(&a_profile(1, "Ada"))).await.unwrap(),
-        Carried::Safely,
+        Replication::Complete,
         "there is no replica"
     );
 }
 
 #[tokio::test]
-async fn an_opened_session_is_there_for_its_user_and_app_only() {
+async fn an_opened_session_exists_only_for_its_user_and_app() {
     let fixture = Fixture::new().await;
-    let new = opened(&fixture, a_user_id(), 3).await;
+    let new = open_session(&fixture, a_user_id(), 3).await;
     let stores = &fixture.stores;
     let LiveSession { session: seen, profile } = stores.session(&fixture.app, new.user, new.id).await.unwrap().unwrap();
     assert_eq!(profile, new.profile);
@@ -82,54 +83,58 @@ async fn an_opened_session_is_there_for_its_user_and_app_only() {
 }
 
 #[tokio::test]
-async fn a_session_ends_when_it_is_not_used_and_in_any_case_at_its_end() {
+async fn a_session_ends_when_idle_and_at_the_end_of_its_lifetime() {
     let fixture = Fixture::new().await;
-    let session = opened(&fixture, a_user_id(), 1).await;
+    let session = open_session(&fixture, a_user_id(), 1).await;
     let idle = Duration::seconds(IDLE_SECONDS.into());
-    // Each look is a use: the time without one starts anew.
-    let half_an_hour = fixture.later(idle / 2).await;
-    assert!(epoch_of(&half_an_hour, &fixture, &session).await.is_some());
-    let then = fixture.later(idle + Duration::minutes(20)).await;
-    assert!(epoch_of(&then, &fixture, &session).await.is_some());
-    let unused = fixture.later(idle * 2 + Duration::minutes(21)).await;
-    assert!(epoch_of(&unused, &fixture, &session).await.is_none());
-    assert!(epoch_of(&fixture.stores, &fixture, &session).await.is_none(), "ended for good");
+    // Each lookup is a use and restarts the idle time.
+    let half_an_hour = fixture.with_later_clock(idle / 2).await;
+    assert!(session_epoch(&half_an_hour, &fixture, &session).await.is_some());
+    let then = fixture.with_later_clock(idle + Duration::minutes(20)).await;
+    assert!(session_epoch(&then, &fixture, &session).await.is_some());
+    let unused = fixture.with_later_clock(idle * 2 + Duration::minutes(21)).await;
+    assert!(session_epoch(&unused, &fixture, &session).await.is_none());
+    assert!(session_epoch(&fixture.stores, &fixture, &session).await.is_none(), "ended for good");
 
-    let session = opened(&fixture, a_user_id(), 1).await;
+    let session = open_session(&fixture, a_user_id(), 1).await;
     for minutes in (30..180).step_by(30) {
-        let later = fixture.later(Duration::minutes(minutes)).await;
-        assert!(epoch_of(&later, &fixture, &session).await.is_some(), "after {minutes} min");
+        let later = fixture.with_later_clock(Duration::minutes(minutes)).await;
+        assert!(session_epoch(&later, &fixture, &session).await.is_some(), "after {minutes} min");
     }
-    let end = fixture.later(Duration::minutes(181)).await;
-    assert!(epoch_of(&end, &fixture, &session).await.is_none());
+    let end = fixture.with_later_clock(Duration::minutes(181)).await;
+    assert!(session_epoch(&end, &fixture, &session).await.is_none());
 }
 
 #[tokio::test]
-async fn a_raised_epoch_ends_every_session_but_the_kept_one() {
+async fn a_raised_epoch_ends_every_session_except_the_kept_one() {
     let fixture = Fixture::new().await;
     let user = a_user_id();
-    let (kept, ended) = (opened(&fixture, user, 1).await, opened(&fixture, user, 1).await);
-    let stranger = opened(&fixture, a_user_id(), 1).await;
-    raise(&fixture, user, 2, Some(kept.id)).await;
-    assert_eq!(epoch_of(&fixture.stores, &fixture, &kept).await, Some(2));
-    assert_eq!(epoch_of(&fixture.stores, &fixture, &ended).await, None);
-    assert_eq!(epoch_of(&fixture.stores, &fixture, &stranger).await, Some(1));
-    raise(&fixture, user, 3, None).await;
-    assert_eq!(epoch_of(&fixture.stores, &fixture, &kept).await, None);
+    let (kept, ended) = (open_session(&fixture, user, 1).await, open_session(&fixture, user, 1).await);
+    let stranger = open_session(&fixture, a_user_id(), 1).await;
+    raise_epoch(&fixture, user, 2, Some(kept.id)).await;
+    assert_eq!(session_epoch(&fixture.stores, &fixture, &kept).await, Some(2));
+    assert_eq!(session_epoch(&fixture.stores, &fixture, &ended).await, None);
+    assert_eq!(session_epoch(&fixture.stores, &fixture, &stranger).await, Some(1));
+    raise_epoch(&fixture, user, 3, None).await;
+    assert_eq!(session_epoch(&fixture.stores, &fixture, &kept).await, None);
 }
 
 #[tokio::test]
-async fn an_epoch_never_falls_and_late_news_end_nothing() {
+async fn an_epoch_never_decreases_and_late_changes_end_nothing() {
     let fixture = Fixture::new().await;
     let user = a_user_id();
-    raise(&fixture, user, 5, None).await;
-    let session = opened(&fixture, user, 5).await;
+    raise_epoch(&fixture, user, 5, None).await;
+    let session = open_session(&fixture, user, 5).await;
     for (epoch, keep) in [(4, None), (5, None), (4, Some(session.id))] {
-        raise(&fixture, user, epoch, keep).await;
-        assert_eq!(epoch_of(&fixture.stores, &fixture, &session).await, Some(5), "after news of epoch {epoch}");
+        raise_epoch(&fixture, user, epoch, keep).await;
+        assert_eq!(
+            session_epoch(&fixture.stores, &fixture, &session).await,
+            Some(5),
+            "after a change to epoch {epoch}"
+        );
     }
     let stale = fixture.stores.open_session(&fixture.app, &a_session(user, 4)).await.unwrap();
-    assert_eq!(stale, Opening::Stale);
+    assert_eq!(stale, OpenOutcome::EpochRaised);
 }
 
 #[tokio::test]
@@ -137,23 +142,23 @@ async fn a_login_that_raced_a_reset_leaves_nothing_behind() {
     let fixture = Fixture::new().await;
     let user = a_user_id();
     let session = a_session(user, 1);
-    raise(&fixture, user, 2, None).await;
-    assert_eq!(fixture.stores.open_session(&fixture.app, &session).await.unwrap(), Opening::Stale);
-    assert_eq!(epoch_of(&fixture.stores, &fixture, &session).await, None);
+    raise_epoch(&fixture, user, 2, None).await;
+    assert_eq!(fixture.stores.open_session(&fixture.app, &session).await.unwrap(), OpenOutcome::EpochRaised);
+    assert_eq!(session_epoch(&fixture.stores, &fixture, &session).await, None);
 }
 
 #[tokio::test]
-async fn a_login_at_a_newer_epoch_ends_the_older_sessions_and_the_kept_one_comes_back_with_the_news() {
+async fn a_login_at_a_newer_epoch_ends_older_sessions_until_the_change_restores_the_kept_one() {
     let fixture = Fixture::new().await;
     let user = a_user_id();
-    let (kept, ended) = (opened(&fixture, user, 1).await, opened(&fixture, user, 1).await);
-    let newer = opened(&fixture, user, 2).await;
-    assert_eq!(epoch_of(&fixture.stores, &fixture, &ended).await, None);
-    assert_eq!(epoch_of(&fixture.stores, &fixture, &kept).await, None);
-    raise(&fixture, user, 2, Some(kept.id)).await;
-    assert_eq!(epoch_of(&fixture.stores, &fixture, &kept).await, Some(2));
-    assert_eq!(epoch_of(&fixture.stores, &fixture, &newer).await, Some(2));
-    assert_eq!(epoch_of(&fixture.stores, &fixture, &ended).await, None);
+    let (kept, ended) = (open_session(&fixture, user, 1).await, open_session(&fixture, user, 1).await);
+    let newer = open_session(&fixture, user, 2).await;
+    assert_eq!(session_epoch(&fixture.stores, &fixture, &ended).await, None);
+    assert_eq!(session_epoch(&fixture.stores, &fixture, &kept).await, None);
+    raise_epoch(&fixture, user, 2, Some(kept.id)).await;
+    assert_eq!(session_epoch(&fixture.stores, &fixture, &kept).await, Some(2));
+    assert_eq!(session_epoch(&fixture.stores, &fixture, &newer).await, Some(2));
+    assert_eq!(session_epoch(&fixture.stores, &fixture, &ended).await, None);
 }
 
 #[tokio::test]
@@ -162,41 +167,41 @@ async fn the_hundred_and_first_session_ends_the_least_recently_used() {
     let user = a_user_id();
     let mut sessions = Vec::new();
     for number in 0..100 {
-        // Each a minute after the one before, by Redis's clock.
-        let stores = fixture.later(Duration::seconds(number)).await;
+        // Each a second after the one before, by Redis's clock.
+        let stores = fixture.with_later_clock(Duration::seconds(number)).await;
         let session = a_session(user, 1);
         stores.open_session(&fixture.app, &session).await.unwrap();
         sessions.push(session);
     }
     // The first is used again, so the second is the least recently used.
-    let later = fixture.later(Duration::minutes(5)).await;
-    assert!(epoch_of(&later, &fixture, &sessions[0]).await.is_some());
+    let later = fixture.with_later_clock(Duration::minutes(5)).await;
+    assert!(session_epoch(&later, &fixture, &sessions[0]).await.is_some());
     let last = a_session(user, 1);
     later.open_session(&fixture.app, &last).await.unwrap();
     let mut live = Vec::new();
     for (number, session) in sessions.iter().enumerate() {
-        if epoch_of(&later, &fixture, session).await.is_some() {
+        if session_epoch(&later, &fixture, session).await.is_some() {
             live.push(number);
         }
     }
     assert_eq!(live, (0..100).filter(|number| *number != 1).collect::<Vec<_>>());
-    assert!(epoch_of(&later, &fixture, &last).await.is_some());
+    assert!(session_epoch(&later, &fixture, &last).await.is_some());
 }
 
 #[tokio::test]
-async fn everything_about_sessions_has_an_end_in_redis() {
+async fn all_session_keys_expire_in_redis() {
     let fixture = Fixture::new().await;
     let user = a_user_id();
-    opened(&fixture, user, 1).await;
-    raise(&fixture, user, 2, None).await;
-    opened(&fixture, user, 2).await;
+    open_session(&fixture, user, 1).await;
+    raise_epoch(&fixture, user, 2, None).await;
+    open_session(&fixture, user, 2).await;
     let mut redis = redis::Redis::shared().await.connect().await.unwrap();
     let keys: Vec<String> =
         ::redis::cmd("KEYS").arg(format!("lk:{{{}:{user}}}:*", fixture.app)).query_async(&mut redis).await.unwrap();
     assert_eq!(keys.len(), 3, "{keys:?}");
     for key in keys {
         let lives: i64 = ::redis::cmd("TTL").arg(&key).query_async(&mut redis).await.unwrap();
-        assert!(lives > 0, "{key} lives {lives} s");
+        assert!(lives > 0, "{key} has a TTL of {lives} s");
         if key.ends_with(":user") {
             assert!(lives > 730 * 24 * 60 * 60, "an epoch outlives the longest session: {lives} s");
         }
@@ -204,12 +209,12 @@ async fn everything_about_sessions_has_an_end_in_redis() {
 }
 
 #[tokio::test]
-async fn an_epoch_is_carried_safely_only_when_a_replica_has_it() {
+async fn an_epoch_change_is_safe_only_when_a_replica_has_it() {
     let primary = redis::Redis::start(redis::Options::for_tests()).await.unwrap();
     let options = redis::Options { replica_of: Some(primary.addr()), ..redis::Options::for_tests() };
     let replica = redis::Redis::start(options).await.unwrap();
     let connection = primary.connect().await.unwrap();
-    eventually("the replica is there", LIMIT, async || {
+    eventually("the replica is online", LIMIT, async || {
         let mut connection = connection.clone();
         let info: String = ::redis::cmd("INFO").arg("replication").query_async(&mut connection).await.unwrap();
         info.contains("state=online").then_some(())
@@ -217,23 +222,23 @@ async fn an_epoch_is_carried_safely_only_when_a_replica_has_it() {
     .await;
     let stores = stores("postgres://nobody@127.0.0.1:1/none", &primary.url());
     let (app, user) = (an_app(), a_user_id());
-    let news = |epoch| EpochNews { user, epoch: Epoch(epoch), keep: None };
+    let news = |epoch| EpochChange { user, epoch: Epoch(epoch), kept_session: None };
     eventually("a replica acknowledges", LIMIT, async || {
         let carried = stores.raise_epoch(&app, &news(2), None).await.unwrap();
-        (carried == Carried::Safely).then_some(())
+        (carried == Replication::Complete).then_some(())
     })
     .await;
     replica.process().signal(rustix::process::Signal::STOP);
     let started = std::time::Instant::now();
-    assert_eq!(stores.raise_epoch(&app, &news(3), None).await.unwrap(), Carried::Unconfirmed);
+    assert_eq!(stores.raise_epoch(&app, &news(3), None).await.unwrap(), Replication::Unconfirmed);
     assert!(started.elapsed() < std::time::Duration::from_secs(1), "took {:?}", started.elapsed());
-    // Opening goes on without, and calls that wait for nobody are not held up.
-    assert_eq!(stores.open_session(&app, &a_session(user, 3)).await.unwrap(), Opening::Opened);
+    // A session still opens without an acknowledgement: only epoch changes wait for replicas.
+    assert_eq!(stores.open_session(&app, &a_session(user, 3)).await.unwrap(), OpenOutcome::Opened);
     replica.process().signal(rustix::process::Signal::CONT);
 }
 
 #[tokio::test]
-async fn an_epoch_is_carried_safely_only_when_a_replica_of_its_node_has_it() {
+async fn an_epoch_change_is_safe_only_when_a_replica_of_its_node_has_it() {
     let cluster = redis::RedisCluster::start_with(&redis::Options::for_tests(), true).await.unwrap();
     let stores = stores("postgres://nobody@127.0.0.1:1/none", &cluster.url());
     let app = an_app();
@@ -242,11 +247,14 @@ async fn an_epoch_is_carried_safely_only_when_a_replica_of_its_node_has_it() {
     for _ in 0..12 {
         let user = a_user_id();
         let slot = cluster.slot_of(&format!("lk:{{{app}:{user}}}:user")).await.unwrap();
-        let expected =
-            if cluster.owner(slot).await.unwrap() == stopped { Carried::Unconfirmed } else { Carried::Safely };
-        let news = EpochNews { user, epoch: Epoch(2), keep: None };
-        // A replica that runs may take longer than we wait for it, on a loaded machine.
-        eventually("as the replica is", LIMIT, async || {
+        let expected = if cluster.owner(slot).await.unwrap() == stopped {
+            Replication::Unconfirmed
+        } else {
+            Replication::Complete
+        };
+        let news = EpochChange { user, epoch: Epoch(2), kept_session: None };
+        // On a loaded machine a running replica can take longer than the store waits.
+        eventually("the result matches the state of the replica", LIMIT, async || {
             let carried = stores.raise_epoch(&app, &news, None).await.unwrap();
             (carried == expected).then_some(())
         })
@@ -255,7 +263,7 @@ async fn an_epoch_is_carried_safely_only_when_a_replica_of_its_node_has_it() {
     cluster.replicas[stopped].process().signal(rustix::process::Signal::CONT);
 }
 
-async fn name_of(fixture: &Fixture, session: &NewSession) -> String {
+async fn profile_name(fixture: &Fixture, session: &NewSession) -> String {
     fixture.stores.session(&fixture.app, session.user, session.id).await.unwrap().unwrap().profile.name
 }
 
@@ -263,25 +271,25 @@ async fn name_of(fixture: &Fixture, session: &NewSession) -> String {
 async fn an_older_profile_never_replaces_a_newer_one() {
     let fixture = Fixture::new().await;
     let user = a_user_id();
-    let session = opened(&fixture, user, 1).await;
-    fixture.stores.put_profile(&fixture.app, user, &a_profile(3, "Third")).await.unwrap();
-    assert_eq!(name_of(&fixture, &session).await, "Third");
-    fixture.stores.put_profile(&fixture.app, user, &a_profile(2, "Second")).await.unwrap();
-    assert_eq!(name_of(&fixture, &session).await, "Third");
-    // A login that read the user before the change, and a raised epoch that did.
-    opened(&fixture, user, 1).await;
-    assert_eq!(name_of(&fixture, &session).await, "Third");
-    raise(&fixture, user, 2, Some(session.id)).await;
-    assert_eq!(name_of(&fixture, &session).await, "Third");
-    fixture.stores.put_profile(&fixture.app, a_user_id(), &a_profile(2, "Nobody")).await.unwrap();
+    let session = open_session(&fixture, user, 1).await;
+    fixture.stores.store_profile(&fixture.app, user, &a_profile(3, "Third")).await.unwrap();
+    assert_eq!(profile_name(&fixture, &session).await, "Third");
+    fixture.stores.store_profile(&fixture.app, user, &a_profile(2, "Second")).await.unwrap();
+    assert_eq!(profile_name(&fixture, &session).await, "Third");
+    // A login and an epoch change that read the user before the rename.
+    open_session(&fixture, user, 1).await;
+    assert_eq!(profile_name(&fixture, &session).await, "Third");
+    raise_epoch(&fixture, user, 2, Some(session.id)).await;
+    assert_eq!(profile_name(&fixture, &session).await, "Third");
+    fixture.stores.store_profile(&fixture.app, a_user_id(), &a_profile(2, "Nobody")).await.unwrap();
 }
 
 #[tokio::test]
-async fn nothing_is_kept_of_a_user_who_is_gone_but_the_epoch() {
+async fn only_the_epoch_of_a_deleted_user_is_kept() {
     let fixture = Fixture::new().await;
     let user = a_user_id();
-    opened(&fixture, user, 1).await;
-    let news = EpochNews { user, epoch: Epoch(2), keep: None };
+    open_session(&fixture, user, 1).await;
+    let news = EpochChange { user, epoch: Epoch(2), kept_session: None };
     fixture.stores.raise_epoch(&fixture.app, &news, None).await.unwrap();
     let mut redis = redis::Redis::shared().await.connect().await.unwrap();
     let key = format!("lk:{{{}:{user}}}:user", fixture.app);
@@ -293,9 +301,12 @@ async fn nothing_is_kept_of_a_user_who_is_gone_but_the_epoch() {
 async fn a_user_lists_the_live_sessions_and_ends_them() {
     let fixture = Fixture::new().await;
     let user = a_user_id();
-    let (first, second, third) =
-        (opened(&fixture, user, 1).await, opened(&fixture, user, 1).await, opened(&fixture, user, 1).await);
-    opened(&fixture, a_user_id(), 1).await;
+    let (first, second, third) = (
+        open_session(&fixture, user, 1).await,
+        open_session(&fixture, user, 1).await,
+        open_session(&fixture, user, 1).await,
+    );
+    open_session(&fixture, a_user_id(), 1).await;
     let listed = async || {
         let sessions = fixture.stores.sessions(&fixture.app, user).await.unwrap();
         assert!(sessions.iter().all(|info| info.ip == "2001:db8::1" && info.user_agent.as_deref() == Some("curl/8.0")));
@@ -308,109 +319,119 @@ async fn a_user_lists_the_live_sessions_and_ends_them() {
     assert_eq!(listed().await, all);
     assert!(fixture.stores.end_session(&fixture.app, user, second.id).await.unwrap());
     assert!(!fixture.stores.end_session(&fixture.app, user, second.id).await.unwrap(), "ended before");
-    assert!(!fixture.stores.end_session(&fixture.app, a_user_id(), first.id).await.unwrap(), "another's");
-    assert_eq!(epoch_of(&fixture.stores, &fixture, &second).await, None);
+    assert!(!fixture.stores.end_session(&fixture.app, a_user_id(), first.id).await.unwrap(), "not this user's session");
+    assert_eq!(session_epoch(&fixture.stores, &fixture, &second).await, None);
     let ended = fixture.stores.end_other_sessions(&fixture.app, user, third.id).await.unwrap();
     assert_eq!(ended, [first.id]);
     assert_eq!(listed().await, [third.id.0]);
-    let later = fixture.later(Duration::seconds(i64::from(IDLE_SECONDS) + 1)).await;
+    let later = fixture.with_later_clock(Duration::seconds(i64::from(IDLE_SECONDS) + 1)).await;
     assert!(later.sessions(&fixture.app, user).await.unwrap().is_empty());
 }
 
-/// Refreshes as `stores` see the time; what became of it, and the generation of the next token.
-async fn refreshed(stores: &Stores, fixture: &Fixture, session: &NewSession, generation: u64) -> (Refreshed, u64) {
+/// Refreshes by the clock of `stores`. Returns the result and the generation of the next token.
+async fn refresh_session(
+    stores: &Stores,
+    fixture: &Fixture,
+    session: &NewSession,
+    generation: u64,
+) -> (RefreshOutcome, u64) {
     let token = RefreshToken { user: session.user, session: session.id, generation };
     let rules = RefreshRules { grace_seconds: 30, windows: Vec::new() };
     let outcome = stores.refresh(&fixture.app, &token, &rules).await.unwrap();
     let next = match &outcome {
-        Refreshed::Live(_, live) => live.session.generation,
-        Refreshed::Limited { .. } | Refreshed::Stolen | Refreshed::Gone => 0,
+        RefreshOutcome::Renewed(_, live) => live.session.generation,
+        RefreshOutcome::Limited { .. } | RefreshOutcome::ReuseDetected | RefreshOutcome::NotFound => 0,
     };
     (outcome, next)
 }
 
-/// The index and the life of a session's key are renewed once a minute; order and idle time know of every refresh.
+/// The index and the TTL of a session's key are updated once per minute; the order and the idle time count every
+/// refresh.
 #[tokio::test]
 async fn a_refresh_within_the_minute_counts_as_a_use() {
     let fixture = Fixture::new().await;
     let user = a_user_id();
-    let first = opened(&fixture, user, 1).await;
-    let at = async |seconds: i64| fixture.later(Duration::seconds(seconds)).await;
+    let first = open_session(&fixture, user, 1).await;
+    let at = async |seconds: i64| fixture.with_later_clock(Duration::seconds(seconds)).await;
     let second = a_session(user, 1);
     at(10).await.open_session(&fixture.app, &second).await.unwrap();
-    assert_eq!(renewal(&at(50).await, &fixture, &first, 1).await, (Renewal::Next, 2));
+    assert_eq!(refresh_live(&at(50).await, &fixture, &first, 1).await, (RefreshKind::Rotated, 2));
 
     let listed = at(51).await.sessions(&fixture.app, user).await.unwrap();
     assert_eq!(listed.iter().map(|session| session.id).collect::<Vec<_>>(), [first.id, second.id]);
     let key = format!("lk:{{{}:{user}}}:session:{}", fixture.app, first.id);
     let mut connection = redis::Redis::shared().await.connect().await.unwrap();
     let life: u32 = ::redis::cmd("TTL").arg(key).query_async(&mut connection).await.unwrap();
-    // By Redis's own clock the session was opened a moment ago; by the store's it was used 50 seconds later.
+    // By Redis's own clock the session was just opened; by the clock of the store it was used 50 seconds later.
     assert!(life >= IDLE_SECONDS + 50, "{life} s");
     for _ in 0..99 {
         at(52).await.open_session(&fixture.app, &a_session(user, 1)).await.unwrap();
     }
-    assert!(epoch_of(&at(53).await, &fixture, &first).await.is_some(), "used more recently");
-    assert!(epoch_of(&at(53).await, &fixture, &second).await.is_none(), "the least recently used");
+    assert!(session_epoch(&at(53).await, &fixture, &first).await.is_some(), "used more recently");
+    assert!(session_epoch(&at(53).await, &fixture, &second).await.is_none(), "the least recently used");
 }
 
-async fn renewal(stores: &Stores, fixture: &Fixture, session: &NewSession, generation: u64) -> (Renewal, u64) {
-    match refreshed(stores, fixture, session, generation).await {
-        (Refreshed::Live(renewal, _), next) => (renewal, next),
+async fn refresh_live(stores: &Stores, fixture: &Fixture, session: &NewSession, generation: u64) -> (RefreshKind, u64) {
+    match refresh_session(stores, fixture, session, generation).await {
+        (RefreshOutcome::Renewed(renewal, _), next) => (renewal, next),
         (other, _) => panic!("generation {generation}: {other:?}"),
     }
 }
 
 #[tokio::test]
-async fn a_token_and_the_one_before_it_give_one_result_within_the_grace_time() {
+async fn a_token_and_its_predecessor_give_one_result_within_the_grace_period() {
     let fixture = Fixture::new().await;
-    let session = opened(&fixture, a_user_id(), 1).await;
+    let session = open_session(&fixture, a_user_id(), 1).await;
     let stores = &fixture.stores;
-    assert_eq!(renewal(stores, &fixture, &session, 1).await, (Renewal::Next, 2));
+    assert_eq!(refresh_live(stores, &fixture, &session, 1).await, (RefreshKind::Rotated, 2));
     for _ in 0..3 {
-        assert_eq!(renewal(stores, &fixture, &session, 1).await, (Renewal::Again, 2));
+        assert_eq!(refresh_live(stores, &fixture, &session, 1).await, (RefreshKind::Repeated, 2));
     }
-    assert_eq!(renewal(stores, &fixture, &session, 2).await, (Renewal::Next, 3));
-    let soon = fixture.later(Duration::seconds(29)).await;
-    assert_eq!(renewal(&soon, &fixture, &session, 2).await, (Renewal::Again, 3));
+    assert_eq!(refresh_live(stores, &fixture, &session, 2).await, (RefreshKind::Rotated, 3));
+    let soon = fixture.with_later_clock(Duration::seconds(29)).await;
+    assert_eq!(refresh_live(&soon, &fixture, &session, 2).await, (RefreshKind::Repeated, 3));
 }
 
 #[tokio::test]
-async fn a_lost_answer_is_given_late_five_times_in_a_day_and_tabs_may_race_for_it() {
+async fn a_lost_response_is_repeated_five_times_a_day_even_for_racing_tabs() {
     let fixture = Fixture::new().await;
-    let session = opened(&fixture, a_user_id(), 1).await;
-    assert_eq!(renewal(&fixture.stores, &fixture, &session, 1).await, (Renewal::Next, 2));
+    let session = open_session(&fixture, a_user_id(), 1).await;
+    assert_eq!(refresh_live(&fixture.stores, &fixture, &session, 1).await, (RefreshKind::Rotated, 2));
     for time in 1..=5 {
-        let later = fixture.later(Duration::minutes(10 * time)).await;
-        assert_eq!(renewal(&later, &fixture, &session, 1).await, (Renewal::Late, 2), "time {time}");
-        assert_eq!(renewal(&later, &fixture, &session, 1).await, (Renewal::Again, 2), "time {time}");
+        let later = fixture.with_later_clock(Duration::minutes(10 * time)).await;
+        assert_eq!(refresh_live(&later, &fixture, &session, 1).await, (RefreshKind::Late, 2), "time {time}");
+        assert_eq!(refresh_live(&later, &fixture, &session, 1).await, (RefreshKind::Repeated, 2), "time {time}");
     }
-    let sixth = fixture.later(Duration::minutes(70)).await;
-    assert_eq!(refreshed(&sixth, &fixture, &session, 1).await.0, Refreshed::Stolen);
-    assert_eq!(refreshed(&sixth, &fixture, &session, 2).await.0, Refreshed::Gone, "for the honest one too");
+    let sixth = fixture.with_later_clock(Duration::minutes(70)).await;
+    assert_eq!(refresh_session(&sixth, &fixture, &session, 1).await.0, RefreshOutcome::ReuseDetected);
+    assert_eq!(
+        refresh_session(&sixth, &fixture, &session, 2).await.0,
+        RefreshOutcome::NotFound,
+        "ended for the owner too"
+    );
 }
 
-/// A session that lives for a year.
-async fn opened_for_a_year(fixture: &Fixture) -> NewSession {
+/// A session with a lifetime of a year.
+async fn open_session_for_a_year(fixture: &Fixture) -> NewSession {
     let ends_at = now() + Duration::days(365);
     let session = NewSession { ends_at, idle_seconds: 30 * 24 * 3600, ..a_session(a_user_id(), 1) };
-    assert_eq!(fixture.stores.open_session(&fixture.app, &session).await.unwrap(), Opening::Opened);
+    assert_eq!(fixture.stores.open_session(&fixture.app, &session).await.unwrap(), OpenOutcome::Opened);
     session
 }
 
-/// Its owner refreshes every noon, a thief every midnight; on which night the session ends.
-async fn found_on_night(fixture: &Fixture, session: &NewSession, nights: i64) -> Option<i64> {
+/// The owner refreshes every noon, a thief every midnight. Returns the night on which the session ends.
+async fn night_of_detection(fixture: &Fixture, session: &NewSession, nights: i64) -> Option<i64> {
     let (mut owner, mut thief) = (1, 1);
     for night in 1..=nights {
-        let noon = fixture.later(Duration::days(night)).await;
-        (_, owner) = renewal(&noon, fixture, session, owner).await;
-        let midnight = fixture.later(Duration::days(night) + Duration::hours(12)).await;
-        match refreshed(&midnight, fixture, session, thief).await {
-            (Refreshed::Live(renewal, _), next) => {
-                assert_eq!((renewal, next), (Renewal::Late, owner), "night {night}");
+        let noon = fixture.with_later_clock(Duration::days(night)).await;
+        (_, owner) = refresh_live(&noon, fixture, session, owner).await;
+        let midnight = fixture.with_later_clock(Duration::days(night) + Duration::hours(12)).await;
+        match refresh_session(&midnight, fixture, session, thief).await {
+            (RefreshOutcome::Renewed(renewal, _), next) => {
+                assert_eq!((renewal, next), (RefreshKind::Late, owner), "night {night}");
                 thief = next;
             }
-            (Refreshed::Stolen, _) => return Some(night),
+            (RefreshOutcome::ReuseDetected, _) => return Some(night),
             (other, _) => panic!("night {night}: {other:?}"),
         }
     }
@@ -418,24 +439,24 @@ async fn found_on_night(fixture: &Fixture, session: &NewSession, nights: i64) ->
 }
 
 #[tokio::test]
-async fn a_thief_who_refreshes_nightly_beside_a_daily_user_is_found_within_two_weeks() {
+async fn a_thief_who_refreshes_nightly_is_detected_within_two_weeks() {
     let fixture = Fixture::new().await;
-    let session = opened_for_a_year(&fixture).await;
-    assert_eq!(found_on_night(&fixture, &session, 30).await, Some(14));
-    let after = fixture.later(Duration::days(15)).await;
-    assert_eq!(epoch_of(&after, &fixture, &session).await, None, "it has ended for both");
+    let session = open_session_for_a_year(&fixture).await;
+    assert_eq!(night_of_detection(&fixture, &session, 30).await, Some(14));
+    let after = fixture.with_later_clock(Duration::days(15)).await;
+    assert_eq!(session_epoch(&after, &fixture, &session).await, None, "the session has ended for both");
 }
 
-/// The answer of every third day is lost, and asked for again on the next.
+/// The response of every third day is lost, and the client retries on the next day.
 #[tokio::test]
-async fn a_client_that_often_loses_answers_keeps_its_session() {
+async fn a_client_that_often_loses_responses_keeps_its_session() {
     let fixture = Fixture::new().await;
-    let session = opened_for_a_year(&fixture).await;
+    let session = open_session_for_a_year(&fixture).await;
     let (mut token, mut late) = (1, 0);
     for day in 1..365 {
-        let then = fixture.later(Duration::days(day)).await;
-        let (renewal, next) = renewal(&then, &fixture, &session, token).await;
-        late += u32::from(renewal == Renewal::Late);
+        let then = fixture.with_later_clock(Duration::days(day)).await;
+        let (renewal, next) = refresh_live(&then, &fixture, &session, token).await;
+        late += u32::from(renewal == RefreshKind::Late);
         if day % 3 != 0 {
             token = next;
         }
@@ -443,43 +464,44 @@ async fn a_client_that_often_loses_answers_keeps_its_session() {
     assert_eq!(late, 121);
 }
 
-/// An old server's script knows nothing of `lateness`: it neither writes nor removes it, and counts generations as always.
+/// The script of an old server does not know `lateness`: it neither writes nor removes it, and counts generations as
+/// before.
 #[tokio::test]
-async fn a_session_that_old_servers_refresh_too_is_counted_all_the_same() {
+async fn lateness_counts_for_a_session_that_old_servers_refresh_too() {
     let fixture = Fixture::new().await;
-    let session = opened_for_a_year(&fixture).await;
+    let session = open_session_for_a_year(&fixture).await;
     let key = format!("lk:{{{}:{}}}:session:{}", fixture.app, session.user, session.id);
     let mut redis = redis::Redis::shared().await.connect().await.unwrap();
-    let at = async |day: i64| fixture.later(Duration::days(day)).await;
-    assert_eq!(renewal(&at(1).await, &fixture, &session, 1).await, (Renewal::Next, 2));
-    // An old server gave a late answer: it kept the time alone.
+    let at = async |day: i64| fixture.with_later_clock(Duration::days(day)).await;
+    assert_eq!(refresh_live(&at(1).await, &fixture, &session, 1).await, (RefreshKind::Rotated, 2));
+    // An old server gave a late response, and stored only its time.
     let _: i64 = ::redis::cmd("HSET").arg(&key).arg("late").arg("1").query_async(&mut redis).await.unwrap();
     for day in 2..=8 {
-        assert_eq!(renewal(&at(day).await, &fixture, &session, 1).await, (Renewal::Late, 2), "day {day}");
+        assert_eq!(refresh_live(&at(day).await, &fixture, &session, 1).await, (RefreshKind::Late, 2), "day {day}");
     }
-    // Old servers gave twelve new tokens: what they took away leaves room for six late answers.
+    // Old servers gave twelve new tokens, which lower the lateness enough for six late responses.
     let _: i64 = ::redis::cmd("HINCRBY").arg(&key).arg("n").arg(12).query_async(&mut redis).await.unwrap();
     for day in 9..=14 {
-        assert_eq!(renewal(&at(day).await, &fixture, &session, 13).await, (Renewal::Late, 14), "day {day}");
+        assert_eq!(refresh_live(&at(day).await, &fixture, &session, 13).await, (RefreshKind::Late, 14), "day {day}");
     }
-    assert_eq!(refreshed(&at(15).await, &fixture, &session, 13).await.0, Refreshed::Stolen);
+    assert_eq!(refresh_session(&at(15).await, &fixture, &session, 13).await.0, RefreshOutcome::ReuseDetected);
 }
 
 #[tokio::test]
 async fn an_older_token_ends_the_session_and_a_newer_one_is_adopted() {
     let fixture = Fixture::new().await;
-    let session = opened(&fixture, a_user_id(), 1).await;
+    let session = open_session(&fixture, a_user_id(), 1).await;
     let stores = &fixture.stores;
-    assert_eq!(renewal(stores, &fixture, &session, 7).await, (Renewal::Adopted, 8));
-    assert_eq!(renewal(stores, &fixture, &session, 7).await, (Renewal::Again, 8));
-    assert_eq!(refreshed(stores, &fixture, &session, 6).await.0, Refreshed::Stolen);
-    assert_eq!(epoch_of(stores, &fixture, &session).await, None);
+    assert_eq!(refresh_live(stores, &fixture, &session, 7).await, (RefreshKind::Adopted, 8));
+    assert_eq!(refresh_live(stores, &fixture, &session, 7).await, (RefreshKind::Repeated, 8));
+    assert_eq!(refresh_session(stores, &fixture, &session, 6).await.0, RefreshOutcome::ReuseDetected);
+    assert_eq!(session_epoch(stores, &fixture, &session).await, None);
 }
 
 #[tokio::test]
 async fn only_new_generations_count_for_the_limit() {
     let fixture = Fixture::new().await;
-    let session = opened(&fixture, a_user_id(), 1).await;
+    let session = open_session(&fixture, a_user_id(), 1).await;
     let window = Window { count: 2, window_seconds: 60 };
     let refresh = async |generation| {
         let token = RefreshToken { user: session.user, session: session.id, generation };
@@ -487,23 +509,23 @@ async fn only_new_generations_count_for_the_limit() {
         fixture.stores.refresh(&fixture.app, &token, &rules).await.unwrap()
     };
     for generation in [1, 1, 1, 2, 2] {
-        assert!(matches!(refresh(generation).await, Refreshed::Live(..)), "generation {generation}");
+        assert!(matches!(refresh(generation).await, RefreshOutcome::Renewed(..)), "generation {generation}");
     }
     let limited = refresh(3).await;
-    assert!(matches!(limited, Refreshed::Limited { window: reached, .. } if reached == window), "{limited:?}");
-    assert!(matches!(refresh(2).await, Refreshed::Live(Renewal::Again, _)), "nothing was consumed");
+    assert!(matches!(limited, RefreshOutcome::Limited { window: reached, .. } if reached == window), "{limited:?}");
+    assert!(matches!(refresh(2).await, RefreshOutcome::Renewed(RefreshKind::Repeated, _)), "nothing was consumed");
 }
 
-/// A session that lives for two months, and refreshes of it under a limit; each is of the newest generation.
-struct Limited {
+/// A session with a lifetime of two months, refreshed under a limit, always with the newest generation.
+struct LimitedSession {
     fixture: Fixture,
     session: NewSession,
     windows: Vec<Window>,
     generation: u64,
 }
 
-impl Limited {
-    async fn by(windows: &[(u32, u32)]) -> Self {
+impl LimitedSession {
+    async fn with_windows(windows: &[(u32, u32)]) -> Self {
         let fixture = Fixture::new().await;
         let life = Duration::days(60);
         let idle_seconds = u32::try_from(life.whole_seconds()).unwrap();
@@ -513,35 +535,35 @@ impl Limited {
         Self { session, windows: windows.collect(), generation: 1, fixture }
     }
 
-    /// So much later: which window refuses, and for how long, where one does.
+    /// Refreshes at this time. A refusal returns the window and the time until a retry.
     async fn refresh(&mut self, at: Duration) -> Result<(), (Window, std::time::Duration)> {
         let token = RefreshToken { user: self.session.user, session: self.session.id, generation: self.generation };
         let rules = RefreshRules { grace_seconds: 30, windows: self.windows.clone() };
-        match self.fixture.later(at).await.refresh(&self.fixture.app, &token, &rules).await.unwrap() {
-            Refreshed::Live(Renewal::Next, live) => {
+        match self.fixture.with_later_clock(at).await.refresh(&self.fixture.app, &token, &rules).await.unwrap() {
+            RefreshOutcome::Renewed(RefreshKind::Rotated, live) => {
                 assert_eq!(live.session.generation, self.generation + 1);
                 self.generation += 1;
                 Ok(())
             }
-            Refreshed::Limited { window, retry_after } => Err((window, retry_after)),
+            RefreshOutcome::Limited { window, retry_after } => Err((window, retry_after)),
             other => panic!("generation {}: {other:?}", self.generation),
         }
     }
 }
 
-/// The counters of any other limit and the marks of a session are two ways to one rule.
+/// The counters of other limits and the marks of a session implement the same rule.
 #[tokio::test]
-async fn new_generations_are_counted_as_what_any_other_limit_counts() {
-    // So long that the moment between two calls falls into another fiftieth once in a million times.
-    let mut limited = Limited::by(&[(4, 50_000), (6, 86_400)]).await;
-    let check = [Check {
+async fn new_generations_are_counted_like_any_other_limit() {
+    // Windows so long that two calls in a row fall into different fiftieths only once in a million times.
+    let mut limited = LimitedSession::with_windows(&[(4, 50_000), (6, 86_400)]).await;
+    let check = [RateLimitCheck {
         limit: LimitName::LoginsPerClient,
         subject: limited.session.id.to_string(),
         windows: limited.windows.clone(),
     }];
     for seed in 0..3 {
         let mut rng = StdRng::seed_from_u64(seed);
-        // Each round begins when nothing of the one before counts any more.
+        // Each round starts when nothing of the previous round counts any more.
         let mut at = Duration::days(15) * i32::try_from(seed).unwrap();
         let mut refused = BTreeMap::new();
         for step in 0..120 {
@@ -550,11 +572,12 @@ async fn new_generations_are_counted_as_what_any_other_limit_counts() {
                 6..9 => rng.random_range(0..20_000),
                 _ => rng.random_range(0..60_000),
             });
-            let counted = limited.fixture.later(at).await.take(&limited.fixture.app, check.to_vec()).await;
-            let told = limited.refresh(at).await;
-            match (counted, told) {
+            let counted =
+                limited.fixture.with_later_clock(at).await.acquire(&limited.fixture.app, check.to_vec()).await;
+            let refresh_result = limited.refresh(at).await;
+            match (counted, refresh_result) {
                 (Ok(_), Ok(())) => *refused.entry(0).or_insert(0) += 1,
-                (Err(TakeError::Limited(counted)), Err((window, wait))) => {
+                (Err(AcquireError::RateLimited(counted)), Err((window, wait))) => {
                     assert_eq!(counted.window, window, "seed {seed}, step {step}");
                     let apart = counted.retry_after.abs_diff(wait);
                     assert!(apart < std::time::Duration::from_secs(20), "seed {seed}, step {step}: {apart:?} apart");
@@ -564,13 +587,13 @@ async fn new_generations_are_counted_as_what_any_other_limit_counts() {
             }
         }
         let each = [0, 50_000, 86_400].map(|window| refused.get(&window).copied().unwrap_or(0));
-        assert!(each.iter().all(|times| *times > 5), "seed {seed} tried little: {refused:?}");
+        assert!(each.iter().all(|times| *times > 5), "seed {seed} covers too few cases: {refused:?}");
     }
 }
 
 #[tokio::test]
-async fn a_session_is_limited_as_before_where_the_clock_goes_back() {
-    let mut limited = Limited::by(&[(2, 600)]).await;
+async fn a_session_is_limited_as_before_if_the_clock_goes_back() {
+    let mut limited = LimitedSession::with_windows(&[(2, 600)]).await;
     for at in [Duration::days(30), Duration::days(30), Duration::ZERO, Duration::ZERO] {
         limited.refresh(at).await.unwrap();
     }
@@ -580,8 +603,8 @@ async fn a_session_is_limited_as_before_where_the_clock_goes_back() {
 }
 
 #[tokio::test]
-async fn what_a_session_keeps_of_its_generations_is_bounded() {
-    let mut limited = Limited::by(&[(10_000, 60)]).await;
+async fn the_stored_generations_of_a_session_are_bounded() {
+    let mut limited = LimitedSession::with_windows(&[(10_000, 60)]).await;
     for step in 0..200 {
         limited.refresh(Duration::milliseconds(600) * step).await.unwrap();
     }
@@ -589,21 +612,21 @@ async fn what_a_session_keeps_of_its_generations_is_bounded() {
     let key = format!("lk:{{{app}:{}}}:session:{}", session.user, session.id);
     let mut connection = redis::Redis::shared().await.connect().await.unwrap();
     let kept: usize = ::redis::cmd("HSTRLEN").arg(key).arg("w1200").query_async(&mut connection).await.unwrap();
-    assert!((50 * 16..=52 * 16).contains(&kept), "{kept} octets");
+    assert!((50 * 16..=52 * 16).contains(&kept), "{kept} bytes");
 }
 
 #[tokio::test]
-async fn a_session_at_an_older_epoch_or_past_its_time_is_not_refreshed() {
+async fn a_session_at_an_older_epoch_or_past_its_end_is_not_refreshed() {
     let fixture = Fixture::new().await;
-    let session = opened(&fixture, a_user_id(), 1).await;
+    let session = open_session(&fixture, a_user_id(), 1).await;
     let idle = Duration::seconds(IDLE_SECONDS.into());
-    let half = fixture.later(idle / 2).await;
-    assert_eq!(renewal(&half, &fixture, &session, 1).await, (Renewal::Next, 2));
-    let then = fixture.later(idle + Duration::minutes(20)).await;
-    assert_eq!(renewal(&then, &fixture, &session, 2).await, (Renewal::Next, 3));
-    let end = fixture.later(Duration::minutes(181)).await;
-    assert_eq!(refreshed(&end, &fixture, &session, 3).await.0, Refreshed::Gone);
-    let session = opened(&fixture, a_user_id(), 1).await;
-    raise(&fixture, session.user, 2, None).await;
-    assert_eq!(refreshed(&fixture.stores, &fixture, &session, 1).await.0, Refreshed::Gone);
+    let half = fixture.with_later_clock(idle / 2).await;
+    assert_eq!(refresh_live(&half, &fixture, &session, 1).await, (RefreshKind::Rotated, 2));
+    let then = fixture.with_later_clock(idle + Duration::minutes(20)).await;
+    assert_eq!(refresh_live(&then, &fixture, &session, 2).await, (RefreshKind::Rotated, 3));
+    let end = fixture.with_later_clock(Duration::minutes(181)).await;
+    assert_eq!(refresh_session(&end, &fixture, &session, 3).await.0, RefreshOutcome::NotFound);
+    let session = open_session(&fixture, a_user_id(), 1).await;
+    raise_epoch(&fixture, session.user, 2, None).await;
+    assert_eq!(refresh_session(&fixture.stores, &fixture, &session, 1).await.0, RefreshOutcome::NotFound);
 }

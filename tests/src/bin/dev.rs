@@ -1,8 +1,8 @@
-//! `latchkey-dev`, behind `make run` and `make generate`.
+//! `latchkey-dev`: the program behind `make run` and `make generate`.
 
 use std::process::ExitCode;
 
-use latchkey_tests::{dev, prepare};
+use latchkey_tests::{dev, sqlx_metadata};
 
 fn main() -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
@@ -15,10 +15,10 @@ fn main() -> ExitCode {
     let task = std::env::args().nth(1).unwrap_or_else(|| "run".to_owned());
     let result = match task.as_str() {
         "run" => runtime.block_on(dev::run()),
-        "sqlx" => runtime.block_on(prepare::write_query_metadata()),
-        other => Err(anyhow::anyhow!("{other} is no task of latchkey-dev: `run`, or `sqlx`")),
+        "sqlx" => runtime.block_on(sqlx_metadata::write_query_metadata()),
+        other => Err(anyhow::anyhow!("latchkey-dev has no task {other}; use `run` or `sqlx`")),
     };
-    // What still waits for a child is not waited for: the children die with us.
+    // Blocking tasks that still wait for a child are abandoned: the children die with this process.
     runtime.shutdown_background();
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,4 +1,4 @@
-//! The chart, as Helm renders it.
+//! The chart as Helm renders it.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ pub fn folder() -> PathBuf {
     process::root().join("charts/latchkey")
 }
 
-/// The value files of `ci`, by name.
+/// The value files in the chart's folder `ci`, sorted by name.
 pub fn value_files() -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(folder().join("ci")).context("charts/latchkey/ci")?;
     let mut files: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
@@ -27,7 +27,7 @@ pub fn value_files() -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// `helm template` without the helm tests, with more arguments. A refusal is an error with Helm's words.
+/// `helm template` with more arguments, without the helm tests. The error contains Helm's output.
 pub async fn template<I>(release: &str, namespace: &str, args: I) -> Result<Vec<Value>>
 where
     I: IntoIterator<Item: AsRef<Path>>,
@@ -36,7 +36,7 @@ where
     template_with_tests(release, namespace, [PathBuf::from("--skip-tests")].into_iter().chain(args)).await
 }
 
-/// The same with the helm tests.
+/// Like [`template`], including the helm tests.
 pub async fn template_with_tests<I>(release: &str, namespace: &str, args: I) -> Result<Vec<Value>>
 where
     I: IntoIterator<Item: AsRef<Path>>,

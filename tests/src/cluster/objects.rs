@@ -1,4 +1,4 @@
-//! Objects of any kind, as manifests have them.
+//! Kubernetes objects of any kind, as in manifests.
 
 use anyhow::{Context, Result};
 use kube::{
@@ -8,10 +8,10 @@ use kube::{
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Who writes what tests apply.
+/// Field manager of the objects that tests apply.
 const FIELD_MANAGER: &str = "tests";
 
-/// The objects of a YAML stream.
+/// Parses a YAML stream of objects.
 pub(super) fn parse(stream: &str) -> Result<Vec<Value>> {
     let mut objects = Vec::new();
     for document in serde_yaml::Deserializer::from_str(stream) {
@@ -23,13 +23,13 @@ pub(super) fn parse(stream: &str) -> Result<Vec<Value>> {
     Ok(objects)
 }
 
-/// `kubectl apply --server-side` of one object. What others wrote of these fields is taken over.
+/// `kubectl apply --server-side` of one object; takes over fields of other managers.
 pub async fn apply(client: &Client, object: &Value) -> Result<DynamicObject> {
     let object: DynamicObject = serde_json::from_value(object.clone()).context("an object")?;
     let types = object.types.clone().context("an object has a kind")?;
     let kind = GroupVersionKind::try_from(&types)?;
     let name = object.metadata.name.clone().context("an object has a name")?;
-    // By the usual plural, which all kinds have that are used here.
+    // Assumes the usual plural, which all kinds used here have.
     let resource = ApiResource::from_gvk(&kind);
     let api: Api<DynamicObject> = match &object.metadata.namespace {
         Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),

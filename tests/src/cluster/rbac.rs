@@ -1,27 +1,26 @@
-//! The chart's permissions one by one, so that a test can take each away in turn.
+//! The chart's permissions as single entries, so that a test can revoke each in turn.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::{Install, apply};
+use super::{Installation, apply};
 
-/// One verb on one resource, as a role of the chart gives it.
+/// One verb on one resource in a role of the chart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Permission {
     /// `Role` or `ClusterRole`.
     pub kind: String,
-    /// Of the role; none of a ClusterRole.
+    /// The role's namespace; `None` for a ClusterRole.
     pub namespace: Option<String>,
     pub role: String,
     pub group: String,
-    /// With its subresource: `apps/status`.
+    /// Includes the subresource: `apps/status`.
     pub resource: String,
     pub verb: String,
 }
 
-impl Install<'_> {
-    /// What the chart gives a program (`operator` or `server`), by role, resource and verb. Without the roles that it
-    /// gives to people.
+impl Installation<'_> {
+    /// The permissions that the chart grants a program (`operator` or `server`). Excludes the roles for people.
     pub fn permissions(&self, component: &str) -> Vec<Permission> {
         let roles = self.objects().iter().filter(|object| {
             matches!(object["kind"].as_str(), Some("Role" | "ClusterRole"))
@@ -47,19 +46,19 @@ impl Install<'_> {
         permissions
     }
 
-    /// Takes a permission away. A watch that is open goes on: a program that is to feel it is started afterwards.
-    pub async fn take(&self, permission: &Permission) -> Result<()> {
+    /// Revokes a permission. Open watches continue: start the program afterwards if it must notice.
+    pub async fn revoke(&self, permission: &Permission) -> Result<()> {
         let mut role = self.role(permission)?;
         let before = role["rules"].clone();
-        let rules: Vec<Value> = list(&before).iter().flat_map(|rule| permission.taken_from(rule)).collect();
+        let rules: Vec<Value> = list(&before).iter().flat_map(|rule| permission.remove_from(rule)).collect();
         ensure!(!rules.is_empty(), "a role without rules tests nothing: {permission:?}");
         role["rules"] = json!(rules);
         apply(&self.admin(), &role).await?;
         Ok(())
     }
 
-    /// Gives it back.
-    pub async fn give_back(&self, permission: &Permission) -> Result<()> {
+    /// Grants a revoked permission again.
+    pub async fn grant(&self, permission: &Permission) -> Result<()> {
         apply(&self.admin(), &self.role(permission)?).await?;
         Ok(())
     }
@@ -77,8 +76,8 @@ impl Install<'_> {
 // === impl Permission ===
 
 impl Permission {
-    /// The rule as one rule for each resource, this one without the verb.
-    fn taken_from(&self, rule: &Value) -> Vec<Value> {
+    /// The rule, split into one rule per resource, without this verb on this resource.
+    fn remove_from(&self, rule: &Value) -> Vec<Value> {
         let groups = texts(&rule["apiGroups"]);
         let rules = texts(&rule["resources"]).into_iter().filter_map(|resource| {
             let mut verbs = texts(&rule["verbs"]);
@@ -111,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_verb_is_taken_from_its_resource_alone() {
+    fn a_verb_is_removed_only_from_its_resource() {
         let rule = json!({ "apiGroups": [""], "resources": ["secrets", "configmaps"], "verbs": ["get", "watch"] });
         let permission = Permission {
             kind: "Role".into(),
@@ -125,8 +124,8 @@ mod tests {
             { "apiGroups": [""], "resources": ["secrets"], "verbs": ["watch"] },
             { "apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "watch"] },
         ]);
-        assert_eq!(json!(permission.taken_from(&rule)), left);
+        assert_eq!(json!(permission.remove_from(&rule)), left);
         let other = json!({ "apiGroups": ["other"], "resources": ["secrets"], "verbs": ["get"] });
-        assert_eq!(permission.taken_from(&other), [other]);
+        assert_eq!(permission.remove_from(&other), [other]);
     }
 }

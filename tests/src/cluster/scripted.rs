@@ -1,4 +1,4 @@
-//! A Pod of the servers' Service in which no server runs: a test says what the operator hears of it.
+//! A Pod of the servers' Service without a server: the test scripts what the operator reads from its revision stream.
 
 use std::{convert::Infallible, sync::atomic::Ordering, time::Duration};
 
@@ -19,35 +19,35 @@ use tokio::{
     time::sleep,
 };
 
-use super::{Endpoint, Install, ServerPod};
+use super::{Endpoint, Installation, ServerPod};
 
-/// As a server does.
+/// Interval of heartbeats, as of a server.
 const HEARTBEAT: Duration = Duration::from_secs(2);
 
 /// It ends when this value is dropped.
 pub struct ScriptedServer {
     pod: ServerPod,
-    words: watch::Sender<Words>,
+    script: watch::Sender<RevisionScript>,
     accepting: JoinHandle<()>,
 }
 
-/// What is said on every stream.
+/// What every stream reports.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Words {
-    /// The body of the hello, without the Pod's UID; none: it takes the request and says nothing.
+pub struct RevisionScript {
+    /// The hello without the Pod's UID. `None`: the server accepts the request and does not respond.
     hello: Option<Value>,
 }
 
-impl Install<'_> {
-    /// One more Pod that counts, and that says this.
-    pub async fn scripted_server(&self, words: Words) -> Result<ScriptedServer> {
+impl Installation<'_> {
+    /// Adds a serving Pod with this scripted revision stream.
+    pub async fn scripted_server(&self, words: RevisionScript) -> Result<ScriptedServer> {
         let index = self.servers.fetch_add(1, Ordering::Relaxed);
-        let pod = self.server_pod(&format!("{}-scripted-{index}", self.release)).await?;
+        let pod = self.create_server_pod(&format!("{}-scripted-{index}", self.release)).await?;
         let listener = TcpListener::bind(pod.ops()).await?;
         let words = watch::Sender::new(words);
         let accepting = tokio::spawn(accept(listener, words.clone(), pod.uid().to_owned()));
         pod.set_endpoint(Endpoint::SERVING).await?;
-        Ok(ScriptedServer { pod, words, accepting })
+        Ok(ScriptedServer { pod, script: words, accepting })
     }
 }
 
@@ -58,9 +58,9 @@ impl ScriptedServer {
         &self.pod
     }
 
-    /// Says something else: the streams are cut, and who comes back hears it.
-    pub fn say(&self, words: Words) {
-        self.words.send_replace(words);
+    /// Replaces the script: open streams are closed, and new ones report the new state.
+    pub fn set_script(&self, words: RevisionScript) {
+        self.script.send_replace(words);
     }
 }
 
@@ -70,45 +70,45 @@ impl Drop for ScriptedServer {
     }
 }
 
-// === impl Words ===
+// === impl RevisionScript ===
 
-impl Words {
-    /// A server of that format which serves the App at that revision.
+impl RevisionScript {
+    /// A server that supports that document format and serves the App at that revision.
     pub fn serving(format: u32, app: &str, revision: &str) -> Self {
         Self { hello: Some(json!({ "format": format, "revisions": { app: revision } })) }
     }
 
-    /// A server which goes on with one revision and refuses another.
-    pub fn refusing(app: &str, goes_on: &str, refused: &str, reason: &str) -> Self {
+    /// A server that keeps serving one revision and rejects another.
+    pub fn rejecting(app: &str, goes_on: &str, refused: &str, reason: &str) -> Self {
         let refused = json!({ app: { "revision": refused, "reason": reason } });
         Self { hello: Some(json!({ "format": 1, "revisions": { app: goes_on }, "refused": refused })) }
     }
 
-    /// A server that hangs.
-    pub fn none() -> Self {
+    /// A server that does not respond.
+    pub fn hanging() -> Self {
         Self { hello: None }
     }
 }
 
-async fn accept(listener: TcpListener, words: watch::Sender<Words>, uid: String) {
+async fn accept(listener: TcpListener, words: watch::Sender<RevisionScript>, uid: String) {
     loop {
         let Ok((socket, _)) = listener.accept().await else { continue };
-        tokio::spawn(answer(socket, words.subscribe(), uid.clone()));
+        tokio::spawn(respond(socket, words.subscribe(), uid.clone()));
     }
 }
 
-async fn answer(socket: TcpStream, words: watch::Receiver<Words>, uid: String) {
+async fn respond(socket: TcpStream, words: watch::Receiver<RevisionScript>, uid: String) {
     let service = service_fn(move |_: http::Request<Incoming>| {
         let lines = lines(words.clone(), uid.clone());
         async move { Ok::<_, Infallible>(http::Response::new(StreamBody::new(lines))) }
     });
-    // The operator cuts it when it likes.
+    // The operator can close the stream at any time.
     drop(hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(socket), service).await);
 }
 
-/// The hello, then heartbeats, until something else is to be said.
+/// The hello, then heartbeats, until the script changes.
 fn lines(
-    mut words: watch::Receiver<Words>,
+    mut words: watch::Receiver<RevisionScript>,
     uid: String,
 ) -> impl futures::Stream<Item = Result<Frame<Bytes>, Infallible>> {
     let hello = words.borrow_and_update().hello.clone();

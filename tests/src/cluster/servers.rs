@@ -1,4 +1,5 @@
-//! Servers of an install: each a real process, with the Pod and the endpoint that a kubelet and a controller would make.
+//! Servers of an install: real processes, each with the Pod and the endpoint that a kubelet and a controller would
+//! create.
 
 use std::{
     fs,
@@ -17,12 +18,12 @@ use kube::{
 use latchkey_crds::names::OPS_PORT_NAME;
 use serde_json::{Value, json};
 
-use super::{Install, apply};
-use crate::{control_plane::Account, process, stack::Server};
+use super::{Installation, apply};
+use crate::{control_plane::ServiceAccountToken, process, stack::ServerProcess};
 
-/// A `latchkey-server` as the only container of a Pod.
+/// A `latchkey-server` process as the only container of a Pod.
 pub struct PodServer {
-    server: Server,
+    server: ServerProcess,
     pod: ServerPod,
 }
 
@@ -33,11 +34,11 @@ pub struct ServerPod {
     service: String,
     name: String,
     uid: String,
-    /// Of its operations port.
+    /// Address of its operations port.
     ops: SocketAddr,
 }
 
-/// What an EndpointSlice says of a Pod.
+/// Conditions of a Pod's endpoint in an EndpointSlice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     pub ready: bool,
@@ -46,39 +47,40 @@ pub struct Endpoint {
 }
 
 impl Deref for PodServer {
-    type Target = Server;
+    type Target = ServerProcess;
 
-    fn deref(&self) -> &Server {
+    fn deref(&self) -> &ServerProcess {
         &self.server
     }
 }
 
-// === impl Install ===
+// === impl Installation ===
 
-impl Install<'_> {
-    /// Starts one more server under the chart's ServiceAccount, waits until it is ready, and makes it an endpoint.
-    pub async fn server(&self) -> PodServer {
-        let server = self.server_as(self.server_account(), &[]).await.expect("a server's Pod is made");
+impl Installation<'_> {
+    /// Starts a server with the chart's ServiceAccount, waits until it is ready, and makes it an endpoint.
+    pub async fn start_server(&self) -> PodServer {
+        let server = self.create_server(self.server_account(), &[]).await.expect("a server's Pod is created");
         server.start_ready().await.expect("the server is ready");
         server.set_endpoint(Endpoint::SERVING).await.expect("the server is an endpoint");
         server
     }
 
-    /// So many of them, one after the other.
-    pub async fn serve(&self, servers: usize) -> Vec<PodServer> {
+    /// Starts this number of servers, one after the other.
+    pub async fn start_servers(&self, servers: usize) -> Vec<PodServer> {
         let mut started = Vec::new();
         for _ in 0..servers {
-            started.push(self.server().await);
+            started.push(self.start_server().await);
         }
         started
     }
 
-    /// One more Pod whose server is not started and whose endpoint does not exist yet; under an account that may reach
-    /// the API server by another way (see [`crate::control_plane::ControlPlane::account_at`]), and with more flags.
-    pub async fn server_as(&self, account: &Account, more: &[&str]) -> Result<PodServer> {
+    /// Creates a Pod whose server is not started yet and that has no endpoint. The account can be one that reaches the
+    /// API server through a proxy (see [`crate::control_plane::ControlPlane::account_at`]); `more` are additional
+    /// flags.
+    pub async fn create_server(&self, account: &ServiceAccountToken, more: &[&str]) -> Result<PodServer> {
         let index = self.servers.fetch_add(1, Ordering::Relaxed);
         let public = if index == 0 { self.public } else { process::free_addr() };
-        let pod = self.server_pod(&format!("{}-server-{index}", self.release)).await?;
+        let pod = self.create_server_pod(&format!("{}-server-{index}", self.release)).await?;
         let cache = self.dir().join(format!("cache-{index}"));
         fs::create_dir_all(&cache)?;
         let mut args: Vec<String> = [
@@ -93,31 +95,31 @@ impl Install<'_> {
         args.extend(more.iter().map(|arg| (*arg).to_owned()));
         let mut envs = vec![
             ("KUBECONFIG".to_owned(), account.kubeconfig().display().to_string()),
-            // No load balancer has to catch up; a flag of a test wins over this.
+            // There is no load balancer to wait for. A flag of a test overrides this variable.
             ("LATCHKEY_DRAIN_SECONDS".to_owned(), "0".to_owned()),
         ];
         envs.extend(self.server_envs.iter().cloned());
-        let server = Server::new(index, self.dir(), (public, pod.ops), &self.base_url(), &args, &envs);
+        let server = ServerProcess::new(index, self.dir(), (public, pod.ops), &self.base_url(), &args, &envs);
         Ok(PodServer { server: server.wrapper(&self.server_wrapper), pod })
     }
 
-    /// A Pod in which nothing runs, and whose endpoint does not exist yet.
-    pub(super) async fn server_pod(&self, name: &str) -> Result<ServerPod> {
+    /// Creates a Pod in which nothing runs, without an endpoint.
+    pub(super) async fn create_server_pod(&self, name: &str) -> Result<ServerPod> {
         let client = self.admin();
         let pods: Api<Pod> = Api::namespaced(client.clone(), self.namespace());
-        let pod: Pod = serde_json::from_value(self.pod(name))?;
-        let pod = pods.create(&PostParams::default(), &pod).await.context("making the server's Pod")?;
+        let pod: Pod = serde_json::from_value(self.pod_manifest(name))?;
+        let pod = pods.create(&PostParams::default(), &pod).await.context("creating the server's Pod")?;
         Ok(ServerPod {
             client,
             namespace: self.namespace().to_owned(),
             service: self.ops_service().to_owned(),
             name: name.to_owned(),
             uid: pod.metadata.uid.context("a Pod has a UID")?,
-            ops: (own_address()?, process::free_port()).into(),
+            ops: (machine_address()?, process::free_port()).into(),
         })
     }
 
-    fn pod(&self, name: &str) -> Value {
+    fn pod_manifest(&self, name: &str) -> Value {
         let service = self.objects().iter().find(|object| object["kind"] == "Service");
         json!({
             "metadata": {
@@ -142,7 +144,7 @@ impl PodServer {
         &self.pod.name
     }
 
-    /// The Pod's UID, which the server tells on its stream.
+    /// The Pod's UID, which the server reports on its stream.
     pub fn uid(&self) -> &str {
         &self.pod.uid
     }
@@ -157,7 +159,7 @@ impl PodServer {
         self.pod.remove_endpoint().await
     }
 
-    /// As a rollout takes a Pod away: terminating, drained, gone.
+    /// Removes it as a rollout does: terminating, drained, deleted.
     pub async fn remove(self) -> Result<()> {
         self.set_endpoint(Endpoint::TERMINATING).await?;
         self.terminate().await.context("the server drains")?;
@@ -173,19 +175,19 @@ impl ServerPod {
         &self.name
     }
 
-    /// The Pod's UID, which a server tells on its stream.
+    /// The Pod's UID, which a server reports on its stream.
     pub fn uid(&self) -> &str {
         &self.uid
     }
 
-    /// Where its operations port is.
+    /// The address of its operations port.
     pub fn ops(&self) -> SocketAddr {
         self.ops
     }
 
-    /// Writes the Pod's endpoint and its status: what a kubelet and the controller of EndpointSlices do.
+    /// Writes the Pod's endpoint and status, as a kubelet and the EndpointSlice controller would.
     ///
-    /// Each has a slice of its own, because all servers share an address and a slice has one port for all its endpoints.
+    /// Each Pod has its own slice, because all servers share an address and a slice has one port for all its endpoints.
     pub async fn set_endpoint(&self, endpoint: Endpoint) -> Result<()> {
         let condition = json!({ "type": "Ready", "status": if endpoint.serving { "True" } else { "False" } });
         let address = self.ops.ip().to_string();
@@ -221,14 +223,14 @@ impl ServerPod {
         Ok(())
     }
 
-    /// Takes the endpoint away; Pod and process stay.
+    /// Removes the endpoint; Pod and process stay.
     pub async fn remove_endpoint(&self) -> Result<()> {
         let slices: Api<EndpointSlice> = Api::namespaced(self.client.clone(), &self.namespace);
         slices.delete(&self.name, &DeleteParams::default()).await?;
         Ok(())
     }
 
-    /// Takes endpoint and Pod away.
+    /// Removes endpoint and Pod.
     pub async fn remove(&self) -> Result<()> {
         self.remove_endpoint().await?;
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
@@ -240,7 +242,7 @@ impl ServerPod {
 // === impl Endpoint ===
 
 impl Endpoint {
-    /// A Pod that counts.
+    /// A serving Pod.
     pub const SERVING: Self = Self { ready: true, serving: true, terminating: false };
     /// A Pod that is not ready.
     pub const NOT_READY: Self = Self { ready: false, serving: false, terminating: false };
@@ -248,13 +250,13 @@ impl Endpoint {
     pub const TERMINATING: Self = Self { ready: false, serving: true, terminating: true };
 }
 
-/// An address of this machine: the API server refuses loopback addresses as endpoints.
-fn own_address() -> Result<IpAddr> {
+/// An address of this machine other than loopback: the API server rejects loopback addresses as endpoints.
+fn machine_address() -> Result<IpAddr> {
     let table = fs::read_to_string(Path::new("/proc/net/fib_trie")).context("this machine's addresses")?;
-    find_address(&table).context("this machine has no address but loopback, which no endpoint may have: give it one")
+    find_address(&table).context("this machine has no address except loopback, which an endpoint cannot have: add one")
 }
 
-/// The first address that is the machine's own, in the kernel's table: a line with it, then one that says `host LOCAL`.
+/// The machine's first own address in the kernel's table: a line with the address, followed by one with `host LOCAL`.
 fn find_address(table: &str) -> Option<IpAddr> {
     let mut before = "";
     for line in table.lines() {

@@ -1,4 +1,4 @@
-//! The API server's audit log: who asked for what.
+//! The API server's audit log: who sent which request.
 
 use std::{
     collections::BTreeMap,
@@ -10,23 +10,23 @@ use std::{
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
-/// Under which the API server tells a token's id.
+/// The key under which the API server logs the id of a token.
 const CREDENTIAL: &str = "authentication.kubernetes.io/credential-id";
 
-/// A place in the log.
+/// An offset in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark(u64);
 
-/// A request, with what became of it.
+/// A request and its result.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Event {
-    /// As RBAC has it: a ServiceAccount is `system:serviceaccount:<namespace>:<name>`.
+pub struct AuditEvent {
+    /// The user name as in RBAC; a ServiceAccount is `system:serviceaccount:<namespace>:<name>`.
     pub user: String,
-    /// Which of the user's tokens it was, where it was one; see [`Account::credential`](super::Account::credential).
+    /// The id of the token, if the request used one; see [`ServiceAccountToken::credential`](super::Account::credential).
     pub credential: Option<String>,
     /// get, list, watch, create, update, patch, delete, deletecollection.
     pub verb: String,
-    /// `apps`, or with its subresource `apps/status`.
+    /// `apps`, or with a subresource `apps/status`.
     pub resource: String,
     pub namespace: String,
     pub name: String,
@@ -35,7 +35,7 @@ pub struct Event {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Line {
+struct LogLine {
     stage: String,
     verb: String,
     user: User,
@@ -69,7 +69,7 @@ struct ResponseStatus {
 }
 
 /// How often each verb was used on each resource: `("patch", "apps/status") → 3`.
-pub fn count<'a>(events: impl IntoIterator<Item = &'a Event>) -> BTreeMap<(String, String), usize> {
+pub fn count<'a>(events: impl IntoIterator<Item = &'a AuditEvent>) -> BTreeMap<(String, String), usize> {
     let mut counts = BTreeMap::new();
     for event in events {
         *counts.entry((event.verb.clone(), event.resource.clone())).or_default() += 1;
@@ -81,25 +81,25 @@ pub(super) fn mark(log: &Path) -> Mark {
     Mark(log.metadata().map_or(0, |metadata| metadata.len()))
 }
 
-pub(super) fn since(log: &Path, mark: Mark) -> Result<Vec<Event>> {
+pub(super) fn since(log: &Path, mark: Mark) -> Result<Vec<AuditEvent>> {
     let mut file = File::open(log).with_context(|| format!("opening {}", log.display()))?;
     file.seek(SeekFrom::Start(mark.0))?;
     let mut reader = BufReader::new(file);
     let (mut events, mut line) = (Vec::new(), String::new());
-    // A last line without an end is still being written.
+    // The last line can still be incomplete.
     while reader.read_line(&mut line)? > 0 && line.ends_with('\n') {
-        let parsed: Line = serde_json::from_str(&line).context("a line of the audit log")?;
+        let parsed: LogLine = serde_json::from_str(&line).context("a line of the audit log")?;
         events.extend(event(parsed));
         line.clear();
     }
     Ok(events)
 }
 
-/// A watch is an event when it begins; its end is none.
-fn event(line: Line) -> Option<Event> {
+/// A watch counts as one event, when it starts.
+fn event(line: LogLine) -> Option<AuditEvent> {
     let wanted = if line.verb == "watch" { "ResponseStarted" } else { "ResponseComplete" };
     let status = line.response_status.map_or(0, |status| status.code);
-    // A watch that is refused never begins.
+    // A refused watch never starts.
     let refused = line.verb == "watch" && line.stage == "ResponseComplete" && status >= 400;
     if line.stage != wanted && !refused {
         return None;
@@ -111,13 +111,13 @@ fn event(line: Line) -> Option<Event> {
     };
     let (namespace, name) = (object.namespace, object.name);
     let credential = line.user.extra.get(CREDENTIAL).and_then(|values| values.first().cloned());
-    Some(Event { user: line.user.username, credential, verb: line.verb, resource, namespace, name, status })
+    Some(AuditEvent { user: line.user.username, credential, verb: line.verb, resource, namespace, name, status })
 }
 
-// === impl Event ===
+// === impl AuditEvent ===
 
-impl Event {
-    /// Whether it changes something, where it is allowed.
+impl AuditEvent {
+    /// Whether it is a write, if it is allowed.
     pub fn is_write(&self) -> bool {
         !matches!(self.verb.as_str(), "get" | "list" | "watch")
     }

@@ -1,4 +1,4 @@
-//! The manifests as `make run` renders them: with the addresses that are set in place of the usual ones.
+//! The manifests that `make run` renders, with the configured addresses instead of the default ones.
 
 use std::{
     collections::BTreeMap,
@@ -11,24 +11,24 @@ use anyhow::{Context, Result};
 
 use crate::postgres::write_private;
 
-/// What the operator reads.
-const ENDINGS: [&str; 3] = ["yaml", "yml", "json"];
+/// File extensions that the operator reads.
+const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
 
-/// A folder that is kept like another but for addresses.
+/// A copy of a folder, with addresses replaced, that follows changes of the folder.
 pub(super) struct Manifests {
     from: PathBuf,
     to: PathBuf,
-    /// `http://127.0.0.1:5556` and what it becomes.
+    /// Default URL (`http://127.0.0.1:5556`) and its replacement.
     addresses: Vec<(String, String)>,
-    /// What is in `to`, by its path there.
+    /// Content of the files in `to`, by path.
     written: BTreeMap<PathBuf, String>,
 }
 
 // === impl Manifests ===
 
 impl Manifests {
-    /// `addresses`: the usual one and the one that is set. Where none differs there is nothing to do, and the folder is
-    /// its own copy.
+    /// `addresses` are pairs of default and configured address. If all are equal, no copy is made, and the folder
+    /// itself is used.
     pub(super) fn new(from: &Path, to: PathBuf, addresses: &[(&str, SocketAddr)]) -> Result<Self> {
         let addresses: Vec<(String, String)> = addresses
             .iter()
@@ -38,7 +38,7 @@ impl Manifests {
         let to = if addresses.is_empty() { from.to_owned() } else { to };
         let mut this = Self { from: from.to_owned(), to, addresses, written: BTreeMap::new() };
         if this.is_copy() {
-            // What an earlier run left may be of manifests that are gone.
+            // Files of an earlier run can belong to deleted manifests.
             if this.to.exists() {
                 fs::remove_dir_all(&this.to)?;
             }
@@ -53,13 +53,13 @@ impl Manifests {
         &self.to
     }
 
-    /// Takes over what changed.
+    /// Copies changed files and removes deleted ones.
     pub(super) fn follow(&mut self) -> Result<()> {
         if !self.is_copy() {
             return Ok(());
         }
         let mut found = BTreeMap::new();
-        // While an editor or git is at work, a folder may be there and gone: the next look sees the rest.
+        // While an editor or git writes, a folder can disappear and reappear: the next call reads the rest.
         if read(&self.from, Path::new(""), &mut found).is_err() {
             return Ok(());
         }
@@ -71,7 +71,7 @@ impl Manifests {
         for (path, text) in &found {
             if self.written.get(path) != Some(text) {
                 let to = self.to.join(path);
-                fs::create_dir_all(to.parent().context("a file lies in a folder")?)?;
+                fs::create_dir_all(to.parent().context("a file has a parent folder")?)?;
                 write_private(&to, text)?;
             }
         }
@@ -91,18 +91,18 @@ fn read(from: &Path, below: &Path, found: &mut BTreeMap<PathBuf, String>) -> io:
     for entry in fs::read_dir(from.join(below))? {
         let entry = entry?;
         let path = below.join(entry.file_name());
-        // A link leads to what is meant.
+        // Follows symbolic links.
         let kind = fs::metadata(entry.path())?;
         if kind.is_dir() {
             read(from, &path, found)?;
-        } else if path.extension().is_some_and(|ending| ENDINGS.iter().any(|known| ending == *known)) {
+        } else if path.extension().is_some_and(|ending| EXTENSIONS.iter().any(|known| ending == *known)) {
             found.insert(path, fs::read_to_string(entry.path())?);
         }
     }
     Ok(())
 }
 
-/// Not where more digits follow: that is another port.
+/// Replaces the default URL, unless more digits follow: that is another port.
 fn replace(text: &str, usual: &str, set: &str) -> String {
     let mut parts = text.split(usual);
     let mut replaced = parts.next().unwrap_or_default().to_owned();
@@ -120,7 +120,7 @@ mod tests {
     use crate::process;
 
     #[test]
-    fn a_folder_is_followed_with_other_addresses() {
+    fn the_copy_follows_its_folder_with_other_addresses() {
         let (from, to) = (process::fresh_dir("from"), process::fresh_dir("to").join("copy"));
         let set: SocketAddr = "127.0.0.1:9999".parse().unwrap();
         let write = |name: &str, text: &str| {

@@ -1,4 +1,4 @@
-//! The local provider of `make run`: Dex, which knows the clients that the rendered documents name.
+//! The local provider of `make run`: Dex, with the clients that the rendered documents contain.
 
 use std::{
     collections::BTreeMap,
@@ -12,49 +12,49 @@ use anyhow::Result;
 use latchkey_crds::rendered::{CallbackMode, RenderedApp};
 
 use crate::{
-    dex::{self, Client, Dex, Person},
+    dex::{self, Client, Dex, User},
     process::Process,
 };
 
-/// Who can log in there.
+/// A user of the provider.
 pub(super) const PERSON: &str = "ada@example.com";
-/// Somebody whose address it does not call verified.
+/// A user whose email address the provider does not report as verified.
 pub(super) const UNVERIFIED: &str = "grace@example.com";
-/// Nobody is to wait for it.
+/// Short, so that a restart does not delay the user.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
 
-/// The running provider. It is started anew when the manifests name other clients.
-pub(super) struct Local {
-    // Always there but while it is started anew.
+/// The running provider. It restarts if the manifests change its clients.
+pub(super) struct LocalProvider {
+    // `None` only during a restart.
     dex: Option<Dex>,
     rendered: PathBuf,
-    seen: Marks,
+    seen: FileMarks,
 }
 
-/// What of a document tells that it changed: length and time of the last write.
-type Marks = BTreeMap<PathBuf, (u64, Option<SystemTime>)>;
+/// Length and modification time of each document, to detect changes.
+type FileMarks = BTreeMap<PathBuf, (u64, Option<SystemTime>)>;
 
-/// A social login that leads there.
-struct Login {
+/// A social login that uses this provider.
+struct SocialLogin {
     app: RenderedApp,
     /// The provider's name in paths.
     provider: String,
     client: Client,
 }
 
-// === impl Local ===
+// === impl LocalProvider ===
 
-impl Local {
+impl LocalProvider {
     pub(super) async fn start(addr: SocketAddr, data: &Path, log: PathBuf, rendered: &Path) -> Result<Self> {
-        let seen = marks(rendered);
+        let seen = file_marks(rendered);
         let options = dex::Options {
             data: data.to_owned(),
             log,
             addr,
             base_url: None,
-            people: vec![Person::new("Ada Lovelace", PERSON), Person::new("Grace Hopper", UNVERIFIED).unverified()],
+            users: vec![User::new("Ada Lovelace", PERSON), User::new("Grace Hopper", UNVERIFIED).unverified()],
             clients: clients(rendered, addr),
-            asks: false,
+            requires_consent: false,
         };
         Ok(Self { dex: Some(Dex::start(options).await?), rendered: rendered.to_owned(), seen })
     }
@@ -63,9 +63,9 @@ impl Local {
         self.dex.as_ref().map(Dex::process)
     }
 
-    /// Takes over what the documents name now.
+    /// Applies changes of the documents.
     pub(super) async fn follow(&mut self) -> Result<()> {
-        let seen = marks(&self.rendered);
+        let seen = file_marks(&self.rendered);
         if seen == self.seen {
             return Ok(());
         }
@@ -87,9 +87,9 @@ impl Local {
     }
 }
 
-/// The address that leads through the provider back to `done`; App `shop` is preferred. None where no App has a login
-/// there which a browser alone can go.
-pub(super) fn link(rendered: &Path, provider: SocketAddr, done: &str) -> Option<String> {
+/// The URL of a login through the provider that ends at `done`, for App `shop` if possible. `None` if no App has such a
+/// login that a browser can complete by itself.
+pub(super) fn login_link(rendered: &Path, provider: SocketAddr, done: &str) -> Option<String> {
     let mut logins = logins(rendered, provider);
     logins.retain(|login| login.app.callback_mode != CallbackMode::Code && !login.app.redirect_urls.is_empty());
     logins.sort_by_key(|login| login.app.app_id.as_str() != "shop");
@@ -99,7 +99,7 @@ pub(super) fn link(rendered: &Path, provider: SocketAddr, done: &str) -> Option<
     Some(if knows_done { format!("{link}?redirect_url={done}") } else { link })
 }
 
-/// As `http` loopback addresses are compared (RFC 8252, section 7.3).
+/// Without the port: `http` loopback addresses match with any port (RFC 8252, 7.3).
 fn without_port(url: &str) -> Option<url::Url> {
     let mut url: url::Url = url.parse().ok()?;
     url.set_port(None).ok()?;
@@ -108,8 +108,8 @@ fn without_port(url: &str) -> Option<url::Url> {
 
 fn clients(rendered: &Path, provider: SocketAddr) -> Vec<Client> {
     let mut clients: BTreeMap<String, Client> = BTreeMap::new();
-    for Login { client, .. } in logins(rendered, provider) {
-        // One client of several Apps has the callbacks of all.
+    for SocialLogin { client, .. } in logins(rendered, provider) {
+        // A client of several Apps has the callbacks of all of them.
         clients
             .entry(client.id.clone())
             .and_modify(|known| known.callbacks.extend(client.callbacks.iter().cloned()))
@@ -118,12 +118,12 @@ fn clients(rendered: &Path, provider: SocketAddr) -> Vec<Client> {
     clients.into_values().collect()
 }
 
-/// What the documents name, in the order of the Apps' ids.
-fn logins(rendered: &Path, provider: SocketAddr) -> Vec<Login> {
+/// The social logins in the documents, in the order of the Apps' ids.
+fn logins(rendered: &Path, provider: SocketAddr) -> Vec<SocialLogin> {
     let issuer = dex::issuer(provider);
     let mut logins = Vec::new();
-    for path in marks(rendered).into_keys() {
-        // A document that is being written is seen at the next look.
+    for path in file_marks(rendered).into_keys() {
+        // A document that is being written is read the next time.
         let Some(app) = fs::read(path).ok().and_then(|text| serde_json::from_slice::<RenderedApp>(&text).ok()) else {
             continue;
         };
@@ -136,15 +136,15 @@ fn logins(rendered: &Path, provider: SocketAddr) -> Vec<Login> {
                     secret: secret.expose().to_owned(),
                     callbacks: vec![format!("{}/{}/callback", app.issuer, of_app.name)],
                 };
-                logins.push(Login { app: app.clone(), provider: of_app.name.to_string(), client });
+                logins.push(SocialLogin { app: app.clone(), provider: of_app.name.to_string(), client });
             }
         }
     }
     logins
 }
 
-fn marks(rendered: &Path) -> Marks {
-    let Ok(entries) = fs::read_dir(rendered) else { return Marks::new() };
+fn file_marks(rendered: &Path) -> FileMarks {
+    let Ok(entries) = fs::read_dir(rendered) else { return FileMarks::new() };
     entries
         .flatten()
         .filter(|entry| entry.path().extension().is_some_and(|ending| ending == "json"))

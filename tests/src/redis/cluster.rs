@@ -1,22 +1,22 @@
-//! A Redis Cluster as real processes: three masters that share the slots, with replicas where a test wants them.
+//! A real Redis Cluster: three masters that share the slots, with replicas if a test needs them.
 
 use std::{path::Path, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use redis::aio::MultiplexedConnection;
 
-use super::{Options, Redis, until};
+use super::{Options, Redis, poll_until};
 
-/// It agrees within a few seconds; a loaded machine takes longer.
+/// The nodes agree within a few seconds; a loaded machine takes longer.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Slots of a Redis Cluster.
+/// Number of slots of a Redis Cluster.
 const SLOTS: u16 = 16_384;
 const MASTERS: usize = 3;
 
 /// Three masters that share the slots.
 pub struct RedisCluster {
     pub masters: Vec<Redis>,
-    /// One of each master, in their order, or none.
+    /// One replica per master, in their order, or none.
     pub replicas: Vec<Redis>,
     password: Option<String>,
 }
@@ -28,9 +28,9 @@ impl RedisCluster {
         Self::start_with(&Options::for_tests(), false).await
     }
 
-    /// As `options` say of each node, but for its folder and address; with a replica of each master or without.
+    /// Starts it with these settings for each node, except folder and address; with one replica per master or none.
     pub async fn start_with(options: &Options, replicated: bool) -> Result<Self> {
-        let node = async || Redis::start(Options { cluster: true, ..options.elsewhere() }).await;
+        let node = async || Redis::start(Options { cluster: true, ..options.with_new_location() }).await;
         let (mut masters, mut replicas) = (Vec::new(), Vec::new());
         for _ in 0..MASTERS {
             masters.push(node().await?);
@@ -55,30 +55,30 @@ impl RedisCluster {
             redis::cmd("CLUSTER").arg(&meet).query_async::<()>(&mut connection).await?;
         }
         let this = Self { masters, replicas, password: options.password.clone() };
-        until("the Redis Cluster comes together", LIMIT, async || this.agreed().await).await?;
+        poll_until("the nodes of the Redis Cluster agree", LIMIT, async || this.has_agreed().await).await?;
         for (master, replica) in this.masters.iter().zip(&this.replicas) {
             let id: String = redis::cmd("CLUSTER").arg("MYID").query_async(&mut master.connect().await?).await?;
             let follow = ["REPLICATE", &id];
             redis::cmd("CLUSTER").arg(&follow).query_async::<()>(&mut replica.connect().await?).await?;
         }
-        until("the replicas follow", LIMIT, async || this.followed().await).await?;
+        poll_until("the replicas are connected", LIMIT, async || this.are_replicas_connected().await).await?;
         Ok(this)
     }
 
-    /// By one of its nodes: it tells of the others.
+    /// A URL with one node, from which clients discover the others.
     pub fn url(&self) -> String {
         let master = &self.masters[0];
-        format!("{}://{}{}", master.scheme("redis-cluster"), master.login(), master.addr())
+        format!("{}://{}{}", master.url_scheme("redis-cluster"), master.url_userinfo(), master.addr())
     }
 
-    /// By all of its nodes, for when one of them is to go.
+    /// A URL with all nodes, for tests that stop one of them.
     pub fn url_of_all(&self) -> String {
         let master = &self.masters[0];
         let hosts: Vec<String> = self.nodes().map(|node| node.addr().to_string()).collect();
-        format!("{}://{}{}", master.scheme("redis-cluster"), master.login(), hosts.join(","))
+        format!("{}://{}{}", master.url_scheme("redis-cluster"), master.url_userinfo(), hosts.join(","))
     }
 
-    /// The authority that signed all certificates, where all speak TLS only.
+    /// The CA of all certificates, if the nodes accept only TLS.
     pub fn ca(&self) -> Option<&Path> {
         self.masters[0].ca()
     }
@@ -93,7 +93,7 @@ impl RedisCluster {
         Ok(redis::cmd("CLUSTER").arg(&["KEYSLOT", key]).query_async(&mut connection).await?)
     }
 
-    /// Which of the masters has a slot, as the slot's owner itself has it.
+    /// The index of the master that owns a slot, according to the owner itself.
     pub async fn owner(&self, slot: u16) -> Result<usize> {
         for (index, master) in self.masters.iter().enumerate() {
             let mut connection = master.connect().await?;
@@ -108,15 +108,16 @@ impl RedisCluster {
                 return Ok(index);
             }
         }
-        anyhow::bail!("slot {slot} has an owner")
+        anyhow::bail!("no master owns slot {slot}")
     }
 
-    /// Moves a slot with its keys to another master as `redis-cli --cluster reshard` does, key by key; tells how many.
+    /// Moves a slot and its keys to another master, key by key as `redis-cli --cluster reshard` does. Returns the
+    /// number of keys.
     pub async fn move_slot(&self, slot: u16, to: usize) -> Result<usize> {
         let from = self.owner(slot).await?;
-        ensure!(from != to, "slot {slot} is there already");
+        ensure!(from != to, "slot {slot} is on that master already");
         let (mut source, mut target) = (self.masters[from].connect().await?, self.masters[to].connect().await?);
-        let (source_id, target_id) = (id(&mut source).await?, id(&mut target).await?);
+        let (source_id, target_id) = (node_id(&mut source).await?, node_id(&mut target).await?);
         let slot = slot.to_string();
         setslot(&mut target, &[&slot, "IMPORTING", &source_id]).await?;
         setslot(&mut source, &[&slot, "MIGRATING", &target_id]).await?;
@@ -131,11 +132,11 @@ impl RedisCluster {
             if let Some(password) = &self.password {
                 migrate.arg(&["AUTH", password]);
             }
-            // It says NOKEY where the key has ended meanwhile.
+            // MIGRATE replies NOKEY if the key has expired in the meantime.
             migrate.arg(&["KEYS", key]).query_async::<String>(&mut source).await?;
             moved += 1;
         }
-        // The new owner first, so that at no time both say that the other has it.
+        // The new owner first, so that the two nodes never both redirect to each other.
         setslot(&mut target, &[&slot, "NODE", &target_id]).await?;
         setslot(&mut source, &[&slot, "NODE", &target_id]).await?;
         for (index, other) in self.masters.iter().enumerate() {
@@ -146,7 +147,7 @@ impl RedisCluster {
         Ok(moved)
     }
 
-    async fn agreed(&self) -> Result<bool> {
+    async fn has_agreed(&self) -> Result<bool> {
         let known = format!("cluster_known_nodes:{}", self.nodes().count());
         for node in self.nodes() {
             let info: String = redis::cmd("CLUSTER").arg("INFO").query_async(&mut node.connect().await?).await?;
@@ -157,7 +158,7 @@ impl RedisCluster {
         Ok(true)
     }
 
-    async fn followed(&self) -> Result<bool> {
+    async fn are_replicas_connected(&self) -> Result<bool> {
         for (master, replica) in self.masters.iter().zip(&self.replicas) {
             let info = async |node: &Redis| -> Result<String> {
                 let mut connection = node.connect().await?;
@@ -168,7 +169,7 @@ impl RedisCluster {
             {
                 return Ok(false);
             }
-            // Whoever is asked for the map of slots tells of the replica.
+            // Every node must list the replicas in its map of slots.
             for node in self.nodes() {
                 let mut connection = node.connect().await?;
                 let nodes: String = redis::cmd("CLUSTER").arg("NODES").query_async(&mut connection).await?;
@@ -181,7 +182,7 @@ impl RedisCluster {
     }
 }
 
-async fn id(node: &mut MultiplexedConnection) -> Result<String> {
+async fn node_id(node: &mut MultiplexedConnection) -> Result<String> {
     Ok(redis::cmd("CLUSTER").arg("MYID").query_async(node).await?)
 }
 

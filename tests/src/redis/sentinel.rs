@@ -1,4 +1,4 @@
-//! A primary with replicas and three sentinels that watch it, as real processes; the primary can be killed.
+//! A real primary with replicas, watched by three sentinels. The primary can be killed.
 
 use std::{
     collections::HashMap,
@@ -11,44 +11,44 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use redis::aio::MultiplexedConnection;
 
-use super::{Options, Redis, open, until};
+use super::{Options, Redis, open_connection, poll_until};
 use crate::{
     postgres::write_private,
     process::{self, Process, Program},
 };
 
-/// What the sentinels call the primary.
-const NAME: &str = "main";
+/// The sentinels' name for the primary.
+const PRIMARY_NAME: &str = "main";
 const SENTINELS: usize = 3;
-/// Sentinels find each other and the replicas within a few seconds; a fail-over takes as long. A loaded machine takes
-/// longer.
+/// Sentinels discover each other and the replicas within a few seconds, and a failover takes as long. A loaded machine
+/// takes longer.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// How to run one.
+/// Settings of a primary with sentinels.
 pub struct SentinelOptions {
-    /// For each server; its folder and address are not used.
+    /// Settings of each server, except folder and address.
     pub server: Options,
     pub replicas: usize,
-    /// Of the sentinels.
+    /// Password of the sentinels.
     pub password: Option<String>,
-    /// A primary that says nothing for so long is taken for gone.
+    /// A primary that does not respond for this long counts as down.
     pub down_after: Duration,
 }
 
 /// A primary, its replicas and its sentinels. All end when this value is dropped.
 pub struct RedisSentinel {
-    servers: Vec<Server>,
-    sentinels: Vec<Watcher>,
+    servers: Vec<RestartableServer>,
+    sentinels: Vec<Sentinel>,
     url: String,
 }
 
-/// A server that may be gone and come back at the same address.
-struct Server {
+/// A server that can be killed and restarted at the same address.
+struct RestartableServer {
     options: Options,
     redis: Mutex<Option<Arc<Redis>>>,
 }
 
-struct Watcher {
+struct Sentinel {
     addr: SocketAddr,
     ca: Option<PathBuf>,
     password: Option<String>,
@@ -67,25 +67,28 @@ impl SentinelOptions {
 // === impl RedisSentinel ===
 
 impl RedisSentinel {
-    /// Starts all of it; the sentinels know each other and the replicas, which follow.
+    /// Starts all processes, and waits until the sentinels know each other and the replicas replicate.
     pub async fn start(options: SentinelOptions) -> Result<Self> {
-        let primary = options.server.elsewhere();
+        let primary = options.server.with_new_location();
         let at = primary.addr;
-        let first = Server::start(primary).await?;
+        let first = RestartableServer::start(primary).await?;
         let (scheme, login) = match first.running() {
-            Some(redis) => (redis.scheme("redis-sentinel"), redis.login()),
+            Some(redis) => (redis.url_scheme("redis-sentinel"), redis.url_userinfo()),
             None => bail!("the primary runs"),
         };
         let mut servers = vec![first];
         for _ in 0..options.replicas {
-            servers.push(Server::start(Options { replica_of: Some(at), ..options.server.elsewhere() }).await?);
+            servers.push(
+                RestartableServer::start(Options { replica_of: Some(at), ..options.server.with_new_location() })
+                    .await?,
+            );
         }
-        let sentinels = (0..SENTINELS).map(|_| Watcher::start(&options, at)).collect::<Result<Vec<_>>>()?;
+        let sentinels = (0..SENTINELS).map(|_| Sentinel::start(&options, at)).collect::<Result<Vec<_>>>()?;
         let hosts: Vec<String> = sentinels.iter().map(|sentinel| sentinel.addr.to_string()).collect();
         let query = options.password.map(|password| format!("?sentinel_password={password}")).unwrap_or_default();
-        let url = format!("{scheme}://{login}{}/{NAME}/0{query}", hosts.join(","));
+        let url = format!("{scheme}://{login}{}/{PRIMARY_NAME}/0{query}", hosts.join(","));
         let this = Self { servers, sentinels, url };
-        until("the sentinels know all", LIMIT, async || {
+        poll_until("the sentinels know all", LIMIT, async || {
             for sentinel in &this.sentinels {
                 let known = sentinel.ask("MASTER").await?;
                 let count = |name: &str| known.get(name).and_then(|count| count.parse::<usize>().ok());
@@ -99,21 +102,21 @@ impl RedisSentinel {
             Ok(true)
         })
         .await?;
-        this.followed().await?;
+        this.wait_until_replicated().await?;
         Ok(this)
     }
 
-    /// The URL that leads to the primary, whichever it is.
+    /// The URL that leads to the current primary.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// The authority that signed all certificates, where all speak TLS only.
+    /// The CA of all certificates, if the servers accept only TLS.
     pub fn ca(&self) -> Option<&Path> {
         self.sentinels[0].ca.as_deref()
     }
 
-    /// Where most sentinels say that the primary is.
+    /// The primary's address according to the majority of the sentinels.
     pub async fn primary(&self) -> Result<SocketAddr> {
         let mut votes: HashMap<SocketAddr, usize> = HashMap::new();
         for sentinel in &self.sentinels {
@@ -123,17 +126,17 @@ impl RedisSentinel {
         most.filter(|(_, count)| *count * 2 > SENTINELS).map(|(addr, _)| addr).context("the sentinels disagree")
     }
 
-    /// To the primary, as its administrator.
+    /// Connects to the primary as its administrator.
     pub async fn connect(&self) -> Result<MultiplexedConnection> {
         self.server(self.primary().await?)?.running().context("the primary runs")?.connect().await
     }
 
-    /// Every server that runs.
+    /// All running servers.
     pub fn servers(&self) -> Vec<Arc<Redis>> {
-        self.servers.iter().filter_map(Server::running).collect()
+        self.servers.iter().filter_map(RestartableServer::running).collect()
     }
 
-    /// As `kill -9`; tells which it was.
+    /// Kills the primary with SIGKILL and returns its address.
     pub async fn kill_primary(&self) -> Result<SocketAddr> {
         let addr = self.primary().await?;
         let redis = process::lock(&self.server(addr)?.redis).take().context("the primary runs")?;
@@ -141,13 +144,13 @@ impl RedisSentinel {
         Ok(addr)
     }
 
-    /// Waits until the sentinels have made another server the primary, and tells which.
-    pub async fn failed_over(&self, from: SocketAddr) -> Result<SocketAddr> {
+    /// Waits until another server is the primary for all sentinels, and returns its address.
+    pub async fn wait_for_failover(&self, from: SocketAddr) -> Result<SocketAddr> {
         let mut to = from;
-        until("the fail-over", LIMIT, async || {
+        poll_until("the failover", LIMIT, async || {
             for sentinel in &self.sentinels {
                 to = sentinel.primary().await?;
-                // One that has just been made is taken for gone by sentinels that have not reached it yet.
+                // Sentinels that have not reached the new primary yet consider it down.
                 let flags = sentinel.ask("MASTER").await?.remove("flags");
                 if to == from || flags.as_deref() != Some("master") {
                     return Ok(false);
@@ -162,36 +165,37 @@ impl RedisSentinel {
         Ok(to)
     }
 
-    /// Starts a server that was killed again, as a replica of who is the primary now, and waits until it follows.
+    /// Restarts a killed server as a replica of the current primary, and waits until it replicates.
     pub async fn restart(&self, addr: SocketAddr) -> Result<()> {
         let primary = self.primary().await?;
-        ensure!(primary != addr, "the sentinels have not left it yet");
+        ensure!(primary != addr, "the sentinels still consider it the primary");
         let server = self.server(addr)?;
         let mut options = Options { replica_of: Some(primary), ..server.options.clone() };
-        // It comes back empty: as a primary, before it has all again, it would be one that has lost all.
+        // It starts empty. If it became the primary before it has replicated everything, all data would be lost.
         options.settings.push(("replica-priority".to_owned(), "0".to_owned()));
         let redis = Arc::new(Redis::start(options).await?);
         *process::lock(&server.redis) = Some(Arc::clone(&redis));
-        until("the server that came back has all", LIMIT, async || follows(&redis, primary).await).await?;
-        let may_be_primary = ["SET", "replica-priority", "100"];
-        redis::cmd("CONFIG").arg(&may_be_primary).query_async::<()>(&mut redis.connect().await?).await?;
-        self.followed().await
+        poll_until("the restarted server has replicated", LIMIT, async || is_replicating(&redis, primary).await)
+            .await?;
+        let allow_promotion = ["SET", "replica-priority", "100"];
+        redis::cmd("CONFIG").arg(&allow_promotion).query_async::<()>(&mut redis.connect().await?).await?;
+        self.wait_until_replicated().await
     }
 
-    /// Waits until every server that runs but the primary has what the primary has, and the sentinels see it so.
-    async fn followed(&self) -> Result<()> {
-        until("the replicas follow", LIMIT, async || {
+    /// Waits until every running replica has replicated the primary's data and the sentinels know that.
+    async fn wait_until_replicated(&self) -> Result<()> {
+        poll_until("the replicas replicate", LIMIT, async || {
             let primary = self.primary().await?;
             let mut replicas = 0;
             for server in self.servers.iter().filter(|server| server.options.addr != primary) {
                 let Some(redis) = server.running() else { continue };
                 replicas += 1;
-                if !follows(&redis, primary).await? {
+                if !is_replicating(&redis, primary).await? {
                     return Ok(false);
                 }
             }
             for sentinel in &self.sentinels {
-                if sentinel.good_replicas().await? < replicas {
+                if sentinel.promotable_replicas().await? < replicas {
                     return Ok(false);
                 }
             }
@@ -200,19 +204,19 @@ impl RedisSentinel {
         .await
     }
 
-    fn server(&self, addr: SocketAddr) -> Result<&Server> {
+    fn server(&self, addr: SocketAddr) -> Result<&RestartableServer> {
         self.servers.iter().find(|server| server.options.addr == addr).context("the primary is one of the servers")
     }
 }
 
-async fn follows(redis: &Redis, primary: SocketAddr) -> Result<bool> {
+async fn is_replicating(redis: &Redis, primary: SocketAddr) -> Result<bool> {
     let info: String = redis::cmd("INFO").arg("replication").query_async(&mut redis.connect().await?).await?;
     Ok(info.contains("master_link_status:up") && info.contains(&format!("master_port:{}", primary.port())))
 }
 
-// === impl Server ===
+// === impl RestartableServer ===
 
-impl Server {
+impl RestartableServer {
     async fn start(options: Options) -> Result<Self> {
         let redis = Redis::start(options.clone()).await?;
         Ok(Self { options, redis: Mutex::new(Some(Arc::new(redis))) })
@@ -223,9 +227,9 @@ impl Server {
     }
 }
 
-// === impl Watcher ===
+// === impl Sentinel ===
 
-impl Watcher {
+impl Sentinel {
     fn start(options: &SentinelOptions, primary: SocketAddr) -> Result<Self> {
         let program = process::find_program(["redis-server", "/usr/bin/redis-server"])
             .context("Redis is not installed: run `make tools`, or install Debian's package `redis-server`")?;
@@ -235,9 +239,9 @@ impl Watcher {
         let mut lines = vec![
             format!("bind {}", addr.ip()),
             format!("dir {}", dir.display()),
-            format!("sentinel monitor {NAME} {} {} {}", primary.ip(), primary.port(), SENTINELS / 2 + 1),
-            format!("sentinel down-after-milliseconds {NAME} {down_after}"),
-            format!("sentinel failover-timeout {NAME} 6000"),
+            format!("sentinel monitor {PRIMARY_NAME} {} {} {}", primary.ip(), primary.port(), SENTINELS / 2 + 1),
+            format!("sentinel down-after-milliseconds {PRIMARY_NAME} {down_after}"),
+            format!("sentinel failover-timeout {PRIMARY_NAME} 6000"),
         ];
         let mut ca = None;
         match &options.server.tls {
@@ -257,9 +261,11 @@ impl Watcher {
                 ca = Some(dir.join("ca.pem"));
             }
         }
-        lines.extend(options.server.password.iter().map(|password| format!("sentinel auth-pass {NAME} {password}")));
+        lines.extend(
+            options.server.password.iter().map(|password| format!("sentinel auth-pass {PRIMARY_NAME} {password}")),
+        );
         lines.extend(options.password.iter().map(|password| format!("requirepass {password}")));
-        // A sentinel writes what it learns into its file.
+        // A sentinel writes its state into its configuration file.
         let config = dir.join("sentinel.conf");
         write_private(&config, &(lines.join("\n") + "\n"))?;
         let process = Program::new("redis-sentinel", program, dir.join("sentinel.log"))
@@ -271,28 +277,28 @@ impl Watcher {
 
     async fn connect(&self) -> Result<MultiplexedConnection> {
         let log = self.process.log();
-        ensure!(self.process.ended().is_none(), "a sentinel ended:\n{}", process::tail(log, 20));
+        ensure!(self.process.exit_status().is_none(), "a sentinel ended:\n{}", process::tail(log, 20));
         let login = self.password.as_ref().map(|password| format!(":{password}@")).unwrap_or_default();
         let scheme = if self.ca.is_some() { "rediss" } else { "redis" };
-        open(&format!("{scheme}://{login}{}/", self.addr), self.ca.as_deref()).await
+        open_connection(&format!("{scheme}://{login}{}/", self.addr), self.ca.as_deref()).await
     }
 
     async fn ask(&self, what: &str) -> Result<HashMap<String, String>> {
-        Ok(redis::cmd("SENTINEL").arg(&[what, NAME]).query_async(&mut self.connect().await?).await?)
+        Ok(redis::cmd("SENTINEL").arg(&[what, PRIMARY_NAME]).query_async(&mut self.connect().await?).await?)
     }
 
     async fn primary(&self) -> Result<SocketAddr> {
         let (host, port): (String, u16) = redis::cmd("SENTINEL")
-            .arg(&["GET-MASTER-ADDR-BY-NAME", NAME])
+            .arg(&["GET-MASTER-ADDR-BY-NAME", PRIMARY_NAME])
             .query_async(&mut self.connect().await?)
             .await?;
         Ok(SocketAddr::new(host.parse()?, port))
     }
 
-    /// How many replicas it could make the primary.
-    async fn good_replicas(&self) -> Result<usize> {
+    /// How many replicas the sentinel could promote.
+    async fn promotable_replicas(&self) -> Result<usize> {
         let replicas: Vec<HashMap<String, String>> =
-            redis::cmd("SENTINEL").arg(&["REPLICAS", NAME]).query_async(&mut self.connect().await?).await?;
+            redis::cmd("SENTINEL").arg(&["REPLICAS", PRIMARY_NAME]).query_async(&mut self.connect().await?).await?;
         let is = |replica: &HashMap<String, String>, name: &str, value: &str| {
             replica.get(name).is_some_and(|found| found == value)
         };

@@ -1,7 +1,7 @@
-//! What becomes of an App's keys with time: Published, Active, Retired, dropped. Pure but for the making of keys.
+//! The life cycle of an App's keys: Published, Active, Retired, dropped. Pure except for the generation of keys.
 //!
-//! Every step follows from the keys as they are kept, what the App asks for, the time, and whether every counting pod
-//! serves those very keys. Nothing is remembered elsewhere, so a step that was lost is taken again.
+//! Every step depends only on the stored keys, what the App asks for, the time, and whether every serving pod serves
+//! exactly those keys. Nothing else is remembered, so a step that was lost is repeated.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -16,82 +16,82 @@ use latchkey_crds::{
 use time::{Duration, OffsetDateTime};
 
 use super::{
-    KeptHmacKey, KeptSigningKey, KeyDocument, KeyNotMade, LastNumbers, Life, new_hmac_key, new_incarnation,
-    new_signing_key, number,
+    KeyDocument, KeyGenerationError, KeyLifecycle, LastNumbers, StoredHmacKey, StoredSigningKey, generate_hmac_key,
+    generate_signing_key, key_number, new_incarnation,
 };
 use crate::app::validate::ValidatedApp;
 
 #[cfg(test)]
 mod tests;
 
-/// What an App asks of its keys.
+/// What an App asks for its keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KeyPolicy {
     pub(crate) algorithm: SigningAlgorithm,
-    /// For how many seconds an access token is good.
-    pub(crate) access_seconds: u32,
-    /// For how many seconds the longest of sessions and mailed codes is good. A refresh token is good while its session
-    /// lives: any call uses the session and so moves its idle end, but nothing moves its end.
-    pub(crate) session_seconds: u32,
+    /// Lifetime of an access token, in seconds.
+    pub(crate) access_lifetime_seconds: u32,
+    /// The longest lifetime of sessions and mailed codes, in seconds. A refresh token is valid while its session lives:
+    /// any call uses the session and moves its idle end, but nothing moves its absolute end.
+    pub(crate) session_lifetime_seconds: u32,
     pub(crate) rotation_days: u32,
-    /// The value of the annotation that asks for a rotation.
-    pub(crate) rotate: Option<String>,
-    /// The id of a key that is to be dropped.
-    pub(crate) revoke: Option<String>,
-    /// The value of the annotation that asks for new keys.
-    pub(crate) new_keys: Option<String>,
+    /// The value of the rotation annotation.
+    pub(crate) rotate_request: Option<String>,
+    /// The id of the key to revoke.
+    pub(crate) revoke_id: Option<String>,
+    /// The value of the new-keys annotation.
+    pub(crate) new_keys_request: Option<String>,
 }
 
-/// How long a new signing key is published before it signs: those who check tokens and ask for keys once a day know it
-/// by then.
-const PUBLISHED_FIRST: Duration = Duration::DAY;
-/// The same where somebody asked for the rotation: the `max-age` of the keys' document (contract, 4; `PUBLIC` in the
-/// server's `http/response.rs`), and a minute for the way.
-const PUBLISHED_FIRST_IF_ASKED: Duration = Duration::seconds(300 + 60);
-/// For what a retired key is kept beyond the last end of what was made under it: clocks that differ, and a pod that
-/// counts no more but still answers.
-const MARGIN: Duration = Duration::HOUR;
-/// The most keys of one sort. A status lists 64, so that a revocation always has room; a rotation waits for an end.
-const MOST: usize = 60;
+/// How long a new signing key is published before it signs. Verifiers that fetch the keys once a day know it by then.
+const PUBLICATION_DELAY: Duration = Duration::DAY;
+/// The same if somebody asked for the rotation: the `max-age` of the JWKS (`PUBLIC` in the server's
+/// `http/response.rs`), plus a minute for delivery.
+const REQUESTED_PUBLICATION_DELAY: Duration = Duration::seconds(300 + 60);
+/// How long a retired key is kept beyond the last expiry of anything created under it. Covers clock differences and a
+/// pod that still answers although it no longer counts as serving.
+const RETIREMENT_MARGIN: Duration = Duration::HOUR;
+/// The maximum number of keys of one kind. A status lists 64, so a revocation always has room. A rotation waits until a
+/// key expires.
+const MAX_KEYS: usize = 60;
 /// How many revoked ids are remembered.
-const MOST_REVOKED: usize = 64;
-/// The longest access token that the schema allows.
-const LONGEST_ACCESS: u32 = 86_400;
-/// The longest session that the schema allows; no code lives as long.
-const LONGEST_SESSION: u32 = 63_072_000;
-/// How far the numbers go on from what a rendered document holds: ids that were dropped before are not in it.
-const GAP: u32 = 100;
+const MAX_REVOKED_IDS: usize = 64;
+/// The longest access token that the schema allows, in seconds.
+const MAX_ACCESS_LIFETIME_SECONDS: u32 = 86_400;
+/// The longest session that the schema allows, in seconds. No code lives as long.
+const MAX_SESSION_LIFETIME_SECONDS: u32 = 63_072_000;
+/// How far numbering skips ahead of the ids in a rendered document, which does not list keys that were dropped before.
+const NUMBER_GAP: u32 = 100;
 
-/// What differs between the two sorts of key.
-struct Terms {
-    /// How long a key is published before it is Active, where nobody asked for it, and where somebody did.
-    wait: Duration,
-    wait_if_asked: Duration,
-    rotation: Duration,
-    /// The longest that anything made under such a key lives from now on, in seconds.
-    longest: u32,
-    /// The same where nothing is known of a key.
-    unknown: u32,
+/// What differs between the two kinds of key.
+struct KeyTiming {
+    /// How long a key is published before it is Active, by schedule and on request.
+    publication_delay: Duration,
+    requested_publication_delay: Duration,
+    rotation_period: Duration,
+    /// The longest lifetime of anything created under such a key from now on, in seconds.
+    max_lifetime_seconds: u32,
+    /// The same for a key of which nothing is known.
+    max_lifetime_if_unknown_seconds: u32,
 }
 
-/// A key of either sort.
-trait Kept: Sized {
+/// A stored key of either kind.
+trait StoredKey: Sized {
     const LETTER: char;
 
     fn id(&self) -> &str;
     fn state(&self) -> KeyState;
     fn set_state(&mut self, state: KeyState);
     fn created_at(&self) -> OffsetDateTime;
-    fn life(&self) -> &Life;
-    fn life_mut(&mut self) -> &mut Life;
-    /// Whether it may be the Active key: it is what the App asks for.
-    fn fits(&self, policy: &KeyPolicy) -> bool;
-    fn terms(policy: &KeyPolicy) -> Terms;
+    fn lifecycle(&self) -> &KeyLifecycle;
+    fn lifecycle_mut(&mut self) -> &mut KeyLifecycle;
+    /// Whether it can be the Active key: it has the algorithm that the App asks for.
+    fn matches_policy(&self, policy: &KeyPolicy) -> bool;
+    fn timing(policy: &KeyPolicy) -> KeyTiming;
     /// A new key, Active at once.
-    fn make(number: u32, policy: &KeyPolicy, now: OffsetDateTime) -> Result<Self, KeyNotMade>;
+    fn generate(number: u32, policy: &KeyPolicy, now: OffsetDateTime) -> Result<Self, KeyGenerationError>;
 }
 
-impl Kept for KeptSigningKey {
+impl StoredKey for StoredSigningKey {
     const LETTER: char = 's';
 
     fn id(&self) -> &str {
@@ -110,34 +110,34 @@ impl Kept for KeptSigningKey {
         self.created_at
     }
 
-    fn life(&self) -> &Life {
-        &self.life
+    fn lifecycle(&self) -> &KeyLifecycle {
+        &self.lifecycle
     }
 
-    fn life_mut(&mut self) -> &mut Life {
-        &mut self.life
+    fn lifecycle_mut(&mut self) -> &mut KeyLifecycle {
+        &mut self.lifecycle
     }
 
-    fn fits(&self, policy: &KeyPolicy) -> bool {
+    fn matches_policy(&self, policy: &KeyPolicy) -> bool {
         self.key.algorithm == policy.algorithm
     }
 
-    fn terms(policy: &KeyPolicy) -> Terms {
-        Terms {
-            wait: PUBLISHED_FIRST,
-            wait_if_asked: PUBLISHED_FIRST_IF_ASKED,
-            rotation: Duration::days(policy.rotation_days.into()),
-            longest: policy.access_seconds,
-            unknown: LONGEST_ACCESS,
+    fn timing(policy: &KeyPolicy) -> KeyTiming {
+        KeyTiming {
+            publication_delay: PUBLICATION_DELAY,
+            requested_publication_delay: REQUESTED_PUBLICATION_DELAY,
+            rotation_period: Duration::days(policy.rotation_days.into()),
+            max_lifetime_seconds: policy.access_lifetime_seconds,
+            max_lifetime_if_unknown_seconds: MAX_ACCESS_LIFETIME_SECONDS,
         }
     }
 
-    fn make(number: u32, policy: &KeyPolicy, now: OffsetDateTime) -> Result<Self, KeyNotMade> {
-        new_signing_key(number, policy.algorithm, now)
+    fn generate(number: u32, policy: &KeyPolicy, now: OffsetDateTime) -> Result<Self, KeyGenerationError> {
+        generate_signing_key(number, policy.algorithm, now)
     }
 }
 
-impl Kept for KeptHmacKey {
+impl StoredKey for StoredHmacKey {
     const LETTER: char = 'h';
 
     fn id(&self) -> &str {
@@ -156,162 +156,174 @@ impl Kept for KeptHmacKey {
         self.created_at
     }
 
-    fn life(&self) -> &Life {
-        &self.life
+    fn lifecycle(&self) -> &KeyLifecycle {
+        &self.lifecycle
     }
 
-    fn life_mut(&mut self) -> &mut Life {
-        &mut self.life
+    fn lifecycle_mut(&mut self) -> &mut KeyLifecycle {
+        &mut self.lifecycle
     }
 
-    fn fits(&self, _: &KeyPolicy) -> bool {
+    fn matches_policy(&self, _: &KeyPolicy) -> bool {
         true
     }
 
-    fn terms(policy: &KeyPolicy) -> Terms {
-        Terms {
-            // Servers alone read what is made under it, so that they know it is enough.
-            wait: Duration::ZERO,
-            wait_if_asked: Duration::ZERO,
-            rotation: Duration::days(policy.rotation_days.into()),
-            longest: policy.session_seconds,
-            unknown: LONGEST_SESSION,
+    fn timing(policy: &KeyPolicy) -> KeyTiming {
+        KeyTiming {
+            // Only servers read what is created under it, so it is enough that they know the key.
+            publication_delay: Duration::ZERO,
+            requested_publication_delay: Duration::ZERO,
+            rotation_period: Duration::days(policy.rotation_days.into()),
+            max_lifetime_seconds: policy.session_lifetime_seconds,
+            max_lifetime_if_unknown_seconds: MAX_SESSION_LIFETIME_SECONDS,
         }
     }
 
-    fn make(number: u32, _: &KeyPolicy, now: OffsetDateTime) -> Result<Self, KeyNotMade> {
-        new_hmac_key(number, now)
+    fn generate(number: u32, _: &KeyPolicy, now: OffsetDateTime) -> Result<Self, KeyGenerationError> {
+        generate_hmac_key(number, now)
     }
 }
 
 // === impl KeyPolicy ===
 
 impl KeyPolicy {
-    pub(crate) fn of(app: &ValidatedApp, annotations: &BTreeMap<String, String>) -> Self {
+    pub(crate) fn for_app(app: &ValidatedApp, annotations: &BTreeMap<String, String>) -> Self {
         let sessions = app.tokens.session_lifetime_seconds;
         let codes = app.mail.confirm_code_lifetime_seconds.max(app.mail.reset_code_lifetime_seconds);
         Self {
             algorithm: app.signing_algorithm(),
-            access_seconds: app.tokens.access_lifetime_seconds,
-            session_seconds: sessions.max(codes),
+            access_lifetime_seconds: app.tokens.access_lifetime_seconds,
+            session_lifetime_seconds: sessions.max(codes),
             rotation_days: app.key_rotation_days,
-            rotate: annotations.get(ROTATE_KEYS_ANNOTATION).map(|value| short(value)),
-            revoke: annotations.get(REVOKE_KEY_ANNOTATION).filter(|id| !id.is_empty()).cloned(),
-            new_keys: annotations.get(NEW_KEYS_ANNOTATION).map(|value| short(value)),
+            rotate_request: annotations.get(ROTATE_KEYS_ANNOTATION).map(|value| digest_if_long(value)),
+            revoke_id: annotations.get(REVOKE_KEY_ANNOTATION).filter(|id| !id.is_empty()).cloned(),
+            new_keys_request: annotations.get(NEW_KEYS_ANNOTATION).map(|value| digest_if_long(value)),
         }
     }
 }
 
-/// An annotation's value as it is remembered: itself, or what stands for it where it is long.
-fn short(value: &str) -> String {
+/// An annotation's value as it is stored: itself, or its SHA-256 if it is long.
+fn digest_if_long(value: &str) -> String {
     if value.len() <= 64 {
         return value.to_owned();
     }
     let mut text = String::from("sha256:");
-    for octet in digest::digest(&digest::SHA256, value.as_bytes()).as_ref() {
+    for byte in digest::digest(&digest::SHA256, value.as_bytes()).as_ref() {
         // Writing to a String cannot fail.
-        let _ = write!(text, "{octet:02x}");
+        let _ = write!(text, "{byte:02x}");
     }
     text
 }
 
-// === impl Terms ===
+// === impl KeyTiming ===
 
-impl Terms {
+impl KeyTiming {
     /// How long this key is published before it is Active.
-    fn wait(&self, life: &Life) -> Duration {
-        if life.asked { self.wait_if_asked } else { self.wait }
+    fn publication_delay(&self, life: &KeyLifecycle) -> Duration {
+        if life.asked { self.requested_publication_delay } else { self.publication_delay }
     }
 
-    /// For how long what is made under this key may live.
-    fn longest(&self, life: &Life) -> Duration {
-        Duration::seconds(life.longest_seconds.unwrap_or(self.unknown).into())
+    /// The longest lifetime of anything created under this key.
+    fn max_lifetime(&self, life: &KeyLifecycle) -> Duration {
+        Duration::seconds(life.longest_seconds.unwrap_or(self.max_lifetime_if_unknown_seconds).into())
     }
 
-    /// When the key after this Active one is to be published, so that it is replaced when its days are over.
-    fn next_from(&self, active: &impl Kept) -> OffsetDateTime {
-        later(since(active), self.rotation - self.wait)
+    /// When the key after this Active one must be published, so that it takes over when its rotation period ends.
+    fn next_key_due(&self, active: &impl StoredKey) -> OffsetDateTime {
+        saturating_add(active_since(active), self.rotation_period - self.publication_delay)
     }
 }
 
 /// Since when a key is Active.
-fn since(active: &impl Kept) -> OffsetDateTime {
-    active.life().activated_at.unwrap_or(active.created_at())
+fn active_since(active: &impl StoredKey) -> OffsetDateTime {
+    active.lifecycle().activated_at.unwrap_or(active.created_at())
 }
 
-/// A time so much later; the last one there is, where there is none.
-fn later(time: OffsetDateTime, by: Duration) -> OffsetDateTime {
+/// `time` plus `by`, or the last representable time.
+fn saturating_add(time: OffsetDateTime, by: Duration) -> OffsetDateTime {
     time.checked_add(by).unwrap_or(time::PrimitiveDateTime::MAX.assume_utc())
 }
 
-/// Times are kept in whole seconds.
-fn whole(now: OffsetDateTime) -> OffsetDateTime {
+/// Times are stored in whole seconds.
+fn truncate_to_seconds(now: OffsetDateTime) -> OffsetDateTime {
     now.replace_nanosecond(0).unwrap_or(now)
 }
 
 // === impl KeyDocument ===
 
 impl KeyDocument {
-    /// The first keys of an App in a cluster. What its annotations ask for was asked of keys before these.
-    pub(crate) fn first_of(app_id: &AppId, policy: &KeyPolicy, now: OffsetDateTime) -> Result<Self, KeyNotMade> {
-        Self::made(app_id, policy, LastNumbers::default(), whole(now))
+    /// The first keys of an App in a cluster. They count what the annotations ask for as done.
+    pub(crate) fn first_with_policy(
+        app_id: &AppId,
+        policy: &KeyPolicy,
+        now: OffsetDateTime,
+    ) -> Result<Self, KeyGenerationError> {
+        Self::generate_with_policy(app_id, policy, LastNumbers::default(), truncate_to_seconds(now))
     }
 
-    /// One Active key of each sort, with numbers after these.
-    fn made(app_id: &AppId, policy: &KeyPolicy, last: LastNumbers, now: OffsetDateTime) -> Result<Self, KeyNotMade> {
+    /// One Active key of each kind, with numbers after `last`.
+    fn generate_with_policy(
+        app_id: &AppId,
+        policy: &KeyPolicy,
+        last: LastNumbers,
+        now: OffsetDateTime,
+    ) -> Result<Self, KeyGenerationError> {
         let numbers = LastNumbers {
-            signing: next_number::<KeptSigningKey>(last.signing, policy)?,
-            hmac: next_number::<KeptHmacKey>(last.hmac, policy)?,
+            signing: next_number::<StoredSigningKey>(last.signing, policy)?,
+            hmac: next_number::<StoredHmacKey>(last.hmac, policy)?,
         };
-        let mut keys = Self::with_keys(app_id, numbers, policy.algorithm, now)?;
+        let mut keys = Self::generate(app_id, numbers, policy.algorithm, now)?;
         keys.incarnation = Some(new_incarnation()?);
-        keys.rotation.clone_from(&policy.rotate);
-        keys.new_keys.clone_from(&policy.new_keys);
+        keys.rotation.clone_from(&policy.rotate_request);
+        keys.new_keys.clone_from(&policy.new_keys_request);
         for key in &mut keys.signing {
-            key.life.longest_seconds = Some(policy.access_seconds);
+            key.lifecycle.longest_seconds = Some(policy.access_lifetime_seconds);
         }
         for key in &mut keys.hmac {
-            key.life.longest_seconds = Some(policy.session_seconds);
+            key.lifecycle.longest_seconds = Some(policy.session_lifetime_seconds);
         }
         Ok(keys)
     }
 
-    /// These, which were read back from a rendered document, as the keys of an App with these annotations: what they ask
-    /// for was asked of the keys that are lost. Numbers go on after a gap.
-    pub(crate) fn rebuilt(mut self, policy: &KeyPolicy) -> Self {
-        let last = self.last();
-        self.last = LastNumbers { signing: last.signing.saturating_add(GAP), hmac: last.hmac.saturating_add(GAP) };
-        self.rotation.clone_from(&policy.rotate);
-        self.new_keys.clone_from(&policy.new_keys);
+    /// Completes keys that were read from a rendered document. What the annotations ask for was asked of the lost keys,
+    /// so it counts as done. Numbers continue after a gap.
+    pub(crate) fn restored(mut self, policy: &KeyPolicy) -> Self {
+        let last = self.last_numbers();
+        self.last = LastNumbers {
+            signing: last.signing.saturating_add(NUMBER_GAP),
+            hmac: last.hmac.saturating_add(NUMBER_GAP),
+        };
+        self.rotation.clone_from(&policy.rotate_request);
+        self.new_keys.clone_from(&policy.new_keys_request);
         self
     }
 
-    /// The next state of the keys, if it differs: all that is due now. `acknowledged`: there are counting pods, and every
-    /// one has told the revision that holds these keys as they are now.
-    pub(crate) fn step(
+    /// The next state of the keys, with everything that is due now, or `None` if nothing changes. `acknowledged`: there
+    /// are serving pods, and all of them report the revision that contains exactly these keys.
+    pub(crate) fn advance(
         &self,
         policy: &KeyPolicy,
         now: OffsetDateTime,
         acknowledged: bool,
-    ) -> Result<Option<Self>, KeyNotMade> {
-        let now = whole(now);
-        if policy.new_keys.is_some() && policy.new_keys != self.new_keys {
-            return self.anew(policy, now).map(Some);
+    ) -> Result<Option<Self>, KeyGenerationError> {
+        let now = truncate_to_seconds(now);
+        if policy.new_keys_request.is_some() && policy.new_keys_request != self.new_keys {
+            return self.replace_all(policy, now).map(Some);
         }
         let mut next = self.clone();
-        next.revoke(policy);
+        next.record_revocation(policy);
         let revoked = &next.revoked;
-        let mut last = self.last();
-        let signing = settle(&mut next.signing, &mut last.signing, policy, revoked, now, acknowledged)?;
-        let hmac = settle(&mut next.hmac, &mut last.hmac, policy, revoked, now, acknowledged)?;
+        let mut last = self.last_numbers();
+        let signing = advance_states(&mut next.signing, &mut last.signing, policy, revoked, now, acknowledged)?;
+        let hmac = advance_states(&mut next.hmac, &mut last.hmac, policy, revoked, now, acknowledged)?;
 
-        // Both sorts or none, so that a value is handled once.
-        let asked = next.rotation_is_asked(policy) && next.has_room();
+        // Both kinds or none, so that each value is handled once.
+        let asked = next.is_rotation_requested(policy) && next.has_room();
         if asked {
-            next.rotation.clone_from(&policy.rotate);
+            next.rotation.clone_from(&policy.rotate_request);
         }
-        begin(&mut next.signing, &mut last.signing, policy, signing || asked, now)?;
-        begin(&mut next.hmac, &mut last.hmac, policy, hmac || asked, now)?;
+        publish_next_key(&mut next.signing, &mut last.signing, policy, signing || asked, now)?;
+        publish_next_key(&mut next.hmac, &mut last.hmac, policy, hmac || asked, now)?;
         if next == *self {
             return Ok(None);
         }
@@ -319,70 +331,71 @@ impl KeyDocument {
         Ok(Some(next))
     }
 
-    /// When [`Self::step`] may differ with no change but time. None: never. Of keys that a step has left as they are.
-    pub(crate) fn due(&self, policy: &KeyPolicy, now: OffsetDateTime) -> Option<OffsetDateTime> {
-        times(&self.signing, policy).chain(times(&self.hmac, policy)).filter(|time| *time > now).min()
+    /// When the next step can be due only because time passes. `None`: never. Call it on keys for which nothing is due
+    /// now.
+    pub(crate) fn next_due(&self, policy: &KeyPolicy, now: OffsetDateTime) -> Option<OffsetDateTime> {
+        due_times(&self.signing, policy).chain(due_times(&self.hmac, policy)).filter(|time| *time > now).min()
     }
 
-    /// What a person may know of the keys: those that sign, and those of codes and refresh tokens.
+    /// The status of the signing keys and of the HMAC keys, which secure codes and refresh tokens.
     pub(crate) fn status(&self, policy: &KeyPolicy) -> (Vec<KeyStatus>, Vec<KeyStatus>) {
-        (statuses(&self.signing, policy), statuses(&self.hmac, policy))
+        (key_statuses(&self.signing, policy), key_statuses(&self.hmac, policy))
     }
 
-    /// What an annotation asks for that cannot be done, for a message: what to do.
-    pub(crate) fn problem(&self, policy: &KeyPolicy) -> Option<String> {
-        if let Some(id) = &policy.revoke
-            && !self.was_given(id)
+    /// Why a request by annotation cannot be fulfilled, as a message that says what to do.
+    pub(crate) fn request_problem(&self, policy: &KeyPolicy) -> Option<String> {
+        if let Some(id) = &policy.revoke_id
+            && !self.was_assigned(id)
         {
             return Some(format!(
                 "the annotation {REVOKE_KEY_ANNOTATION} names no key of this App; \
                  set it to an id of status.signingKeys or status.hmacKeys"
             ));
         }
-        (self.rotation_is_asked(policy) && !self.has_room()).then(|| {
+        (self.is_rotation_requested(policy) && !self.has_room()).then(|| {
             format!(
-                "the rotation that the annotation {ROTATE_KEYS_ANNOTATION} asks for waits: {MOST} keys are kept for what \
-                 was made under them; wait, or revoke keys"
+                "the rotation requested by the annotation {ROTATE_KEYS_ANNOTATION} waits: {MAX_KEYS} keys are still needed \
+                 by unexpired tokens; wait, or revoke keys"
             )
         })
     }
 
-    /// Whether there is, or was, a key of this id.
-    fn was_given(&self, id: &str) -> bool {
-        let last = self.last();
-        number(id, 's').is_some_and(|number| number <= last.signing)
-            || number(id, 'h').is_some_and(|number| number <= last.hmac)
+    /// Whether there is or was a key with this id.
+    fn was_assigned(&self, id: &str) -> bool {
+        let last = self.last_numbers();
+        key_number(id, 's').is_some_and(|number| number <= last.signing)
+            || key_number(id, 'h').is_some_and(|number| number <= last.hmac)
     }
 
-    fn rotation_is_asked(&self, policy: &KeyPolicy) -> bool {
-        policy.rotate.is_some() && policy.rotate != self.rotation
+    fn is_rotation_requested(&self, policy: &KeyPolicy) -> bool {
+        policy.rotate_request.is_some() && policy.rotate_request != self.rotation
     }
 
     fn has_room(&self) -> bool {
         has_room(&self.signing) && has_room(&self.hmac)
     }
 
-    /// Remembers what the App wants dropped.
-    fn revoke(&mut self, policy: &KeyPolicy) {
-        let Some(id) = &policy.revoke else { return };
+    /// Records the key that the App wants revoked.
+    fn record_revocation(&mut self, policy: &KeyPolicy) {
+        let Some(id) = &policy.revoke_id else { return };
         let is_there =
             self.signing.iter().any(|kept| kept.key.id == *id) || self.hmac.iter().any(|kept| kept.key.id == *id);
         if is_there && !self.revoked.contains(id) {
             self.revoked.push(id.clone());
-            let over = self.revoked.len().saturating_sub(MOST_REVOKED);
+            let over = self.revoked.len().saturating_sub(MAX_REVOKED_IDS);
             self.revoked.drain(..over);
         }
     }
 
-    /// Other keys in the place of all of these. Nobody may know which ids were given before, so the numbers go on at the
-    /// minutes since 1970, above those of keys made once a minute: a refresh token under an id newer than any known
-    /// would be answered 503 for ever, where its holder has to sign in again. The number by which servers let go of the
-    /// incarnation before does so too.
-    fn anew(&self, policy: &KeyPolicy, now: OffsetDateTime) -> Result<Self, KeyNotMade> {
+    /// Replaces all keys. Nobody may know which ids were assigned before, so the numbers continue at the minutes since
+    /// 1970, above those of keys generated once a minute: otherwise a refresh token with an id newer than any known
+    /// would be answered 503 forever, although its user must log in again. `handover`, by which servers replace the
+    /// previous incarnation, continues in the same way.
+    fn replace_all(&self, policy: &KeyPolicy, now: OffsetDateTime) -> Result<Self, KeyGenerationError> {
         let minutes = u32::try_from(now.unix_timestamp() / 60).unwrap_or_default();
-        let last = self.last();
+        let last = self.last_numbers();
         let last = LastNumbers { signing: last.signing.max(minutes), hmac: last.hmac.max(minutes) };
-        let mut keys = Self::made(&self.app_id, policy, last, now)?;
+        let mut keys = Self::generate_with_policy(&self.app_id, policy, last, now)?;
         keys.namespace.clone_from(&self.namespace);
         keys.handover = self.handover.saturating_add(1).max(minutes);
         keys.revoked.clone_from(&self.revoked);
@@ -390,74 +403,73 @@ impl KeyDocument {
     }
 }
 
-/// The number after the last. One that the App names as revoked is passed over: what it names was another key.
-fn next_number<K: Kept>(last: u32, policy: &KeyPolicy) -> Result<u32, KeyNotMade> {
-    let next = last.checked_add(1).ok_or(KeyNotMade)?;
-    match &policy.revoke {
-        Some(id) if number(id, K::LETTER) == Some(next) => next.checked_add(1).ok_or(KeyNotMade),
+/// The number after the last. It skips one that the App names as revoked: that name meant another key.
+fn next_number<K: StoredKey>(last: u32, policy: &KeyPolicy) -> Result<u32, KeyGenerationError> {
+    let next = last.checked_add(1).ok_or(KeyGenerationError)?;
+    match &policy.revoke_id {
+        Some(id) if key_number(id, K::LETTER) == Some(next) => next.checked_add(1).ok_or(KeyGenerationError),
         Some(_) | None => Ok(next),
     }
 }
 
-/// One more key, Active.
-fn add<K: Kept>(
+/// Adds one key, Active.
+fn add_key<K: StoredKey>(
     keys: &mut Vec<K>,
     last: &mut u32,
     policy: &KeyPolicy,
     now: OffsetDateTime,
-) -> Result<usize, KeyNotMade> {
+) -> Result<usize, KeyGenerationError> {
     let number = next_number::<K>(*last, policy)?;
-    let mut key = K::make(number, policy, now)?;
-    key.life_mut().longest_seconds = Some(K::terms(policy).longest);
+    let mut key = K::generate(number, policy, now)?;
+    key.lifecycle_mut().longest_seconds = Some(K::timing(policy).max_lifetime_seconds);
     keys.push(key);
     *last = number;
     Ok(keys.len() - 1)
 }
 
-fn position<K: Kept>(keys: &[K], state: KeyState) -> Option<usize> {
+fn position<K: StoredKey>(keys: &[K], state: KeyState) -> Option<usize> {
     keys.iter().rposition(|key| key.state() == state)
 }
 
-fn has_room<K: Kept>(keys: &[K]) -> bool {
-    keys.len() < MOST || position(keys, KeyState::Published).is_some()
+fn has_room<K: StoredKey>(keys: &[K]) -> bool {
+    keys.len() < MAX_KEYS || position(keys, KeyState::Published).is_some()
 }
 
-/// Drops, retires and activates what is due. Tells whether a key went that somebody had asked for and that was never
-/// Active.
-fn settle<K: Kept>(
+/// Drops, retires and activates keys as due. Returns whether a requested key was dropped before it became Active.
+fn advance_states<K: StoredKey>(
     keys: &mut Vec<K>,
     last: &mut u32,
     policy: &KeyPolicy,
     revoked: &[String],
     now: OffsetDateTime,
     acknowledged: bool,
-) -> Result<bool, KeyNotMade> {
-    let terms = K::terms(policy);
-    lengthen(keys, terms.longest);
+) -> Result<bool, KeyGenerationError> {
+    let terms = K::timing(policy);
+    extend_lifetimes(keys, terms.max_lifetime_seconds);
     if acknowledged {
-        acknowledge(keys, &terms, now);
+        record_acknowledgement(keys, &terms, now);
     }
 
-    // What was made under a revoked key is refused, but a session that was opened under it may go on, and have tokens
-    // under the keys after it.
+    // Tokens under a revoked key are rejected, but a session that was opened under it can continue and have tokens
+    // under later keys.
     let mut sessions_end = now;
     let mut asked = false;
     keys.retain(|key| {
-        let life = key.life();
+        let life = key.lifecycle();
         if revoked.iter().any(|id| id == key.id()) {
             match key.state() {
                 KeyState::Published => asked |= life.asked,
-                KeyState::Active => sessions_end = sessions_end.max(later(now, terms.longest(life))),
+                KeyState::Active => sessions_end = sessions_end.max(saturating_add(now, terms.max_lifetime(life))),
                 KeyState::Retired => {
-                    let end = life.not_after.unwrap_or(later(now, terms.longest(life)));
+                    let end = life.not_after.unwrap_or(saturating_add(now, terms.max_lifetime(life)));
                     sessions_end = sessions_end.max(end);
                 }
             }
             return false;
         }
         match key.state() {
-            // Nothing was ever made under it.
-            KeyState::Published if !key.fits(policy) => {
+            // Nothing was ever created under it.
+            KeyState::Published if !key.matches_policy(policy) => {
                 asked |= life.asked;
                 false
             }
@@ -469,115 +481,116 @@ fn settle<K: Kept>(
     let published = position(keys, KeyState::Published);
     match (position(keys, KeyState::Active), published) {
         (Some(active), Some(published)) => {
-            let life = keys[published].life();
-            let ready = life.published_at.is_some_and(|since| later(since, terms.wait(life)) <= now);
+            let life = keys[published].lifecycle();
+            let ready =
+                life.published_at.is_some_and(|since| saturating_add(since, terms.publication_delay(life)) <= now);
             if acknowledged && ready {
                 keys[active].set_state(KeyState::Retired);
-                keys[active].life_mut().retired_at = Some(now);
+                keys[active].lifecycle_mut().retired_at = Some(now);
                 activate(&mut keys[published], &terms, now);
             }
         }
         (Some(_), None) => {}
-        // Without an Active key there is no login, so nothing is waited for.
+        // Without an Active key nobody can log in, so nothing is waited for.
         (None, Some(published)) => {
             activate(&mut keys[published], &terms, now);
             asked = false;
         }
         (None, None) => {
-            add(keys, last, policy, now)?;
+            add_key(keys, last, policy, now)?;
             asked = false;
         }
     }
-    let rest = u32::try_from((sessions_end - now).whole_seconds()).unwrap_or(terms.unknown);
-    lengthen(keys, rest);
+    let rest = u32::try_from((sessions_end - now).whole_seconds()).unwrap_or(terms.max_lifetime_if_unknown_seconds);
+    extend_lifetimes(keys, rest);
     Ok(asked)
 }
 
-/// What is made under the keys that no end is known of yet may live so many seconds from now.
-fn lengthen<K: Kept>(keys: &mut [K], seconds: u32) {
+/// Raises the longest lifetime of keys whose end is not known yet to `seconds`.
+fn extend_lifetimes<K: StoredKey>(keys: &mut [K], seconds: u32) {
     for key in keys {
         let makes = match key.state() {
             KeyState::Published => false,
             KeyState::Active => true,
-            KeyState::Retired => key.life().not_after.is_none(),
+            KeyState::Retired => key.lifecycle().not_after.is_none(),
         };
-        if makes && let Some(longest) = &mut key.life_mut().longest_seconds {
+        if makes && let Some(longest) = &mut key.lifecycle_mut().longest_seconds {
             *longest = seconds.max(*longest);
         }
     }
 }
 
-/// Every counting pod knows these keys: from now on nothing is made under the retired ones.
-fn acknowledge<K: Kept>(keys: &mut [K], terms: &Terms, now: OffsetDateTime) {
-    // A session that was opened under a key may get a token under each key after it.
+/// Every serving pod knows these keys: from now on nothing is created under the retired ones.
+fn record_acknowledgement<K: StoredKey>(keys: &mut [K], terms: &KeyTiming, now: OffsetDateTime) {
+    // A session that was opened under a key can get a token under each later key.
     let mut before = now;
     for key in keys {
-        let longest = terms.longest(key.life());
+        let longest = terms.max_lifetime(key.lifecycle());
         let state = key.state();
-        let life = key.life_mut();
+        let life = key.lifecycle_mut();
         match state {
             KeyState::Published => _ = life.published_at.get_or_insert(now),
             KeyState::Active => {}
             KeyState::Retired => {
-                let end = later(now, longest + MARGIN).max(before);
+                let end = saturating_add(now, longest + RETIREMENT_MARGIN).max(before);
                 before = before.max(*life.not_after.get_or_insert(end));
             }
         }
     }
 }
 
-fn activate(key: &mut impl Kept, terms: &Terms, now: OffsetDateTime) {
+fn activate(key: &mut impl StoredKey, terms: &KeyTiming, now: OffsetDateTime) {
     key.set_state(KeyState::Active);
-    let life = key.life_mut();
+    let life = key.lifecycle_mut();
     life.activated_at = Some(now);
-    life.longest_seconds = Some(terms.longest);
+    life.longest_seconds = Some(terms.max_lifetime_seconds);
 }
 
-/// Publishes the next key where one is due and none is on its way.
-fn begin<K: Kept>(
+/// Publishes the next key if one is due and none is published yet.
+fn publish_next_key<K: StoredKey>(
     keys: &mut Vec<K>,
     last: &mut u32,
     policy: &KeyPolicy,
     asked: bool,
     now: OffsetDateTime,
-) -> Result<(), KeyNotMade> {
+) -> Result<(), KeyGenerationError> {
     if let Some(published) = position(keys, KeyState::Published) {
-        keys[published].life_mut().asked |= asked;
+        keys[published].lifecycle_mut().asked |= asked;
         return Ok(());
     }
     let Some(active) = position(keys, KeyState::Active) else { return Ok(()) };
     let active = &keys[active];
-    let due = asked || !active.fits(policy) || K::terms(policy).next_from(active) <= now;
+    let due = asked || !active.matches_policy(policy) || K::timing(policy).next_key_due(active) <= now;
     if due && has_room(keys) {
-        let new = add(keys, last, policy, now)?;
+        let new = add_key(keys, last, policy, now)?;
         keys[new].set_state(KeyState::Published);
-        *keys[new].life_mut() = Life { asked, ..Life::default() };
+        *keys[new].lifecycle_mut() = KeyLifecycle { asked, ..KeyLifecycle::default() };
     }
     Ok(())
 }
 
-/// The times at which something of these keys is due once all is acknowledged.
-fn times<'a, K: Kept>(keys: &'a [K], policy: &'a KeyPolicy) -> impl Iterator<Item = OffsetDateTime> + 'a {
-    let terms = K::terms(policy);
+/// The times at which these keys have something due, if everything is acknowledged.
+fn due_times<'a, K: StoredKey>(keys: &'a [K], policy: &'a KeyPolicy) -> impl Iterator<Item = OffsetDateTime> + 'a {
+    let terms = K::timing(policy);
     let rotates = position(keys, KeyState::Published).is_none() && has_room(keys);
     keys.iter().filter_map(move |key| {
-        let life = key.life();
+        let life = key.lifecycle();
         match key.state() {
-            KeyState::Published => life.published_at.map(|since| later(since, terms.wait(life))),
-            KeyState::Active => rotates.then(|| terms.next_from(key)),
+            KeyState::Published => life.published_at.map(|since| saturating_add(since, terms.publication_delay(life))),
+            KeyState::Active => rotates.then(|| terms.next_key_due(key)),
             KeyState::Retired => life.not_after,
         }
     })
 }
 
-fn statuses<K: Kept>(keys: &[K], policy: &KeyPolicy) -> Vec<KeyStatus> {
-    let terms = K::terms(policy);
+fn key_statuses<K: StoredKey>(keys: &[K], policy: &KeyPolicy) -> Vec<KeyStatus> {
+    let terms = K::timing(policy);
     keys.iter()
         .map(|key| {
             let end = match key.state() {
                 KeyState::Published => None,
-                KeyState::Active => Some(later(since(key), terms.rotation)),
-                KeyState::Retired => key.life().not_after,
+                KeyState::Active => Some(saturating_add(active_since(key), terms.rotation_period)),
+                KeyState::Retired => key.lifecycle().not_after,
             };
             let not_after = end.and_then(|end| Timestamp::from_second(end.unix_timestamp()).ok()).map(Time);
             KeyStatus { id: key.id().to_owned(), state: key.state(), not_after }

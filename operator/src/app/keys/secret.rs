@@ -1,5 +1,5 @@
-//! The Secret that keeps an App's keys and says who holds the appID: read by GET, made by POST, changed by PUT with its
-//! resourceVersion. Never by patch or apply: that of a leader which was paused would take newer keys away.
+//! The Secret that stores the keys of an App and names the owner of its appID: read by GET, created by POST, changed by
+//! PUT with its resourceVersion. Never by patch or apply: a leader that was paused would overwrite newer keys.
 
 use std::collections::BTreeMap;
 
@@ -18,176 +18,179 @@ use super::{InvalidKeys, KeyDocument};
 #[cfg(test)]
 mod tests;
 
-/// The App that holds an appID.
+/// The App that owns an appID.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Holder {
+pub(crate) struct AppIdOwner {
     pub(crate) namespace: String,
     pub(crate) name: String,
 }
 
-/// Keys as they are in the cluster, with all that a PUT in their place needs.
+/// Stored keys, with everything that a PUT needs to replace them.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Kept {
+pub(crate) struct Stored {
     pub(crate) document: KeyDocument,
-    pub(crate) holder: Holder,
+    pub(crate) owner: AppIdOwner,
     metadata: ObjectMeta,
 }
 
-/// What there is of an App's keys.
+/// The state of an App's key Secret.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Found {
+pub(crate) enum KeyLookup {
     Missing,
-    /// There, and never written over. The holder is told where the Secret tells it.
-    Unusable(Unusable, Option<Holder>),
-    Kept(Box<Kept>),
+    /// It exists and is never overwritten. Carries the owner if the Secret names it.
+    Unusable(UnusableReason, Option<AppIdOwner>),
+    Stored(Box<Stored>),
 }
 
-/// Why a key Secret that is there cannot be used. Never tells what is in it.
+/// Why an existing key Secret cannot be used. Never reveals its contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Unusable {
+pub(crate) enum UnusableReason {
     #[error("its type is not {APP_KEYS_TYPE}")]
-    Type,
-    #[error("it has no annotation {NAMESPACE_ANNOTATION} or {NAME_ANNOTATION}, which say whose keys they are")]
-    Holder,
+    WrongType,
+    #[error("it has no annotation {NAMESPACE_ANNOTATION} or {NAME_ANNOTATION}, which name the App of the keys")]
+    NoOwner,
     #[error("it has no key {APP_KEYS_KEY}")]
-    NoKey,
+    MissingEntry,
     #[error("its {APP_KEYS_KEY} is not a key document")]
-    NotKeys,
-    #[error("its keys are not usable: {0}")]
+    NotKeyDocument,
+    #[error("its keys cannot be used: {0}")]
     Invalid(#[source] InvalidKeys),
 }
 
-/// The API server did not do what was asked of it for the keys, or to know whose they are.
+/// A request for the key Secret, or for the owner of the appID, failed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {verb} the {what}")]
-pub(crate) struct KeysError {
+pub(crate) struct KeySecretError {
     verb: &'static str,
     what: String,
     #[source]
     source: Box<kube::Error>,
 }
 
-// === impl Kept, Found ===
+// === impl Stored, KeyLookup ===
 
-impl Kept {
-    /// Of the Secret as it was read or written.
+impl Stored {
+    /// The resourceVersion of the Secret as it was read or written.
     pub(crate) fn version(&self) -> &str {
         self.metadata.resource_version.as_deref().unwrap_or_default()
     }
 
-    /// Whether the platform team gave them to another namespace since they were written.
-    pub(crate) fn are_handed_over(&self) -> bool {
-        self.document.namespace.as_ref().is_some_and(|namespace| *namespace != self.holder.namespace)
+    /// Whether the platform team assigned the keys to another namespace since they were written.
+    pub(crate) fn is_handed_over(&self) -> bool {
+        self.document.namespace.as_ref().is_some_and(|namespace| *namespace != self.owner.namespace)
     }
 }
 
-impl Found {
-    /// Keys as they are in a Secret with these annotations.
+impl KeyLookup {
+    /// Stored keys with this owner.
     #[cfg(test)]
-    pub(crate) fn kept(document: KeyDocument, holder: Holder) -> Self {
-        Self::Kept(Box::new(Kept { document, holder, metadata: ObjectMeta::default() }))
+    pub(crate) fn stored(document: KeyDocument, holder: AppIdOwner) -> Self {
+        Self::Stored(Box::new(Stored { document, owner: holder, metadata: ObjectMeta::default() }))
     }
 
-    /// Who holds the appID by this.
-    pub(crate) fn holder(&self) -> Option<&Holder> {
+    /// The owner of the appID that the Secret names.
+    pub(crate) fn owner(&self) -> Option<&AppIdOwner> {
         match self {
             Self::Missing => None,
             Self::Unusable(_, holder) => holder.as_ref(),
-            Self::Kept(kept) => Some(&kept.holder),
+            Self::Stored(kept) => Some(&kept.owner),
         }
     }
 
-    fn of(secret: Secret, app_id: &AppId) -> Self {
-        let holder = holder(&secret.metadata);
-        match document(&secret, app_id) {
+    fn from_secret(secret: Secret, app_id: &AppId) -> Self {
+        let holder = owner_of(&secret.metadata);
+        match parse_document(&secret, app_id) {
             Err(unusable) => Self::Unusable(unusable, holder),
             Ok(document) => match holder {
-                None => Self::Unusable(Unusable::Holder, None),
-                Some(holder) => Self::Kept(Box::new(Kept { document, holder, metadata: secret.metadata })),
+                None => Self::Unusable(UnusableReason::NoOwner, None),
+                Some(holder) => Self::Stored(Box::new(Stored { document, owner: holder, metadata: secret.metadata })),
             },
         }
     }
 }
 
-/// Whose a key Secret or a rendered Secret is, by its annotations.
-pub(crate) fn holder(metadata: &ObjectMeta) -> Option<Holder> {
+/// The owner of a key Secret or a rendered Secret, from its annotations.
+pub(crate) fn owner_of(metadata: &ObjectMeta) -> Option<AppIdOwner> {
     let annotation =
         |name| metadata.annotations.as_ref().and_then(|all| all.get(name)).filter(|value| !value.is_empty());
-    Some(Holder { namespace: annotation(NAMESPACE_ANNOTATION)?.clone(), name: annotation(NAME_ANNOTATION)?.clone() })
+    Some(AppIdOwner {
+        namespace: annotation(NAMESPACE_ANNOTATION)?.clone(),
+        name: annotation(NAME_ANNOTATION)?.clone(),
+    })
 }
 
-fn document(secret: &Secret, app_id: &AppId) -> Result<KeyDocument, Unusable> {
+fn parse_document(secret: &Secret, app_id: &AppId) -> Result<KeyDocument, UnusableReason> {
     if secret.type_.as_deref() != Some(APP_KEYS_TYPE) {
-        return Err(Unusable::Type);
+        return Err(UnusableReason::WrongType);
     }
-    let octets = secret.data.as_ref().and_then(|data| data.get(APP_KEYS_KEY)).ok_or(Unusable::NoKey)?;
-    // The parser's error may quote what it read.
-    let document: KeyDocument = serde_json::from_slice(&octets.0).map_err(|_| Unusable::NotKeys)?;
-    document.check(app_id).map_err(Unusable::Invalid)?;
+    let bytes = secret.data.as_ref().and_then(|data| data.get(APP_KEYS_KEY)).ok_or(UnusableReason::MissingEntry)?;
+    // The parser's error may quote the input.
+    let document: KeyDocument = serde_json::from_slice(&bytes.0).map_err(|_| UnusableReason::NotKeyDocument)?;
+    document.validate(app_id).map_err(UnusableReason::Invalid)?;
     Ok(document)
 }
 
-/// The Secret with these keys; `metadata` is that of the Secret in whose place it goes.
-fn secret(document: &KeyDocument, holder: &Holder, metadata: Option<&ObjectMeta>) -> Secret {
+/// The Secret with these keys; `metadata` is that of the Secret it replaces.
+fn build_secret(document: &KeyDocument, holder: &AppIdOwner, metadata: Option<&ObjectMeta>) -> Secret {
     let mut metadata = metadata.cloned().unwrap_or_default();
     metadata.name = Some(app_keys_secret(&document.app_id));
-    // The API server knows better, and refuses some of what it tells itself.
+    // The API server keeps its own managed fields, and rejects some of the values that it returned itself.
     metadata.managed_fields = None;
     let annotations = metadata.annotations.get_or_insert_default();
     annotations.insert(NAMESPACE_ANNOTATION.to_owned(), holder.namespace.clone());
     annotations.insert(NAME_ANNOTATION.to_owned(), holder.name.clone());
-    let octets = serde_json::to_vec(document).expect("keys are maps with string keys, strings, numbers and times");
+    let bytes = serde_json::to_vec(document).expect("a key document has string keys, strings, numbers and times");
     Secret {
         metadata,
         type_: Some(APP_KEYS_TYPE.to_owned()),
-        data: Some(BTreeMap::from([(APP_KEYS_KEY.to_owned(), ByteString(octets))])),
+        data: Some(BTreeMap::from([(APP_KEYS_KEY.to_owned(), ByteString(bytes))])),
         ..Secret::default()
     }
 }
 
-/// Looks at the keys of an App; `secrets` are those of the install's namespace.
-pub(crate) async fn read(secrets: &Api<Secret>, app_id: &AppId) -> Result<Found, KeysError> {
+/// Reads the keys of an App; `secrets` are those of the install's namespace.
+pub(crate) async fn read(secrets: &Api<Secret>, app_id: &AppId) -> Result<KeyLookup, KeySecretError> {
     match secrets.get_opt(&app_keys_secret(app_id)).await {
-        Ok(None) => Ok(Found::Missing),
-        Ok(Some(secret)) => Ok(Found::of(secret, app_id)),
-        Err(source) => Err(KeysError::of("get", app_id, source)),
+        Ok(None) => Ok(KeyLookup::Missing),
+        Ok(Some(secret)) => Ok(KeyLookup::from_secret(secret, app_id)),
+        Err(source) => Err(KeySecretError::for_keys_of("get", app_id, source)),
     }
 }
 
-/// Makes the Secret. None: somebody else did, so all has to be read and decided again.
+/// Creates the Secret. `None`: it exists already, so everything must be read and decided again.
 pub(crate) async fn create(
     secrets: &Api<Secret>,
     document: &KeyDocument,
-    holder: &Holder,
-) -> Result<Option<Kept>, KeysError> {
-    let document = document.held_by(&holder.namespace);
-    match secrets.create(&post_params(), &secret(&document, holder, None)).await {
-        Ok(made) => Ok(Some(Kept { document, holder: holder.clone(), metadata: made.metadata })),
+    holder: &AppIdOwner,
+) -> Result<Option<Stored>, KeySecretError> {
+    let document = document.written_for(&holder.namespace);
+    match secrets.create(&post_params(), &build_secret(&document, holder, None)).await {
+        Ok(made) => Ok(Some(Stored { document, owner: holder.clone(), metadata: made.metadata })),
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(None),
-        Err(source) => Err(KeysError::of("create", &document.app_id, source)),
+        Err(source) => Err(KeySecretError::for_keys_of("create", &document.app_id, source)),
     }
 }
 
-/// Puts keys in the place of those that were read. None: they are not there any more as they were read, so all has to be
-/// read and decided again.
+/// Replaces the keys that were read. `None`: they have changed or are deleted, so everything must be read and decided
+/// again.
 pub(crate) async fn replace(
     secrets: &Api<Secret>,
-    kept: &Kept,
+    kept: &Stored,
     document: &KeyDocument,
-    holder: &Holder,
-) -> Result<Option<Kept>, KeysError> {
+    holder: &AppIdOwner,
+) -> Result<Option<Stored>, KeySecretError> {
     let name = app_keys_secret(&document.app_id);
-    let document = document.held_by(&holder.namespace);
-    match secrets.replace(&name, &post_params(), &secret(&document, holder, Some(&kept.metadata))).await {
-        Ok(put) => Ok(Some(Kept { document, holder: holder.clone(), metadata: put.metadata })),
+    let document = document.written_for(&holder.namespace);
+    match secrets.replace(&name, &post_params(), &build_secret(&document, holder, Some(&kept.metadata))).await {
+        Ok(put) => Ok(Some(Stored { document, owner: holder.clone(), metadata: put.metadata })),
         Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(None),
-        Err(source) => Err(KeysError::of("update", &document.app_id, source)),
+        Err(source) => Err(KeySecretError::for_keys_of("update", &document.app_id, source)),
     }
 }
 
-/// Takes the keys away, which frees the appID: once `deletionPolicy: Delete` has run to its end. Only those that were
-/// read go. Whether they are gone.
-pub(crate) async fn remove(secrets: &Api<Secret>, kept: &Kept) -> Result<bool, KeysError> {
+/// Deletes the keys, which frees the appID, once `deletionPolicy: Delete` has finished. Deletes only the version that
+/// was read. Returns whether they are deleted.
+pub(crate) async fn delete(secrets: &Api<Secret>, kept: &Stored) -> Result<bool, KeySecretError> {
     let name = app_keys_secret(&kept.document.app_id);
     let preconditions =
         Preconditions { uid: kept.metadata.uid.clone(), resource_version: kept.metadata.resource_version.clone() };
@@ -195,7 +198,7 @@ pub(crate) async fn remove(secrets: &Api<Secret>, kept: &Kept) -> Result<bool, K
         Ok(_) => Ok(true),
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(true),
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
-        Err(source) => Err(KeysError::of("delete", &kept.document.app_id, source)),
+        Err(source) => Err(KeySecretError::for_keys_of("delete", &kept.document.app_id, source)),
     }
 }
 
@@ -203,19 +206,19 @@ fn post_params() -> PostParams {
     PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() }
 }
 
-// === impl KeysError ===
+// === impl KeySecretError ===
 
-impl KeysError {
+impl KeySecretError {
     pub(crate) fn new(verb: &'static str, what: String, source: kube::Error) -> Self {
         Self { verb, what, source: Box::new(source) }
     }
 
-    fn of(verb: &'static str, app_id: &AppId, source: kube::Error) -> Self {
+    fn for_keys_of(verb: &'static str, app_id: &AppId, source: kube::Error) -> Self {
         Self::new(verb, format!("Secret {} of the App's keys", app_keys_secret(app_id)), source)
     }
 
-    /// What the API server said.
-    pub(crate) fn api(&self) -> &kube::Error {
+    /// The error of the API client.
+    pub(crate) fn api_error(&self) -> &kube::Error {
         &self.source
     }
 }

@@ -7,50 +7,50 @@ use time::Duration;
 use crate::{
     domain::{
         app::App,
-        audit::{Activity, EventKind},
+        audit::{ActivityEntry, EventKind},
     },
     http::{
-        Ports,
+        Ports, authentication,
         error::Problem,
-        guard,
-        request::Inbound,
+        request::InboundRequest,
         response::{self, Response},
     },
     state::State,
 };
 
-/// What *activity* answers.
+/// The response of *activity*.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "ActivityResponse")]
-pub struct Answer {
-    /// The newest first, at most 100.
-    pub events: Vec<Entry>,
+pub struct ActivityResponse {
+    /// The newest event first, at most 100.
+    pub events: Vec<ActivityEvent>,
 }
 
-/// Something that happened to the account.
+/// An event of the account.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Event")]
-pub struct Entry {
-    /// Unix seconds; of refusals the beginning of their quarter of an hour.
+pub struct ActivityEvent {
+    /// Unix seconds. For refusals, the start of their quarter of an hour.
     pub at: i64,
-    #[schemars(schema_with = "kinds")]
+    #[schemars(schema_with = "event_kind_schema")]
     pub kind: &'static str,
-    /// Where it came from. Of refusals an IPv6 address is its /64; null where they came from too many to tell.
+    /// The IP address of the client. For refusals from IPv6, the /64; null if they came from too many addresses to
+    /// list.
     pub ip: Option<String>,
-    /// By which session it was done, or which one it opened.
+    /// The session that caused the event or that it opened.
     pub session_id: Option<String>,
-    /// Of refusals, how many there were; else 1.
+    /// The number of refusals; 1 for other events.
     pub count: u64,
 }
 
-fn kinds(_: &mut SchemaGenerator) -> Schema {
+fn event_kind_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "enum": EventKind::ALL.map(EventKind::as_str) })
 }
 
-// === impl Entry ===
+// === impl ActivityEvent ===
 
-impl From<Activity> for Entry {
-    fn from(event: Activity) -> Self {
+impl From<ActivityEntry> for ActivityEvent {
+    fn from(event: ActivityEntry) -> Self {
         Self {
             at: event.at.unix_timestamp(),
             kind: event.kind.as_str(),
@@ -61,10 +61,10 @@ impl From<Activity> for Entry {
     }
 }
 
-pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: Inbound) -> Result<Response, Problem> {
-    let signed_in = guard::signed_in(state, app, &request.headers).await?;
-    // What is past its time is not shown, whether it is deleted yet or not.
+pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: InboundRequest) -> Result<Response, Problem> {
+    let signed_in = authentication::authenticate(state, app, &request.headers).await?;
+    // Events past their retention are not shown, even if they are not deleted yet.
     let since = state.env.now() - Duration::days(i64::from(app.doc.audit_retention_days));
-    let events = state.stores.activity(app.id(), signed_in.user(), since).await?;
-    response::json(&Answer { events: events.into_iter().map(Entry::from).collect() })
+    let events = state.stores.activity(app.id(), signed_in.user_id(), since).await?;
+    response::json(&ActivityResponse { events: events.into_iter().map(ActivityEvent::from).collect() })
 }

@@ -1,4 +1,4 @@
-//! Discovery documents (RFC 8414; OpenID Connect Discovery 1.0) for those who check the tokens of an App.
+//! Discovery documents (RFC 8414; OpenID Connect Discovery 1.0) for services that check the tokens of an App.
 
 use latchkey_crds::{rendered::SigningAlgorithm, types::IssuerUrl};
 use schemars::JsonSchema;
@@ -8,52 +8,53 @@ use crate::{
     domain::app::App,
     http::{
         error::Problem,
-        request::Inbound,
+        request::InboundRequest,
         response::{self, Response},
         routes::Route,
     },
 };
 
-/// What an App says of itself. Only what is served: no authorization endpoint, since this is no OpenID provider, and no
-/// scopes.
+/// The metadata of an App. It lists only what is served: no scopes and, because this is not an OpenID provider, no
+/// authorization endpoint.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "AuthorizationServerMetadata")]
-pub struct Metadata<'a> {
+pub struct AuthorizationServerMetadata<'a> {
     /// `iss` of the App's tokens.
     pub issuer: &'a str,
-    /// Where the keys are that its tokens are signed with.
+    /// The address of the keys that sign its tokens.
     pub jwks_uri: String,
     pub token_endpoint: String,
     pub revocation_endpoint: String,
     pub introspection_endpoint: String,
-    /// Required (RFC 8414, 2). `none` is the registered value for an endpoint that gives out neither code nor token.
+    /// Required (RFC 8414, 2). `none` is the registered value for an endpoint that issues neither code nor token.
     pub response_types_supported: [&'static str; 1],
-    /// Said, since what RFC 8414, 2 takes to be served where it is not is not.
+    /// Stated, because the default of RFC 8414, 2 includes grant types that are not supported.
     pub grant_types_supported: [&'static str; 2],
-    /// Of a social login that ends with a code (RFC 7636).
+    /// For a social login that ends with a code (RFC 7636).
     pub code_challenge_methods_supported: [&'static str; 1],
-    /// Clients have no secret: a refresh token proves itself.
+    /// Clients have no secret: a refresh token is its own proof.
     pub token_endpoint_auth_methods_supported: [&'static str; 1],
     pub revocation_endpoint_auth_methods_supported: [&'static str; 1],
-    /// By the token of a ServiceAccount; RFC 8414, 2 lets access token types stand here.
+    /// The token of a ServiceAccount. RFC 8414, 2 allows access token types here.
     pub introspection_endpoint_auth_methods_supported: [&'static str; 1],
 }
 
-/// The same with what OpenID Connect Discovery 1.0, 3 requires beside it.
+/// The same, with the members that OpenID Connect Discovery 1.0, 3 requires in addition.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "OpenIdConfiguration")]
-pub struct OpenIdMetadata<'a> {
+pub struct OpenIdConfiguration<'a> {
     #[serde(flatten)]
-    pub metadata: Metadata<'a>,
+    pub metadata: AuthorizationServerMetadata<'a>,
     pub userinfo_endpoint: String,
     pub subject_types_supported: [&'static str; 1],
-    /// What tokens of the App may be signed with: the algorithms of its published keys.
+    /// The algorithms of the App's published keys, which can sign its tokens.
     pub id_token_signing_alg_values_supported: Vec<SigningAlgorithm>,
-    /// What access tokens and *userinfo* say.
+    /// The claims of access tokens and *userinfo*.
     pub claims_supported: &'static [&'static str],
 }
 
-/// The contract's claims of an access token, and what *userinfo* has beyond them.
+/// The claims of an access token (specification: Sessions and tokens, Access tokens), and those that only *userinfo*
+/// has.
 const CLAIMS: &[&str] = &[
     "iss",
     "aud",
@@ -71,25 +72,25 @@ const CLAIMS: &[&str] = &[
     "updated_at",
 ];
 
-/// `GET /.well-known/oauth-authorization-server/{APPID}`, and the same behind the issuer.
-pub fn authorization_server(base: &IssuerUrl, app: &App, request: &Inbound) -> Result<Response, Problem> {
-    answer(&Metadata::of(base, app), request)
+/// `GET /.well-known/oauth-authorization-server/{APPID}`, and the same path after the issuer.
+pub fn authorization_server(base: &IssuerUrl, app: &App, request: &InboundRequest) -> Result<Response, Problem> {
+    metadata_response(&AuthorizationServerMetadata::for_app(base, app), request)
 }
 
 /// `GET /{APPID}/.well-known/openid-configuration`.
-pub fn openid_configuration(base: &IssuerUrl, app: &App, request: &Inbound) -> Result<Response, Problem> {
-    answer(&OpenIdMetadata::of(base, app), request)
+pub fn openid_configuration(base: &IssuerUrl, app: &App, request: &InboundRequest) -> Result<Response, Problem> {
+    metadata_response(&OpenIdConfiguration::for_app(base, app), request)
 }
 
-fn answer<T: Serialize>(document: &T, request: &Inbound) -> Result<Response, Problem> {
-    let bytes = serde_json::to_vec(document).map_err(|error| Problem::server_error().because(error))?;
-    Ok(response::document(bytes, &request.headers))
+fn metadata_response<T: Serialize>(document: &T, request: &InboundRequest) -> Result<Response, Problem> {
+    let bytes = serde_json::to_vec(document).map_err(|error| Problem::server_error().with_cause(error))?;
+    Ok(response::public_document(bytes, &request.headers))
 }
 
-// === impl Metadata ===
+// === impl AuthorizationServerMetadata ===
 
-impl<'a> Metadata<'a> {
-    fn of(base: &IssuerUrl, app: &'a App) -> Self {
+impl<'a> AuthorizationServerMetadata<'a> {
+    fn for_app(base: &IssuerUrl, app: &'a App) -> Self {
         Self {
             issuer: app.doc.issuer.as_str(),
             jwks_uri: Route::Jwks.url(base, app.id()),
@@ -106,10 +107,10 @@ impl<'a> Metadata<'a> {
     }
 }
 
-// === impl OpenIdMetadata ===
+// === impl OpenIdConfiguration ===
 
-impl<'a> OpenIdMetadata<'a> {
-    fn of(base: &IssuerUrl, app: &'a App) -> Self {
+impl<'a> OpenIdConfiguration<'a> {
+    fn for_app(base: &IssuerUrl, app: &'a App) -> Self {
         let mut algorithms = Vec::new();
         for key in &app.doc.keys.signing {
             if !algorithms.contains(&key.algorithm) {
@@ -117,7 +118,7 @@ impl<'a> OpenIdMetadata<'a> {
             }
         }
         Self {
-            metadata: Metadata::of(base, app),
+            metadata: AuthorizationServerMetadata::for_app(base, app),
             userinfo_endpoint: Route::UserInfo.url(base, app.id()),
             subject_types_supported: ["public"],
             id_token_signing_alg_values_supported: algorithms,

@@ -1,4 +1,4 @@
-//! The six email endpoints (contract, 3).
+//! The six email endpoints (docs/specification/accounts.md).
 
 pub mod confirm;
 pub mod confirm_password;

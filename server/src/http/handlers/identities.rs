@@ -9,43 +9,42 @@ use crate::{
     domain::{
         app::App,
         identity::Identity,
-        ports::Unlinked,
+        ports::UnlinkOutcome,
         social::{self, LinkError},
     },
     http::{
-        Ports,
+        Ports, authentication,
         error::{ErrorCode, Problem},
-        guard,
-        request::{Inbound, Text},
+        request::{InboundRequest, RawText},
         response::{self, Response},
     },
     state::State,
 };
 
-/// What the list of identities answers.
+/// The response of the list of identities.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "IdentitiesResponse")]
-pub struct Answer {
-    pub identities: Vec<Listed>,
+pub struct IdentitiesResponse {
+    pub identities: Vec<LinkedIdentity>,
 }
 
-/// A provider's account by which the user may sign in.
+/// A provider account with which the user can log in.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Identity")]
-pub struct Listed {
+pub struct LinkedIdentity {
     /// The provider's name in the App when it was linked.
     pub provider: String,
-    /// Who the user is there.
+    /// The user's identifier at the provider.
     pub subject: String,
-    /// The address that the provider told then.
+    /// The email address that the provider reported at that time.
     pub email: Option<String>,
     /// Unix seconds.
     pub linked_at: i64,
 }
 
-// === impl Listed ===
+// === impl LinkedIdentity ===
 
-impl From<Identity> for Listed {
+impl From<Identity> for LinkedIdentity {
     fn from(identity: Identity) -> Self {
         Self {
             provider: identity.provider,
@@ -56,34 +55,36 @@ impl From<Identity> for Listed {
     }
 }
 
-pub async fn list<S: Ports>(state: &State<S>, app: &App, request: Inbound) -> Result<Response, Problem> {
-    let signed_in = guard::signed_in(state, app, &request.headers).await?;
-    let identities = social::identities(&state.stores, app, &signed_in).await?;
-    response::json(&Answer { identities: identities.into_iter().map(Listed::from).collect() })
+pub async fn list<S: Ports>(state: &State<S>, app: &App, request: InboundRequest) -> Result<Response, Problem> {
+    let signed_in = authentication::authenticate(state, app, &request.headers).await?;
+    let identities = social::list_identities(&state.stores, app, &signed_in).await?;
+    response::json(&IdentitiesResponse { identities: identities.into_iter().map(LinkedIdentity::from).collect() })
 }
 
-pub async fn link<S: Ports>(state: &State<S>, app: &App, mut request: Inbound) -> Result<Response, Problem> {
-    guard::signed_in(state, app, &request.headers).await?;
-    let provider = social_handlers::provider(app, &request)?;
-    let login::Request { token, nonce } = request.read().await?;
-    let signed_in = guard::signed_in_still(state, app, &request.headers).await?;
-    let nonce = nonce.as_ref().map(|Text(nonce)| nonce.as_str());
+pub async fn link<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
+    authentication::authenticate(state, app, &request.headers).await?;
+    let provider = social_handlers::requested_provider(app, &request)?;
+    let login::ProviderTokenRequest { token, nonce } = request.read_json().await?;
+    let signed_in = authentication::authenticate_again(state, app, &request.headers).await?;
+    let nonce = nonce.as_ref().map(|RawText(nonce)| nonce.as_str());
     let linked =
-        social::link(&state.stores, &state.env, app, &request.caller, &signed_in, provider, &token.0, nonce).await;
-    linked.map_err(|error| problem(app, error))?;
-    response::nothing()
+        social::link_identity(&state.stores, &state.env, app, &request.caller, &signed_in, provider, &token.0, nonce)
+            .await;
+    linked.map_err(|error| link_problem(app, error))?;
+    response::empty_object()
 }
 
-pub async fn unlink<S: Ports>(state: &State<S>, app: &App, request: Inbound) -> Result<Response, Problem> {
-    let signed_in = guard::signed_in(state, app, &request.headers).await?;
-    // A Provider that the App does not have any more may be unlinked all the same.
-    let name = request.item.as_deref().and_then(|name| name.parse::<ProviderName>().ok());
+pub async fn unlink<S: Ports>(state: &State<S>, app: &App, request: InboundRequest) -> Result<Response, Problem> {
+    let signed_in = authentication::authenticate(state, app, &request.headers).await?;
+    // A Provider that the App no longer has can still be unlinked.
+    let name = request.path_parameter.as_deref().and_then(|name| name.parse::<ProviderName>().ok());
     let name = name.ok_or_else(not_linked)?;
-    match social::unlink(&state.stores, &state.env, app, &request.caller, &signed_in, &name).await? {
-        Unlinked::Done => response::nothing(),
-        Unlinked::NotLinked => Err(not_linked()),
-        Unlinked::LastWayIn => {
-            Err(Problem::new(ErrorCode::LastIdentity, "it is the last way into the account; set a password first"))
+    match social::unlink_identity(&state.stores, &state.env, app, &request.caller, &signed_in, &name).await? {
+        UnlinkOutcome::Done => response::empty_object(),
+        UnlinkOutcome::NotLinked => Err(not_linked()),
+        UnlinkOutcome::LastLoginMethod => {
+            let why = "it is the last way to log in to the account; set a password first";
+            Err(Problem::new(ErrorCode::LastIdentity, why))
         }
     }
 }
@@ -92,17 +93,19 @@ fn not_linked() -> Problem {
     Problem::new(ErrorCode::NotFound, "you have no identity of this provider")
 }
 
-fn problem(app: &App, error: LinkError) -> Problem {
+fn link_problem(app: &App, error: LinkError) -> Problem {
     match error {
         LinkError::ReauthenticationRequired => Problem::unauthorized(
             ErrorCode::ReauthenticationRequired,
-            "linking needs a login in the last five minutes",
-            guard::challenge(app, None),
+            "linking requires a login in the last five minutes",
+            authentication::challenge(app, None),
         ),
-        LinkError::EmailNotVerified => Problem::new(ErrorCode::EmailNotVerified, "confirm the account's address first"),
-        LinkError::Taken => Problem::new(ErrorCode::AccessDenied, "this identity is that of another account"),
-        LinkError::InvalidToken => guard::invalid_token(app, true),
+        LinkError::EmailNotVerified => {
+            Problem::new(ErrorCode::EmailNotVerified, "confirm the email address of the account first")
+        }
+        LinkError::AlreadyLinked => Problem::new(ErrorCode::AccessDenied, "this identity belongs to another account"),
+        LinkError::InvalidToken => authentication::invalid_token(app, true),
         LinkError::Provider(error) => social_handlers::provider_problem(app, error),
-        LinkError::Trouble(trouble) => trouble.into(),
+        LinkError::Common(trouble) => trouble.into(),
     }
 }

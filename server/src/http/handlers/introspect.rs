@@ -6,42 +6,41 @@ use serde::Serialize;
 use crate::{
     domain::{
         app::App,
-        introspection::{self, Active, IntrospectError, Kind},
+        introspection::{self, ActiveToken, IntrospectError, TokenKind},
         refresh::UNKNOWN_KEY_RETRY,
         token::Audiences,
     },
     http::{
-        Ports,
+        Ports, authentication,
         error::Problem,
-        guard,
-        request::{Inbound, Text, request_body},
+        request::{InboundRequest, RawText, request_body},
         response::{self, Response},
     },
     state::State,
 };
 
 request_body! {
-    /// What *introspect* takes. A `token_type_hint` is not needed.
-    pub struct Request as "IntrospectRequest" {
+    /// The request of *introspect*. A `token_type_hint` is not needed.
+    pub struct IntrospectRequest as "IntrospectRequest" {
         /// A refresh token or an access token.
-        token: Text,
+        token: RawText,
     }
 }
 
-/// What *introspect* answers: `active` alone where it is false.
+/// The response of *introspect*: only `active` if it is false.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "IntrospectResponse")]
-pub struct Answer<'a> {
-    /// Whether the token would be taken now: it is the App's, valid, and its session is live.
+pub struct IntrospectResponse<'a> {
+    /// Whether the token would be accepted now: the App issued it, it is valid, and its session is live.
     pub active: bool,
     #[serde(flatten)]
-    pub token: Option<Told<'a>>,
+    pub token: Option<IntrospectedToken<'a>>,
 }
 
-/// What is told of a token that is active. Name and address are those of now.
+/// The claims of an active token. Name and email address are the current ones.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "IntrospectedToken")]
-pub struct Told<'a> {
+pub struct IntrospectedToken<'a> {
     /// `Bearer` for an access token, `refresh_token` for a refresh token.
     pub token_type: &'static str,
     pub iss: &'a str,
@@ -50,24 +49,24 @@ pub struct Told<'a> {
     pub sub: String,
     /// The session.
     pub sid: String,
-    /// Only of a verified address.
+    /// Only if the email address is verified.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub email: Option<&'a str>,
     pub email_verified: bool,
     pub name: &'a str,
     /// When the user logged in, in Unix seconds.
     pub auth_time: i64,
-    /// How (RFC 8176).
+    /// The authentication method (RFC 8176).
     pub amr: [&'static str; 1],
     #[serde(flatten)]
-    pub access: Option<Access<'a>>,
+    pub access: Option<IntrospectedAccessToken<'a>>,
 }
 
-/// What only an access token has.
+/// The claims that only an access token has.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "IntrospectedAccessToken")]
-pub struct Access<'a> {
-    #[schemars(schema_with = "audiences")]
+pub struct IntrospectedAccessToken<'a> {
+    #[schemars(schema_with = "audience_schema")]
     pub aud: &'a Audiences,
     /// Unix seconds.
     pub iat: i64,
@@ -76,35 +75,35 @@ pub struct Access<'a> {
     pub jti: String,
 }
 
-pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: Inbound) -> Result<Response, Problem> {
-    guard::administrator(state, app, &request.headers).await?;
-    let Request { token: Text(token) } = request.read_form().await?;
+pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
+    authentication::authenticate_administrator(state, app, &request.headers).await?;
+    let IntrospectRequest { token: RawText(token) } = request.read_json_or_form().await?;
     match introspection::introspect(&state.stores, &state.env, app, &token).await {
         Ok(active) => {
-            let token = active.as_ref().map(|active| Told::of(app, active));
-            response::json(&Answer { active: token.is_some(), token })
+            let token = active.as_ref().map(|active| IntrospectedToken::new(app, active));
+            response::json(&IntrospectResponse { active: token.is_some(), token })
         }
-        Err(error @ IntrospectError::UnknownKey) => Err(Problem::unavailable(UNKNOWN_KEY_RETRY).because(error)),
+        Err(error @ IntrospectError::UnknownKey) => Err(Problem::unavailable(UNKNOWN_KEY_RETRY).with_cause(error)),
         Err(IntrospectError::Store(error)) => Err(error.into()),
     }
 }
 
-fn audiences(_: &mut SchemaGenerator) -> Schema {
+fn audience_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": ["string", "array"], "items": { "type": "string" } })
 }
 
-// === impl Told ===
+// === impl IntrospectedToken ===
 
-impl<'a> Told<'a> {
-    fn of(app: &'a App, active: &'a Active) -> Self {
-        let (session, profile) = (&active.live.session, &active.live.profile);
+impl<'a> IntrospectedToken<'a> {
+    fn new(app: &'a App, active: &'a ActiveToken) -> Self {
+        let (session, profile) = (&active.live_session.session, &active.live_session.profile);
         let (token_type, access) = match &active.kind {
-            Kind::Access(claims) => {
+            TokenKind::Access(claims) => {
                 let jti = claims.jti.to_string();
-                ("Bearer", Some(Access { aud: &claims.aud, iat: claims.iat, exp: claims.exp, jti }))
+                ("Bearer", Some(IntrospectedAccessToken { aud: &claims.aud, iat: claims.iat, exp: claims.exp, jti }))
             }
-            // Not `Bearer`: it opens nothing but the next refresh.
-            Kind::Refresh => ("refresh_token", None),
+            // Not `Bearer`: it is good for nothing but the next refresh.
+            TokenKind::Refresh => ("refresh_token", None),
         };
         Self {
             token_type,

@@ -4,12 +4,12 @@ use crate::{
     domain::app::App,
     http::{
         error::Problem,
-        request::Inbound,
+        request::InboundRequest,
         response::{self, Response},
     },
 };
 
-pub fn handle(app: &App, request: &Inbound) -> Result<Response, Problem> {
-    let keys = serde_json::to_vec(&app.keys.jwks()).map_err(|error| Problem::server_error().because(error))?;
-    Ok(response::document(keys, &request.headers))
+pub fn handle(app: &App, request: &InboundRequest) -> Result<Response, Problem> {
+    let keys = serde_json::to_vec(&app.keys.jwks()).map_err(|error| Problem::server_error().with_cause(error))?;
+    Ok(response::public_document(keys, &request.headers))
 }

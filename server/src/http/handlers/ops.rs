@@ -1,4 +1,4 @@
-//! The operations listener: whether this process lives and is ready, its metrics, and the revisions it serves.
+//! The operations listener: liveness, readiness, metrics, and the stream of revisions that this process serves.
 
 use std::{
     collections::VecDeque,
@@ -18,7 +18,7 @@ use http::{
 };
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
-use latchkey_crds::rendered::{Change, ProviderReport, RevisionsLine};
+use latchkey_crds::rendered::{ProviderReport, RevisionChange, RevisionsMessage};
 use prometheus_client::{encoding::text, registry::Registry};
 use serde::Serialize;
 use tokio::{
@@ -31,25 +31,26 @@ use crate::{
     config::Apps,
     domain::app::App,
     http::{
-        door::{Endpoints, Lookup},
         error::Problem,
-        request::Inbound,
+        pipeline::{Endpoints, Lookup},
+        request::InboundRequest,
         response::{self, Response},
     },
-    providers::Reports,
+    providers::ProviderReports,
 };
 
-/// So that an operator knows a stream that is silent from one that is dead (design, Acknowledgement).
-const HEARTBEAT: Duration = Duration::from_secs(2);
+/// Lets an operator distinguish a silent stream from a broken one (specification: Delivery of configuration, Revisions
+/// and acknowledgement).
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
 
-/// What `readyz` says. It never asks the stores: a blink of Redis must not empty the Service.
+/// The state behind `readyz`. It never asks the stores: a short outage of Redis must not empty the Service.
 #[derive(Debug, Default)]
 pub struct Readiness {
-    configuration: AtomicBool,
-    schema: AtomicBool,
+    configuration_loaded: AtomicBool,
+    schema_ready: AtomicBool,
     draining: AtomicBool,
-    configuration_refused: Mutex<Option<String>>,
-    schema_refused: Mutex<Option<String>>,
+    configuration_error: Mutex<Option<String>>,
+    schema_error: Mutex<Option<String>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,77 +61,77 @@ pub enum OpsRoute {
     Revisions,
 }
 
-/// What `readyz` answers.
+/// The response of `readyz`.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-struct Ready {
+struct ReadyResponse {
     ready: bool,
-    /// What is missing; empty when ready.
+    /// The reasons why it is not ready; empty when ready.
     missing: Vec<String>,
 }
 
-pub(in crate::http) struct Ops {
+pub(in crate::http) struct OpsEndpoints {
     apps: Arc<Apps>,
     pod_uid: String,
     readiness: Arc<Readiness>,
     registry: Arc<Registry>,
-    reports: Arc<Reports>,
-    /// The stream of revisions has no end of its own.
+    reports: Arc<ProviderReports>,
+    /// Ends the stream of revisions, which has no end of its own.
     closing: CancellationToken,
 }
 
-/// The stream of revisions between two lines.
-struct Telling {
+/// The state of a revision stream between two lines.
+struct RevisionStream {
     apps: Arc<Apps>,
     pod_uid: String,
-    /// To be told before anything else.
-    waiting: VecDeque<RevisionsLine>,
-    changes: broadcast::Receiver<Change>,
-    reports: Arc<Reports>,
-    findings: broadcast::Receiver<ProviderReport>,
+    /// Lines to send before anything else.
+    pending: VecDeque<RevisionsMessage>,
+    changes: broadcast::Receiver<RevisionChange>,
+    reports: Arc<ProviderReports>,
+    provider_updates: broadcast::Receiver<ProviderReport>,
     heartbeat: Interval,
-    beats: u64,
+    heartbeats: u64,
     closing: CancellationToken,
 }
 
 // === impl Readiness ===
 
 impl Readiness {
-    /// The Apps were read once.
-    pub fn configuration_loaded(&self) {
-        self.configuration.store(true, Ordering::Release);
+    /// The Apps were loaded once.
+    pub fn set_configuration_loaded(&self) {
+        self.configuration_loaded.store(true, Ordering::Release);
     }
 
-    /// The Apps cannot be read; the text says what to do.
-    pub fn configuration_refused(&self, reason: impl Into<String>) {
-        *self.configuration_refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason.into());
+    /// The Apps cannot be read; the reason says what to do.
+    pub fn set_configuration_error(&self, reason: impl Into<String>) {
+        *self.configuration_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason.into());
     }
 
-    /// The database's schema was seen, once, to be new enough.
-    pub fn schema_seen(&self) {
-        self.schema.store(true, Ordering::Release);
+    /// The database schema was found to be new enough, once.
+    pub fn set_schema_ready(&self) {
+        self.schema_ready.store(true, Ordering::Release);
     }
 
-    /// The schema was looked at and is too old; the text says what to do.
-    pub fn schema_refused(&self, reason: impl Into<String>) {
-        *self.schema_refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason.into());
+    /// The schema was checked and is too old; the reason says what to do.
+    pub fn set_schema_error(&self, reason: impl Into<String>) {
+        *self.schema_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason.into());
     }
 
     /// The process was asked to end.
-    pub fn drain(&self) {
+    pub fn set_draining(&self) {
         self.draining.store(true, Ordering::Release);
     }
 
-    /// What keeps this process from being ready.
+    /// The reasons why this process is not ready.
     pub fn missing(&self) -> Vec<String> {
         let mut missing = Vec::new();
-        if !self.configuration.load(Ordering::Acquire) {
-            let refused = self.configuration_refused.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.configuration_loaded.load(Ordering::Acquire) {
+            let refused = self.configuration_error.lock().unwrap_or_else(PoisonError::into_inner);
             let reason = refused.as_deref().unwrap_or("the Apps are not loaded yet");
             missing.push(format!("configuration: {reason}"));
         }
-        if !self.schema.load(Ordering::Acquire) {
-            let refused = self.schema_refused.lock().unwrap_or_else(PoisonError::into_inner);
-            let reason = refused.as_deref().unwrap_or("the database's schema was not seen yet");
+        if !self.schema_ready.load(Ordering::Acquire) {
+            let refused = self.schema_error.lock().unwrap_or_else(PoisonError::into_inner);
+            let reason = refused.as_deref().unwrap_or("the database schema was not checked yet");
             missing.push(format!("schema: {reason}"));
         }
         if self.draining.load(Ordering::Acquire) {
@@ -140,15 +141,15 @@ impl Readiness {
     }
 }
 
-// === impl Ops ===
+// === impl OpsEndpoints ===
 
-impl Ops {
+impl OpsEndpoints {
     pub(in crate::http) fn new(
         apps: Arc<Apps>,
         pod_uid: String,
         readiness: Arc<Readiness>,
         registry: Arc<Registry>,
-        reports: Arc<Reports>,
+        reports: Arc<ProviderReports>,
         closing: CancellationToken,
     ) -> Self {
         Self { apps, pod_uid, readiness, registry, reports, closing }
@@ -157,7 +158,7 @@ impl Ops {
     fn ready(&self) -> Result<Response, Problem> {
         let missing = self.readiness.missing();
         let ready = missing.is_empty();
-        let mut response = response::json(&Ready { ready, missing })?;
+        let mut response = response::json(&ReadyResponse { ready, missing })?;
         if !ready {
             *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
         }
@@ -166,8 +167,8 @@ impl Ops {
 
     fn metrics(&self) -> Result<Response, Problem> {
         let mut page = String::new();
-        text::encode(&mut page, &self.registry).map_err(|error| Problem::server_error().because(error))?;
-        let mut response = http::Response::new(response::full(page));
+        text::encode(&mut page, &self.registry).map_err(|error| Problem::server_error().with_cause(error))?;
+        let mut response = http::Response::new(response::full_body(page));
         let kind = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
         response.headers_mut().insert(CONTENT_TYPE, kind);
         Ok(response)
@@ -175,9 +176,9 @@ impl Ops {
 
     fn revisions(&self) -> Response {
         let (apps, reports) = (Arc::clone(&self.apps), Arc::clone(&self.reports));
-        let telling = Telling::begin(apps, reports, self.pod_uid.clone(), self.closing.clone());
+        let telling = RevisionStream::start(apps, reports, self.pod_uid.clone(), self.closing.clone());
         let lines = stream::unfold(telling, |mut telling| async move {
-            let line = telling.next().await?;
+            let line = telling.next_line().await?;
             let mut bytes = serde_json::to_vec(&line).ok()?;
             bytes.push(b'\n');
             Some((Ok::<_, Infallible>(Frame::data(Bytes::from(bytes))), telling))
@@ -189,7 +190,7 @@ impl Ops {
     }
 }
 
-impl Endpoints for Ops {
+impl Endpoints for OpsEndpoints {
     type Route = OpsRoute;
 
     const LISTENER: &'static str = "ops";
@@ -202,10 +203,10 @@ impl Endpoints for Ops {
             "/readyz" => OpsRoute::Ready,
             "/metrics" => OpsRoute::Metrics,
             "/revisions" => OpsRoute::Revisions,
-            _ => return Lookup::Nothing,
+            _ => return Lookup::NotFound,
         };
         if method == Method::GET || method == Method::HEAD {
-            Lookup::Route { route, app: None, item: None }
+            Lookup::Route { route, app: None, path_parameter: None }
         } else {
             Lookup::WrongMethod { route, app: None, allow: "GET, HEAD" }
         }
@@ -220,14 +221,14 @@ impl Endpoints for Ops {
         }
     }
 
-    fn is_noise(route: OpsRoute) -> bool {
+    fn is_logged_at_debug(route: OpsRoute) -> bool {
         match route {
             OpsRoute::Live | OpsRoute::Ready | OpsRoute::Metrics => true,
             OpsRoute::Revisions => false,
         }
     }
 
-    async fn call(&self, route: OpsRoute, _: Option<Arc<App>>, _: Inbound) -> Result<Response, Problem> {
+    async fn call(&self, route: OpsRoute, _: Option<Arc<App>>, _: InboundRequest) -> Result<Response, Problem> {
         match route {
             OpsRoute::Live => response::json(&serde_json::json!({})),
             OpsRoute::Ready => self.ready(),
@@ -237,50 +238,60 @@ impl Endpoints for Ops {
     }
 }
 
-// === impl Telling ===
+// === impl RevisionStream ===
 
-impl Telling {
-    /// With the hello first, then what is known of providers.
-    fn begin(apps: Arc<Apps>, reports: Arc<Reports>, pod_uid: String, closing: CancellationToken) -> Self {
+impl RevisionStream {
+    /// Starts with the hello, followed by the known state of providers.
+    fn start(apps: Arc<Apps>, reports: Arc<ProviderReports>, pod_uid: String, closing: CancellationToken) -> Self {
         let (hello, changes) = apps.subscribe(pod_uid.clone());
         let (known, findings) = reports.subscribe();
-        let mut heartbeat = interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
+        let mut heartbeat = interval_at(Instant::now() + HEARTBEAT_INTERVAL, HEARTBEAT_INTERVAL);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut waiting = VecDeque::from([RevisionsLine::Hello { hello }]);
-        waiting.extend(known.into_iter().map(|provider| RevisionsLine::Provider { provider }));
-        Self { apps, pod_uid, waiting, changes, reports, findings, heartbeat, beats: 0, closing }
+        let mut waiting = VecDeque::from([RevisionsMessage::Hello { hello }]);
+        waiting.extend(known.into_iter().map(|provider| RevisionsMessage::Provider { provider }));
+        Self {
+            apps,
+            pod_uid,
+            pending: waiting,
+            changes,
+            reports,
+            provider_updates: findings,
+            heartbeat,
+            heartbeats: 0,
+            closing,
+        }
     }
 
-    async fn next(&mut self) -> Option<RevisionsLine> {
+    async fn next_line(&mut self) -> Option<RevisionsMessage> {
         loop {
-            if let Some(line) = self.waiting.pop_front() {
+            if let Some(line) = self.pending.pop_front() {
                 return Some(line);
             }
             tokio::select! {
                 biased;
                 () = self.closing.cancelled() => return None,
                 change = self.changes.recv() => match change {
-                    Ok(change) => return Some(RevisionsLine::Change(change)),
-                    // Too slow to hear every change: the whole set again, and from there on.
+                    Ok(change) => return Some(RevisionsMessage::Change(change)),
+                    // Too slow to receive every change: send the whole set again and continue from there.
                     Err(broadcast::error::RecvError::Lagged(_)) => {
                         let (hello, changes) = self.apps.subscribe(self.pod_uid.clone());
                         self.changes = changes;
-                        return Some(RevisionsLine::Hello { hello });
+                        return Some(RevisionsMessage::Hello { hello });
                     }
                     Err(broadcast::error::RecvError::Closed) => return None,
                 },
-                finding = self.findings.recv() => match finding {
-                    Ok(provider) => return Some(RevisionsLine::Provider { provider }),
+                finding = self.provider_updates.recv() => match finding {
+                    Ok(provider) => return Some(RevisionsMessage::Provider { provider }),
                     Err(broadcast::error::RecvError::Lagged(_)) => {
                         let (known, findings) = self.reports.subscribe();
-                        self.findings = findings;
-                        self.waiting.extend(known.into_iter().map(|provider| RevisionsLine::Provider { provider }));
+                        self.provider_updates = findings;
+                        self.pending.extend(known.into_iter().map(|provider| RevisionsMessage::Provider { provider }));
                     }
                     Err(broadcast::error::RecvError::Closed) => return None,
                 },
                 _ = self.heartbeat.tick() => {
-                    self.beats += 1;
-                    return Some(RevisionsLine::Heartbeat { heartbeat: self.beats });
+                    self.heartbeats += 1;
+                    return Some(RevisionsMessage::Heartbeat { heartbeat: self.heartbeats });
                 }
             }
         }

@@ -5,22 +5,22 @@ use crate::{
     http::{
         Ports,
         error::Problem,
-        request::{Inbound, Text, request_body},
+        request::{InboundRequest, RawText, request_body},
         response::{self, Response},
     },
     state::State,
 };
 
 request_body! {
-    /// What *revoke* takes. A `token_type_hint` is not needed.
-    pub struct Request as "RevokeRequest" {
+    /// The request of *revoke*. A `token_type_hint` is not needed.
+    pub struct RevokeRequest as "RevokeRequest" {
         /// A refresh token or an access token.
-        token: Text,
+        token: RawText,
     }
 }
 
-pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: Inbound) -> Result<Response, Problem> {
-    let Request { token: Text(token) } = request.read_form().await?;
+pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
+    let RevokeRequest { token: RawText(token) } = request.read_json_or_form().await?;
     refresh::revoke(&state.stores, &state.env, app, &request.caller, &token).await?;
-    response::nothing()
+    response::empty_object()
 }

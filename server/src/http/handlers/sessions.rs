@@ -7,49 +7,48 @@ use crate::{
     domain::{
         app::App,
         audit::{Detail, Event, EventKind},
+        authentication::AuthenticatedSession,
         session::{SessionId, SessionInfo},
-        signed_in::SignedIn,
     },
     http::{
-        Ports,
+        Ports, authentication,
         error::{ErrorCode, Problem},
-        guard,
-        request::Inbound,
+        request::InboundRequest,
         response::{self, Response},
     },
     state::State,
 };
 
-/// What the list of sessions answers.
+/// The response of the list of sessions.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "SessionsResponse")]
-pub struct Answer {
-    pub sessions: Vec<Listed>,
+pub struct SessionsResponse {
+    pub sessions: Vec<ListedSession>,
 }
 
 /// A live session of the user.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Session")]
-pub struct Listed {
+pub struct ListedSession {
     pub id: String,
     /// Unix seconds.
     pub created_at: i64,
-    /// Unix seconds; noted at most once a minute.
+    /// Unix seconds; updated at most once per minute.
     pub last_used_at: i64,
-    /// The address that it was opened from.
+    /// The IP address from which it was opened.
     pub ip: String,
-    /// What opened it said of itself.
+    /// The `User-Agent` of the client that opened it.
     pub user_agent: Option<String>,
-    /// How the user showed who they are (RFC 8176).
+    /// The authentication method (RFC 8176).
     pub amr: [&'static str; 1],
-    /// Whether it is that of the token.
+    /// Whether it is the session of the token.
     pub current: bool,
 }
 
-// === impl Listed ===
+// === impl ListedSession ===
 
-impl Listed {
-    fn of(info: SessionInfo, current: SessionId) -> Self {
+impl ListedSession {
+    fn new(info: SessionInfo, current: SessionId) -> Self {
         Self {
             current: info.id == current,
             id: info.id.to_string(),
@@ -62,55 +61,64 @@ impl Listed {
     }
 }
 
-pub async fn list<S: Ports>(state: &State<S>, app: &App, request: Inbound) -> Result<Response, Problem> {
-    let signed_in = guard::signed_in(state, app, &request.headers).await?;
-    let sessions = state.stores.sessions(app.id(), signed_in.user()).await?;
+pub async fn list<S: Ports>(state: &State<S>, app: &App, request: InboundRequest) -> Result<Response, Problem> {
+    let signed_in = authentication::authenticate(state, app, &request.headers).await?;
+    let sessions = state.stores.sessions(app.id(), signed_in.user_id()).await?;
     let current = signed_in.session.id;
-    response::json(&Answer { sessions: sessions.into_iter().map(|info| Listed::of(info, current)).collect() })
+    response::json(&SessionsResponse {
+        sessions: sessions.into_iter().map(|info| ListedSession::new(info, current)).collect(),
+    })
 }
 
-pub async fn end<S: Ports>(state: &State<S>, app: &App, request: Inbound) -> Result<Response, Problem> {
-    let signed_in = guard::signed_in(state, app, &request.headers).await?;
-    let session: Option<SessionId> = request.item.as_deref().and_then(|id| id.parse().ok());
+pub async fn end_session<S: Ports>(state: &State<S>, app: &App, request: InboundRequest) -> Result<Response, Problem> {
+    let signed_in = authentication::authenticate(state, app, &request.headers).await?;
+    let session: Option<SessionId> = request.path_parameter.as_deref().and_then(|id| id.parse().ok());
     let ended = match session {
-        Some(session) => state.stores.end_session(app.id(), signed_in.user(), session).await?,
+        Some(session) => state.stores.end_session(app.id(), signed_in.user_id(), session).await?,
         None => false,
     };
     let Some(session) = session.filter(|_| ended) else {
         return Err(Problem::new(ErrorCode::NotFound, "you have no such session"));
     };
-    record(state, app, &request, &signed_in, EventKind::SessionEnded, Detail::ended(session));
-    response::nothing()
+    record_later(state, app, &request, &signed_in, EventKind::SessionEnded, Detail::from_ended_session(session));
+    response::empty_object()
 }
 
-pub async fn end_others<S: Ports>(state: &State<S>, app: &App, request: Inbound) -> Result<Response, Problem> {
-    let signed_in = guard::signed_in(state, app, &request.headers).await?;
-    let ended = state.stores.end_other_sessions(app.id(), signed_in.user(), signed_in.session.id).await?;
+pub async fn end_others<S: Ports>(state: &State<S>, app: &App, request: InboundRequest) -> Result<Response, Problem> {
+    let signed_in = authentication::authenticate(state, app, &request.headers).await?;
+    let ended = state.stores.end_other_sessions(app.id(), signed_in.user_id(), signed_in.session.id).await?;
     if !ended.is_empty() {
-        record(state, app, &request, &signed_in, EventKind::SessionsEnded, Detail::sessions(ended.len()));
+        record_later(
+            state,
+            app,
+            &request,
+            &signed_in,
+            EventKind::SessionsEnded,
+            Detail::from_session_count(ended.len()),
+        );
     }
-    response::nothing()
+    response::empty_object()
 }
 
-pub async fn log_out<S: Ports>(state: &State<S>, app: &App, mut request: Inbound) -> Result<Response, Problem> {
-    guard::signed_in(state, app, &request.headers).await?;
-    request.read_nothing().await?;
-    let signed_in = guard::signed_in_still(state, app, &request.headers).await?;
-    if state.stores.end_session(app.id(), signed_in.user(), signed_in.session.id).await? {
-        record(state, app, &request, &signed_in, EventKind::LoggedOut, Detail::default());
+pub async fn log_out<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
+    authentication::authenticate(state, app, &request.headers).await?;
+    request.expect_no_data().await?;
+    let signed_in = authentication::authenticate_again(state, app, &request.headers).await?;
+    if state.stores.end_session(app.id(), signed_in.user_id(), signed_in.session.id).await? {
+        record_later(state, app, &request, &signed_in, EventKind::LoggedOut, Detail::default());
     }
-    response::nothing()
+    response::empty_object()
 }
 
-/// Later: these go on without Postgres.
-fn record<S: Ports>(
+/// Records an event after the response, because these calls also work without Postgres.
+fn record_later<S: Ports>(
     state: &State<S>,
     app: &App,
-    request: &Inbound,
-    signed_in: &SignedIn,
+    request: &InboundRequest,
+    signed_in: &AuthenticatedSession,
     kind: EventKind,
     detail: Detail,
 ) {
-    let event = Event::new(&state.env, &request.caller, kind, signed_in.user());
-    state.stores.record_later(app.id(), event.in_session(signed_in.session.id).with(detail));
+    let event = Event::new(&state.env, &request.caller, kind, signed_in.user_id());
+    state.stores.record_later(app.id(), event.in_session(signed_in.session.id).with_detail(detail));
 }

@@ -1,4 +1,4 @@
-//! The three social endpoints (contract, 5), and what their answers have in common.
+//! The three social endpoints (docs/specification/social-login.md), and what their responses have in common.
 
 pub mod callback;
 pub mod login;
@@ -19,20 +19,20 @@ use crate::{
         app::App,
         flow::TooManyFlows,
         identity::{AuthorizationError, ProviderError},
-        social::{self, SignInError, SignedUp},
+        social::{self, ProviderLogin, ProviderLoginError},
     },
     http::{
+        authentication,
         error::{ErrorCode, Problem, RedirectedProblem},
-        guard,
-        request::Inbound,
+        request::InboundRequest,
         response::{self, Response},
     },
 };
 
-/// What social flows answer.
+/// The response of social flows.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "SessionResponse")]
-pub struct Session {
+pub struct SessionResponse {
     /// The access token, a JWT (RFC 9068).
     pub access_token: String,
     /// The refresh token of the session.
@@ -40,27 +40,28 @@ pub struct Session {
     pub session_id: String,
     /// The user's identifier.
     pub local_id: String,
-    /// Whether the user's address is verified.
+    /// Whether the user's email address is verified.
     pub email_verified: bool,
-    /// Unix seconds at which `access_token` ends.
+    /// When `access_token` expires, in Unix seconds.
     pub expires_at: i64,
-    /// Seconds that `access_token` is valid.
+    /// Lifetime of `access_token` in seconds.
     pub expires_in: i64,
 }
 
-/// How long to wait for a provider that is away.
-const PROVIDER_AWAY: Duration = Duration::from_secs(5);
-/// How long to wait for somebody to mend a Provider; a change of it is live within seconds.
-const PROVIDER_UNUSABLE: Duration = Duration::from_secs(60);
+/// How long to wait for a provider that is unavailable.
+const PROVIDER_RETRY_AFTER: Duration = Duration::from_secs(5);
+/// How long to wait until a Provider is repaired; a change of it is live within seconds.
+const UNUSABLE_PROVIDER_RETRY_AFTER: Duration = Duration::from_secs(60);
 
-/// The provider that a path names.
-pub fn provider<'a>(app: &'a App, request: &Inbound) -> Result<&'a RenderedProvider, Problem> {
-    social::provider(app, request.item.as_deref().unwrap_or_default()).ok_or_else(Problem::provider_not_found)
+/// The provider in the path of the request.
+pub fn requested_provider<'a>(app: &'a App, request: &InboundRequest) -> Result<&'a RenderedProvider, Problem> {
+    social::find_provider(app, request.path_parameter.as_deref().unwrap_or_default())
+        .ok_or_else(Problem::provider_not_found)
 }
 
-/// 302 to an address that nobody learns of by a `Referer`, and that nobody keeps.
+/// A 302 to an address that must not be cached and must not leak in a `Referer`.
 fn redirect_to(address: &str) -> Result<Response, Problem> {
-    let location = HeaderValue::try_from(address).map_err(|error| Problem::server_error().because(error))?;
+    let location = HeaderValue::try_from(address).map_err(|error| Problem::server_error().with_cause(error))?;
     let mut response = response::empty(StatusCode::FOUND);
     let headers = response.headers_mut();
     headers.insert(LOCATION, location);
@@ -76,10 +77,10 @@ fn with_headers(mut response: Response, headers: Vec<(HeaderName, HeaderValue)>)
     response
 }
 
-// === impl Session ===
+// === impl SessionResponse ===
 
-impl From<SignedUp> for Session {
-    fn from(SignedUp { user, tokens }: SignedUp) -> Self {
+impl From<ProviderLogin> for SessionResponse {
+    fn from(ProviderLogin { user, tokens }: ProviderLogin) -> Self {
         Self {
             access_token: tokens.access_token,
             refresh_token: tokens.refresh_token,
@@ -94,52 +95,54 @@ impl From<SignedUp> for Session {
 
 // === errors ===
 
-/// The `error` of a redirect, and the error that its response must carry as [`RedirectedProblem`].
-fn redirected(app: &App, error: SignInError) -> (&'static str, RedirectedProblem) {
-    let said = match &error {
-        SignInError::Refused(refusal) => refusal.map(AuthorizationError::as_str),
-        SignInError::Provider(_)
-        | SignInError::Closed
-        | SignInError::DomainNotAllowed
-        | SignInError::EmailNotVerified
-        | SignInError::LinkRequired
-        | SignInError::NoEmail
-        | SignInError::Disabled
-        | SignInError::Trouble(_) => None,
+/// The `error` parameter of a redirect, and the error that its response must carry as [`RedirectedProblem`].
+fn redirect_error(app: &App, error: ProviderLoginError) -> (&'static str, RedirectedProblem) {
+    let provider_code = match &error {
+        ProviderLoginError::ProviderReported(refusal) => refusal.map(AuthorizationError::as_str),
+        ProviderLoginError::Provider(_)
+        | ProviderLoginError::Closed
+        | ProviderLoginError::DomainNotAllowed
+        | ProviderLoginError::EmailNotVerified
+        | ProviderLoginError::LinkRequired
+        | ProviderLoginError::MissingEmail
+        | ProviderLoginError::Disabled
+        | ProviderLoginError::Common(_) => None,
     };
     let problem = sign_in_problem(app, error);
-    (said.unwrap_or(problem.code.as_str()), RedirectedProblem(Arc::new(problem)))
+    (provider_code.unwrap_or(problem.code.as_str()), RedirectedProblem(Arc::new(problem)))
 }
 
-fn sign_in_problem(app: &App, error: SignInError) -> Problem {
+fn sign_in_problem(app: &App, error: ProviderLoginError) -> Problem {
     match error {
-        SignInError::Refused(refusal) => refused(refusal),
-        SignInError::Provider(error) => provider_problem(app, error),
-        SignInError::Closed => Problem::new(ErrorCode::RegistrationDisabled, "this App takes no registrations"),
-        SignInError::DomainNotAllowed => {
-            Problem::new(ErrorCode::AccessDenied, "this App takes no addresses of this domain")
+        ProviderLoginError::ProviderReported(refusal) => authorization_problem(refusal),
+        ProviderLoginError::Provider(error) => provider_problem(app, error),
+        ProviderLoginError::Closed => {
+            Problem::new(ErrorCode::RegistrationDisabled, "this App does not accept registrations")
         }
-        SignInError::EmailNotVerified => {
-            Problem::new(ErrorCode::EmailNotVerified, "this App demands an address that the provider has verified")
+        ProviderLoginError::DomainNotAllowed => {
+            Problem::new(ErrorCode::AccessDenied, "this App does not accept email addresses of this domain")
         }
-        SignInError::LinkRequired => Problem::new(
+        ProviderLoginError::EmailNotVerified => {
+            Problem::new(ErrorCode::EmailNotVerified, "this App requires an email address that the provider verified")
+        }
+        ProviderLoginError::LinkRequired => Problem::new(
             ErrorCode::AccountLinkRequired,
-            "the address has an account; log in to it, and link this provider there",
+            "the email address has an account; log in to it and link this provider",
         ),
-        SignInError::NoEmail => {
-            Problem::new(ErrorCode::AccessDenied, "the provider tells no address, which this App demands")
+        ProviderLoginError::MissingEmail => {
+            Problem::new(ErrorCode::AccessDenied, "this App requires an email address, and the provider returned none")
         }
-        SignInError::Disabled => Problem::new(ErrorCode::UserDisabled, "the user is disabled"),
-        SignInError::Trouble(trouble) => trouble.into(),
+        ProviderLoginError::Disabled => Problem::new(ErrorCode::UserDisabled, "the user is disabled"),
+        ProviderLoginError::Common(trouble) => trouble.into(),
     }
 }
 
-fn refused(refusal: Option<AuthorizationError>) -> Problem {
+fn authorization_problem(refusal: Option<AuthorizationError>) -> Problem {
     match refusal {
         Some(AuthorizationError::AccessDenied) => {
-            Problem::new(ErrorCode::AccessDenied, "the login at the provider was refused or given up")
+            Problem::new(ErrorCode::AccessDenied, "the login at the provider was refused or cancelled")
         }
-        Some(AuthorizationError::TemporarilyUnavailable) => Problem::unavailable(PROVIDER_AWAY),
+        Some(AuthorizationError::TemporarilyUnavailable) => Problem::unavailable(PROVIDER_RETRY_AFTER),
         Some(
             AuthorizationError::InvalidRequest
             | AuthorizationError::UnauthorizedClient
@@ -147,43 +150,46 @@ fn refused(refusal: Option<AuthorizationError>) -> Problem {
             | AuthorizationError::InvalidScope
             | AuthorizationError::ServerError,
         )
-        | None => Problem::new(ErrorCode::ProviderError, "the provider answered with an error"),
+        | None => Problem::new(ErrorCode::ProviderError, "the provider returned an error"),
     }
 }
 
-/// What the peer wrote is in none of it; the log gets our own words for it.
+/// No text of the provider is in the response; the log gets our own words for it.
 pub fn provider_problem(app: &App, error: ProviderError) -> Problem {
     match error {
-        ProviderError::Away(_) => Problem::unavailable(PROVIDER_AWAY).because(error),
-        ProviderError::Unusable(_) => Problem::unavailable(PROVIDER_UNUSABLE).because(error),
-        ProviderError::Answer { .. } | ProviderError::Callback(_) => {
-            Problem::new(ErrorCode::ProviderError, "the provider answered what it must not").because(error)
+        ProviderError::Unavailable(_) => Problem::unavailable(PROVIDER_RETRY_AFTER).with_cause(error),
+        ProviderError::Unusable(_) => Problem::unavailable(UNUSABLE_PROVIDER_RETRY_AFTER).with_cause(error),
+        ProviderError::InvalidResponse { .. } | ProviderError::InvalidCallback(_) => {
+            Problem::new(ErrorCode::ProviderError, "the response of the provider is invalid").with_cause(error)
         }
-        ProviderError::Token(_) => Problem::unauthorized(
+        ProviderError::InvalidToken(_) => Problem::unauthorized(
             ErrorCode::InvalidProviderToken,
             "the provider's token is not valid, or was issued for another client",
-            guard::challenge(app, None),
+            authentication::challenge(app, None),
         )
-        .because(error),
+        .with_cause(error),
         ProviderError::NoTokenCheck => Problem::invalid_request(
-            "this provider offers no way to check whose client a token was issued to; use redirect instead",
+            "this provider offers no way to check for which client a token was issued; use redirect instead",
         ),
     }
 }
 
-fn too_many_flows(too_many: &TooManyFlows) -> Problem {
+fn too_many_flows_problem(too_many: &TooManyFlows) -> Problem {
     Problem::rate_limited(too_many.name, too_many.window, too_many.retry_after)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{domain::identity::Away, fixtures};
+    use crate::{domain::identity::UnavailableReason, fixtures};
 
     #[test]
-    fn a_call_that_finds_no_room_is_a_refusal() {
+    fn a_provider_call_over_capacity_is_a_refusal() {
         let app = fixtures::app(fixtures::rendered("shop"));
-        let problem = provider_problem(&app, ProviderError::Away(Away::TooMany));
-        assert_eq!((problem.status, problem.refused_for), (StatusCode::SERVICE_UNAVAILABLE, Some(PROVIDER_AWAY)));
+        let problem = provider_problem(&app, ProviderError::Unavailable(UnavailableReason::TooManyCalls));
+        assert_eq!(
+            (problem.status, problem.refusal_retry_after),
+            (StatusCode::SERVICE_UNAVAILABLE, Some(PROVIDER_RETRY_AFTER))
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! `POST /v1/{APPID}/token`: refresh (RFC 6749, 6), and the exchange of a social login's code (4.1.3).
+//! `POST /v1/{APPID}/token`: refresh (RFC 6749, 6), and the exchange of a code from a social login (4.1.3).
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -6,99 +6,104 @@ use serde::Serialize;
 use crate::{
     domain::{
         app::App,
-        client::Caller,
-        refresh::{self, Fresh},
-        social::{self, Exchange, ExchangeError},
+        client::ClientInfo,
+        refresh::{self, RefreshedSession},
+        social::{self, CodeExchangeError, CodeExchangeInput},
         token::Tokens,
         user::UserId,
     },
     http::{
         Ports,
         error::{ErrorCode, FieldCode, FieldProblem, Problem},
-        request::{Inbound, Text, request_body},
+        request::{InboundRequest, RawText, request_body},
         response::{self, Response},
     },
     state::State,
 };
 
 request_body! {
-    /// What *token* takes.
-    pub struct Request as "TokenRequest" {
-        /// `refresh_token`, which is meant too where only a refresh token is sent, or `authorization_code`.
-        grant_type: Option<Text>,
+    /// The request of *token*.
+    pub struct TokenRequest as "TokenRequest" {
+        /// `refresh_token`, the default if only a refresh token is sent, or `authorization_code`.
+        grant_type: Option<RawText>,
         /// The refresh token.
-        refresh_token: Option<Text>,
-        /// The `code` that came back from a social login.
-        code: Option<Text>,
-        /// What the `code_challenge` given to *redirect* was made from (RFC 7636).
-        code_verifier: Option<Text>,
-        /// Where it is sent, it must be the address that the code came to.
-        redirect_url: Option<Text>,
+        refresh_token: Option<RawText>,
+        /// The `code` that a social login returned.
+        code: Option<RawText>,
+        /// The verifier of the `code_challenge` that was given to *redirect* (RFC 7636).
+        code_verifier: Option<RawText>,
+        /// If sent, it must be the address to which the code was returned.
+        redirect_url: Option<RawText>,
     }
 }
 
-/// What *token* answers (RFC 6749, 5.1).
+/// The response of *token* (RFC 6749, 5.1).
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "TokenResponse")]
-pub struct Answer {
+pub struct TokenResponse {
     /// A JWT (RFC 9068).
     pub access_token: String,
-    /// The one to use next.
+    /// The refresh token to use next.
     pub refresh_token: String,
     pub token_type: &'static str,
-    /// Seconds that `access_token` is valid.
+    /// Lifetime of `access_token` in seconds.
     pub expires_in: i64,
-    /// Unix seconds at which `access_token` ends.
+    /// When `access_token` expires, in Unix seconds.
     pub expires_at: i64,
     pub session_id: String,
     pub local_id: String,
 }
 
-pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: Inbound) -> Result<Response, Problem> {
-    let body: Request = request.read_form().await?;
-    match body.grant_type.as_ref().map(|Text(grant)| grant.as_str()) {
-        None | Some("refresh_token") => refreshed(state, app, &request.caller, body).await,
-        // Rarer than a refresh and larger.
-        Some("authorization_code") => Box::pin(exchanged(state, app, body)).await,
+pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
+    let body: TokenRequest = request.read_json_or_form().await?;
+    match body.grant_type.as_ref().map(|RawText(grant)| grant.as_str()) {
+        None | Some("refresh_token") => handle_refresh(state, app, &request.caller, body).await,
+        // Rarer than a refresh, and its future is larger.
+        Some("authorization_code") => Box::pin(handle_exchange(state, app, body)).await,
         Some(_) => {
-            let why = "grant_type may be refresh_token or authorization_code";
+            let why = "grant_type must be refresh_token or authorization_code";
             Err(Problem::new(ErrorCode::UnsupportedGrantType, why))
         }
     }
 }
 
-async fn refreshed<S: Ports>(state: &State<S>, app: &App, caller: &Caller, body: Request) -> Result<Response, Problem> {
-    let Some(Text(token)) = body.refresh_token else { return Err(missing(&["refresh_token"])) };
-    let Fresh { user, tokens } = refresh::refresh(&state.stores, &state.env, app, caller, &token).await?;
-    answer(user, tokens)
+async fn handle_refresh<S: Ports>(
+    state: &State<S>,
+    app: &App,
+    caller: &ClientInfo,
+    body: TokenRequest,
+) -> Result<Response, Problem> {
+    let Some(RawText(token)) = body.refresh_token else { return Err(missing_fields(&["refresh_token"])) };
+    let RefreshedSession { user, tokens } = refresh::refresh(&state.stores, &state.env, app, caller, &token).await?;
+    token_response(user, tokens)
 }
 
-async fn exchanged<S: Ports>(state: &State<S>, app: &App, body: Request) -> Result<Response, Problem> {
+async fn handle_exchange<S: Ports>(state: &State<S>, app: &App, body: TokenRequest) -> Result<Response, Problem> {
     let (code, code_verifier) = match (&body.code, &body.code_verifier) {
-        (Some(Text(code)), Some(Text(verifier))) => (code, verifier),
-        (None, Some(_)) => return Err(missing(&["code"])),
-        (Some(_), None) => return Err(missing(&["code_verifier"])),
-        (None, None) => return Err(missing(&["code", "code_verifier"])),
+        (Some(RawText(code)), Some(RawText(verifier))) => (code, verifier),
+        (None, Some(_)) => return Err(missing_fields(&["code"])),
+        (Some(_), None) => return Err(missing_fields(&["code_verifier"])),
+        (None, None) => return Err(missing_fields(&["code", "code_verifier"])),
     };
-    let redirect_url = body.redirect_url.as_ref().map(|Text(url)| url.as_str());
-    let exchange = Exchange { code, code_verifier, redirect_url };
-    match social::exchange(&state.stores, &state.env, app, exchange).await {
-        Ok(exchanged) => answer(exchanged.user, exchanged.tokens),
-        Err(ExchangeError::InvalidGrant) => {
-            let why = "the code is unknown, expired or used, or its verifier or address is another; begin again";
+    let redirect_url = body.redirect_url.as_ref().map(|RawText(url)| url.as_str());
+    let exchange = CodeExchangeInput { code, code_verifier, redirect_url };
+    match social::exchange_code(&state.stores, &state.env, app, exchange).await {
+        Ok(exchanged) => token_response(exchanged.user, exchanged.tokens),
+        Err(CodeExchangeError::InvalidGrant) => {
+            let why = "the code is unknown, expired or used, or the verifier or address does not match; start again";
             Err(Problem::new(ErrorCode::InvalidGrant, why))
         }
-        Err(ExchangeError::Trouble(trouble)) => Err(trouble.into()),
+        Err(CodeExchangeError::Common(trouble)) => Err(trouble.into()),
     }
 }
 
-fn missing(fields: &[&'static str]) -> Problem {
+fn missing_fields(fields: &[&'static str]) -> Problem {
     let missing = |field: &&'static str| FieldProblem { field, code: FieldCode::Missing, message: "is missing".into() };
     Problem::invalid_fields(fields.iter().map(missing).collect())
 }
 
-fn answer(user: UserId, tokens: Tokens) -> Result<Response, Problem> {
-    response::json(&Answer {
+fn token_response(user: UserId, tokens: Tokens) -> Result<Response, Problem> {
+    response::json(&TokenResponse {
         access_token: tokens.access_token,
         refresh_token: tokens.refresh_token,
         token_type: "Bearer",

@@ -1,4 +1,4 @@
-//! `GET`, `PATCH` and `DELETE /v1/{APPID}/user`: the account of who is signed in.
+//! `GET`, `PATCH` and `DELETE /v1/{APPID}/user`: the account of the user who is logged in.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -6,15 +6,14 @@ use serde::Serialize;
 use crate::{
     domain::{
         app::App,
-        own_account::{self, Refused},
+        own_account::{self, OwnAccountError},
         password::Password,
         user::{self, Name},
     },
     http::{
-        Ports,
+        Ports, authentication,
         error::{ErrorCode, Problem},
-        guard,
-        request::{Inbound, request_body},
+        request::{InboundRequest, request_body},
         response::{self, Response},
     },
     state::State,
@@ -25,17 +24,17 @@ pub mod password;
 pub mod userinfo;
 
 request_body! {
-    /// What renaming takes.
-    pub struct Renaming as "RenameRequest" {
-        /// The new name; white space at its ends is taken away.
+    /// The request to rename the user.
+    pub struct RenameRequest as "RenameRequest" {
+        /// The new name; leading and trailing white space is removed.
         name: Name,
     }
 }
 
 request_body! {
-    /// What a deletion takes.
-    pub struct Deletion as "DeleteUserRequest" {
-        /// The password; without it a login in the last five minutes must do.
+    /// The request to delete the user.
+    pub struct DeleteUserRequest as "DeleteUserRequest" {
+        /// The password. Without it, a login in the last five minutes is required.
         password: Option<Password>,
     }
 }
@@ -43,11 +42,11 @@ request_body! {
 /// The account.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "UserResponse")]
-pub struct Answer {
+pub struct UserResponse {
     /// The same as `local_id` and `sub`.
     pub id: String,
     pub local_id: String,
-    /// The address, verified or not; null where there is none.
+    /// The email address, verified or not; null if there is none.
     pub email: Option<String>,
     pub email_verified: bool,
     pub name: String,
@@ -58,52 +57,57 @@ pub struct Answer {
 }
 
 /// `GET user`.
-pub async fn read<S: Ports>(state: &State<S>, app: &App, request: &Inbound) -> Result<Response, Problem> {
-    let signed_in = guard::signed_in(state, app, &request.headers).await?;
-    let user = own_account::read(&state.stores, app, &signed_in).await;
-    response::json(&Answer::from(user.map_err(|refused| problem(app, refused))?))
+pub async fn read<S: Ports>(state: &State<S>, app: &App, request: &InboundRequest) -> Result<Response, Problem> {
+    let signed_in = authentication::authenticate(state, app, &request.headers).await?;
+    let user = own_account::load_user(&state.stores, app, &signed_in).await;
+    response::json(&UserResponse::from(user.map_err(|refused| account_problem(app, refused))?))
 }
 
 /// `PATCH user`.
-pub async fn rename<S: Ports>(state: &State<S>, app: &App, mut request: Inbound) -> Result<Response, Problem> {
-    guard::signed_in(state, app, &request.headers).await?;
-    let Renaming { name } = request.read().await?;
-    let signed_in = guard::signed_in_still(state, app, &request.headers).await?;
-    let user = own_account::rename(&state.stores, &state.env, app, &request.caller, &signed_in, &name).await;
-    response::json(&Answer::from(user.map_err(|refused| problem(app, refused))?))
+pub async fn rename<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
+    authentication::authenticate(state, app, &request.headers).await?;
+    let RenameRequest { name } = request.read_json().await?;
+    let signed_in = authentication::authenticate_again(state, app, &request.headers).await?;
+    let user = own_account::rename_user(&state.stores, &state.env, app, &request.caller, &signed_in, &name).await;
+    response::json(&UserResponse::from(user.map_err(|refused| account_problem(app, refused))?))
 }
 
 /// `DELETE user`.
-pub async fn delete<S: Ports>(state: &State<S>, app: &App, mut request: Inbound) -> Result<Response, Problem> {
-    guard::signed_in(state, app, &request.headers).await?;
-    let Deletion { password } = request.read_optional().await?;
-    let signed_in = guard::signed_in_still(state, app, &request.headers).await?;
+pub async fn delete<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
+    authentication::authenticate(state, app, &request.headers).await?;
+    let DeleteUserRequest { password } = request.read_optional_json().await?;
+    let signed_in = authentication::authenticate_again(state, app, &request.headers).await?;
     let password = password.as_ref();
-    let deleted = own_account::delete(&state.stores, &state.env, app, &request.caller, &signed_in, password).await;
-    deleted.map_err(|refused| problem(app, refused))?;
-    response::nothing()
+    let deleted =
+        own_account::delete_account(&state.stores, &state.env, app, &request.caller, &signed_in, password).await;
+    deleted.map_err(|refused| account_problem(app, refused))?;
+    response::empty_object()
 }
 
-/// What may come of any call on the own account.
-pub(super) fn problem(app: &App, refused: Refused) -> Problem {
+/// The errors of any call on the user's own account.
+pub(super) fn account_problem(app: &App, refused: OwnAccountError) -> Problem {
     match refused {
-        Refused::InvalidToken => guard::invalid_token(app, true),
-        Refused::EmailNotVerified => Problem::new(ErrorCode::EmailNotVerified, "the address must be verified first"),
-        Refused::ReauthenticationRequired => Problem::unauthorized(
-            ErrorCode::ReauthenticationRequired,
-            "the call needs the password, or a login in the last five minutes",
-            guard::challenge(app, None),
-        ),
-        Refused::InvalidCredentials => {
-            Problem::unauthorized(ErrorCode::InvalidCredentials, "the password is wrong", guard::challenge(app, None))
+        OwnAccountError::InvalidToken => authentication::invalid_token(app, true),
+        OwnAccountError::EmailNotVerified => {
+            Problem::new(ErrorCode::EmailNotVerified, "the email address must be verified first")
         }
-        Refused::Trouble(trouble) => trouble.into(),
+        OwnAccountError::ReauthenticationRequired => Problem::unauthorized(
+            ErrorCode::ReauthenticationRequired,
+            "the call needs the password or a login in the last five minutes",
+            authentication::challenge(app, None),
+        ),
+        OwnAccountError::InvalidCredentials => Problem::unauthorized(
+            ErrorCode::InvalidCredentials,
+            "the password is wrong",
+            authentication::challenge(app, None),
+        ),
+        OwnAccountError::Common(trouble) => trouble.into(),
     }
 }
 
-// === impl Answer ===
+// === impl UserResponse ===
 
-impl From<user::User> for Answer {
+impl From<user::User> for UserResponse {
     fn from(user: user::User) -> Self {
         Self {
             id: user.id.to_string(),

@@ -1,4 +1,4 @@
-//! What signed-in users change of their own accounts: each change is one statement, as in `users`.
+//! Changes that users make to their own accounts. Each change is one statement, as in `users`.
 
 use latchkey_crds::types::AppId;
 use time::OffsetDateTime;
@@ -7,14 +7,15 @@ use uuid::Uuid;
 
 use super::{
     audit::EventColumns,
-    users::{EPOCH_DELAY_SECONDS, Row, payload},
+    users::{PROPAGATION_DELAY_SECONDS, UserRow, mail_payload},
 };
 use crate::{
     domain::{
         audit::EventKind,
-        mail::{EpochNews, MailKind},
+        mail::{EpochChange, MailKind},
         ports::{
-            Accounts, AddressChange, AddressChanged, AddressRequest, NewPassword, Removal, Rename, Renamed, StoreError,
+            AddressChange, AddressChangeRequest, AddressChanged, OwnAccounts, PasswordChange, Rename, Renamed,
+            StoreError, UserDeletion,
         },
         session::Session,
         user::{Epoch, User, UserId},
@@ -22,16 +23,16 @@ use crate::{
     store::Stores,
 };
 
-/// Each try sees what made the one before fail, so a second one is nearly always enough.
-const ADDRESS_TRIES: u32 = 5;
+/// Each attempt sees what made the previous one fail, so two are nearly always enough.
+const ADDRESS_ATTEMPTS: u32 = 5;
 
-/// Others registered the address each time that it was about to be taken.
+/// In every attempt, another request took the address first.
 #[derive(Debug, thiserror::Error)]
-#[error("the address was taken by others at the same moment")]
-struct Contended;
+#[error("other requests took the address at the same moment")]
+struct AddressContended;
 
-/// A row as a change of its address left it.
-struct MovedRow {
+/// A row after a change of address, and the unverified user that the change removed.
+struct AddressChangedRow {
     id: Uuid,
     email: Option<String>,
     email_verified_at: Option<OffsetDateTime>,
@@ -49,14 +50,14 @@ struct MovedRow {
     removed_epoch: Option<i64>,
 }
 
-// === impl MovedRow ===
+// === impl AddressChangedRow ===
 
-impl TryFrom<MovedRow> for AddressChanged {
+impl TryFrom<AddressChangedRow> for AddressChanged {
     type Error = StoreError;
 
-    fn try_from(row: MovedRow) -> Result<Self, StoreError> {
+    fn try_from(row: AddressChangedRow) -> Result<Self, StoreError> {
         let removed = row.removed_id.zip(row.removed_epoch);
-        let row = Row {
+        let row = UserRow {
             id: row.id,
             email: row.email,
             email_verified_at: row.email_verified_at,
@@ -71,17 +72,18 @@ impl TryFrom<MovedRow> for AddressChanged {
             created_at: row.created_at,
             updated_at: row.updated_at,
         };
-        let removed = removed.map(|(user, epoch)| EpochNews { user: UserId(user), epoch: Epoch(epoch), keep: None });
+        let removed =
+            removed.map(|(user, epoch)| EpochChange { user: UserId(user), epoch: Epoch(epoch), kept_session: None });
         Ok(Self { user: row.try_into()?, removed })
     }
 }
 
-impl Accounts for Stores {
+impl OwnAccounts for Stores {
     async fn user_of_session(&self, app: &AppId, session: &Session) -> Result<Option<User>, StoreError> {
-        let mut held = self.postgres.hold("user_of_session").await?;
+        let mut held = self.postgres.begin_call("user_of_session").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_as!(
-            Row,
+            UserRow,
             "SELECT id, email, email_verified_at, pending_email, name, password_hash, password_session, contested, \
              epoch, version, disabled_at, created_at, updated_at
              FROM users
@@ -97,12 +99,12 @@ impl Accounts for Stores {
             session.id.0
         );
         let answer = timeout_at(until, query.fetch_optional(connection)).await;
-        held.done(answer)?.map(User::try_from).transpose()
+        held.end_call(answer)?.map(User::try_from).transpose()
     }
 
     async fn rename(&self, app: &AppId, change: Rename) -> Result<Option<Renamed>, StoreError> {
-        let event = EventColumns::of(&change.event);
-        let mut held = self.postgres.hold("rename").await?;
+        let event = EventColumns::from_event(&change.event);
+        let mut held = self.postgres.begin_call("rename").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query!(
             r#"
@@ -128,7 +130,7 @@ impl Accounts for Stores {
             change.epoch.0,
             change.name.as_str(),
             change.at,
-            EPOCH_DELAY_SECONDS,
+            PROPAGATION_DELAY_SECONDS,
             event.id,
             event.at,
             event.kind,
@@ -137,8 +139,8 @@ impl Accounts for Stores {
             event.detail,
         );
         let answer = timeout_at(until, query.fetch_optional(connection)).await;
-        let Some(row) = held.done(answer)? else { return Ok(None) };
-        let user = Row {
+        let Some(row) = held.end_call(answer)? else { return Ok(None) };
+        let user = UserRow {
             id: row.id,
             email: row.email,
             email_verified_at: row.email_verified_at,
@@ -153,17 +155,17 @@ impl Accounts for Stores {
             created_at: row.created_at,
             updated_at: row.updated_at,
         };
-        Ok(Some(Renamed { user: user.try_into()?, row: row.row }))
+        Ok(Some(Renamed { user: user.try_into()?, outbox_row: row.row }))
     }
 
-    async fn set_password(&self, app: &AppId, change: NewPassword) -> Result<Option<User>, StoreError> {
-        let event = EventColumns::of(&change.event);
-        let mut held = self.postgres.hold("set_password").await?;
+    async fn set_password(&self, app: &AppId, change: PasswordChange) -> Result<Option<User>, StoreError> {
+        let event = EventColumns::from_event(&change.event);
+        let mut held = self.postgres.begin_call("set_password").await?;
         let (connection, until) = held.parts();
-        // A change of the address that waits ends with its codes: whoever is told of it and did not ask for it sets a new
-        // password. Where it is the account's only address it goes on waiting.
+        // A pending change of address ends, as do its codes: a user who gets the notice without having asked for the
+        // change sets a new password. If the pending address is the account's only one, it stays pending.
         let query = sqlx::query_as!(
-            Row,
+            UserRow,
             r#"
             WITH changed AS (
                 UPDATE users
@@ -199,34 +201,38 @@ impl Accounts for Stores {
             app.as_str(),
             change.user.0,
             change.epoch.0,
-            change.keep.0,
+            change.kept_session.0,
             change.password_hash.expose(),
             change.at,
-            EPOCH_DELAY_SECONDS,
+            PROPAGATION_DELAY_SECONDS,
             MailKind::PasswordChanged.as_str(),
-            self.postgres.tells(),
+            self.postgres.should_notify(),
             event.id,
             event.at,
             event.kind,
             event.session,
             event.ip,
             event.detail,
-            payload(),
+            mail_payload(),
         );
         let answer = timeout_at(until, query.fetch_optional(connection)).await;
-        let changed = held.done(answer)?.map(User::try_from).transpose()?;
+        let changed = held.end_call(answer)?.map(User::try_from).transpose()?;
         if changed.is_some() {
-            self.postgres.wake();
+            self.postgres.notify_deliverer();
         }
         Ok(changed)
     }
 
-    async fn ask_for_address(&self, app: &AppId, request: AddressRequest) -> Result<Option<User>, StoreError> {
-        let event = EventColumns::of(&request.event);
-        let mut held = self.postgres.hold("ask_for_address").await?;
+    async fn request_address_change(
+        &self,
+        app: &AppId,
+        request: AddressChangeRequest,
+    ) -> Result<Option<User>, StoreError> {
+        let event = EventColumns::from_event(&request.event);
+        let mut held = self.postgres.begin_call("ask_for_address").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_as!(
-            Row,
+            UserRow,
             r#"
             WITH changed AS (
                 UPDATE users
@@ -259,34 +265,34 @@ impl Accounts for Stores {
             request.address.canonical(),
             request.at,
             MailKind::Confirm.as_str(),
-            request.mailed,
+            request.is_mailed,
             MailKind::AddressChanging.as_str(),
-            self.postgres.tells(),
+            self.postgres.should_notify(),
             event.id,
             event.at,
             event.kind,
             event.session,
             event.ip,
             event.detail,
-            payload(),
+            mail_payload(),
         );
         let answer = timeout_at(until, query.fetch_optional(connection)).await;
-        let changed = held.done(answer)?.map(User::try_from).transpose()?;
+        let changed = held.end_call(answer)?.map(User::try_from).transpose()?;
         if changed.is_some() {
-            self.postgres.wake();
+            self.postgres.notify_deliverer();
         }
         Ok(changed)
     }
 
     async fn change_address(&self, app: &AppId, change: AddressChange) -> Result<Option<AddressChanged>, StoreError> {
-        let event = EventColumns::of(&change.event);
-        for _ in 0..ADDRESS_TRIES {
-            let mut held = self.postgres.hold("change_address").await?;
+        let event = EventColumns::from_event(&change.event);
+        for _ in 0..ADDRESS_ATTEMPTS {
+            let mut held = self.postgres.begin_call("change_address").await?;
             let (connection, until) = held.parts();
-            // Of others only one that is unverified is locked: two that want each other's address would else wait for
-            // each other. `changed` asks for `cleared`, so the address is free before it is taken.
+            // Of the other users, only an unverified one is locked: otherwise two users who want each other's address
+            // would deadlock. `changed` reads `cleared`, so the address is free before it is taken.
             let query = sqlx::query_as!(
-                MovedRow,
+                AddressChangedRow,
                 r#"
                 WITH before AS (
                     SELECT id, email FROM users
@@ -356,10 +362,10 @@ impl Accounts for Stores {
                 change.epoch.0,
                 change.address,
                 change.at,
-                change.keep.0,
-                EPOCH_DELAY_SECONDS,
+                change.kept_session.0,
+                PROPAGATION_DELAY_SECONDS,
                 MailKind::AddressChanged.as_str(),
-                self.postgres.tells(),
+                self.postgres.should_notify(),
                 event.id,
                 event.at,
                 event.kind,
@@ -367,27 +373,27 @@ impl Accounts for Stores {
                 event.ip.as_deref(),
                 event.detail.as_deref(),
                 EventKind::UserDeleted.as_str(),
-                payload(),
+                mail_payload(),
             );
             let answer = timeout_at(until, query.fetch_optional(connection)).await;
             let answer = answer.map(|answer| match answer {
-                // Registered or confirmed by others since the statement began: the next one sees it.
+                // Another request took the address since the statement began. The next attempt sees it.
                 Err(sqlx::Error::Database(error)) if error.is_unique_violation() => Ok(None),
                 other => other.map(Some),
             });
-            let Some(row) = held.done(answer)? else { continue };
+            let Some(row) = held.end_call(answer)? else { continue };
             let changed = row.map(AddressChanged::try_from).transpose()?;
             if changed.is_some() {
-                self.postgres.wake();
+                self.postgres.notify_deliverer();
             }
             return Ok(changed);
         }
-        Err(StoreError::Unavailable { store: "Postgres", source: Box::new(Contended) })
+        Err(StoreError::Unavailable { store: "Postgres", source: Box::new(AddressContended) })
     }
 
-    async fn delete_user(&self, app: &AppId, removal: Removal) -> Result<Option<Epoch>, StoreError> {
-        let event = EventColumns::of(&removal.event);
-        let mut held = self.postgres.hold("delete_user").await?;
+    async fn delete_user(&self, app: &AppId, removal: UserDeletion) -> Result<Option<Epoch>, StoreError> {
+        let event = EventColumns::from_event(&removal.event);
+        let mut held = self.postgres.begin_call("delete_user").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_scalar!(
             r#"
@@ -410,7 +416,7 @@ impl Accounts for Stores {
             app.as_str(),
             removal.user.0,
             removal.epoch.0,
-            EPOCH_DELAY_SECONDS,
+            PROPAGATION_DELAY_SECONDS,
             event.id,
             event.at,
             event.kind,
@@ -419,15 +425,15 @@ impl Accounts for Stores {
             event.detail,
         );
         let answer = timeout_at(until, query.fetch_optional(connection)).await;
-        Ok(held.done(answer)?.map(Epoch))
+        Ok(held.end_call(answer)?.map(Epoch))
     }
 
-    async fn profile_carried(&self, app: &AppId, row: Uuid) -> Result<(), StoreError> {
-        let mut held = self.postgres.hold("profile_carried").await?;
+    async fn remove_profile_row(&self, app: &AppId, row: Uuid) -> Result<(), StoreError> {
+        let mut held = self.postgres.begin_call("profile_carried").await?;
         let (connection, until) = held.parts();
         let query =
             sqlx::query!("DELETE FROM outbox WHERE app_id = $1 AND id = $2 AND kind = 'profile'", app.as_str(), row);
         let answer = timeout_at(until, query.execute(connection)).await;
-        held.done(answer).map(drop)
+        held.end_call(answer).map(drop)
     }
 }

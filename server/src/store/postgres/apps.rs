@@ -1,83 +1,83 @@
-//! Whose an App is, as the database has it, and the deletion of its users.
+//! Ownership of appIDs in the database, and the deletion of an App's users.
 
 use latchkey_crds::{
-    rendered::{DeletedApp, Deletion, RenderedApp},
+    rendered::{DeletedApp, DeletionProgress, RenderedApp},
     types::AppId,
 };
 use sqlx::{Connection, PgConnection};
 use tokio::time::timeout_at;
 use uuid::Uuid;
 
-use super::Postgres;
+use super::PostgresStore;
 use crate::{
     domain::{ports::StoreError, user::UserId},
     store::Stores,
 };
 
-/// Mails and events that are deleted in one transaction when an App is released.
+/// Mails and events that one transaction deletes when an App is released.
 const RELEASE_BATCH: u32 = 500;
 
-/// What a document says of whose an App is.
+/// The owner of an App, by its rendered document.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Claim {
+pub struct OwnershipClaim {
     pub app: AppId,
     pub namespace: String,
     pub incarnation: Option<String>,
     pub handover: u32,
 }
 
-/// Whether a namespace may serve an App from this database.
+/// The outcome of a claim: whether a namespace can serve an App from this database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AppClaim {
-    /// It is that namespace's, from now on if it was nobody's.
+pub enum ClaimOutcome {
+    /// The claim holds. It is recorded if the App had no owner.
     Held,
-    /// Its users are those of an App of another namespace.
+    /// The users belong to an App in another namespace.
     OtherNamespace,
-    /// Its users are those of an incarnation of the App before it, whose keys are not these.
+    /// The users belong to an earlier incarnation of the App, which had other keys.
     KeysLost,
-    /// The users of this very App were deleted.
+    /// The users of this incarnation of the App were deleted.
     Deleted,
 }
 
-/// How a part of the deletion of an App's users ended.
+/// The outcome of one batch of the deletion of an App's users.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Deleting {
-    /// Some are gone; there may be more.
-    Some,
-    /// All are gone, and the database says so.
+pub enum DeleteOutcome {
+    /// Some were deleted. There may be more.
+    Partial,
+    /// All are deleted, and the App's row records it.
     Done,
-    /// Another server is at it, or somebody registers at this moment: to be tried again.
-    Elsewhere,
-    /// The users are those of an App of another namespace.
+    /// Another server is deleting, or a registration is in progress. Try again.
+    Contended,
+    /// The users belong to an App in another namespace.
     OtherNamespace,
-    /// The users are those of another App of this appID.
+    /// The users belong to another App with this appID.
     OtherApp,
 }
 
-/// What came of the question whether an App that is gone has users.
+/// The outcome of `release_app`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Releasing {
-    /// It had none: the appID is free.
+pub enum ReleaseOutcome {
+    /// The App had no users. The appID is free.
     Freed,
-    /// The appID stays reserved: the App has so many, or events of users that were deleted, or the database does not
-    /// know the App. At least 1.
+    /// The appID stays reserved: the App has `users` users, or has events of deleted users, or the database does not
+    /// know the App. `users` is at least 1.
     Reserved { users: u64 },
-    /// Another server works on it, or somebody registers at this moment: to be tried again.
-    Elsewhere,
-    /// The users are those of an App of another namespace.
+    /// Another server works on it, or a registration is in progress. Try again.
+    Contended,
+    /// The users belong to an App in another namespace.
     OtherNamespace,
-    /// The users are those of another App of this appID, or this one is served again.
+    /// The users belong to another App with this appID, or this App is served again.
     OtherApp,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum AppRowState {
     Active,
     Deleting,
     Deleted,
 }
 
-struct Row {
+struct AppRow {
     app_id: String,
     namespace: String,
     state: String,
@@ -86,16 +86,16 @@ struct Row {
     has_users: bool,
 }
 
-/// What is to be done about a claim.
-enum Verdict {
-    Answer(AppClaim),
-    /// It holds once the row says so.
+/// The decision on a claim.
+enum ClaimDecision {
+    Decided(ClaimOutcome),
+    /// The claim holds once it is written to the row.
     Write,
 }
 
-// === impl Claim ===
+// === impl OwnershipClaim ===
 
-impl From<&RenderedApp> for Claim {
+impl From<&RenderedApp> for OwnershipClaim {
     fn from(doc: &RenderedApp) -> Self {
         Self {
             app: doc.app_id.clone(),
@@ -106,7 +106,7 @@ impl From<&RenderedApp> for Claim {
     }
 }
 
-impl From<&DeletedApp> for Claim {
+impl From<&DeletedApp> for OwnershipClaim {
     fn from(doc: &DeletedApp) -> Self {
         Self {
             app: doc.app_id.clone(),
@@ -117,88 +117,97 @@ impl From<&DeletedApp> for Claim {
     }
 }
 
-// === impl Row ===
+// === impl AppRow ===
 
-impl Row {
-    /// The table has no other states.
-    fn state(&self) -> State {
+impl AppRow {
+    /// The table allows no other states.
+    fn state(&self) -> AppRowState {
         match self.state.as_str() {
-            "active" => State::Active,
-            "deleting" => State::Deleting,
-            _ => State::Deleted,
+            "active" => AppRowState::Active,
+            "deleting" => AppRowState::Deleting,
+            _ => AppRowState::Deleted,
         }
     }
 
-    /// Whether the namespace is the row's, or the appID was handed to it since. A hand-over keeps the keys. Other keys are
-    /// those of an App that had the appID before it became free: its documents may have the greater `handover`.
-    fn is_of(&self, claim: &Claim) -> bool {
+    /// Whether the claim's namespace owns the row, or the appID was handed over to it since. A handover keeps the keys.
+    /// A claim with other keys is of an App that had the appID before it became free. Its `handover` can be greater.
+    fn is_owned_by(&self, claim: &OwnershipClaim) -> bool {
         let same_keys = self.incarnation.is_none() || self.incarnation == claim.incarnation;
         self.namespace == claim.namespace || same_keys && i64::from(claim.handover) > self.handover
     }
 
-    /// Whether users are there whose codes and refresh tokens are under keys that these do not follow.
-    fn lost_keys(&self, claim: &Claim) -> bool {
-        self.has_users && i64::from(claim.handover) <= self.handover && self.is_of_other_keys(claim)
+    /// Whether there are users with codes and refresh tokens under keys that the claim does not have.
+    fn has_lost_keys(&self, claim: &OwnershipClaim) -> bool {
+        self.has_users && i64::from(claim.handover) <= self.handover && self.has_other_keys(claim)
     }
 
-    fn is_of_other_keys(&self, claim: &Claim) -> bool {
+    fn has_other_keys(&self, claim: &OwnershipClaim) -> bool {
         let incarnations = self.incarnation.as_ref().zip(claim.incarnation.as_ref());
         incarnations.is_some_and(|(known, claimed)| known != claimed)
     }
 
-    /// `write_claims` has the same rule in SQL.
-    fn judge(&self, claim: &Claim) -> Verdict {
-        let is_news = claim.incarnation.is_some() && claim.incarnation != self.incarnation;
+    /// `write_claims` contains the same rule in SQL.
+    fn decide(&self, claim: &OwnershipClaim) -> ClaimDecision {
+        let is_new_incarnation = claim.incarnation.is_some() && claim.incarnation != self.incarnation;
         match self.state() {
-            State::Deleted if is_news => Verdict::Write,
-            State::Deleted => Verdict::Answer(AppClaim::Deleted),
-            State::Active | State::Deleting if !self.is_of(claim) => Verdict::Answer(AppClaim::OtherNamespace),
-            State::Active | State::Deleting if self.lost_keys(claim) => Verdict::Answer(AppClaim::KeysLost),
-            // The deletion was taken back.
-            State::Deleting => Verdict::Write,
-            State::Active if is_news || i64::from(claim.handover) > self.handover => Verdict::Write,
-            State::Active => Verdict::Answer(AppClaim::Held),
+            AppRowState::Deleted if is_new_incarnation => ClaimDecision::Write,
+            AppRowState::Deleted => ClaimDecision::Decided(ClaimOutcome::Deleted),
+            AppRowState::Active | AppRowState::Deleting if !self.is_owned_by(claim) => {
+                ClaimDecision::Decided(ClaimOutcome::OtherNamespace)
+            }
+            AppRowState::Active | AppRowState::Deleting if self.has_lost_keys(claim) => {
+                ClaimDecision::Decided(ClaimOutcome::KeysLost)
+            }
+            // The deletion was cancelled.
+            AppRowState::Deleting => ClaimDecision::Write,
+            AppRowState::Active if is_new_incarnation || i64::from(claim.handover) > self.handover => {
+                ClaimDecision::Write
+            }
+            AppRowState::Active => ClaimDecision::Decided(ClaimOutcome::Held),
         }
     }
 }
 
-// === impl Postgres ===
+// === impl PostgresStore ===
 
-impl Postgres {
-    /// Makes the Apps those namespaces' where they are nobody's, and tells whose they are, in the order of the claims.
-    /// Where nothing changed since the last time nothing is written.
-    pub async fn claim_apps(&self, claims: &[Claim]) -> Result<Vec<AppClaim>, StoreError> {
-        let mut held = self.hold("claim_apps").await?;
+impl PostgresStore {
+    /// Records claims on Apps without an owner, and returns the outcome of each claim in order. Writes nothing if
+    /// nothing changed since the last call.
+    pub async fn claim_apps(&self, claims: &[OwnershipClaim]) -> Result<Vec<ClaimOutcome>, StoreError> {
+        let mut held = self.begin_call("claim_apps").await?;
         let (connection, until) = held.parts();
         let query = async {
-            let rows = claimed_rows(connection, claims).await?;
-            let verdict = |rows: &[Row], claim: &Claim| match rows.iter().find(|row| row.app_id == claim.app.as_str()) {
-                Some(row) => row.judge(claim),
-                None => Verdict::Write,
+            let rows = app_rows(connection, claims).await?;
+            let decision = |rows: &[AppRow], claim: &OwnershipClaim| match rows
+                .iter()
+                .find(|row| row.app_id == claim.app.as_str())
+            {
+                Some(row) => row.decide(claim),
+                None => ClaimDecision::Write,
             };
             let writes: Vec<_> =
-                claims.iter().filter(|claim| matches!(verdict(&rows, claim), Verdict::Write)).cloned().collect();
+                claims.iter().filter(|claim| matches!(decision(&rows, claim), ClaimDecision::Write)).cloned().collect();
             let rows = if writes.is_empty() {
                 rows
             } else {
                 write_claims(connection, &writes).await?;
-                // A statement of its own: it sees what another server wrote meanwhile.
-                claimed_rows(connection, claims).await?
+                // A separate statement: it sees what another server wrote in the meantime.
+                app_rows(connection, claims).await?
             };
-            let answer = |claim| match verdict(&rows, claim) {
-                Verdict::Answer(answer) => answer,
-                // Another server writes of the same App at this moment, by a newer document than ours or an older one.
-                Verdict::Write => AppClaim::Held,
+            let answer = |claim| match decision(&rows, claim) {
+                ClaimDecision::Decided(answer) => answer,
+                // Another server is writing a claim on the same App, by a newer or an older document.
+                ClaimDecision::Write => ClaimOutcome::Held,
             };
             Ok(claims.iter().map(answer).collect())
         };
         let answer = timeout_at(until, query).await;
-        held.done(answer)
+        held.end_call(answer)
     }
 
-    /// How far the deletion of an App's users is.
-    pub async fn deletion(&self, claim: &Claim) -> Result<Deletion, StoreError> {
-        let mut held = self.hold("deletion").await?;
+    /// The progress of the deletion of an App's users.
+    pub async fn deletion_progress(&self, claim: &OwnershipClaim) -> Result<DeletionProgress, StoreError> {
+        let mut held = self.begin_call("deletion").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query!(
             r#"
@@ -213,15 +222,15 @@ impl Postgres {
             claim.incarnation.as_deref(),
         );
         let answer = timeout_at(until, query.fetch_one(connection)).await;
-        let row = held.done(answer)?;
-        Ok(Deletion { users_left: u64::try_from(row.users_left).unwrap_or(0), done: row.done })
+        let row = held.end_call(answer)?;
+        Ok(DeletionProgress { users_left: u64::try_from(row.users_left).unwrap_or(0), done: row.done })
     }
 }
 
-async fn claimed_rows(connection: &mut PgConnection, claims: &[Claim]) -> Result<Vec<Row>, sqlx::Error> {
+async fn app_rows(connection: &mut PgConnection, claims: &[OwnershipClaim]) -> Result<Vec<AppRow>, sqlx::Error> {
     let ids: Vec<String> = claims.iter().map(|claim| claim.app.to_string()).collect();
     sqlx::query_as!(
-        Row,
+        AppRow,
         r#"
         SELECT app_id, namespace, state, incarnation, handover,
             EXISTS (SELECT FROM users WHERE users.app_id = apps.app_id) AS "has_users!"
@@ -233,12 +242,12 @@ async fn claimed_rows(connection: &mut PgConnection, claims: &[Claim]) -> Result
     .await
 }
 
-async fn write_claims(connection: &mut PgConnection, claims: &[Claim]) -> Result<(), sqlx::Error> {
+async fn write_claims(connection: &mut PgConnection, claims: &[OwnershipClaim]) -> Result<(), sqlx::Error> {
     let ids: Vec<String> = claims.iter().map(|claim| claim.app.to_string()).collect();
     let namespaces: Vec<String> = claims.iter().map(|claim| claim.namespace.clone()).collect();
     let incarnations: Vec<Option<String>> = claims.iter().map(|claim| claim.incarnation.clone()).collect();
     let handovers: Vec<i64> = claims.iter().map(|claim| i64::from(claim.handover)).collect();
-    // In one order, so that two servers do not wait for each other. The rule is that of `Row::judge`.
+    // In a fixed order, so that two servers do not deadlock. The rule is that of `AppRow::decide`.
     sqlx::query!(
         r#"
         INSERT INTO apps AS known (app_id, namespace, incarnation, handover)
@@ -278,39 +287,38 @@ async fn write_claims(connection: &mut PgConnection, claims: &[Claim]) -> Result
     .map(drop)
 }
 
-impl Postgres {
-    /// Frees the appID of an App that is gone, if it has no users. Deletes no user. The row of the App is locked
-    /// meanwhile: a registration that began before is seen here, and one that comes later is refused by the row.
-    /// An App that the database does not know is not freed. `wanted` is asked once Postgres answers: the App may be
-    /// served again by then.
+impl PostgresStore {
+    /// Frees the appID of a deleted App if it has no users. Deletes no user. The App's row is locked: a registration
+    /// that began before is seen here, and a later one is refused by the row. An App that the database does not know is
+    /// not freed. `wanted` is called when the row is locked: the App may be served again by then.
     pub async fn release_app(
         &self,
-        claim: &Claim,
+        claim: &OwnershipClaim,
         wanted: impl Fn() -> bool + Send + Sync,
-    ) -> Result<Releasing, StoreError> {
-        let mut held = self.hold("release_app").await?;
+    ) -> Result<ReleaseOutcome, StoreError> {
+        let mut held = self.begin_call("release_app").await?;
         let (connection, until) = held.parts();
-        let releasing = timeout_at(until, release(connection, claim, wanted)).await;
-        held.done(releasing)
+        let releasing = timeout_at(until, release_in_transaction(connection, claim, wanted)).await;
+        held.end_call(releasing)
     }
 }
 
-async fn release(
+async fn release_in_transaction(
     connection: &mut PgConnection,
-    claim: &Claim,
+    claim: &OwnershipClaim,
     wanted: impl Fn() -> bool + Send + Sync,
-) -> Result<Releasing, sqlx::Error> {
-    // An empty or a wrong database knows no App, and says nothing of its users.
+) -> Result<ReleaseOutcome, sqlx::Error> {
+    // An empty or wrong database does not contain the App, which does not mean that the App has no users.
     let known =
         sqlx::query_scalar!(r#"SELECT EXISTS (SELECT FROM apps WHERE app_id = $1) AS "known!""#, claim.app.as_str())
             .fetch_one(&mut *connection)
             .await?;
     if !known {
-        return Ok(Releasing::Reserved { users: 1 });
+        return Ok(ReleaseOutcome::Reserved { users: 1 });
     }
     let mut transaction = connection.begin().await?;
     let row = sqlx::query_as!(
-        Row,
+        AppRow,
         r#"SELECT app_id, namespace, state, incarnation, handover, true AS "has_users!" FROM apps
          WHERE app_id = $1 FOR UPDATE SKIP LOCKED"#,
         claim.app.as_str()
@@ -318,29 +326,31 @@ async fn release(
     .fetch_optional(&mut *transaction)
     .await?;
     let ends = match row.filter(|_| wanted()) {
-        None => Some(Releasing::Elsewhere),
+        None => Some(ReleaseOutcome::Contended),
         Some(row) => match row.state() {
-            State::Deleted if row.incarnation.is_none() || row.incarnation == claim.incarnation => {
-                Some(Releasing::Freed)
+            AppRowState::Deleted if row.incarnation.is_none() || row.incarnation == claim.incarnation => {
+                Some(ReleaseOutcome::Freed)
             }
-            // Of an App before this one, which itself was never served.
-            State::Deleted => None,
-            State::Active | State::Deleting if row.namespace != claim.namespace => Some(Releasing::OtherNamespace),
-            // A server that is behind asks by an old document: the App was made anew since. The operator raises the
-            // number before it asks, so every later document has a greater one.
-            State::Active | State::Deleting
-                if row.handover > i64::from(claim.handover) || row.is_of_other_keys(claim) =>
+            // The row is of an earlier App. This one was never served.
+            AppRowState::Deleted => None,
+            AppRowState::Active | AppRowState::Deleting if row.namespace != claim.namespace => {
+                Some(ReleaseOutcome::OtherNamespace)
+            }
+            // The document is outdated: the App was created again since. The operator raises `handover` before it
+            // publishes the release, so every later document has a greater one.
+            AppRowState::Active | AppRowState::Deleting
+                if row.handover > i64::from(claim.handover) || row.has_other_keys(claim) =>
             {
-                Some(Releasing::OtherApp)
+                Some(ReleaseOutcome::OtherApp)
             }
-            State::Active | State::Deleting => None,
+            AppRowState::Active | AppRowState::Deleting => None,
         },
     };
     if let Some(ends) = ends {
         transaction.rollback().await?;
         return Ok(ends);
     }
-    // A statement of its own: it sees all that was committed before the lock was granted.
+    // A separate statement: it sees everything that was committed before the lock was granted.
     let left = sqlx::query!(
         r#"
         SELECT (SELECT count(*) FROM users WHERE app_id = $1) AS "users!",
@@ -353,12 +363,12 @@ async fn release(
     let users = u64::try_from(left.users).unwrap_or(0);
     if users > 0 || left.has_events {
         transaction.rollback().await?;
-        return Ok(Releasing::Reserved { users: users.max(1) });
+        return Ok(ReleaseOutcome::Reserved { users: users.max(1) });
     }
-    // What is left belongs to no user: mails without a reader, and refusals without an account.
+    // The remaining rows belong to no user: mails without a recipient and refusals without an account.
     let more = delete_batch(&mut transaction, &claim.app, &[], RELEASE_BATCH).await?;
     if !more {
-        // Without an incarnation: whoever claims it next has it, the same App as well if it is made anew meanwhile.
+        // Without an incarnation, so that the next claim holds, also by the same App if it is created again.
         sqlx::query!(
             "UPDATE apps SET state = 'deleted', namespace = $2, incarnation = NULL,
                 handover = greatest(handover, $3), updated_at = now()
@@ -371,23 +381,24 @@ async fn release(
         .await?;
     }
     transaction.commit().await?;
-    Ok(if more { Releasing::Elsewhere } else { Releasing::Freed })
+    Ok(if more { ReleaseOutcome::Contended } else { ReleaseOutcome::Freed })
 }
 
 impl Stores {
-    /// Deletes up to so many of an App's users, with their sessions, and as many of its mails and events. Several servers
-    /// may call it at once: one is at it. The row of the App is locked meanwhile, so who registers waits, and is refused.
-    /// `wanted` is asked once Postgres answers, which may be long after the call: the App's owner may have taken it back.
+    /// Deletes up to `most` of an App's users with their sessions, and as many of its mails and events. Several servers
+    /// can call this at once; one of them deletes. The App's row is locked, so registrations wait and are then refused.
+    /// `wanted` is called when the row is locked, which can be long after the call: the deletion may have been
+    /// cancelled.
     pub async fn delete_users(
         &self,
-        claim: &Claim,
+        claim: &OwnershipClaim,
         most: u32,
         wanted: impl Fn() -> bool + Send + Sync,
-    ) -> Result<Deleting, StoreError> {
-        let mut held = self.postgres.hold("delete_users").await?;
+    ) -> Result<DeleteOutcome, StoreError> {
+        let mut held = self.postgres.begin_call("delete_users").await?;
         let (connection, until) = held.parts();
         let deleting = async {
-            // Also of an App that no server ever claimed, Postgres having been away.
+            // Also for an App that no server ever claimed, for example because Postgres was unavailable.
             sqlx::query!(
                 "INSERT INTO apps (app_id, namespace, incarnation, handover, state)
                  VALUES ($1, $2, $3, $4, 'deleting') ON CONFLICT DO NOTHING",
@@ -400,7 +411,7 @@ impl Stores {
             .await?;
             let mut transaction = connection.begin().await?;
             let row = sqlx::query_as!(
-                Row,
+                AppRow,
                 r#"SELECT app_id, namespace, state, incarnation, handover, true AS "has_users!" FROM apps
                  WHERE app_id = $1 FOR UPDATE SKIP LOCKED"#,
                 claim.app.as_str()
@@ -408,19 +419,23 @@ impl Stores {
             .fetch_optional(&mut *transaction)
             .await?;
             let row = row.filter(|_| wanted());
-            let ends = row.map_or(Some(Deleting::Elsewhere), |row| {
+            let ends = row.map_or(Some(DeleteOutcome::Contended), |row| {
                 let same = row.incarnation == claim.incarnation;
                 match row.state() {
-                    State::Deleted if same || claim.incarnation.is_none() => Some(Deleting::Done),
-                    // Of a later App, which never was served.
-                    State::Deleted => None,
-                    State::Active | State::Deleting if !row.is_of(claim) => Some(Deleting::OtherNamespace),
-                    State::Active | State::Deleting if !same && row.incarnation.is_some() => Some(Deleting::OtherApp),
-                    State::Active | State::Deleting => None,
+                    AppRowState::Deleted if same || claim.incarnation.is_none() => Some(DeleteOutcome::Done),
+                    // The row is of an earlier App. This one was never served.
+                    AppRowState::Deleted => None,
+                    AppRowState::Active | AppRowState::Deleting if !row.is_owned_by(claim) => {
+                        Some(DeleteOutcome::OtherNamespace)
+                    }
+                    AppRowState::Active | AppRowState::Deleting if !same && row.incarnation.is_some() => {
+                        Some(DeleteOutcome::OtherApp)
+                    }
+                    AppRowState::Active | AppRowState::Deleting => None,
                 }
             });
             if let Some(ends) = ends {
-                // Said, not left to the drop, which would hold the lock until the connection is used again.
+                // Explicit: dropping the transaction would hold the lock until the connection is used again.
                 transaction.rollback().await?;
                 return Ok(Ok(ends));
             }
@@ -432,8 +447,8 @@ impl Stores {
             .fetch_all(&mut *transaction)
             .await?;
             let ids: Vec<UserId> = users.iter().copied().map(UserId).collect();
-            // Before the rows: what fails here is done again, as long as they tell whose the sessions are.
-            if let Err(error) = self.redis.forget_users(&claim.app, &ids).await {
+            // Before the rows are deleted: a failed call is repeated, and needs the rows to find the sessions.
+            if let Err(error) = self.redis.purge_users(&claim.app, &ids).await {
                 return Ok(Err(error));
             }
             let more = delete_batch(&mut transaction, &claim.app, &users, most).await?;
@@ -451,14 +466,14 @@ impl Stores {
             .execute(&mut *transaction)
             .await?;
             transaction.commit().await?;
-            Ok(Ok(if more { Deleting::Some } else { Deleting::Done }))
+            Ok(Ok(if more { DeleteOutcome::Partial } else { DeleteOutcome::Done }))
         };
         let answer = timeout_at(until, deleting).await;
-        held.done(answer)?
+        held.end_call(answer)?
     }
 }
 
-/// Whether anything was there. Identities go with their users.
+/// Deletes users, mails and events of an App. Returns whether there were any. Identities are deleted with their users.
 async fn delete_batch(
     connection: &mut PgConnection,
     app: &AppId,

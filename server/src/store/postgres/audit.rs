@@ -1,5 +1,5 @@
-//! Audit events: written in batches by one task of each server, so that many log-ins at once cost few transactions; and
-//! the upkeep of their table.
+//! Audit events: one task per server writes them in batches, so that many simultaneous logins need few transactions.
+//! Also maintains their table.
 
 use std::{sync::Weak, time::Duration};
 
@@ -14,40 +14,41 @@ use tokio::{
 use tracing::{error, info};
 use uuid::Uuid;
 
-use super::{Postgres, Shared, errors::Fault};
+use super::{PostgresStore, Shared, errors::CallError};
 use crate::domain::{
-    audit::{Activity, Event, EventKind},
+    audit::{ActivityEntry, Event, EventKind},
     ports::StoreError,
     session::SessionId,
     user::UserId,
 };
 
-/// Events that wait for the writer, half a megabyte of them; more are lost.
-const ROOM: usize = 4096;
-/// Events of one statement.
-const BATCH: usize = 256;
-/// Batches begin at most so often: an event that comes alone is written at once, log-ins that come in a crowd share a
-/// transaction.
-const PACE: Duration = Duration::from_millis(15);
-/// How long a request waits for its event.
-const WAIT: Duration = Duration::from_secs(1);
-/// A batch is tried again for so long, the first time at once: a restart of Postgres loses none. Those that follow wait.
-const RETRY_LIMIT: Duration = Duration::from_secs(6);
+/// Events that can wait for the writer, about half a megabyte. Further ones are lost.
+const QUEUE_CAPACITY: usize = 4096;
+/// Events that one statement writes.
+const BATCH_SIZE: usize = 256;
+/// The minimum time between the starts of two batches: a single event is written at once, many simultaneous logins
+/// share a transaction.
+const BATCH_INTERVAL: Duration = Duration::from_millis(15);
+/// How long a request waits until its event is written.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a batch is retried; the first retry is immediate. A restart of Postgres loses no events. Later batches
+/// wait.
+const RETRY_TIME: Duration = Duration::from_secs(6);
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
-/// How long the last events may take at the end.
-const FLUSH: Duration = Duration::from_secs(5);
-/// The events that a user sees (contract, 4).
-const NEWEST: i64 = 100;
+/// The time limit for writing the last events at shutdown.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
+/// How many events a user sees (specification: Accounts, Audit events).
+const MAX_ACTIVITY: i64 = 100;
 
-/// What is measured of audit; clones count together.
+/// Metrics of audit. Clones share their counters.
 #[derive(Clone, Debug)]
 pub struct AuditMetrics {
     events: Counter,
     lost: Counter,
 }
 
-/// The way to the task that writes.
-pub(super) struct Writer {
+/// A handle to the task that writes events.
+pub(super) struct EventWriter {
     queue: mpsc::Sender<Job>,
     metrics: AuditMetrics,
 }
@@ -58,13 +59,13 @@ enum Job {
         event: Box<Event>,
         written: Option<oneshot::Sender<()>>,
     },
-    /// Answered when all before it is written.
+    /// Completed when all earlier jobs are done.
     Flush(oneshot::Sender<()>),
 }
 
-/// Events by column, as UNNEST takes them.
+/// Events by column, for UNNEST.
 #[derive(Default)]
-struct Columns {
+struct EventBatch {
     apps: Vec<String>,
     ids: Vec<Uuid>,
     times: Vec<OffsetDateTime>,
@@ -82,11 +83,11 @@ pub(super) struct EventColumns {
     pub(super) kind: &'static str,
     pub(super) session: Option<Uuid>,
     pub(super) ip: Option<String>,
-    /// JSON; nothing to say is no detail.
+    /// JSON. `None` if there are no details.
     pub(super) detail: Option<String>,
 }
 
-/// Refusals of an App's quarter of an hour, by column.
+/// Refusals of a quarter of an hour of an App, by column.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct RefusalColumns {
     pub(crate) ids: Vec<Uuid>,
@@ -96,7 +97,7 @@ pub(crate) struct RefusalColumns {
     pub(crate) counts: Vec<i64>,
 }
 
-struct Row {
+struct ActivityRow {
     at: OffsetDateTime,
     kind: String,
     ip: Option<String>,
@@ -111,48 +112,48 @@ impl AuditMetrics {
         Self { events: Counter::default(), lost: Counter::default() }
     }
 
-    /// Under names without a prefix: the registry is to be one of audit's own.
+    /// Registers metrics under names without a prefix; the caller passes the registry of audit, which has the prefix.
     pub fn register(&self, registry: &mut Registry) {
         registry.register("events", "Audit events that were written", self.events.clone());
         registry.register("lost", "Audit events that could not be written", self.lost.clone());
     }
 
-    fn lost_events(&self, count: usize) {
+    fn count_lost(&self, count: usize) {
         self.lost.inc_by(count as u64);
     }
 }
 
-// === impl Writer ===
+// === impl EventWriter ===
 
-impl Writer {
-    /// The task that writes ends when the last handle to Postgres goes.
+impl EventWriter {
+    /// Starts the task that writes. It ends when the last handle to Postgres is dropped.
     pub(super) fn start(postgres: Weak<Shared>) -> Self {
-        let (queue, jobs) = mpsc::channel(ROOM);
+        let (queue, jobs) = mpsc::channel(QUEUE_CAPACITY);
         let metrics = AuditMetrics::new();
-        tokio::spawn(write(postgres, jobs, metrics.clone()));
+        tokio::spawn(run_writer(postgres, jobs, metrics.clone()));
         Self { queue, metrics }
     }
 
     fn push(&self, job: Job) {
         if self.queue.try_send(job).is_err() {
-            // Said by the task, which knows why it is behind.
-            self.metrics.lost_events(1);
+            // The task logs the loss: it knows the cause.
+            self.metrics.count_lost(1);
         }
     }
 }
 
-/// Writes what there is, again and again: while one batch is on its way the next one gathers.
-async fn write(postgres: Weak<Shared>, mut jobs: mpsc::Receiver<Job>, metrics: AuditMetrics) {
-    let mut batch = Vec::with_capacity(BATCH);
+/// Writes batches in a loop. While one batch is being written, the next one gathers.
+async fn run_writer(postgres: Weak<Shared>, mut jobs: mpsc::Receiver<Job>, metrics: AuditMetrics) {
+    let mut batch = Vec::with_capacity(BATCH_SIZE);
     let mut losing = false;
     let mut next = Instant::now();
     loop {
         sleep_until(next).await;
-        if jobs.recv_many(&mut batch, BATCH).await == 0 {
+        if jobs.recv_many(&mut batch, BATCH_SIZE).await == 0 {
             return;
         }
-        next = Instant::now() + PACE;
-        let mut columns = Columns::default();
+        next = Instant::now() + BATCH_INTERVAL;
+        let mut columns = EventBatch::default();
         let mut waiting = Vec::new();
         for job in batch.drain(..) {
             match job {
@@ -164,16 +165,16 @@ async fn write(postgres: Weak<Shared>, mut jobs: mpsc::Receiver<Job>, metrics: A
             }
         }
         if columns.ids.is_empty() {
-            waiting.into_iter().for_each(told);
+            waiting.into_iter().for_each(notify_waiting);
             continue;
         }
         let Some(shared) = postgres.upgrade() else { return };
-        let postgres = Postgres { shared };
+        let postgres = PostgresStore { shared };
         let mut written = postgres.insert_events(&columns).await;
-        let until = Instant::now() + RETRY_LIMIT;
+        let until = Instant::now() + RETRY_TIME;
         let mut pause = Duration::ZERO;
         while matches!(written, Err(StoreError::Unavailable { .. })) && Instant::now() + pause < until {
-            // A connection that broke while it rested, or a fail-over: the events have their ids, so twice does no harm.
+            // A broken idle connection, or a failover. The events have ids, so writing them twice is harmless.
             sleep(pause).await;
             pause = RETRY_PAUSE;
             written = postgres.insert_events(&columns).await;
@@ -186,7 +187,7 @@ async fn write(postgres: Weak<Shared>, mut jobs: mpsc::Receiver<Job>, metrics: A
                 }
             }
             Err(error) => {
-                metrics.lost_events(columns.ids.len());
+                metrics.count_lost(columns.ids.len());
                 if !std::mem::replace(&mut losing, true) {
                     let lost = columns.ids.len();
                     error!(
@@ -196,19 +197,19 @@ async fn write(postgres: Weak<Shared>, mut jobs: mpsc::Receiver<Job>, metrics: A
                 }
             }
         }
-        waiting.into_iter().for_each(told);
+        waiting.into_iter().for_each(notify_waiting);
     }
 }
 
-/// Who waited may have gone.
-fn told(waiting: oneshot::Sender<()>) {
+/// Notifies a waiting request, which may have given up.
+fn notify_waiting(waiting: oneshot::Sender<()>) {
     waiting.send(()).ok();
 }
 
 // === impl EventColumns ===
 
 impl EventColumns {
-    pub(super) fn of(event: &Event) -> Self {
+    pub(super) fn from_event(event: &Event) -> Self {
         let detail = if event.detail.is_empty() { None } else { serde_json::to_string(&event.detail).ok() };
         Self {
             id: event.id,
@@ -221,11 +222,11 @@ impl EventColumns {
     }
 }
 
-// === impl Columns ===
+// === impl EventBatch ===
 
-impl Columns {
+impl EventBatch {
     fn push(&mut self, app: &AppId, event: &Event) {
-        let EventColumns { id, at, kind, session, ip, detail } = EventColumns::of(event);
+        let EventColumns { id, at, kind, session, ip, detail } = EventColumns::from_event(event);
         self.apps.push(app.to_string());
         self.ids.push(id);
         self.times.push(at);
@@ -237,36 +238,36 @@ impl Columns {
     }
 }
 
-// === impl Postgres ===
+// === impl PostgresStore ===
 
-impl Postgres {
+impl PostgresStore {
     pub fn audit_metrics(&self) -> &AuditMetrics {
         &self.shared.audit.metrics
     }
 
-    /// Waits until what was recorded before is written, or for a while.
+    /// Waits until all events recorded before are written, at most `FLUSH_TIMEOUT`.
     pub async fn flush_audit(&self) {
         let (flushed, done) = oneshot::channel();
         if self.shared.audit.queue.send(Job::Flush(flushed)).await.is_ok() {
-            drop(timeout(FLUSH, done).await);
+            drop(timeout(FLUSH_TIMEOUT, done).await);
         }
     }
 
     pub(crate) async fn record_event(&self, app: &AppId, event: Event) {
         let (written, done) = oneshot::channel();
         self.shared.audit.push(Job::Write { app: app.clone(), event: Box::new(event), written: Some(written) });
-        drop(timeout(WAIT, done).await);
+        drop(timeout(WRITE_TIMEOUT, done).await);
     }
 
     pub(crate) fn record_event_later(&self, app: &AppId, event: Event) {
         self.shared.audit.push(Job::Write { app: app.clone(), event: Box::new(event), written: None });
     }
 
-    async fn insert_events(&self, columns: &Columns) -> Result<u64, StoreError> {
-        let mut held = self.hold("insert_events").await?;
+    async fn insert_events(&self, columns: &EventBatch) -> Result<u64, StoreError> {
+        let mut held = self.begin_call("insert_events").await?;
         let (connection, until) = held.parts();
-        let answer = timeout_at(until, insert(connection, columns)).await;
-        held.done(answer)
+        let answer = timeout_at(until, insert_batch(connection, columns)).await;
+        held.end_call(answer)
     }
 
     pub(crate) async fn activity(
@@ -274,12 +275,12 @@ impl Postgres {
         app: &AppId,
         user: UserId,
         since: OffsetDateTime,
-    ) -> Result<Vec<Activity>, StoreError> {
+    ) -> Result<Vec<ActivityEntry>, StoreError> {
         let known: Vec<String> = EventKind::ALL.iter().map(|kind| kind.as_str().to_owned()).collect();
-        let mut held = self.hold("activity").await?;
+        let mut held = self.begin_call("activity").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_as!(
-            Row,
+            ActivityRow,
             "SELECT at, kind, abbrev(ip) AS ip, session_id, count FROM audit_events
              WHERE app_id = $1 AND user_id = $2 AND at >= $3 AND kind = ANY ($4)
              ORDER BY at DESC, id DESC LIMIT $5",
@@ -287,17 +288,17 @@ impl Postgres {
             user.0,
             since,
             &known,
-            NEWEST,
+            MAX_ACTIVITY,
         );
         let answer = timeout_at(until, query.fetch_all(connection)).await;
-        let rows = held.done(answer)?;
-        let activity: Result<Vec<_>, _> = rows.into_iter().map(Activity::try_from).collect();
-        activity.map_err(|fault| self.refused(fault))
+        let rows = held.end_call(answer)?;
+        let activity: Result<Vec<_>, _> = rows.into_iter().map(ActivityEntry::try_from).collect();
+        activity.map_err(|fault| self.record_error(fault))
     }
 }
 
-async fn insert(connection: &mut PgConnection, columns: &Columns) -> Result<u64, sqlx::Error> {
-    // As in `create_user`: the lock orders this with the deletion of an App. Events of nobody write nothing.
+async fn insert_batch(connection: &mut PgConnection, columns: &EventBatch) -> Result<u64, sqlx::Error> {
+    // The lock orders this with the deletion of an App, as in `create_user`. Events without a user are not written.
     let query = sqlx::query!(
         r#"
         WITH gate AS (
@@ -324,8 +325,8 @@ async fn insert(connection: &mut PgConnection, columns: &Columns) -> Result<u64,
     query.execute(connection).await.map(|done| done.rows_affected())
 }
 
-/// What a function of the schema answers; none where this server's role may not call it.
-fn where_allowed(answer: Result<i32, sqlx::Error>) -> Result<Option<i32>, sqlx::Error> {
+/// The result of a function of the schema. `None` if this server's role may not call it.
+fn if_permitted(answer: Result<i32, sqlx::Error>) -> Result<Option<i32>, sqlx::Error> {
     /// insufficient_privilege
     const NOT_ALLOWED: &str = "42501";
     match answer {
@@ -335,17 +336,17 @@ fn where_allowed(answer: Result<i32, sqlx::Error>) -> Result<Option<i32>, sqlx::
     }
 }
 
-// === upkeep ===
+// === maintenance of the table ===
 
-impl Postgres {
-    /// Writes an App's refusals of a quarter of an hour that began at that time. Written twice they are there once.
+impl PostgresStore {
+    /// Writes an App's refusals of the quarter of an hour that began at `began`. Idempotent.
     pub(crate) async fn insert_refusals(
         &self,
         app: &AppId,
         began: OffsetDateTime,
         rows: &RefusalColumns,
     ) -> Result<(), StoreError> {
-        let mut held = self.hold("insert_refusals").await?;
+        let mut held = self.begin_call("insert_refusals").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query!(
             r#"
@@ -368,14 +369,14 @@ impl Postgres {
             &rows.counts,
         );
         let answer = timeout_at(until, query.execute(connection)).await;
-        let written = held.done(answer)?;
+        let written = held.end_call(answer)?;
         self.shared.audit.metrics.events.inc_by(written.rows_affected());
         Ok(())
     }
 
-    /// Whether it is this server's turn; the next one is so much later, whoever's it is.
-    pub(crate) async fn audit_turn(&self, every: Duration) -> Result<bool, StoreError> {
-        let mut held = self.hold("audit_turn").await?;
+    /// Whether this server does the maintenance now. At most one server does it per interval.
+    pub(crate) async fn try_start_audit_upkeep(&self, every: Duration) -> Result<bool, StoreError> {
+        let mut held = self.begin_call("audit_turn").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query!(
             "UPDATE audit_upkeep SET next_at = statement_timestamp() + make_interval(secs => $1)
@@ -383,33 +384,34 @@ impl Postgres {
             every.as_secs_f64()
         );
         let answer = timeout_at(until, query.execute(connection)).await;
-        Ok(held.done(answer)?.rows_affected() > 0)
+        Ok(held.end_call(answer)?.rows_affected() > 0)
     }
 
-    /// Makes the partitions of this month and some after it; none where this server's role may not.
-    pub(crate) async fn make_audit_months(&self, ahead: i32) -> Result<Option<i32>, StoreError> {
-        let mut held = self.hold("make_audit_months").await?;
+    /// Creates the partitions of this month and `ahead` months after it, and returns how many. `None` if this server's
+    /// role may not.
+    pub(crate) async fn create_audit_partitions(&self, ahead: i32) -> Result<Option<i32>, StoreError> {
+        let mut held = self.begin_call("make_audit_months").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_scalar!(r#"SELECT latchkey_audit_make_months($1) AS "made!""#, ahead);
         let answer = timeout_at(until, query.fetch_one(connection)).await;
-        held.done(answer.map(where_allowed))
+        held.end_call(answer.map(if_permitted))
     }
 
-    /// Drops the partitions of months that were over at that time and hold rows of these Apps only; none where this
-    /// server's role may not.
-    pub(crate) async fn drop_audit_months(
+    /// Drops the partitions of months that ended by `before` and contain rows of these Apps only, and returns how many.
+    /// `None` if this server's role may not.
+    pub(crate) async fn drop_audit_partitions(
         &self,
         before: OffsetDateTime,
         apps: &[String],
     ) -> Result<Option<i32>, StoreError> {
-        let mut held = self.hold("drop_audit_months").await?;
+        let mut held = self.begin_call("drop_audit_months").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_scalar!(r#"SELECT latchkey_audit_drop_months($1, $2) AS "dropped!""#, before, apps);
         let answer = timeout_at(until, query.fetch_one(connection)).await;
-        held.done(answer.map(where_allowed))
+        held.end_call(answer.map(if_permitted))
     }
 
-    /// Deletes up to so many of each App's events from before its time; how many.
+    /// Deletes up to `most` events of each App that are older than the App's time in `before`. Returns how many.
     pub(crate) async fn delete_audit_events(
         &self,
         apps: &[String],
@@ -417,9 +419,9 @@ impl Postgres {
         most: i64,
     ) -> Result<u64, StoreError> {
         let Some(latest) = before.iter().max() else { return Ok(0) };
-        let mut held = self.hold("delete_audit_events").await?;
+        let mut held = self.begin_call("delete_audit_events").await?;
         let (connection, until) = held.parts();
-        // `latest` once more, so that no later partition is looked at.
+        // The conditions on `latest` exclude newer partitions from the scan.
         let query = sqlx::query!(
             r#"
             DELETE FROM audit_events
@@ -437,22 +439,22 @@ impl Postgres {
             most,
         );
         let answer = timeout_at(until, query.execute(connection)).await;
-        Ok(held.done(answer)?.rows_affected())
+        Ok(held.end_call(answer)?.rows_affected())
     }
 }
 
-// === impl Activity ===
+// === impl ActivityEntry ===
 
-impl TryFrom<Row> for Activity {
-    type Error = Fault;
+impl TryFrom<ActivityRow> for ActivityEntry {
+    type Error = CallError;
 
-    fn try_from(row: Row) -> Result<Self, Fault> {
+    fn try_from(row: ActivityRow) -> Result<Self, CallError> {
         Ok(Self {
             at: row.at,
-            kind: EventKind::named(&row.kind).ok_or(Fault::unreadable())?,
+            kind: EventKind::from_name(&row.kind).ok_or(CallError::unexpected_row())?,
             ip: row.ip,
             session: row.session_id.map(SessionId),
-            count: u64::try_from(row.count).map_err(|_| Fault::unreadable())?,
+            count: u64::try_from(row.count).map_err(|_| CallError::unexpected_row())?,
         })
     }
 }

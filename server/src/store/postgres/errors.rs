@@ -1,55 +1,55 @@
-//! What went wrong with Postgres, by kind, without any value that a statement carried.
+//! Errors of Postgres by kind, without any value of a statement.
 
 use std::io;
 
 use crate::domain::ports::StoreError;
 
-/// The kinds of faults; the name is the metric's label.
+/// The kinds of errors. `as_str` is the metric's label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum FaultKind {
-    /// The connection could not be made, or broke.
+pub enum CallErrorKind {
+    /// The connection could not be opened, or broke.
     Connection,
     Tls,
     /// The URL, or a file that it names, cannot be used.
     Configuration,
-    /// Wrong password, no such role or database.
-    Refused,
-    /// No connection came free in time.
+    /// Wrong password, unknown role or unknown database.
+    AccessDenied,
+    /// No connection became free in time.
     PoolTimeout,
-    /// The answer did not come in time.
+    /// The result did not arrive in time.
     Deadline,
-    /// Too many connections, no memory, no disk.
+    /// Too many connections, or out of memory or disk space.
     Overloaded,
-    /// It is shutting down, starting up or a standby.
-    Away,
-    /// Serialization failure or deadlock: the transaction is gone, and may be tried again.
+    /// The server is starting up, shutting down, or a standby.
+    Unavailable,
+    /// Serialization failure or deadlock: the transaction was rolled back and can be retried.
     Conflict,
-    /// Anything else: our fault.
+    /// Anything else: a bug of this server.
     Unexpected,
 }
 
-/// A fault. Messages of Postgres quote values (`Key (email)=(…)`), so only its code is kept.
+/// An error. Messages of Postgres quote values (`Key (email)=(…)`), so only the SQLSTATE is kept.
 #[derive(Debug, thiserror::Error)]
 #[error("{}{}", .kind.as_str(), .code.as_deref().map(|code| format!(", SQLSTATE {code}")).unwrap_or_default())]
-pub struct Fault {
-    pub kind: FaultKind,
+pub struct CallError {
+    pub kind: CallErrorKind,
     pub code: Option<String>,
     #[source]
     source: Option<io::Error>,
 }
 
-// === impl FaultKind ===
+// === impl CallErrorKind ===
 
-impl FaultKind {
+impl CallErrorKind {
     pub const ALL: [Self; 10] = [
         Self::Connection,
         Self::Tls,
         Self::Configuration,
-        Self::Refused,
+        Self::AccessDenied,
         Self::PoolTimeout,
         Self::Deadline,
         Self::Overloaded,
-        Self::Away,
+        Self::Unavailable,
         Self::Conflict,
         Self::Unexpected,
     ];
@@ -59,84 +59,87 @@ impl FaultKind {
             Self::Connection => "connection",
             Self::Tls => "tls",
             Self::Configuration => "configuration",
-            Self::Refused => "refused",
+            Self::AccessDenied => "refused",
             Self::PoolTimeout => "pool_timeout",
             Self::Deadline => "deadline",
             Self::Overloaded => "overloaded",
-            Self::Away => "away",
+            Self::Unavailable => "away",
             Self::Conflict => "conflict",
             Self::Unexpected => "unexpected",
         }
     }
 
-    /// By the code of PostgreSQL's Appendix A.
-    fn of_code(code: &str) -> Self {
+    /// The kind of a SQLSTATE (PostgreSQL documentation, Appendix A).
+    fn from_code(code: &str) -> Self {
         match code {
-            // query_canceled: by statement_timeout. lock_not_available, idle_in_transaction_session_timeout: held up.
+            // query_canceled (by statement_timeout), lock_not_available, idle_in_transaction_session_timeout.
             "57014" | "55P03" | "25P03" => Self::Deadline,
             // read_only_sql_transaction: a standby, or a former primary.
-            "25006" => Self::Away,
+            "25006" => Self::Unavailable,
             _ => match code.get(..2).unwrap_or(code) {
                 "08" => Self::Connection,
                 // invalid_authorization_specification, invalid_catalog_name (no such database).
-                "28" | "3D" => Self::Refused,
+                "28" | "3D" => Self::AccessDenied,
                 "40" => Self::Conflict,
                 "53" => Self::Overloaded,
                 // operator_intervention, system_error.
-                "57" | "58" => Self::Away,
+                "57" | "58" => Self::Unavailable,
                 _ => Self::Unexpected,
             },
         }
     }
 }
 
-// === impl Fault ===
+// === impl CallError ===
 
-impl Fault {
+impl CallError {
     pub(super) const fn deadline() -> Self {
-        Self { kind: FaultKind::Deadline, code: None, source: None }
+        Self { kind: CallErrorKind::Deadline, code: None, source: None }
     }
 
-    /// No connection came free, or too many wait for one.
+    /// No connection became free, or too many calls wait for one.
     pub(super) const fn pool_timeout() -> Self {
-        Self { kind: FaultKind::PoolTimeout, code: None, source: None }
+        Self { kind: CallErrorKind::PoolTimeout, code: None, source: None }
     }
 
-    /// The same for another caller.
+    /// A copy, since `io::Error` is not `Clone`.
     pub(super) fn duplicate(&self) -> Self {
-        Self { kind: self.kind, code: self.code.clone(), source: self.source.as_ref().map(copy) }
+        Self { kind: self.kind, code: self.code.clone(), source: self.source.as_ref().map(copy_io_error) }
     }
 
-    /// A row holds what no rule of ours would have written.
-    pub(super) const fn unreadable() -> Self {
-        Self { kind: FaultKind::Unexpected, code: None, source: None }
+    /// A row contains a value that this server never writes.
+    pub(super) const fn unexpected_row() -> Self {
+        Self { kind: CallErrorKind::Unexpected, code: None, source: None }
     }
 
-    /// Whether another URL might help.
+    /// Whether a new URL can help.
     pub(super) fn is_about_the_url(&self) -> bool {
-        matches!(self.kind, FaultKind::Refused | FaultKind::Connection | FaultKind::Tls | FaultKind::PoolTimeout)
+        matches!(
+            self.kind,
+            CallErrorKind::AccessDenied | CallErrorKind::Connection | CallErrorKind::Tls | CallErrorKind::PoolTimeout
+        )
     }
 
     /// Whether other connections may be broken too.
     pub(super) fn breaks_the_connection(&self) -> bool {
-        matches!(self.kind, FaultKind::Connection | FaultKind::Away | FaultKind::Deadline)
+        matches!(self.kind, CallErrorKind::Connection | CallErrorKind::Unavailable | CallErrorKind::Deadline)
     }
 }
 
-impl From<&sqlx::Error> for Fault {
+impl From<&sqlx::Error> for CallError {
     fn from(error: &sqlx::Error) -> Self {
         let plain = |kind| Self { kind, code: None, source: None };
         match error {
-            sqlx::Error::Io(error) => Self { source: Some(copy(error)), ..plain(FaultKind::Connection) },
-            sqlx::Error::Tls(_) => plain(FaultKind::Tls),
-            sqlx::Error::Configuration(_) | sqlx::Error::ConfigFile(_) => plain(FaultKind::Configuration),
-            sqlx::Error::PoolTimedOut => plain(FaultKind::PoolTimeout),
-            sqlx::Error::PoolClosed | sqlx::Error::WorkerCrashed => plain(FaultKind::Away),
-            // The stream broke in the middle of a message.
-            sqlx::Error::Protocol(_) | sqlx::Error::BeginFailed => plain(FaultKind::Connection),
+            sqlx::Error::Io(error) => Self { source: Some(copy_io_error(error)), ..plain(CallErrorKind::Connection) },
+            sqlx::Error::Tls(_) => plain(CallErrorKind::Tls),
+            sqlx::Error::Configuration(_) | sqlx::Error::ConfigFile(_) => plain(CallErrorKind::Configuration),
+            sqlx::Error::PoolTimedOut => plain(CallErrorKind::PoolTimeout),
+            sqlx::Error::PoolClosed | sqlx::Error::WorkerCrashed => plain(CallErrorKind::Unavailable),
+            // The connection broke in the middle of a message.
+            sqlx::Error::Protocol(_) | sqlx::Error::BeginFailed => plain(CallErrorKind::Connection),
             sqlx::Error::Database(error) => {
                 let code = error.code().map(std::borrow::Cow::into_owned);
-                let kind = code.as_deref().map_or(FaultKind::Unexpected, FaultKind::of_code);
+                let kind = code.as_deref().map_or(CallErrorKind::Unexpected, CallErrorKind::from_code);
                 Self { code, ..plain(kind) }
             }
             sqlx::Error::Migrate(_)
@@ -149,32 +152,32 @@ impl From<&sqlx::Error> for Fault {
             | sqlx::Error::Encode(_)
             | sqlx::Error::Decode(_)
             | sqlx::Error::AnyDriverError(_)
-            | sqlx::Error::InvalidSavePointStatement => plain(FaultKind::Unexpected),
+            | sqlx::Error::InvalidSavePointStatement => plain(CallErrorKind::Unexpected),
             // The enum is non-exhaustive.
-            _ => plain(FaultKind::Unexpected),
+            _ => plain(CallErrorKind::Unexpected),
         }
     }
 }
 
-impl From<Fault> for StoreError {
-    fn from(fault: Fault) -> Self {
+impl From<CallError> for StoreError {
+    fn from(fault: CallError) -> Self {
         let store = "Postgres";
         match fault.kind {
-            FaultKind::Unexpected => Self::Unexpected { store, source: fault.into() },
-            FaultKind::Connection
-            | FaultKind::Tls
-            | FaultKind::Configuration
-            | FaultKind::Refused
-            | FaultKind::PoolTimeout
-            | FaultKind::Deadline
-            | FaultKind::Overloaded
-            | FaultKind::Away
-            | FaultKind::Conflict => Self::Unavailable { store, source: fault.into() },
+            CallErrorKind::Unexpected => Self::Unexpected { store, source: fault.into() },
+            CallErrorKind::Connection
+            | CallErrorKind::Tls
+            | CallErrorKind::Configuration
+            | CallErrorKind::AccessDenied
+            | CallErrorKind::PoolTimeout
+            | CallErrorKind::Deadline
+            | CallErrorKind::Overloaded
+            | CallErrorKind::Unavailable
+            | CallErrorKind::Conflict => Self::Unavailable { store, source: fault.into() },
         }
     }
 }
 
-fn copy(error: &io::Error) -> io::Error {
+fn copy_io_error(error: &io::Error) -> io::Error {
     error.raw_os_error().map_or_else(|| error.kind().into(), io::Error::from_raw_os_error)
 }
 
@@ -183,31 +186,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_of_a_server_that_is_away_or_full_are_not_our_fault() {
+    fn codes_of_an_unavailable_or_full_server_mean_unavailable() {
         for (code, kind) in [
-            ("57P01", FaultKind::Away),
-            ("57P03", FaultKind::Away),
-            ("57014", FaultKind::Deadline),
-            ("53300", FaultKind::Overloaded),
-            ("40001", FaultKind::Conflict),
-            ("40P01", FaultKind::Conflict),
-            ("25006", FaultKind::Away),
-            ("28P01", FaultKind::Refused),
-            ("3D000", FaultKind::Refused),
-            ("08006", FaultKind::Connection),
+            ("57P01", CallErrorKind::Unavailable),
+            ("57P03", CallErrorKind::Unavailable),
+            ("57014", CallErrorKind::Deadline),
+            ("53300", CallErrorKind::Overloaded),
+            ("40001", CallErrorKind::Conflict),
+            ("40P01", CallErrorKind::Conflict),
+            ("25006", CallErrorKind::Unavailable),
+            ("28P01", CallErrorKind::AccessDenied),
+            ("3D000", CallErrorKind::AccessDenied),
+            ("08006", CallErrorKind::Connection),
         ] {
-            assert_eq!(FaultKind::of_code(code), kind, "{code}");
-            let fault = Fault { kind, code: Some(code.to_owned()), source: None };
+            assert_eq!(CallErrorKind::from_code(code), kind, "{code}");
+            let fault = CallError { kind, code: Some(code.to_owned()), source: None };
             assert!(matches!(StoreError::from(fault), StoreError::Unavailable { .. }), "{code}");
         }
     }
 
     #[test]
-    fn a_broken_constraint_or_a_missing_table_is() {
+    fn a_violated_constraint_or_a_missing_table_is_unexpected() {
         for code in ["23505", "23514", "42P01", "22P02", ""] {
-            assert_eq!(FaultKind::of_code(code), FaultKind::Unexpected, "{code}");
+            assert_eq!(CallErrorKind::from_code(code), CallErrorKind::Unexpected, "{code}");
         }
-        let fault = Fault { kind: FaultKind::Unexpected, code: Some("23505".to_owned()), source: None };
+        let fault = CallError { kind: CallErrorKind::Unexpected, code: Some("23505".to_owned()), source: None };
         assert_eq!(fault.to_string(), "unexpected, SQLSTATE 23505");
     }
 }

@@ -1,4 +1,4 @@
-//! Identities: who another service says a user is. Each change is one transaction, its audit event in it.
+//! Identities: links between users and subjects of providers. Each change is one transaction with its audit event.
 
 use latchkey_crds::types::AppId;
 use sqlx::{Connection, PgConnection};
@@ -8,14 +8,17 @@ use uuid::Uuid;
 
 use super::{
     audit::EventColumns,
-    users::{EPOCH_DELAY_SECONDS, Row, being_deleted, columns, payload},
+    users::{PROPAGATION_DELAY_SECONDS, UserRow, app_being_deleted, mail_columns, mail_payload},
 };
 use crate::{
     domain::{
         audit::Event,
         identity::Identity,
         mail::{Mail, MailKind},
-        ports::{FederatedUser, Identities, Linked, Linking, NewIdentity, StoreError, TakeOver, Unlinked, Unlinking},
+        ports::{
+            AccountTransfer, Identities, LinkOutcome, LinkRequest, NewFederatedUser, NewIdentity, StoreError,
+            UnlinkOutcome, UnlinkRequest,
+        },
         user::{User, UserId},
     },
     store::Stores,
@@ -28,13 +31,13 @@ struct IdentityRow {
     linked_at: OffsetDateTime,
 }
 
-/// What came of making a user.
-enum Made {
-    Yes,
-    /// The address or the identity is somebody's.
-    No,
+/// The outcome of `create`.
+enum CreateOutcome {
+    Created,
+    /// Another user has the email address or the identity.
+    Taken,
     /// The App's users are being deleted.
-    Closed,
+    AppBeingDeleted,
 }
 
 // === impl IdentityRow ===
@@ -45,8 +48,8 @@ impl From<IdentityRow> for Identity {
     }
 }
 
-/// Whether it is the user's now: of concurrent calls for one identity one gets it.
-async fn insert(
+/// Links an identity to a user. Returns `false` if it is linked already: of concurrent calls, one succeeds.
+async fn insert_identity(
     connection: &mut PgConnection,
     app: &AppId,
     user: Uuid,
@@ -69,13 +72,13 @@ async fn insert(
     Ok(inserted.rows_affected() > 0)
 }
 
-async fn queue(
+async fn enqueue_mail(
     connection: &mut PgConnection,
     app: &AppId,
     mail: Option<&Mail>,
-    tells: bool,
+    notify: bool,
 ) -> Result<(), sqlx::Error> {
-    let (kind, to, requested_at) = columns(mail);
+    let (kind, to, requested_at) = mail_columns(mail);
     if kind.is_none() {
         return Ok(());
     }
@@ -92,17 +95,17 @@ async fn queue(
         kind,
         to,
         requested_at,
-        tells,
-        payload(),
+        notify,
+        mail_payload(),
     )
     .fetch_one(connection)
     .await
     .map(drop)
 }
 
-/// Writes an event into the transaction of what it tells.
-async fn record(connection: &mut PgConnection, app: &AppId, event: &Event) -> Result<(), sqlx::Error> {
-    let columns = EventColumns::of(event);
+/// Writes an audit event in the transaction of the change that it records.
+async fn insert_event(connection: &mut PgConnection, app: &AppId, event: &Event) -> Result<(), sqlx::Error> {
+    let columns = EventColumns::from_event(event);
     sqlx::query!(
         "INSERT INTO audit_events (app_id, id, at, kind, user_id, session_id, ip, detail)
          VALUES ($1, $2, $3, $4, $5, $6, $7::text::inet, $8::text::jsonb)",
@@ -120,16 +123,16 @@ async fn record(connection: &mut PgConnection, app: &AppId, event: &Event) -> Re
     .map(drop)
 }
 
-async fn create(
+async fn create_user(
     connection: &mut PgConnection,
     app: &AppId,
-    user: &FederatedUser,
+    user: &NewFederatedUser,
     identity: &NewIdentity,
     mail: Option<&Mail>,
     tells: bool,
-) -> Result<Made, sqlx::Error> {
+) -> Result<CreateOutcome, sqlx::Error> {
     let mut transaction = connection.begin().await?;
-    // The lock on the App's row orders this with the deletion of its users, as in `create_user`.
+    // The lock on the App's row orders this with the deletion of the App's users, as in `create_user`.
     let made = sqlx::query!(
         r#"
         WITH gate AS (
@@ -158,24 +161,24 @@ async fn create(
     .fetch_one(&mut *transaction)
     .await?;
     if made.closed {
-        return Ok(Made::Closed);
+        return Ok(CreateOutcome::AppBeingDeleted);
     }
-    if made.made == 0 || !insert(&mut transaction, app, user.id.0, identity).await? {
-        // Dropped, the transaction takes the user back.
-        return Ok(Made::No);
+    if made.made == 0 || !insert_identity(&mut transaction, app, user.id.0, identity).await? {
+        // Dropping the transaction rolls back the user.
+        return Ok(CreateOutcome::Taken);
     }
-    queue(&mut transaction, app, mail, tells).await?;
-    record(&mut transaction, app, &user.event).await?;
+    enqueue_mail(&mut transaction, app, mail, tells).await?;
+    insert_event(&mut transaction, app, &user.event).await?;
     transaction.commit().await?;
-    Ok(Made::Yes)
+    Ok(CreateOutcome::Created)
 }
 
-async fn link(
+async fn link_in_transaction(
     connection: &mut PgConnection,
     app: &AppId,
-    linking: &Linking,
+    linking: &LinkRequest,
     tells: bool,
-) -> Result<Linked, sqlx::Error> {
+) -> Result<LinkOutcome, sqlx::Error> {
     let identity = &linking.identity;
     let mut transaction = connection.begin().await?;
     let owner = sqlx::query!(
@@ -193,8 +196,8 @@ async fn link(
     )
     .fetch_optional(&mut *transaction)
     .await?;
-    let Some(owner) = owner else { return Ok(Linked::Moved) };
-    if !insert(&mut transaction, app, linking.user.0, identity).await? {
+    let Some(owner) = owner else { return Ok(LinkOutcome::UserChanged) };
+    if !insert_identity(&mut transaction, app, linking.user.0, identity).await? {
         let holder = sqlx::query_scalar!(
             "SELECT user_id FROM identities WHERE app_id = $1 AND authority = $2 AND subject = $3",
             app.as_str(),
@@ -203,21 +206,25 @@ async fn link(
         )
         .fetch_optional(&mut *transaction)
         .await?;
-        return Ok(holder.map_or(Linked::Moved, |holder| Linked::Taken(UserId(holder))));
+        return Ok(holder.map_or(LinkOutcome::UserChanged, |holder| LinkOutcome::AlreadyLinked(UserId(holder))));
     }
     if owner.verified {
-        let notice = Mail { kind: MailKind::NewSignIn, user: Some(linking.user), requested_at: identity.at };
-        queue(&mut transaction, app, Some(&notice), tells).await?;
+        let notice = Mail { kind: MailKind::NewSignIn, recipient: Some(linking.user), requested_at: identity.at };
+        enqueue_mail(&mut transaction, app, Some(&notice), tells).await?;
     }
-    record(&mut transaction, app, &linking.event).await?;
+    insert_event(&mut transaction, app, &linking.event).await?;
     transaction.commit().await?;
-    Ok(Linked::Done)
+    Ok(LinkOutcome::Done)
 }
 
-async fn take_over(connection: &mut PgConnection, app: &AppId, change: &TakeOver) -> Result<Option<Row>, sqlx::Error> {
+async fn transfer_in_transaction(
+    connection: &mut PgConnection,
+    app: &AppId,
+    change: &AccountTransfer,
+) -> Result<Option<UserRow>, sqlx::Error> {
     let mut transaction = connection.begin().await?;
     let row = sqlx::query_as!(
-        Row,
+        UserRow,
         r#"
         WITH changed AS (
             UPDATE users
@@ -250,24 +257,28 @@ async fn take_over(connection: &mut PgConnection, app: &AppId, change: &TakeOver
         change.address,
         change.identity.at,
         change.name,
-        EPOCH_DELAY_SECONDS,
+        PROPAGATION_DELAY_SECONDS,
     )
     .fetch_optional(&mut *transaction)
     .await?;
     let Some(row) = row else { return Ok(None) };
-    if !insert(&mut transaction, app, row.id, &change.identity).await? {
+    if !insert_identity(&mut transaction, app, row.id, &change.identity).await? {
         return Ok(None);
     }
-    record(&mut transaction, app, &change.event).await?;
+    insert_event(&mut transaction, app, &change.event).await?;
     transaction.commit().await?;
     Ok(Some(row))
 }
 
-async fn unlink(connection: &mut PgConnection, app: &AppId, unlinking: &Unlinking) -> Result<Unlinked, sqlx::Error> {
-    let Unlinking { user, provider, usable, event } = unlinking;
+async fn unlink_in_transaction(
+    connection: &mut PgConnection,
+    app: &AppId,
+    unlinking: &UnlinkRequest,
+) -> Result<UnlinkOutcome, sqlx::Error> {
+    let UnlinkRequest { user, provider, usable, event } = unlinking;
     let usable: Vec<String> = usable.iter().map(|name| name.as_str().to_owned()).collect();
     let mut transaction = connection.begin().await?;
-    // Locked by a statement of its own, so that the next one sees what concurrent calls have removed.
+    // A separate statement takes the lock, so that the next one sees what concurrent calls have removed.
     let owner = sqlx::query!(
         r#"
         SELECT email IS NOT NULL AND password_hash IS NOT NULL AS "has_password!" FROM users
@@ -279,7 +290,7 @@ async fn unlink(connection: &mut PgConnection, app: &AppId, unlinking: &Unlinkin
     )
     .fetch_optional(&mut *transaction)
     .await?;
-    let Some(owner) = owner else { return Ok(Unlinked::NotLinked) };
+    let Some(owner) = owner else { return Ok(UnlinkOutcome::NotLinked) };
     let counts = sqlx::query!(
         r#"
         SELECT count(*) FILTER (WHERE provider = $3) AS "own!",
@@ -294,10 +305,10 @@ async fn unlink(connection: &mut PgConnection, app: &AppId, unlinking: &Unlinkin
     .fetch_one(&mut *transaction)
     .await?;
     if counts.own == 0 {
-        return Ok(Unlinked::NotLinked);
+        return Ok(UnlinkOutcome::NotLinked);
     }
     if !owner.has_password && counts.others == 0 {
-        return Ok(Unlinked::LastWayIn);
+        return Ok(UnlinkOutcome::LastLoginMethod);
     }
     sqlx::query!(
         "DELETE FROM identities WHERE app_id = $1 AND user_id = $2 AND provider = $3",
@@ -307,17 +318,17 @@ async fn unlink(connection: &mut PgConnection, app: &AppId, unlinking: &Unlinkin
     )
     .execute(&mut *transaction)
     .await?;
-    record(&mut transaction, app, event).await?;
+    insert_event(&mut transaction, app, event).await?;
     transaction.commit().await?;
-    Ok(Unlinked::Done)
+    Ok(UnlinkOutcome::Done)
 }
 
 impl Identities for Stores {
     async fn user_by_identity(&self, app: &AppId, authority: &str, subject: &str) -> Result<Option<User>, StoreError> {
-        let mut held = self.postgres.hold("user_by_identity").await?;
+        let mut held = self.postgres.begin_call("user_by_identity").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_as!(
-            Row,
+            UserRow,
             "SELECT users.id, users.email, email_verified_at, pending_email, name, password_hash, \
              password_session, contested, epoch, version, disabled_at, created_at, updated_at
              FROM identities JOIN users ON users.app_id = identities.app_id AND users.id = identities.user_id
@@ -327,53 +338,53 @@ impl Identities for Stores {
             subject,
         );
         let answer = timeout_at(until, query.fetch_optional(connection)).await;
-        held.done(answer)?.map(User::try_from).transpose()
+        held.end_call(answer)?.map(User::try_from).transpose()
     }
 
-    async fn create_federated(
+    async fn create_federated_user(
         &self,
         app: &AppId,
-        user: FederatedUser,
+        user: NewFederatedUser,
         identity: NewIdentity,
         mail: Option<Mail>,
     ) -> Result<bool, StoreError> {
-        let tells = self.postgres.tells();
-        let mut held = self.postgres.hold("create_federated").await?;
+        let tells = self.postgres.should_notify();
+        let mut held = self.postgres.begin_call("create_federated").await?;
         let (connection, until) = held.parts();
-        let made = timeout_at(until, create(connection, app, &user, &identity, mail.as_ref(), tells)).await;
-        match held.done(made)? {
-            Made::Yes => {
+        let made = timeout_at(until, create_user(connection, app, &user, &identity, mail.as_ref(), tells)).await;
+        match held.end_call(made)? {
+            CreateOutcome::Created => {
                 if mail.is_some() {
-                    self.postgres.wake();
+                    self.postgres.notify_deliverer();
                 }
                 Ok(true)
             }
-            Made::No => Ok(false),
-            Made::Closed => Err(being_deleted()),
+            CreateOutcome::Taken => Ok(false),
+            CreateOutcome::AppBeingDeleted => Err(app_being_deleted()),
         }
     }
 
-    async fn link_identity(&self, app: &AppId, linking: Linking) -> Result<Linked, StoreError> {
-        let tells = self.postgres.tells();
-        let mut held = self.postgres.hold("link_identity").await?;
+    async fn link_identity(&self, app: &AppId, linking: LinkRequest) -> Result<LinkOutcome, StoreError> {
+        let tells = self.postgres.should_notify();
+        let mut held = self.postgres.begin_call("link_identity").await?;
         let (connection, until) = held.parts();
-        let linked = timeout_at(until, link(connection, app, &linking, tells)).await;
-        let linked = held.done(linked)?;
-        if linked == Linked::Done {
-            self.postgres.wake();
+        let linked = timeout_at(until, link_in_transaction(connection, app, &linking, tells)).await;
+        let linked = held.end_call(linked)?;
+        if linked == LinkOutcome::Done {
+            self.postgres.notify_deliverer();
         }
         Ok(linked)
     }
 
-    async fn take_over(&self, app: &AppId, change: TakeOver) -> Result<Option<User>, StoreError> {
-        let mut held = self.postgres.hold("take_over").await?;
+    async fn transfer_account(&self, app: &AppId, change: AccountTransfer) -> Result<Option<User>, StoreError> {
+        let mut held = self.postgres.begin_call("take_over").await?;
         let (connection, until) = held.parts();
-        let changed = timeout_at(until, take_over(connection, app, &change)).await;
-        held.done(changed)?.map(User::try_from).transpose()
+        let changed = timeout_at(until, transfer_in_transaction(connection, app, &change)).await;
+        held.end_call(changed)?.map(User::try_from).transpose()
     }
 
     async fn identities(&self, app: &AppId, user: UserId) -> Result<Vec<Identity>, StoreError> {
-        let mut held = self.postgres.hold("identities").await?;
+        let mut held = self.postgres.begin_call("identities").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_as!(
             IdentityRow,
@@ -384,13 +395,13 @@ impl Identities for Stores {
             user.0,
         );
         let answer = timeout_at(until, query.fetch_all(connection)).await;
-        Ok(held.done(answer)?.into_iter().map(Identity::from).collect())
+        Ok(held.end_call(answer)?.into_iter().map(Identity::from).collect())
     }
 
-    async fn unlink_identity(&self, app: &AppId, unlinking: Unlinking) -> Result<Unlinked, StoreError> {
-        let mut held = self.postgres.hold("unlink_identity").await?;
+    async fn unlink_identity(&self, app: &AppId, unlinking: UnlinkRequest) -> Result<UnlinkOutcome, StoreError> {
+        let mut held = self.postgres.begin_call("unlink_identity").await?;
         let (connection, until) = held.parts();
-        let unlinked = timeout_at(until, unlink(connection, app, &unlinking)).await;
-        held.done(unlinked)
+        let unlinked = timeout_at(until, unlink_in_transaction(connection, app, &unlinking)).await;
+        held.end_call(unlinked)
     }
 }

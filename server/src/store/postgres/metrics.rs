@@ -1,4 +1,4 @@
-//! What the pool tells about itself.
+//! Metrics of the connection pool.
 
 use std::time::Duration;
 
@@ -15,10 +15,10 @@ use prometheus_client::{
 };
 use sqlx::PgPool;
 
-use super::errors::FaultKind;
+use super::errors::CallErrorKind;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Kind {
+struct KindLabel {
     kind: &'static str,
 }
 
@@ -26,49 +26,49 @@ struct Kind {
 pub(super) struct Metrics {
     pool: PgPool,
     waits: Histogram,
-    faults: Family<Kind, Counter>,
+    errors: Family<KindLabel, Counter>,
 }
 
-/// Asked when scraped.
+/// Reads the pool when it is scraped.
 #[derive(Debug)]
-struct Connections(PgPool);
+struct PoolCollector(PgPool);
 
 // === impl Metrics ===
 
 impl Metrics {
     pub(super) fn new(pool: &PgPool) -> Self {
-        let faults = Family::<Kind, Counter>::default();
-        for kind in FaultKind::ALL {
-            drop(faults.get_or_create(&Kind { kind: kind.as_str() }));
+        let faults = Family::<KindLabel, Counter>::default();
+        for kind in CallErrorKind::ALL {
+            drop(faults.get_or_create(&KindLabel { kind: kind.as_str() }));
         }
         // 50 µs to 3.3 s.
-        Self { pool: pool.clone(), waits: Histogram::new(exponential_buckets(0.000_05, 4.0, 9)), faults }
+        Self { pool: pool.clone(), waits: Histogram::new(exponential_buckets(0.000_05, 4.0, 9)), errors: faults }
     }
 
     pub(super) fn register(&self, registry: &mut Registry) {
-        registry.register_collector(Box::new(Connections(self.pool.clone())));
-        registry.register("acquire_seconds", "Waiting for a connection to Postgres", self.waits.clone());
-        registry.register("errors", "Calls to Postgres that failed, by kind", self.faults.clone());
+        registry.register_collector(Box::new(PoolCollector(self.pool.clone())));
+        registry.register("acquire_seconds", "Time that calls waited for a connection to Postgres", self.waits.clone());
+        registry.register("errors", "Calls to Postgres that failed, by kind", self.errors.clone());
     }
 
-    pub(super) fn waited(&self, time: Duration) {
+    pub(super) fn observe_wait(&self, time: Duration) {
         self.waits.observe(time.as_secs_f64());
     }
 
-    pub(super) fn failed(&self, kind: FaultKind) {
-        self.faults.get_or_create(&Kind { kind: kind.as_str() }).inc();
+    pub(super) fn count_error(&self, kind: CallErrorKind) {
+        self.errors.get_or_create(&KindLabel { kind: kind.as_str() }).inc();
     }
 }
 
 // === impl Connections ===
 
-impl Collector for Connections {
+impl Collector for PoolCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let idle = self.0.num_idle();
         let size = self.0.size();
         for (name, help, value) in [
             ("connections", "Connections to Postgres", i64::from(size)),
-            ("connections_idle", "Connections to Postgres that wait for work", i64::try_from(idle).unwrap_or(0)),
+            ("connections_idle", "Idle connections to Postgres", i64::try_from(idle).unwrap_or(0)),
         ] {
             let gauge = ConstGauge::new(value);
             gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;

@@ -1,4 +1,4 @@
-//! Brings a database to the schema that this server needs.
+//! Migrates a database to the schema that this server needs.
 
 use std::time::Duration;
 
@@ -9,93 +9,95 @@ use sqlx::{
 use tokio::time::{sleep, timeout};
 use tracing::info;
 
-use super::{ConnectError, UrlSource, errors::Fault, parse};
+use super::{ConnectError, UrlSource, errors::CallError, parse_url};
 
 static MIGRATOR: Migrator = sqlx::migrate!("./migrations");
 
-/// The newest migration that this server's statements need; a newer schema is fine, migrations only expand.
+/// The newest migration that this server's statements need. A newer schema works too: migrations only expand it.
 pub const REQUIRED_SCHEMA: i64 = 20_261_122_000_000;
 
-/// A server whose role may not make partitions is well for so long after an upgrade, and beyond that has the default one.
+/// Partitions to create ahead, in months. A server whose role cannot create partitions is fine for this long after an
+/// upgrade, and then uses the default partition.
 const MONTHS_AHEAD: i32 = 12;
-const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-/// Two that make the lock's table at once: one fails, and finds it there.
-const TABLE_TRIES: u32 = 5;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Attempts to create the lock's table. If two programs create it at once, one fails and finds it on the next attempt.
+const LOCK_TABLE_ATTEMPTS: u32 = 5;
 
-/// Why the schema is not there. The text does not hold what the database holds.
+/// Why a migration failed. The message contains no data of the database.
 #[derive(Debug, thiserror::Error)]
-pub enum MigrateFailed {
+pub enum MigrationError {
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    #[error("Postgres does not answer: {0}")]
-    Away(Fault),
-    #[error("Postgres refused: {0}")]
-    Refused(Fault),
-    #[error("migration {version} failed: {fault}")]
-    Migration { version: i64, fault: Fault },
-    #[error("migration {0} was applied in another form than it has here")]
-    Altered(i64),
-    #[error("migrations cannot be applied: {0}")]
+    #[error("cannot connect to Postgres: {0}")]
+    Unreachable(CallError),
+    #[error("Postgres refused a statement: {0}")]
+    StatementFailed(CallError),
+    #[error("migration {version} failed: {error}")]
+    Migration { version: i64, error: CallError },
+    #[error("migration {0} was applied with different content")]
+    ContentChanged(i64),
+    #[error("cannot apply migrations: {0}")]
     Other(String),
 }
 
-/// Applies what is missing, in order; a second one at the same time waits, and finds nothing to do. Needs a role that may
-/// make tables, and a connection that no pooler gives to others between transactions.
-pub async fn migrate(url: &UrlSource) -> Result<(), MigrateFailed> {
-    let options = parse(&url.read().map_err(ConnectError::from)?)?;
-    let connect = async || -> Result<PgConnection, MigrateFailed> {
-        match timeout(CONNECT_LIMIT, options.connect()).await {
+/// Applies missing migrations in order. A concurrent call waits and finds nothing to do. Needs a role that can create
+/// tables, and a connection that no pooler shares between transactions.
+pub async fn migrate(url: &UrlSource) -> Result<(), MigrationError> {
+    let options = parse_url(&url.read().map_err(ConnectError::from)?)?;
+    let connect = async || -> Result<PgConnection, MigrationError> {
+        match timeout(CONNECT_TIMEOUT, options.connect()).await {
             Ok(Ok(connection)) => Ok(connection),
-            Ok(Err(error)) => Err(MigrateFailed::Away(Fault::from(&error))),
-            Err(_) => Err(MigrateFailed::Away(Fault::deadline())),
+            Ok(Err(error)) => Err(MigrationError::Unreachable(CallError::from(&error))),
+            Err(_) => Err(MigrationError::Unreachable(CallError::deadline())),
         }
     };
-    // The lock is a row, held by a transaction on a connection of its own: session locks do not survive poolers.
+    // The lock is a row lock, held by a transaction on its own connection: session locks do not work behind poolers.
     let mut lock = connect().await?;
-    make_lock(&mut lock).await.map_err(|error| MigrateFailed::Refused(Fault::from(&error)))?;
+    create_lock_table(&mut lock).await.map_err(|error| MigrationError::StatementFailed(CallError::from(&error)))?;
     info!("waiting for the migration lock");
-    let mut holding = lock.begin().await.map_err(|error| MigrateFailed::Refused(Fault::from(&error)))?;
+    let mut holding = lock.begin().await.map_err(|error| MigrationError::StatementFailed(CallError::from(&error)))?;
     sqlx::query("SELECT one FROM latchkey_migration_lock FOR UPDATE")
         .fetch_one(&mut *holding)
         .await
-        .map_err(|error| MigrateFailed::Refused(Fault::from(&error)))?;
+        .map_err(|error| MigrationError::StatementFailed(CallError::from(&error)))?;
 
     let mut connection = connect().await?;
     let outcome = match apply(&mut connection).await {
-        Ok(()) => make_months(&mut connection).await,
+        Ok(()) => create_audit_partitions(&mut connection).await,
         Err(error) => Err(error),
     };
-    // Nothing was written under the lock; what closes the connections ends it too.
+    // The transaction wrote nothing, so errors here do not matter: closing the connection releases the lock too.
     drop(holding.rollback().await);
     drop(lock.close().await);
     drop(connection.close().await);
     outcome
 }
 
-async fn make_lock(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-    const MAKE: &str = "
+async fn create_lock_table(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    const CREATE_LOCK_TABLE: &str = "
         CREATE TABLE IF NOT EXISTS latchkey_migration_lock (one boolean PRIMARY KEY DEFAULT true CHECK (one));
         INSERT INTO latchkey_migration_lock DEFAULT VALUES ON CONFLICT DO NOTHING;";
     let mut tries = 1;
     loop {
-        match sqlx::raw_sql(MAKE).execute(&mut *connection).await {
+        match sqlx::raw_sql(CREATE_LOCK_TABLE).execute(&mut *connection).await {
             Ok(_) => return Ok(()),
-            Err(error) if tries == TABLE_TRIES || !is_race(&error) => return Err(error),
+            Err(error) if tries == LOCK_TABLE_ATTEMPTS || !is_race(&error) => return Err(error),
             Err(_) => tries += 1,
         }
         sleep(Duration::from_millis(50)).await;
     }
 }
 
-/// IF NOT EXISTS does not wait for another that makes the table: unique_violation in the catalog, or duplicate_table.
+/// IF NOT EXISTS does not prevent a race to create the table: it fails with unique_violation in the catalog,
+/// duplicate_table or duplicate_object.
 fn is_race(error: &sqlx::Error) -> bool {
-    let code = Fault::from(error).code;
+    let code = CallError::from(error).code;
     matches!(code.as_deref(), Some("23505" | "42P07" | "42710"))
 }
 
-async fn apply(connection: &mut PgConnection) -> Result<(), MigrateFailed> {
-    let refused = |error: &sqlx::Error| MigrateFailed::Refused(Fault::from(error));
-    let before = seen_version(connection).await.map_err(|error| refused(&error))?;
+async fn apply(connection: &mut PgConnection) -> Result<(), MigrationError> {
+    let refused = |error: &sqlx::Error| MigrationError::StatementFailed(CallError::from(error));
+    let before = applied_version(connection).await.map_err(|error| refused(&error))?;
     let newest = MIGRATOR.iter().map(|migration| migration.version).max();
     let missing: Vec<i64> = MIGRATOR
         .iter()
@@ -108,43 +110,43 @@ async fn apply(connection: &mut PgConnection) -> Result<(), MigrateFailed> {
     for migration in MIGRATOR.iter().filter(|migration| missing.contains(&migration.version)) {
         info!(version = migration.version, description = %migration.description, "applying a migration");
     }
-    // Our row lock takes the place of sqlx's session lock. A database that a newer server has migrated stays as it is.
+    // The row lock replaces sqlx's session lock. Migrations of a newer server are ignored.
     let mut migrator = Migrator { migrations: MIGRATOR.migrations.clone(), ..Migrator::DEFAULT };
     migrator.set_locking(false).set_ignore_missing(true);
-    migrator.run_direct(None, connection, false).await.map_err(failed)?;
+    migrator.run_direct(None, connection, false).await.map_err(migration_error)?;
     if !missing.is_empty() {
         info!(schema = newest, "the schema is up to date");
     }
     Ok(())
 }
 
-/// The partitions of audit events, ahead of time: what the server does too where its role may.
-async fn make_months(connection: &mut PgConnection) -> Result<(), MigrateFailed> {
+/// Creates the partitions of audit events ahead of time. Servers do this too if their role can.
+async fn create_audit_partitions(connection: &mut PgConnection) -> Result<(), MigrationError> {
     let made: i32 = sqlx::query_scalar("SELECT latchkey_audit_make_months($1)")
         .bind(MONTHS_AHEAD)
         .fetch_one(connection)
         .await
-        .map_err(|error| MigrateFailed::Refused(Fault::from(&error)))?;
+        .map_err(|error| MigrationError::StatementFailed(CallError::from(&error)))?;
     if made > 0 {
-        info!(made, "partitions of audit events are made ahead");
+        info!(made, "created partitions of audit events ahead of time");
     }
     Ok(())
 }
 
-fn failed(error: MigrateError) -> MigrateFailed {
+fn migration_error(error: MigrateError) -> MigrationError {
     match error {
-        MigrateError::Execute(error) => MigrateFailed::Refused(Fault::from(&error)),
+        MigrateError::Execute(error) => MigrationError::StatementFailed(CallError::from(&error)),
         MigrateError::ExecuteMigration(error, version) => {
-            MigrateFailed::Migration { version, fault: Fault::from(&error) }
+            MigrationError::Migration { version, error: CallError::from(&error) }
         }
-        MigrateError::VersionMismatch(version) => MigrateFailed::Altered(version),
-        // What is left speaks of versions only.
-        other => MigrateFailed::Other(other.to_string()),
+        MigrateError::VersionMismatch(version) => MigrationError::ContentChanged(version),
+        // The other errors contain only versions.
+        other => MigrationError::Other(other.to_string()),
     }
 }
 
-/// The newest migration that was applied; none where there never was one.
-pub(super) async fn seen_version(connection: &mut PgConnection) -> Result<Option<i64>, sqlx::Error> {
+/// The version of the newest applied migration. `None` if none was applied.
+pub(super) async fn applied_version(connection: &mut PgConnection) -> Result<Option<i64>, sqlx::Error> {
     let there: bool =
         sqlx::query_scalar("SELECT to_regclass('_sqlx_migrations') IS NOT NULL").fetch_one(&mut *connection).await?;
     if !there {

@@ -1,4 +1,4 @@
-//! Users, the outbox and audit events, in Postgres: the pool, its limits, and what its errors mean.
+//! Users, the outbox and audit events in Postgres, and the connection pool that they share.
 
 use std::{
     sync::{Arc, Mutex, PoisonError, Weak},
@@ -18,7 +18,7 @@ use tokio::{
 };
 use tracing::{Span, info, warn};
 
-use super::{Unreadable, UrlSource};
+use super::{UrlReadError, UrlSource};
 use crate::domain::ports::StoreError;
 
 mod accounts;
@@ -33,94 +33,94 @@ mod outbox;
 mod unverified;
 mod users;
 
-pub use apps::{AppClaim, Claim, Deleting, Releasing};
+pub use apps::{ClaimOutcome, DeleteOutcome, OwnershipClaim, ReleaseOutcome};
 pub use audit::AuditMetrics;
 pub(crate) use audit::RefusalColumns;
-pub use errors::{Fault, FaultKind};
+pub use errors::{CallError, CallErrorKind};
 pub use outbox::DeadLetter;
-pub use unverified::{Batch, Position, Unverified};
+pub use unverified::{UnverifiedBatch, UnverifiedExpiry, UnverifiedPosition};
 
 use metrics::Metrics;
 use outage::Availability;
 
-/// What a call may take in all, waiting for a connection included: a stalled server becomes a 503, not a queue.
-const CALL_LIMIT: Duration = Duration::from_secs(4);
-/// What waiting for a connection may take of that.
-const ACQUIRE_LIMIT: Duration = Duration::from_secs(3);
-/// A connection that rested longer than this is asked whether it still lives; a busy one costs no extra round trip.
-const RESTED: Duration = Duration::from_secs(5);
-/// How long that question may take.
-const PING_LIMIT: Duration = Duration::from_secs(1);
-/// How long after its use a connection may be on its way back to the pool.
-const COMING_BACK: Duration = Duration::from_secs(1);
-/// How often the file of the URL is looked at: a password that was rotated is used before the old one ends.
-const REREAD: Duration = Duration::from_secs(10);
-/// Connections are renewed now and then, so that they spread over servers that came up since.
-const LIFETIME: Duration = Duration::from_secs(30 * 60);
-const IDLE: Duration = Duration::from_secs(5 * 60);
-/// Said once on each connection, by a statement: start-up parameters are refused by poolers. Behind a pooler that gives
-/// out connections by transaction these stay on whichever server connection they reached, which does no harm; the time
-/// limits that always hold are those of this module.
-const SESSION: &str = "SET statement_timeout = 5000; SET idle_in_transaction_session_timeout = 10000";
+/// The time limit of a call, including the wait for a connection: a stalled Postgres causes 503s, not a queue.
+const CALL_TIMEOUT: Duration = Duration::from_secs(4);
+/// The part of `CALL_TIMEOUT` that a call can wait for a connection.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
+/// A connection that was idle longer than this is pinged before use. Busy connections cost no extra round trip.
+const PING_AFTER_IDLE: Duration = Duration::from_secs(5);
+/// The time limit of that ping.
+const PING_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a connection can take to return to the pool after its use.
+const RETURN_TIME: Duration = Duration::from_secs(1);
+/// How often the file of the URL is read, so that a rotated password is used before the old one ends.
+const URL_READ_INTERVAL: Duration = Duration::from_secs(10);
+/// Connections are replaced at this age, so that they spread over Postgres servers that were added.
+const MAX_LIFETIME: Duration = Duration::from_secs(30 * 60);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(5 * 60);
+/// Runs once on each new connection. A statement, since poolers refuse startup parameters. Behind a pooler in
+/// transaction mode, the settings stay on the server connection that they reached, which is harmless: the limits that
+/// always hold are those of this module.
+const SESSION_SETTINGS: &str = "SET statement_timeout = 5000; SET idle_in_transaction_session_timeout = 10000";
 
 /// How to reach Postgres.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// `postgres://user:password@host/database`; `sslmode` and `sslrootcert` as libpq has them. Behind a pooler that
-    /// gives out connections by transaction add `statement-cache-capacity=0`.
+    /// `postgres://user:password@host/database`, with `sslmode` and `sslrootcert` as in libpq. Behind a pooler in
+    /// transaction mode, add `statement-cache-capacity=0`.
     pub url: UrlSource,
     pub max_connections: u32,
-    /// Whether to LISTEN for new rows of the outbox; off behind poolers.
+    /// Whether to LISTEN for new outbox rows. Off behind poolers.
     pub listen: bool,
 }
 
-/// The URL is not there or not one of Postgres. The text does not hold it.
+/// The URL cannot be read or is not a Postgres URL. The message does not contain the URL.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     #[error(transparent)]
-    Unreadable(#[from] Unreadable),
-    #[error("the URL of Postgres is not of the form postgres://user:password@host:port/database")]
-    Malformed,
+    UnreadableUrl(#[from] UrlReadError),
+    #[error("the URL of Postgres does not have the form postgres://user:password@host:port/database")]
+    InvalidUrl,
 }
 
-/// A handle to the database.
+/// A handle to the database. Clones share the pool.
 #[derive(Clone)]
-pub struct Postgres {
+pub struct PostgresStore {
     shared: Arc<Shared>,
 }
 
 struct Shared {
     pool: PgPool,
-    source: Source,
+    url: UrlState,
     metrics: Metrics,
-    /// Pinged by our own enqueuing and, where it listens, by that of others.
-    news: Arc<Notify>,
+    /// Notified when this server enqueues outbox rows and, if `listen`, when other servers do.
+    outbox_notify: Arc<Notify>,
     listen: bool,
     listener: Option<AbortHandle>,
-    /// When a connection was last found broken: those that rest since before are suspect.
-    fault: Arc<Mutex<Option<Instant>>>,
+    /// When a connection was last found broken. Connections that have been idle since before that are suspect.
+    last_broken: Arc<Mutex<Option<Instant>>>,
     availability: Availability,
-    audit: audit::Writer,
-    /// For tasks that end when the last handle goes.
-    own: Weak<Shared>,
+    audit: audit::EventWriter,
+    /// For tasks that end when the last handle is dropped.
+    weak_self: Weak<Shared>,
 }
 
-struct Source {
+struct UrlState {
     url: UrlSource,
-    seen: Mutex<Seen>,
+    current: Mutex<CurrentUrl>,
 }
 
-struct Seen {
+struct CurrentUrl {
     url: zeroize::Zeroizing<String>,
-    at: Instant,
+    read_at: Instant,
 }
 
-/// A connection for one call, with the time at which the call is given up. A call that does not come to its end, by the
-/// deadline or because the request went away, leaves a connection in an unknown state: it is closed.
-struct Held {
+/// A connection for one call, with the call's deadline. A call that is cut off, by the deadline or by cancellation,
+/// leaves the connection in an unknown state, so the connection is closed.
+struct CallConnection {
     connection: Option<PoolConnection<Driver>>,
-    until: Instant,
-    postgres: Postgres,
+    deadline: Instant,
+    postgres: PostgresStore,
     span: Span,
 }
 
@@ -134,109 +134,109 @@ impl Options {
     }
 }
 
-fn parse(url: &str) -> Result<PgConnectOptions, ConnectError> {
+fn parse_url(url: &str) -> Result<PgConnectOptions, ConnectError> {
     if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
-        return Err(ConnectError::Malformed);
+        return Err(ConnectError::InvalidUrl);
     }
-    let options: PgConnectOptions = url.parse().map_err(|_| ConnectError::Malformed)?;
-    // Poolers refuse the parameter, and no float goes over the wire as text.
+    let options: PgConnectOptions = url.parse().map_err(|_| ConnectError::InvalidUrl)?;
+    // Poolers refuse the parameter extra_float_digits, and no float is sent as text.
     Ok(options.application_name("latchkey").extra_float_digits(None).disable_statement_logging())
 }
 
 // === impl Postgres ===
 
-impl Postgres {
-    /// Reads the URL and makes the pool; connections are made when they are needed. Needs a running tokio.
+impl PostgresStore {
+    /// Reads the URL and creates the pool. Connections are opened on first use. Must be called in a tokio runtime.
     pub fn connect(options: Options) -> Result<Self, ConnectError> {
         let url = options.url.read()?;
-        let connect = parse(&url)?;
+        let connect = parse_url(&url)?;
         let fault = Arc::new(Mutex::new(None));
-        let pool = pool(options.max_connections, connect, Arc::clone(&fault));
+        let pool = new_pool(options.max_connections, connect, Arc::clone(&fault));
         let news = Arc::new(Notify::new());
-        let source = Source { url: options.url, seen: Mutex::new(Seen { url, at: Instant::now() }) };
+        let source = UrlState { url: options.url, current: Mutex::new(CurrentUrl { url, read_at: Instant::now() }) };
         let listener =
             options.listen.then(|| tokio::spawn(outbox::listen(pool.clone(), Arc::clone(&news))).abort_handle());
         let metrics = Metrics::new(&pool);
         let shared = Arc::new_cyclic(|shared| Shared {
             pool,
-            source,
+            url: source,
             metrics,
-            news,
+            outbox_notify: news,
             listen: options.listen,
             listener,
-            fault,
+            last_broken: fault,
             availability: Availability::new(),
-            audit: audit::Writer::start(Weak::clone(shared)),
-            own: Weak::clone(shared),
+            audit: audit::EventWriter::start(Weak::clone(shared)),
+            weak_self: Weak::clone(shared),
         });
         Ok(Self { shared })
     }
 
-    /// Under names without a prefix: the registry is to be one of Postgres's own.
-    pub fn register(&self, registry: &mut Registry) {
+    /// Registers metrics under names without a prefix; the caller passes a registry with the prefix.
+    pub fn register_metrics(&self, registry: &mut Registry) {
         self.shared.metrics.register(registry);
     }
 
-    /// The newest migration that the database has seen; none where it is empty.
+    /// The version of the newest applied migration. `None` if the database has no schema.
     pub async fn schema_version(&self) -> Result<Option<i64>, StoreError> {
-        let mut held = self.hold("schema_version").await?;
+        let mut held = self.begin_call("schema_version").await?;
         let (connection, until) = held.parts();
-        let answer = timeout_at(until, migrate::seen_version(connection)).await;
-        held.done(answer)
+        let answer = timeout_at(until, migrate::applied_version(connection)).await;
+        held.end_call(answer)
     }
 
-    /// Closes the connections; what runs comes to its end first, and what was recorded is written.
+    /// Writes the recorded audit events, waits for running calls, and closes the connections.
     pub async fn close(&self) {
         self.flush_audit().await;
         self.shared.pool.close().await;
     }
 
-    /// Whether enqueuing tells other servers. NOTIFY makes commits wait for each other, so it is sent only where somebody
-    /// listens.
-    fn tells(&self) -> bool {
+    /// Whether to NOTIFY other servers of new outbox rows. NOTIFY serializes commits, so it is sent only if servers
+    /// LISTEN.
+    fn should_notify(&self) -> bool {
         self.shared.listen
     }
 
-    /// Tells our own worker that there are rows.
-    fn wake(&self) {
-        self.shared.news.notify_one();
+    /// Wakes this server's deliverer for new outbox rows.
+    fn notify_deliverer(&self) {
+        self.shared.outbox_notify.notify_one();
     }
 
-    /// A connection for a call; the operation's name is that of the call's span.
-    async fn hold(&self, operation: &'static str) -> Result<Held, StoreError> {
-        let span = latchkey_trace::child!(
+    /// Acquires a connection for a call. `operation` names the call's trace span.
+    async fn begin_call(&self, operation: &'static str) -> Result<CallConnection, StoreError> {
+        let span = latchkey_trace::child_span!(
             "client",
             "postgres",
             otel.name = operation,
             db.system.name = "postgresql",
             db.operation.name = operation,
         );
-        let until = Instant::now() + CALL_LIMIT;
-        self.reread(false);
+        let until = Instant::now() + CALL_TIMEOUT;
+        self.reread_url(false);
         let started = Instant::now();
         let mut acquired = self.shared.acquire().await;
         if let Err(fault) = &acquired
             && fault.is_about_the_url()
-            && self.reread(true)
+            && self.reread_url(true)
         {
             acquired = self.shared.acquire().await;
         }
-        self.shared.metrics.waited(started.elapsed());
-        let connection = acquired.map_err(|fault| self.refused_in(&span, fault))?;
-        Ok(Held { connection: Some(connection), until, postgres: self.clone(), span })
+        self.shared.metrics.observe_wait(started.elapsed());
+        let connection = acquired.map_err(|fault| self.record_error_in(&span, fault))?;
+        Ok(CallConnection { connection: Some(connection), deadline: until, postgres: self.clone(), span })
     }
 
-    /// Whether the URL is another than before; new connections are then made with it.
-    fn reread(&self, now: bool) -> bool {
-        let source = &self.shared.source;
-        let mut seen = source.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        if !now && seen.at.elapsed() < REREAD {
+    /// Reads the URL again and returns whether it changed. New connections then use the new URL.
+    fn reread_url(&self, now: bool) -> bool {
+        let source = &self.shared.url;
+        let mut seen = source.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if !now && seen.read_at.elapsed() < URL_READ_INTERVAL {
             return false;
         }
-        seen.at = Instant::now();
+        seen.read_at = Instant::now();
         match source.url.read().map_err(ConnectError::from) {
             Ok(url) if url == seen.url => false,
-            Ok(url) => match parse(&url) {
+            Ok(url) => match parse_url(&url) {
                 Ok(options) => {
                     info!("the URL of Postgres has changed");
                     self.shared.pool.set_connect_options(options);
@@ -245,7 +245,7 @@ impl Postgres {
                     true
                 }
                 Err(error) => {
-                    warn!(error = &error as &dyn std::error::Error, "the new URL of Postgres is not used");
+                    warn!(error = &error as &dyn std::error::Error, "the new URL of Postgres is invalid");
                     false
                 }
             },
@@ -256,16 +256,16 @@ impl Postgres {
         }
     }
 
-    fn refused_in(&self, span: &Span, fault: Fault) -> StoreError {
-        latchkey_trace::fail(span, fault.kind.as_str());
-        self.refused(fault)
+    fn record_error_in(&self, span: &Span, fault: CallError) -> StoreError {
+        latchkey_trace::record_error(span, fault.kind.as_str());
+        self.record_error(fault)
     }
 
-    fn refused(&self, fault: Fault) -> StoreError {
+    fn record_error(&self, fault: CallError) -> StoreError {
         if fault.breaks_the_connection() {
-            *self.shared.fault.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+            *self.shared.last_broken.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         }
-        self.shared.metrics.failed(fault.kind);
+        self.shared.metrics.count_error(fault.kind);
         fault.into()
     }
 }
@@ -278,60 +278,60 @@ impl Drop for Shared {
     }
 }
 
-fn pool(max_connections: u32, connect: PgConnectOptions, fault: Arc<Mutex<Option<Instant>>>) -> PgPool {
+fn new_pool(max_connections: u32, connect: PgConnectOptions, fault: Arc<Mutex<Option<Instant>>>) -> PgPool {
     PgPoolOptions::new()
         .max_connections(max_connections)
-        .acquire_timeout(ACQUIRE_LIMIT)
-        .max_lifetime(LIFETIME)
-        .idle_timeout(IDLE)
-        // Asked below, and only where there is reason to.
+        .acquire_timeout(ACQUIRE_TIMEOUT)
+        .max_lifetime(MAX_LIFETIME)
+        .idle_timeout(IDLE_TIMEOUT)
+        // `before_acquire` pings only connections that may be broken.
         .test_before_acquire(false)
         .before_acquire(move |connection, meta| {
             let known = *fault.lock().unwrap_or_else(PoisonError::into_inner);
-            // One that came back to rest a moment after the fault may have been on its way back when it happened.
-            let suspect = known.is_some_and(|fault| fault.elapsed() <= meta.idle_for + COMING_BACK);
+            // A connection that became idle a moment after the failure may have been on its way back when it happened.
+            let suspect = known.is_some_and(|fault| fault.elapsed() <= meta.idle_for + RETURN_TIME);
             let fault = Arc::clone(&fault);
             Box::pin(async move {
-                if meta.idle_for < RESTED && !suspect {
+                if meta.idle_for < PING_AFTER_IDLE && !suspect {
                     return Ok(true);
                 }
                 let ping = sqlx::Connection::ping(connection);
-                let alive = matches!(timeout(PING_LIMIT, ping).await, Ok(Ok(())));
+                let alive = matches!(timeout(PING_TIMEOUT, ping).await, Ok(Ok(())));
                 if !alive {
-                    // Those that rested beside it are suspect too.
+                    // The other idle connections are suspect too.
                     *fault.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
                 }
                 Ok(alive)
             })
         })
         .after_connect(|connection, _| {
-            Box::pin(async move { sqlx::raw_sql(SESSION).execute(connection).await.map(drop) })
+            Box::pin(async move { sqlx::raw_sql(SESSION_SETTINGS).execute(connection).await.map(drop) })
         })
         .connect_lazy_with(connect)
 }
 
-// === impl Held ===
+// === impl CallConnection ===
 
-impl Held {
-    /// The connection, and when to stop waiting for it.
+impl CallConnection {
+    /// The connection and the call's deadline.
     fn parts(&mut self) -> (&mut PgConnection, Instant) {
-        (self.connection.as_mut().expect("held until it is done"), self.until)
+        (self.connection.as_mut().expect("the connection is present until `done`"), self.deadline)
     }
 
-    /// Ends the call: the connection goes back unless the call was given up.
-    fn done<T>(mut self, answer: Result<Result<T, sqlx::Error>, Elapsed>) -> Result<T, StoreError> {
+    /// Ends the call. The connection returns to the pool, or is closed if the deadline has passed.
+    fn end_call<T>(mut self, answer: Result<Result<T, sqlx::Error>, Elapsed>) -> Result<T, StoreError> {
         let Ok(answer) = answer else {
-            return Err(self.postgres.refused_in(&self.span, Fault::deadline()));
+            return Err(self.postgres.record_error_in(&self.span, CallError::deadline()));
         };
         drop(self.connection.take());
         if answer.is_ok() {
-            self.postgres.shared.availability.succeeded();
+            self.postgres.shared.availability.record_success();
         }
-        answer.map_err(|error| self.postgres.refused_in(&self.span, Fault::from(&error)))
+        answer.map_err(|error| self.postgres.record_error_in(&self.span, CallError::from(&error)))
     }
 }
 
-impl Drop for Held {
+impl Drop for CallConnection {
     fn drop(&mut self) {
         if let Some(mut connection) = self.connection.take() {
             connection.close_on_drop();

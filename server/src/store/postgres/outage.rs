@@ -1,7 +1,7 @@
-//! What is known of an outage of Postgres, so that calls fail at once instead of waiting for a connection.
+//! Detects an outage of Postgres, so that calls fail at once instead of waiting for a connection.
 //!
-//! sqlx tries a refused connection again until its time is over. Here one task makes a connection of its own, and as long
-//! as that fails nobody waits.
+//! sqlx retries a refused connection until its time limit. Here one task opens a connection of its own, and while that
+//! fails no call waits.
 
 use std::{
     future::pending,
@@ -21,33 +21,33 @@ use tracing::{info, warn};
 
 use super::{
     Shared,
-    errors::{Fault, FaultKind},
+    errors::{CallError, CallErrorKind},
 };
 
-/// Calls that wait for a connection at the same time; more are refused. Each costs about 14 KiB while it waits, so all of
-/// them 14 MiB. With 8 connections and 2 ms for a call the last of them waits 0.3 s.
-const MAX_WAITING: usize = 1024;
-/// A call that waits longer while no other call succeeds is a reason to look. A pool that is merely busy is none.
+/// Calls that can wait for a connection at the same time. Further calls fail. A waiting call costs about 14 KiB, so all
+/// of them cost 14 MiB. With 8 connections and 2 ms per call, the last one waits 0.3 s.
+const MAX_WAITING_CALLS: usize = 1024;
+/// A call that waits longer than this while no other call succeeds starts the probe. A busy pool does not.
 const PROBE_AFTER: Duration = Duration::from_millis(50);
-/// How often is looked during an outage; its end is noticed within this time and that of a connection.
-const PROBE_EVERY: Duration = Duration::from_millis(250);
-/// A connection that is not made in this time counts as an outage too. Longer than the pool waits for one
-/// (3 s): where making one is slow, and calls still get theirs, there is no outage.
-const PROBE_LIMIT: Duration = Duration::from_secs(4);
+/// How often the probe connects during an outage. Its end is detected within this time plus the time to connect.
+const PROBE_INTERVAL: Duration = Duration::from_millis(250);
+/// A connection that is not open after this time counts as an outage too. Longer than `ACQUIRE_TIMEOUT` (3 s): if
+/// connecting is slow but calls still get connections, there is no outage.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// Whether Postgres takes connections.
+/// Whether Postgres accepts connections.
 pub(super) struct Availability {
     outage: watch::Sender<Option<Outage>>,
     last_success: Mutex<Instant>,
     probing: AtomicBool,
-    waiting: Semaphore,
+    waiting_permits: Semaphore,
 }
 
-/// A connection could not be made.
+/// A connection could not be opened.
 struct Outage {
-    /// When the attempt began: a call that succeeds later disproves it.
+    /// When the attempt began. A call that succeeds after this disproves the outage.
     since: Instant,
-    fault: Fault,
+    error: CallError,
 }
 
 // === impl Availability ===
@@ -58,18 +58,19 @@ impl Availability {
             outage: watch::Sender::new(None),
             last_success: Mutex::new(Instant::now()),
             probing: AtomicBool::new(false),
-            waiting: Semaphore::new(MAX_WAITING),
+            waiting_permits: Semaphore::new(MAX_WAITING_CALLS),
         }
     }
 
-    /// A call has succeeded.
-    pub(super) fn succeeded(&self) {
+    /// Records that a call has succeeded.
+    pub(super) fn record_success(&self) {
         *self.last_success.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
-    /// Forgets an outage, since connections can be made now, or in another way. An attempt that began before counts no more.
+    /// Clears the outage, because connections work again or the URL changed. Attempts that began before no longer
+    /// count.
     pub(super) fn reset(&self) {
-        self.succeeded();
+        self.record_success();
         self.outage.send_replace(None);
     }
 
@@ -77,16 +78,16 @@ impl Availability {
         *self.last_success.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Why no connection can be made, if that is known.
-    fn known(&self) -> Option<Fault> {
+    /// The reason that no connection can be opened, if there is an outage.
+    fn outage_error(&self) -> Option<CallError> {
         let outage = self.outage.borrow();
-        outage.as_ref().filter(|outage| self.last_success() < outage.since).map(|outage| outage.fault.duplicate())
+        outage.as_ref().filter(|outage| self.last_success() < outage.since).map(|outage| outage.error.duplicate())
     }
 
-    /// Resolves when an outage becomes known.
-    async fn becomes_known(&self, mut news: watch::Receiver<Option<Outage>>) -> Fault {
+    /// Completes when an outage is detected.
+    async fn wait_for_outage(&self, mut news: watch::Receiver<Option<Outage>>) -> CallError {
         loop {
-            if let Some(fault) = self.known() {
+            if let Some(fault) = self.outage_error() {
                 return fault;
             }
             if news.changed().await.is_err() {
@@ -97,18 +98,18 @@ impl Availability {
 }
 
 impl Shared {
-    /// A connection, within the pool's own time limit; at once a fault if the outage is known or too many wait.
-    pub(super) async fn acquire(&self) -> Result<PoolConnection<Driver>, Fault> {
-        let Ok(_place) = self.availability.waiting.try_acquire() else { return Err(Fault::pool_timeout()) };
-        if let Some(fault) = self.availability.known()
-            // Those that are there may still work, for example while only new logins are refused.
+    /// Acquires a connection within the pool's time limit. Fails at once during an outage or if too many calls wait.
+    pub(super) async fn acquire(&self) -> Result<PoolConnection<Driver>, CallError> {
+        let Ok(_place) = self.availability.waiting_permits.try_acquire() else { return Err(CallError::pool_timeout()) };
+        if let Some(fault) = self.availability.outage_error()
+            // Open connections may still work, for example if Postgres refuses only new ones.
             && self.pool.num_idle() == 0
         {
             self.probe();
             return Err(fault);
         }
         let news = self.availability.outage.subscribe();
-        // In a box, or everything that asks Postgres would be larger by the 14 KiB that making a connection needs.
+        // Boxed: otherwise every future that calls Postgres would be larger by the 14 KiB that connecting needs.
         let mut acquire = Box::pin(self.pool.acquire());
         let acquired = match timeout(PROBE_AFTER, &mut acquire).await {
             Ok(acquired) => acquired,
@@ -119,12 +120,12 @@ impl Shared {
                 tokio::select! {
                     biased;
                     acquired = &mut acquire => acquired,
-                    fault = self.availability.becomes_known(news) => return Err(fault),
+                    fault = self.availability.wait_for_outage(news) => return Err(fault),
                 }
             }
         };
         acquired.map_err(|error| {
-            let fault = Fault::from(&error);
+            let fault = CallError::from(&error);
             if fault.is_outage() {
                 self.probe();
             }
@@ -132,34 +133,34 @@ impl Shared {
         })
     }
 
-    /// Starts the task that looks whether connections can be made, unless it runs.
+    /// Starts the task that checks whether connections can be opened, unless it is running.
     fn probe(&self) {
         if !self.availability.probing.swap(true, Ordering::AcqRel) {
-            tokio::spawn(probe(Weak::clone(&self.own)));
+            tokio::spawn(probe(Weak::clone(&self.weak_self)));
         }
     }
 }
 
-/// Makes connections until one succeeds, and reports the outage as long as none does.
+/// Opens connections until one succeeds. Reports an outage until then.
 async fn probe(shared: Weak<Shared>) {
     let mut reported = false;
     loop {
         let Some(pool) = shared.upgrade().map(|shared| shared.pool.clone()) else { return };
         let since = Instant::now();
-        let result = connect(&pool).await;
+        let result = try_connect(&pool).await;
         let Some(shared) = shared.upgrade().filter(|_| !pool.is_closed()) else { return };
         let availability = &shared.availability;
         match result {
             Err(fault) if fault.is_outage() => {
                 if !std::mem::replace(&mut reported, true) {
-                    warn!(error = &fault as &dyn std::error::Error, "Postgres takes no connections");
+                    warn!(error = &fault as &dyn std::error::Error, "Postgres does not accept connections");
                 }
-                availability.outage.send_replace(Some(Outage { since, fault }));
+                availability.outage.send_replace(Some(Outage { since, error: fault }));
             }
-            // Full is not away: a place may come free at any moment.
+            // Too many connections is no outage: one may become free at any moment.
             Ok(()) | Err(_) => {
                 if reported {
-                    info!("Postgres takes connections again");
+                    info!("Postgres accepts connections again");
                 }
                 availability.reset();
                 availability.probing.store(false, Ordering::Release);
@@ -167,34 +168,37 @@ async fn probe(shared: Weak<Shared>) {
             }
         }
         drop(shared);
-        sleep(PROBE_EVERY).await;
+        sleep(PROBE_INTERVAL).await;
     }
 }
 
-async fn connect(pool: &PgPool) -> Result<(), Fault> {
+async fn try_connect(pool: &PgPool) -> Result<(), CallError> {
     let options = pool.connect_options();
-    let connection = match timeout(PROBE_LIMIT, options.connect()).await {
-        Ok(connected) => connected.map_err(|error| Fault::from(&error))?,
-        Err(_) => return Err(Fault::deadline()),
+    let connection = match timeout(PROBE_TIMEOUT, options.connect()).await {
+        Ok(connected) => connected.map_err(|error| CallError::from(&error))?,
+        Err(_) => return Err(CallError::deadline()),
     };
-    // It was made, which is all there is to know; how it ends does not matter.
-    drop(timeout(PROBE_LIMIT, connection.close()).await);
+    // The connection was opened: that is the answer. How it closes does not matter.
+    drop(timeout(PROBE_TIMEOUT, connection.close()).await);
     Ok(())
 }
 
-// === impl Fault ===
+// === impl CallError ===
 
-impl Fault {
-    /// Whether the next connection will most likely fail as well.
+impl CallError {
+    /// Whether the next connection will most likely fail too.
     fn is_outage(&self) -> bool {
         match self.kind {
-            FaultKind::Connection
-            | FaultKind::Tls
-            | FaultKind::Configuration
-            | FaultKind::Refused
-            | FaultKind::Deadline
-            | FaultKind::Away => true,
-            FaultKind::PoolTimeout | FaultKind::Overloaded | FaultKind::Conflict | FaultKind::Unexpected => false,
+            CallErrorKind::Connection
+            | CallErrorKind::Tls
+            | CallErrorKind::Configuration
+            | CallErrorKind::AccessDenied
+            | CallErrorKind::Deadline
+            | CallErrorKind::Unavailable => true,
+            CallErrorKind::PoolTimeout
+            | CallErrorKind::Overloaded
+            | CallErrorKind::Conflict
+            | CallErrorKind::Unexpected => false,
         }
     }
 }

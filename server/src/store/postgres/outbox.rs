@@ -1,4 +1,5 @@
-//! The outbox: rows are claimed under a lease, fairly to Apps, and settled by whoever still holds them.
+//! The outbox: a deliverer claims rows under a lease, fairly between Apps, and settles those whose lease it still
+//! holds.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -16,36 +17,36 @@ use tracing::{debug, warn};
 use uuid::Uuid;
 
 use super::{
-    Postgres,
-    errors::Fault,
-    users::{columns, payload},
+    PostgresStore,
+    errors::CallError,
+    users::{mail_columns, mail_payload},
 };
 use crate::{
     domain::{
         email::Email,
-        mail::{EpochNews, Mail, MailKind},
-        ports::{Backlog, Claimed, Outbox, Outcome, StoreError, Task},
+        mail::{EpochChange, Mail, MailKind},
+        ports::{ClaimedRow, DeliveryOutcome, Outbox, OutboxBacklog, OutboxTask, StoreError},
         session::SessionId,
         user::{Epoch, UserId},
     },
     store::Stores,
 };
 
-/// The kinds of the rows that carry an epoch or a profile; the others are named after their mail.
-const EPOCH: &str = "epoch";
-const PROFILE: &str = "profile";
-/// The longest text of an error that is kept, as the table has it.
+/// The kinds of rows that carry an epoch or a profile to Redis. The other kinds are those of mails.
+const EPOCH_KIND: &str = "epoch";
+const PROFILE_KIND: &str = "profile";
+/// The maximum length of a stored error, as in the table.
 const MAX_ERROR_CHARS: usize = 500;
-/// Where counting stops: more than that is a number to worry about, not one to know.
-const MOST_COUNTED: i64 = 100_000;
-/// How many dead letters a list shows: those that matter are the newest.
-const MOST_LISTED: i64 = 10_000;
-/// How long a listener may hear nothing before it asks whether its connection still lives.
-const SILENCE: Duration = Duration::from_secs(30);
-const LISTENER_LIMIT: Duration = Duration::from_secs(3);
+/// Where counting stops: above this, the exact number does not matter.
+const MAX_COUNTED: i64 = 100_000;
+/// How many dead letters a list contains, newest first.
+const MAX_LISTED: i64 = 10_000;
+/// A listener that received nothing for this long pings its connection.
+const LISTENER_IDLE_LIMIT: Duration = Duration::from_secs(30);
+const LISTENER_TIMEOUT: Duration = Duration::from_secs(3);
 const LISTENER_PAUSE: Duration = Duration::from_secs(5);
 
-/// A row that is tried no more.
+/// A row that is not attempted any more.
 #[derive(Clone, Debug)]
 pub struct DeadLetter {
     pub app: String,
@@ -55,11 +56,11 @@ pub struct DeadLetter {
     pub attempts: i32,
     pub created_at: OffsetDateTime,
     pub dead_at: OffsetDateTime,
-    /// Our own words.
+    /// A message of this server, never text of a peer.
     pub error: Option<String>,
 }
 
-struct Row {
+struct OutboxRow {
     app_id: String,
     id: Uuid,
     kind: String,
@@ -74,34 +75,38 @@ struct Row {
     lease_until: OffsetDateTime,
 }
 
-// === impl Row ===
+// === impl OutboxRow ===
 
-impl TryFrom<Row> for Claimed {
-    type Error = Fault;
+impl TryFrom<OutboxRow> for ClaimedRow {
+    type Error = CallError;
 
-    fn try_from(row: Row) -> Result<Self, Fault> {
-        let task = if row.kind == EPOCH {
-            let (user, epoch) = row.user_id.zip(row.epoch).ok_or(Fault::unreadable())?;
-            Task::CarryEpoch(EpochNews {
+    fn try_from(row: OutboxRow) -> Result<Self, CallError> {
+        let task = if row.kind == EPOCH_KIND {
+            let (user, epoch) = row.user_id.zip(row.epoch).ok_or(CallError::unexpected_row())?;
+            OutboxTask::PropagateEpoch(EpochChange {
                 user: UserId(user),
                 epoch: Epoch(epoch),
-                keep: row.keep_session.map(SessionId),
+                kept_session: row.keep_session.map(SessionId),
             })
-        } else if row.kind == PROFILE {
-            Task::CarryProfile(UserId(row.user_id.ok_or(Fault::unreadable())?))
+        } else if row.kind == PROFILE_KIND {
+            OutboxTask::PropagateProfile(UserId(row.user_id.ok_or(CallError::unexpected_row())?))
         } else {
-            let kind = MailKind::ALL.into_iter().find(|kind| kind.as_str() == row.kind).ok_or(Fault::unreadable())?;
+            let kind =
+                MailKind::ALL.into_iter().find(|kind| kind.as_str() == row.kind).ok_or(CallError::unexpected_row())?;
             let requested_at = row.requested_at.unwrap_or(row.created_at);
-            let mail = Mail { kind, user: row.user_id.map(UserId), requested_at };
+            let mail = Mail { kind, recipient: row.user_id.map(UserId), requested_at };
             match row.former {
-                None => Task::Mail(mail),
-                Some(former) => Task::MailToFormer(mail, Email::parse(&former).map_err(|_| Fault::unreadable())?),
+                None => OutboxTask::Mail(mail),
+                Some(former) => OutboxTask::MailToFormerAddress(
+                    mail,
+                    Email::parse(&former).map_err(|_| CallError::unexpected_row())?,
+                ),
             }
         };
         Ok(Self {
             id: row.id,
-            app: row.app_id.parse().map_err(|_| Fault::unreadable())?,
-            attempts: u32::try_from(row.attempts).map_err(|_| Fault::unreadable())?,
+            app: row.app_id.parse().map_err(|_| CallError::unexpected_row())?,
+            attempts: u32::try_from(row.attempts).map_err(|_| CallError::unexpected_row())?,
             task,
             lease_until: row.lease_until,
             trace: row.trace,
@@ -112,7 +117,7 @@ impl TryFrom<Row> for Claimed {
 // === impl DeadLetter ===
 
 impl fmt::Display for DeadLetter {
-    /// A line of a list, with tabs between its columns.
+    /// One line, with tabs between the columns.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = |time: OffsetDateTime| time.format(&Rfc3339).map_err(|_| fmt::Error);
         let user = self.user.map_or_else(|| "-".to_owned(), |user| user.to_string());
@@ -126,16 +131,16 @@ impl fmt::Display for DeadLetter {
     }
 }
 
-fn shortened(error: &str) -> String {
+fn truncated_error(error: &str) -> String {
     error.chars().take(MAX_ERROR_CHARS).collect()
 }
 
-// === impl Postgres ===
+// === impl PostgresStore ===
 
-impl Postgres {
-    /// The dead letters, the newest first.
+impl PostgresStore {
+    /// Lists the dead letters, newest first.
     pub async fn dead_letters(&self) -> Result<Vec<DeadLetter>, StoreError> {
-        let mut held = self.hold("dead_letters").await?;
+        let mut held = self.begin_call("dead_letters").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_as!(
             DeadLetter,
@@ -146,15 +151,15 @@ impl Postgres {
             ORDER BY dead_at DESC, app_id, id
             LIMIT $1
             "#,
-            MOST_LISTED,
+            MAX_LISTED,
         );
         let answer = timeout_at(until, query.fetch_all(connection)).await;
-        held.done(answer)
+        held.end_call(answer)
     }
 
-    /// Makes a dead letter due again, with no attempts counted. Whether there was one of that id.
+    /// Makes a dead letter due again and resets its attempts. Returns whether there was one with this id.
     pub async fn retry_dead_letter(&self, id: Uuid) -> Result<bool, StoreError> {
-        let mut held = self.hold("retry_dead_letter").await?;
+        let mut held = self.begin_call("retry_dead_letter").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query!(
             "UPDATE outbox SET dead_at = NULL, error = NULL, attempts = 0, due_at = statement_timestamp(), \
@@ -163,16 +168,16 @@ impl Postgres {
             id
         );
         let answer = timeout_at(until, query.execute(connection)).await;
-        let retried = held.done(answer)?.rows_affected() > 0;
+        let retried = held.end_call(answer)?.rows_affected() > 0;
         if retried {
-            self.wake();
+            self.notify_deliverer();
         }
         Ok(retried)
     }
 }
 
-/// Whether claiming may find anything; asked first, so that an idle outbox costs no lock.
-async fn anything_due(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+/// Whether any row is due. Checked before claiming, so that an idle outbox takes no lock.
+async fn has_due_rows(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
     sqlx::query_scalar!(
         r#"
         SELECT EXISTS (
@@ -186,24 +191,25 @@ async fn anything_due(connection: &mut PgConnection) -> Result<bool, sqlx::Error
     .await
 }
 
-async fn claim(
+async fn claim_rows(
     connection: &mut PgConnection,
     most: i64,
     per_app: i64,
     lease_seconds: f64,
-) -> Result<Vec<Row>, sqlx::Error> {
-    if !anything_due(connection).await? {
+) -> Result<Vec<OutboxRow>, sqlx::Error> {
+    if !has_due_rows(connection).await? {
         return Ok(Vec::new());
     }
     let kinds: Vec<String> =
-        MailKind::ALL.iter().map(|kind| kind.as_str()).chain([EPOCH, PROFILE]).map(str::to_owned).collect();
+        MailKind::ALL.iter().map(|kind| kind.as_str()).chain([EPOCH_KIND, PROFILE_KIND]).map(str::to_owned).collect();
     let mut transaction = connection.begin().await?;
-    // One claims at a time. The claim itself is a second statement, so that it sees what the one before it has taken.
+    // One server claims at a time. The claim is a second statement, so that it sees the previous server's claim.
     sqlx::query!("SELECT one FROM outbox_claims FOR UPDATE").fetch_one(&mut *transaction).await?;
-    // The Apps with waiting rows are found by leaps over the index, however many rows each has. A row's turn is its
-    // place in its App's line, behind what is held already: the first of every App come before the second of any.
+    // A loose index scan finds the Apps with waiting rows, however many rows each has. A row's `turn` is its position
+    // in its App's queue, after the rows that are held already: the first row of every App comes before the second of
+    // any.
     let rows = sqlx::query_as!(
-        Row,
+        OutboxRow,
         r#"
         WITH RECURSIVE waiting AS (
             (SELECT app_id FROM outbox WHERE dead_at IS NULL ORDER BY app_id, due_at LIMIT 1)
@@ -256,8 +262,8 @@ async fn claim(
 
 impl Outbox for Stores {
     async fn enqueue(&self, app: &AppId, mail: Mail) -> Result<(), StoreError> {
-        let (kind, to, requested_at) = columns(Some(&mail));
-        let mut held = self.postgres.hold("enqueue").await?;
+        let (kind, to, requested_at) = mail_columns(Some(&mail));
+        let mut held = self.postgres.begin_call("enqueue").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_scalar!(
             r#"
@@ -272,44 +278,44 @@ impl Outbox for Stores {
             kind,
             to,
             requested_at,
-            self.postgres.tells(),
-            payload(),
+            self.postgres.should_notify(),
+            mail_payload(),
         );
         let answer = timeout_at(until, query.fetch_one(connection)).await;
-        held.done(answer)?;
-        self.postgres.wake();
+        held.end_call(answer)?;
+        self.postgres.notify_deliverer();
         Ok(())
     }
 
-    async fn claim(&self, most: usize, per_app: usize, lease: Duration) -> Result<Vec<Claimed>, StoreError> {
+    async fn claim(&self, most: usize, per_app: usize, lease: Duration) -> Result<Vec<ClaimedRow>, StoreError> {
         let most = i64::try_from(most).unwrap_or(i64::MAX);
         let per_app = i64::try_from(per_app).unwrap_or(i64::MAX);
-        let mut held = self.postgres.hold("claim").await?;
+        let mut held = self.postgres.begin_call("claim").await?;
         let (connection, until) = held.parts();
-        let answer = timeout_at(until, claim(connection, most, per_app, lease.as_secs_f64())).await;
-        let rows = held.done(answer)?;
-        let claimed: Result<Vec<_>, _> = rows.into_iter().map(Claimed::try_from).collect();
-        claimed.map_err(|fault| self.postgres.refused(fault))
+        let answer = timeout_at(until, claim_rows(connection, most, per_app, lease.as_secs_f64())).await;
+        let rows = held.end_call(answer)?;
+        let claimed: Result<Vec<_>, _> = rows.into_iter().map(ClaimedRow::try_from).collect();
+        claimed.map_err(|fault| self.postgres.record_error(fault))
     }
 
-    async fn settle(&self, claimed: &Claimed, outcome: Outcome) -> Result<(), StoreError> {
-        let mut held = self.postgres.hold("settle").await?;
+    async fn finish(&self, claimed: &ClaimedRow, outcome: DeliveryOutcome) -> Result<(), StoreError> {
+        let mut held = self.postgres.begin_call("settle").await?;
         let (connection, until) = held.parts();
         let (app, id, lease) = (claimed.app.as_str(), claimed.id, claimed.lease_until);
         let query = match outcome {
-            Outcome::Done => {
+            DeliveryOutcome::Done => {
                 sqlx::query!("DELETE FROM outbox WHERE app_id = $1 AND id = $2 AND lease_until = $3", app, id, lease)
             }
-            Outcome::Retry { at, error } => sqlx::query!(
+            DeliveryOutcome::Retry { at, error } => sqlx::query!(
                 "UPDATE outbox SET lease_until = NULL, attempts = attempts + 1, due_at = $4, error = $5
                  WHERE app_id = $1 AND id = $2 AND lease_until = $3",
                 app,
                 id,
                 lease,
                 at,
-                shortened(&error)
+                truncated_error(&error)
             ),
-            Outcome::Wait { at } => sqlx::query!(
+            DeliveryOutcome::Wait { at } => sqlx::query!(
                 "UPDATE outbox SET lease_until = NULL, due_at = $4
                  WHERE app_id = $1 AND id = $2 AND lease_until = $3",
                 app,
@@ -317,28 +323,28 @@ impl Outbox for Stores {
                 lease,
                 at
             ),
-            Outcome::Dead { error } => sqlx::query!(
+            DeliveryOutcome::Dead { error } => sqlx::query!(
                 "UPDATE outbox SET lease_until = NULL, attempts = attempts + 1, dead_at = statement_timestamp(), \
                  error = $4
                  WHERE app_id = $1 AND id = $2 AND lease_until = $3",
                 app,
                 id,
                 lease,
-                shortened(&error)
+                truncated_error(&error)
             ),
         };
         let answer = timeout_at(until, query.execute(connection)).await;
-        let settled = held.done(answer)?.rows_affected() > 0;
+        let settled = held.end_call(answer)?.rows_affected() > 0;
         if !settled {
-            debug!(app = %claimed.app, id = %claimed.id, "a row of the outbox was not ours any more");
+            debug!(app = %claimed.app, id = %claimed.id, "lost the lease of an outbox row before settling it");
         }
         Ok(())
     }
 
-    async fn epoch_carried(&self, app: &AppId, news: &EpochNews) -> Result<(), StoreError> {
-        let mut held = self.postgres.hold("epoch_carried").await?;
+    async fn remove_epoch_row(&self, app: &AppId, news: &EpochChange) -> Result<(), StoreError> {
+        let mut held = self.postgres.begin_call("epoch_carried").await?;
         let (connection, until) = held.parts();
-        // Those of earlier epochs have nothing left to say.
+        // Rows of earlier epochs are obsolete.
         let query = sqlx::query!(
             "DELETE FROM outbox WHERE app_id = $1 AND user_id = $2 AND kind = 'epoch' AND epoch <= $3",
             app.as_str(),
@@ -346,15 +352,15 @@ impl Outbox for Stores {
             news.epoch.0
         );
         let answer = timeout_at(until, query.execute(connection)).await;
-        held.done(answer).map(drop)
+        held.end_call(answer).map(drop)
     }
 
-    async fn notified(&self) {
-        self.postgres.shared.news.notified().await;
+    async fn wait_for_notification(&self) {
+        self.postgres.shared.outbox_notify.notified().await;
     }
 
-    async fn backlog(&self) -> Result<Backlog, StoreError> {
-        let mut held = self.postgres.hold("backlog").await?;
+    async fn backlog(&self) -> Result<OutboxBacklog, StoreError> {
+        let mut held = self.postgres.begin_call("backlog").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query!(
             r#"
@@ -369,52 +375,52 @@ impl Outbox for Stores {
                     SELECT FROM outbox WHERE dead_at IS NOT NULL LIMIT $1
                 ) AS dead) AS "dead!"
             "#,
-            MOST_COUNTED
+            MAX_COUNTED
         );
         let answer = timeout_at(until, query.fetch_one(connection)).await;
-        let row = held.done(answer)?;
+        let row = held.end_call(answer)?;
         let count = |count: i64| u64::try_from(count).unwrap_or(0);
-        Ok(Backlog { due: count(row.due), oldest_due_seconds: row.oldest, dead: count(row.dead) })
+        Ok(OutboxBacklog { due: count(row.due), oldest_due_seconds: row.oldest, dead: count(row.dead) })
     }
 }
 
-/// Listens for rows that other servers enqueue, for as long as the task lives. Where it cannot, polling goes on alone.
+/// Listens for rows that other servers enqueue. While it cannot, the outbox is only polled.
 pub(super) async fn listen(pool: PgPool, news: Arc<Notify>) {
-    let mut heard = true;
+    let mut was_listening = true;
     loop {
         let error = match listen_once(&pool, &news).await {
             Ok(never) => match never {},
             Err(error) => error,
         };
-        // Said once, not each time: the calls say that Postgres is away.
-        if heard {
-            let fault = Fault::from(&error);
-            warn!(error = &fault as &dyn std::error::Error, "not listening for mail; the outbox is polled");
+        // Logged once: an outage of Postgres is logged by the calls.
+        if was_listening {
+            let fault = CallError::from(&error);
+            warn!(error = &fault as &dyn std::error::Error, "cannot listen for new outbox rows; polling only");
         }
-        heard = false;
+        was_listening = false;
         sleep(LISTENER_PAUSE).await;
     }
 }
 
 async fn listen_once(pool: &PgPool, news: &Notify) -> Result<std::convert::Infallible, sqlx::Error> {
-    // A pool of its own: a connection that listens is of no use to calls.
+    // A separate pool: calls cannot use a connection that listens.
     let own = PgPoolOptions::new()
         .max_connections(1)
-        .acquire_timeout(LISTENER_LIMIT)
+        .acquire_timeout(LISTENER_TIMEOUT)
         .test_before_acquire(false)
         .connect_lazy_with(pool.connect_options().as_ref().clone());
     let mut listener = PgListener::connect_with(&own).await?;
     listener.eager_reconnect(false);
     listener.listen("latchkey_outbox").await?;
-    // What came while nobody listened.
+    // Rows may have been enqueued before LISTEN.
     news.notify_one();
     loop {
-        match timeout(SILENCE, listener.try_recv()).await {
+        match timeout(LISTENER_IDLE_LIMIT, listener.try_recv()).await {
             Ok(Ok(Some(_))) => news.notify_one(),
             Ok(Ok(None)) => return Err(sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into())),
             Ok(Err(error)) => return Err(error),
             Err(_) => {
-                let alive = timeout(LISTENER_LIMIT, sqlx::query("SELECT 1").execute(&mut listener)).await;
+                let alive = timeout(LISTENER_TIMEOUT, sqlx::query("SELECT 1").execute(&mut listener)).await;
                 alive.map_err(|_| sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()))??;
             }
         }

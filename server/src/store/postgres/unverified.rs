@@ -1,4 +1,4 @@
-//! Deletes accounts whose address was not verified in time.
+//! Deletes accounts that were not verified in time.
 
 use std::collections::HashSet;
 
@@ -8,7 +8,7 @@ use time::OffsetDateTime;
 use tokio::time::timeout_at;
 use uuid::Uuid;
 
-use super::{Claim, Postgres};
+use super::{OwnershipClaim, PostgresStore};
 use crate::{
     domain::{
         audit::EventKind,
@@ -18,34 +18,34 @@ use crate::{
     store::Stores,
 };
 
-/// Accounts without a verified address that one statement looks at: some milliseconds.
-const LOOKED: u32 = 1000;
+/// Accounts without a verified address that one statement reads. Takes some milliseconds.
+const LOOKAHEAD: u32 = 1000;
 
-/// Which accounts of an App are past their time.
+/// Which unverified accounts of an App have expired.
 #[derive(Clone, Debug)]
-pub struct Unverified {
-    /// The App, as its document names the owner: nothing is deleted where the database knows another.
-    pub claim: Claim,
-    /// Accounts from before this time.
+pub struct UnverifiedExpiry {
+    /// The App and its owner, by the rendered document. Nothing is deleted if the database knows another owner.
+    pub claim: OwnershipClaim,
+    /// Accounts created before this time have expired.
     pub created_before: OffsetDateTime,
-    /// An account that was sent a code after this time is left, since the code may still be valid.
-    pub asked_before: OffsetDateTime,
+    /// An account to which a code was sent after this time stays: the code may still be valid.
+    pub code_sent_before: OffsetDateTime,
     pub now: OffsetDateTime,
 }
 
-/// Where the next batch begins.
+/// The position after which the next batch starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Position {
+pub struct UnverifiedPosition {
     created_at: OffsetDateTime,
     id: Uuid,
 }
 
-/// What a batch did.
+/// The outcome of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Batch {
+pub struct UnverifiedBatch {
     pub deleted: u64,
-    /// None: that was the last.
-    pub next: Option<Position>,
+    /// `None` after the last batch.
+    pub next: Option<UnverifiedPosition>,
 }
 
 struct Candidate {
@@ -54,14 +54,14 @@ struct Candidate {
     created_at: OffsetDateTime,
 }
 
-impl Postgres {
-    /// Those of the Apps that have unverified accounts from before their time.
+impl PostgresStore {
+    /// Returns the Apps that have unverified accounts from before their time in `created_before`.
     pub(crate) async fn apps_with_unverified(
         &self,
         apps: &[String],
         created_before: &[OffsetDateTime],
     ) -> Result<HashSet<String>, StoreError> {
-        let mut held = self.hold("apps_with_unverified").await?;
+        let mut held = self.begin_call("apps_with_unverified").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_scalar!(
             r#"
@@ -76,36 +76,37 @@ impl Postgres {
             created_before,
         );
         let answer = timeout_at(until, query.fetch_all(connection)).await;
-        Ok(held.done(answer)?.into_iter().collect())
+        Ok(held.end_call(answer)?.into_iter().collect())
     }
 }
 
 impl Stores {
-    /// Looks at up to so many accounts after a position, and deletes those that have neither an identity nor a live session.
-    /// Disabled accounts stay. Their rows are locked from the look at Redis to the end: a confirmation at the same moment
-    /// comes before, and the account stays, or after, and finds no account. Several servers may call it at once.
+    /// Locks up to `most` expired accounts without an identity after a position, and deletes those without a live
+    /// session. Disabled accounts stay. The rows stay locked from the check in Redis to the commit: a concurrent
+    /// confirmation comes before, and the account stays, or after, and finds no account. Several servers can call this
+    /// at once.
     pub async fn delete_unverified(
         &self,
-        unverified: &Unverified,
-        after: Option<Position>,
+        unverified: &UnverifiedExpiry,
+        after: Option<UnverifiedPosition>,
         most: u32,
-    ) -> Result<Batch, StoreError> {
+    ) -> Result<UnverifiedBatch, StoreError> {
         let app = &unverified.claim.app;
-        let mut held = self.postgres.hold("delete_unverified").await?;
+        let mut held = self.postgres.begin_call("delete_unverified").await?;
         let (connection, until) = held.parts();
         let deleting = async {
             let mut transaction = connection.begin().await?;
             let looked = look_ahead(&mut transaction, unverified, after).await?;
             let candidates = lock_candidates(&mut transaction, unverified, &looked, most).await?;
             let next = if candidates.len() >= most as usize {
-                candidates.last().map(|last| Position { created_at: last.created_at, id: last.id })
-            } else if looked.len() >= LOOKED as usize {
+                candidates.last().map(|last| UnverifiedPosition { created_at: last.created_at, id: last.id })
+            } else if looked.len() >= LOOKAHEAD as usize {
                 looked.last().copied()
             } else {
                 None
             };
-            // Redis first. What fails after it is done again: until then, for some minutes, nobody logs in to an account
-            // that is due to be deleted.
+            // Redis first. If a later step fails, the next run repeats it. Until then, for some minutes, nobody can log
+            // in to an account that will be deleted.
             let users: Vec<_> = candidates.iter().map(|user| (UserId(user.id), Epoch(user.epoch + 1))).collect();
             let retired = match self.redis.retire_users(app, &users).await {
                 Ok(retired) => retired,
@@ -115,25 +116,25 @@ impl Stores {
                 }
             };
             let ids: Vec<Uuid> = retired.iter().map(|user| user.0).collect();
-            let deleted = delete(&mut transaction, app, &ids, unverified.now).await?;
+            let deleted = delete_candidates(&mut transaction, app, &ids, unverified.now).await?;
             transaction.commit().await?;
-            Ok(Ok(Batch { deleted, next }))
+            Ok(Ok(UnverifiedBatch { deleted, next }))
         };
         let answer = timeout_at(until, deleting).await;
-        held.done(answer)?
+        held.end_call(answer)?
     }
 }
 
-/// The next accounts without a verified address, by age. Most of them may stay for another reason, and how many those are
-/// must not decide how long a statement takes.
+/// The next accounts without a verified address, by age. Many of them may stay for other reasons; `LOOKAHEAD` bounds the
+/// statement however many those are.
 async fn look_ahead(
     connection: &mut PgConnection,
-    unverified: &Unverified,
-    after: Option<Position>,
-) -> Result<Vec<Position>, sqlx::Error> {
+    unverified: &UnverifiedExpiry,
+    after: Option<UnverifiedPosition>,
+) -> Result<Vec<UnverifiedPosition>, sqlx::Error> {
     let (created_at, id) = after.map(|after| (after.created_at, after.id)).unzip();
     sqlx::query_as!(
-        Position,
+        UnverifiedPosition,
         r#"
         SELECT created_at, id FROM users
         WHERE app_id = $1 AND email_verified_at IS NULL AND created_at < $2
@@ -145,21 +146,22 @@ async fn look_ahead(
         unverified.created_before,
         created_at,
         id,
-        i64::from(LOOKED),
+        i64::from(LOOKAHEAD),
     )
     .fetch_all(connection)
     .await
 }
 
-/// The lock on the App's row orders this with the deletion of its users, as in `create_user`. Of two clocks the earlier one
-/// counts: a server whose clock is wrong deletes nothing too early.
+/// Locks expired accounts. The lock on the App's row orders this with the deletion of the App's users, as in
+/// `create_user`. The earlier of the server's and the database's clock counts, so that a wrong clock deletes nothing
+/// too early.
 async fn lock_candidates(
     connection: &mut PgConnection,
-    unverified: &Unverified,
-    looked: &[Position],
+    unverified: &UnverifiedExpiry,
+    looked: &[UnverifiedPosition],
     most: u32,
 ) -> Result<Vec<Candidate>, sqlx::Error> {
-    let Unverified { claim, created_before, asked_before, now } = unverified;
+    let UnverifiedExpiry { claim, created_before, code_sent_before: asked_before, now } = unverified;
     let ids: Vec<Uuid> = looked.iter().map(|position| position.id).collect();
     sqlx::query_as!(
         Candidate,
@@ -197,23 +199,23 @@ async fn lock_candidates(
         asked_before,
         now,
         &ids,
-        &ASKS.map(|kind| kind.as_str().to_owned()),
+        &CODE_EVENTS.map(|kind| kind.as_str().to_owned()),
         i64::from(most),
     )
     .fetch_all(connection)
     .await
 }
 
-/// Events after which a code is mailed that verifies the address.
-const ASKS: [EventKind; 4] = [
+/// Events after which the user gets a code that verifies the address.
+const CODE_EVENTS: [EventKind; 4] = [
     EventKind::Registered,
     EventKind::RegisteredAgain,
     EventKind::ConfirmationRequested,
     EventKind::PasswordResetRequested,
 ];
 
-/// By a statement of its own: it sees identities that were linked before the rows were locked.
-async fn delete(
+/// Deletes users. A separate statement, so that it sees identities that were linked before the rows were locked.
+async fn delete_candidates(
     connection: &mut PgConnection,
     app: &AppId,
     users: &[Uuid],

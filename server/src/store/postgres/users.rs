@@ -1,4 +1,4 @@
-//! Users: each change is one statement, so that it is one transaction in one round trip.
+//! Users. Each change is one statement, so that it is one transaction in one round trip.
 
 use latchkey_crds::types::AppId;
 use serde_json::json;
@@ -6,21 +6,21 @@ use time::OffsetDateTime;
 use tokio::time::timeout_at;
 use uuid::Uuid;
 
-use super::{audit::EventColumns, errors::Fault};
+use super::{audit::EventColumns, errors::CallError};
 use crate::{
     domain::{
         audit::Event,
         email::Email,
         mail::{Mail, MailKind},
         password::PasswordHash,
-        ports::{Changed, Confirmation, Creation, NewUser, PasswordReset, StoreError, Users},
+        ports::{ChangedUser, Confirmation, CreateUserOutcome, NewUser, PasswordReset, StoreError, Users},
         session::SessionId,
         user::{Epoch, User, UserId},
     },
     store::Stores,
 };
 
-pub(super) struct Row {
+pub(super) struct UserRow {
     pub(super) id: Uuid,
     pub(super) email: Option<String>,
     pub(super) email_verified_at: Option<OffsetDateTime>,
@@ -36,8 +36,8 @@ pub(super) struct Row {
     pub(super) updated_at: OffsetDateTime,
 }
 
-/// A row as a change left it.
-struct ChangedRow {
+/// A row after a change.
+struct ChangedUserRow {
     id: Uuid,
     email: Option<String>,
     email_verified_at: Option<OffsetDateTime>,
@@ -54,14 +54,14 @@ struct ChangedRow {
     was_contested: bool,
 }
 
-// === impl Row ===
+// === impl UserRow ===
 
-impl TryFrom<Row> for User {
+impl TryFrom<UserRow> for User {
     type Error = StoreError;
 
-    fn try_from(row: Row) -> Result<Self, StoreError> {
+    fn try_from(row: UserRow) -> Result<Self, StoreError> {
         let address = |text: Option<String>| {
-            text.map(|text| Email::parse(&text)).transpose().map_err(|_| StoreError::from(Fault::unreadable()))
+            text.map(|text| Email::parse(&text)).transpose().map_err(|_| StoreError::from(CallError::unexpected_row()))
         };
         Ok(Self {
             id: UserId(row.id),
@@ -81,12 +81,12 @@ impl TryFrom<Row> for User {
     }
 }
 
-impl TryFrom<ChangedRow> for Changed {
+impl TryFrom<ChangedUserRow> for ChangedUser {
     type Error = StoreError;
 
-    fn try_from(row: ChangedRow) -> Result<Self, StoreError> {
+    fn try_from(row: ChangedUserRow) -> Result<Self, StoreError> {
         let was_contested = row.was_contested;
-        let row = Row {
+        let row = UserRow {
             id: row.id,
             email: row.email,
             email_verified_at: row.email_verified_at,
@@ -105,34 +105,34 @@ impl TryFrom<ChangedRow> for Changed {
     }
 }
 
-/// A server that still serves an App whose users are being deleted; it will hear of that in a moment.
+/// The users of an App are being deleted, and this server does not know it yet.
 #[derive(Debug, thiserror::Error)]
 #[error("the users of the App are being deleted")]
-struct BeingDeleted;
+struct AppBeingDeleted;
 
-pub(super) fn being_deleted() -> StoreError {
-    StoreError::Unavailable { store: "Postgres", source: Box::new(BeingDeleted) }
+pub(super) fn app_being_deleted() -> StoreError {
+    StoreError::Unavailable { store: "Postgres", source: Box::new(AppBeingDeleted) }
 }
 
-/// A mail's columns in the outbox; none of them where there is no mail.
-pub(super) fn columns(mail: Option<&Mail>) -> (Option<&'static str>, Option<Uuid>, Option<OffsetDateTime>) {
+/// A mail's columns in the outbox: kind, user and time of the request. All `None` without a mail.
+pub(super) fn mail_columns(mail: Option<&Mail>) -> (Option<&'static str>, Option<Uuid>, Option<OffsetDateTime>) {
     match mail {
         None => (None, None, None),
-        Some(mail) => (Some(mail.kind.as_str()), mail.user.map(|user| user.0), Some(mail.requested_at)),
+        Some(mail) => (Some(mail.kind.as_str()), mail.recipient.map(|user| user.0), Some(mail.requested_at)),
     }
 }
 
-/// What is kept with a mail beside its columns, as JSON: the trace of the request that asked for it.
-pub(super) fn payload() -> Option<String> {
-    latchkey_trace::remember().map(|trace| json!({ "trace": trace }).to_string())
+/// A mail's payload as JSON: the trace of the request that queued it.
+pub(super) fn mail_payload() -> Option<String> {
+    latchkey_trace::current_traceparent().map(|trace| json!({ "trace": trace }).to_string())
 }
 
 impl Users for Stores {
     async fn user(&self, app: &AppId, id: UserId) -> Result<Option<User>, StoreError> {
-        let mut held = self.postgres.hold("user").await?;
+        let mut held = self.postgres.begin_call("user").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_as!(
-            Row,
+            UserRow,
             "SELECT id, email, email_verified_at, pending_email, name, password_hash, password_session, contested, \
              epoch, version, disabled_at, created_at, updated_at
              FROM users WHERE app_id = $1 AND id = $2",
@@ -140,14 +140,14 @@ impl Users for Stores {
             id.0
         );
         let answer = timeout_at(until, query.fetch_optional(connection)).await;
-        held.done(answer)?.map(User::try_from).transpose()
+        held.end_call(answer)?.map(User::try_from).transpose()
     }
 
     async fn user_by_email(&self, app: &AppId, email: &Email) -> Result<Option<User>, StoreError> {
-        let mut held = self.postgres.hold("user_by_email").await?;
+        let mut held = self.postgres.begin_call("user_by_email").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_as!(
-            Row,
+            UserRow,
             "SELECT id, email, email_verified_at, pending_email, name, password_hash, password_session, contested, \
              epoch, version, disabled_at, created_at, updated_at
              FROM users WHERE app_id = $1 AND email_canonical = $2",
@@ -155,16 +155,21 @@ impl Users for Stores {
             email.canonical()
         );
         let answer = timeout_at(until, query.fetch_optional(connection)).await;
-        held.done(answer)?.map(User::try_from).transpose()
+        held.end_call(answer)?.map(User::try_from).transpose()
     }
 
-    async fn create_user(&self, app: &AppId, user: NewUser, mail: Option<Mail>) -> Result<Creation, StoreError> {
-        let (kind, to, requested_at) = columns(mail.as_ref());
-        let event = EventColumns::of(&user.event);
-        let mut held = self.postgres.hold("create_user").await?;
+    async fn create_user(
+        &self,
+        app: &AppId,
+        user: NewUser,
+        mail: Option<Mail>,
+    ) -> Result<CreateUserOutcome, StoreError> {
+        let (kind, to, requested_at) = mail_columns(mail.as_ref());
+        let event = EventColumns::from_event(&user.event);
+        let mut held = self.postgres.begin_call("create_user").await?;
         let (connection, until) = held.parts();
-        // The lock on the App's row orders this with the deletion of its users: what is written here is seen by that, or
-        // nothing is written.
+        // The lock on the App's row orders this with the deletion of the App's users: the deletion sees what is written
+        // here, or nothing is written.
         let query = sqlx::query!(
             r#"
             WITH gate AS (
@@ -199,28 +204,28 @@ impl Users for Stores {
             kind,
             to,
             requested_at,
-            self.postgres.tells(),
+            self.postgres.should_notify(),
             event.id,
             event.at,
             event.kind,
             event.session,
             event.ip,
             event.detail,
-            payload(),
+            mail_payload(),
         );
         let answer = timeout_at(until, query.fetch_one(connection)).await;
-        let answer = held.done(answer)?;
+        let answer = held.end_call(answer)?;
         if answer.closed {
-            return Err(being_deleted());
+            return Err(app_being_deleted());
         }
         let made = answer.made > 0;
         if made && mail.is_some() {
-            self.postgres.wake();
+            self.postgres.notify_deliverer();
         }
-        Ok(if made { Creation::Created } else { Creation::AddressTaken })
+        Ok(if made { CreateUserOutcome::Created } else { CreateUserOutcome::AddressTaken })
     }
 
-    async fn registered_again(
+    async fn record_repeated_registration(
         &self,
         app: &AppId,
         user: UserId,
@@ -229,11 +234,12 @@ impl Users for Stores {
         mail: Option<Mail>,
         event: Event,
     ) -> Result<(), StoreError> {
-        let (kind, to, requested_at) = columns(mail.as_ref());
-        let event = EventColumns::of(&event);
-        let mut held = self.postgres.hold("registered_again").await?;
+        let (kind, to, requested_at) = mail_columns(mail.as_ref());
+        let event = EventColumns::from_event(&event);
+        let mut held = self.postgres.begin_call("registered_again").await?;
         let (connection, until) = held.parts();
-        // The row is written whatever comes of it, as `create_user` writes one.
+        // The row is written even if it does not change, since `create_user` writes a row too: response times do not
+        // differ.
         let query = sqlx::query!(
             r#"
             WITH gate AS (
@@ -264,33 +270,33 @@ impl Users for Stores {
             kind,
             to,
             requested_at,
-            self.postgres.tells(),
+            self.postgres.should_notify(),
             event.id,
             event.at,
             event.kind,
             event.session,
             event.ip,
             event.detail,
-            payload(),
+            mail_payload(),
         );
         let answer = timeout_at(until, query.fetch_one(connection)).await;
-        if held.done(answer)?.closed {
-            return Err(being_deleted());
+        if held.end_call(answer)?.closed {
+            return Err(app_being_deleted());
         }
         if mail.is_some() {
-            self.postgres.wake();
+            self.postgres.notify_deliverer();
         }
         Ok(())
     }
 
-    async fn renew_hash(
+    async fn replace_hash(
         &self,
         app: &AppId,
         user: UserId,
         old: &PasswordHash,
         new: PasswordHash,
     ) -> Result<(), StoreError> {
-        let mut held = self.postgres.hold("renew_hash").await?;
+        let mut held = self.postgres.begin_call("renew_hash").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query!(
             "UPDATE users SET password_hash = $4 WHERE app_id = $1 AND id = $2 AND password_hash = $3",
@@ -300,15 +306,15 @@ impl Users for Stores {
             new.expose()
         );
         let answer = timeout_at(until, query.execute(connection)).await;
-        held.done(answer).map(drop)
+        held.end_call(answer).map(drop)
     }
 
-    async fn confirm_address(&self, app: &AppId, change: Confirmation) -> Result<Option<Changed>, StoreError> {
-        let event = EventColumns::of(&change.event);
-        let mut held = self.postgres.hold("confirm_address").await?;
+    async fn confirm_address(&self, app: &AppId, change: Confirmation) -> Result<Option<ChangedUser>, StoreError> {
+        let event = EventColumns::from_event(&change.event);
+        let mut held = self.postgres.begin_call("confirm_address").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_as!(
-            ChangedRow,
+            ChangedUserRow,
             r#"
             WITH before AS (
                 SELECT contested FROM users
@@ -348,8 +354,8 @@ impl Users for Stores {
             change.address,
             change.at,
             change.session.0,
-            EPOCH_DELAY_SECONDS,
-            change.kept,
+            PROPAGATION_DELAY_SECONDS,
+            change.keeps_session,
             event.id,
             event.at,
             event.kind,
@@ -358,15 +364,15 @@ impl Users for Stores {
             event.detail,
         );
         let answer = timeout_at(until, query.fetch_optional(connection)).await;
-        held.done(answer)?.map(Changed::try_from).transpose()
+        held.end_call(answer)?.map(ChangedUser::try_from).transpose()
     }
 
-    async fn reset_password(&self, app: &AppId, change: PasswordReset) -> Result<Option<Changed>, StoreError> {
-        let event = EventColumns::of(&change.event);
-        let mut held = self.postgres.hold("reset_password").await?;
+    async fn reset_password(&self, app: &AppId, change: PasswordReset) -> Result<Option<ChangedUser>, StoreError> {
+        let event = EventColumns::from_event(&change.event);
+        let mut held = self.postgres.begin_call("reset_password").await?;
         let (connection, until) = held.parts();
         let query = sqlx::query_as!(
-            ChangedRow,
+            ChangedUserRow,
             r#"
             WITH before AS (
                 SELECT contested, email_verified_at IS NULL AS was_unverified FROM users
@@ -414,25 +420,25 @@ impl Users for Stores {
             change.address,
             change.at,
             change.password_hash.expose(),
-            EPOCH_DELAY_SECONDS,
+            PROPAGATION_DELAY_SECONDS,
             MailKind::PasswordChanged.as_str(),
-            self.postgres.tells(),
+            self.postgres.should_notify(),
             event.id,
             event.at,
             event.kind,
             event.session,
             event.ip,
             event.detail,
-            payload(),
+            mail_payload(),
         );
         let answer = timeout_at(until, query.fetch_optional(connection)).await;
-        let changed = held.done(answer)?.map(Changed::try_from).transpose()?;
+        let changed = held.end_call(answer)?.map(ChangedUser::try_from).transpose()?;
         if changed.is_some() {
-            self.postgres.wake();
+            self.postgres.notify_deliverer();
         }
         Ok(changed)
     }
 }
 
-/// How long the request has to carry a raised epoch itself before a worker takes its row.
-pub(super) const EPOCH_DELAY_SECONDS: f64 = 5.0;
+/// How long the request has to propagate a raised epoch to Redis before a deliverer claims the outbox row.
+pub(super) const PROPAGATION_DELAY_SECONDS: f64 = 5.0;

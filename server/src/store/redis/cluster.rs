@@ -1,4 +1,4 @@
-//! A Redis Cluster: each command goes to the primary that has its slot, and after it where the slot moves.
+//! A Redis Cluster: each command goes to the primary that serves its slot. Commands follow redirections.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -15,64 +15,65 @@ use tokio::{
 };
 
 use super::{
-    PAUSE, Scripts,
-    errors::{Fault, FaultKind},
-    form::Address,
-    line::{Answer, End, Line},
+    RETRY_PAUSE, Scripts,
+    connection::{Connection, Peer, Reply},
+    errors::{CallError, CallErrorKind},
     node::Node,
+    redis_url::Address,
 };
-use crate::domain::ports::Carried;
+use crate::domain::ports::Replication;
 
-/// The hash of Redis Cluster's specification, "Key distribution model".
+/// The hash of the Redis Cluster specification, "Key distribution model".
 static CRC: LazyLock<Crc<u16>> = LazyLock::new(|| Crc::<u16>::new(&CRC_16_XMODEM));
 const SLOTS: u16 = 16_384;
-/// When nodes that are asked for the map of slots say nothing for so long, others are asked too.
-const ANSWER_LIMIT: Duration = Duration::from_millis(500);
-/// How many nodes are asked for the map at a time.
-const ASKED: usize = 3;
-/// The wait before a command is sent again, after so many turns without one.
-const TURN: Duration = Duration::from_millis(10);
-const LONGEST_TURN: Duration = Duration::from_millis(50);
-const TURNS_AT_ONCE: u32 = 2;
+/// If the queried nodes do not return the slot map within this time, further nodes are queried too.
+const REPLY_TIMEOUT: Duration = Duration::from_millis(500);
+/// How many nodes are queried for the slot map at a time.
+const NODES_PER_QUERY: usize = 3;
+/// The wait before a command is sent again grows by this step up to `MAX_RETRY_PAUSE`. The first `IMMEDIATE_RETRIES` retries
+/// do not wait.
+const RETRY_STEP: Duration = Duration::from_millis(10);
+const MAX_RETRY_PAUSE: Duration = Duration::from_millis(50);
+const IMMEDIATE_RETRIES: u32 = 2;
 
-/// The nodes of a cluster, and which has what.
+/// The nodes of a cluster and the map of slots.
 pub(super) struct Cluster {
-    seeds: Vec<Line>,
-    /// Any node, but for its address.
-    like: ConnectionInfo,
+    seeds: Vec<Connection>,
+    /// The settings of every node; only the address differs.
+    node_settings: ConnectionInfo,
     scripts: Arc<Scripts>,
-    map: Mutex<Map>,
-    /// When the map was looked up last, and why it was in vain.
-    looked: AsyncMutex<Option<(Instant, Result<(), Fault>)>>,
+    map: Mutex<SlotMap>,
+    /// When the slot map was last queried, and the outcome.
+    last_query: AsyncMutex<Option<(Instant, Result<(), CallError>)>>,
 }
 
 #[derive(Default)]
-struct Map {
-    /// By the first slot of a range: its last, and who has it.
+struct SlotMap {
+    /// By the first slot of a range: the last slot and the primary.
     ranges: BTreeMap<u16, (u16, Address)>,
-    /// Slots that moved since the ranges were looked up.
+    /// Slots that moved since the ranges were queried.
     moved: HashMap<u16, Address>,
     nodes: HashMap<Address, Arc<Node>>,
-    doubtful: bool,
-    /// Counts look-ups, so that they begin with another node each.
-    number: usize,
+    stale: bool,
+    /// Counts queries for the map, so that each starts with another node.
+    queries: usize,
 }
 
-/// A command on its way.
-struct Order {
-    /// Among the commands of the call.
-    place: usize,
+/// A command and its routing state.
+struct RoutedCommand {
+    /// The command's index in the call.
+    index: usize,
     slot: u16,
     command: Cmd,
-    to: Option<Redirect>,
+    redirect: Option<Redirect>,
 }
 
-/// Where a node says that a slot is.
+/// A redirection by a node.
 enum Redirect {
-    /// From now on.
+    /// MOVED: for all commands from now on.
     Moved(Address),
-    /// For this command: its slot is on the way there.
-    Asked(Address),
+    /// ASK: for this command only, while its slot migrates.
+    Ask(Address),
 }
 
 // === impl Cluster ===
@@ -80,29 +81,33 @@ enum Redirect {
 impl Cluster {
     pub(super) fn new(seeds: Vec<ConnectionInfo>, like: ConnectionInfo, scripts: &Arc<Scripts>) -> Self {
         Self {
-            seeds: seeds.into_iter().map(|seed| Line::new(seed, End::Guide)).collect(),
-            like,
+            seeds: seeds.into_iter().map(|seed| Connection::new(seed, Peer::Discovery)).collect(),
+            node_settings: like,
             scripts: Arc::clone(scripts),
             map: Mutex::default(),
-            looked: AsyncMutex::default(),
+            last_query: AsyncMutex::default(),
         }
     }
 
-    /// Sends each command to its node; an answer for each, or the first error among them.
-    pub(super) async fn send(&self, commands: &Pipeline, until: Instant) -> Result<Vec<Value>, Fault> {
-        let orders = commands.cmd_iter().enumerate().map(|(place, command)| Order::new(place, command.clone()));
-        self.carry_out(orders.collect(), false, until).await.map(|(values, _)| values)
+    /// Sends each command to its node. Returns a value for each, or the first error.
+    pub(super) async fn send(&self, commands: &Pipeline, until: Instant) -> Result<Vec<Value>, CallError> {
+        let orders = commands.cmd_iter().enumerate().map(|(place, command)| RoutedCommand::new(place, command.clone()));
+        self.send_routed(orders.collect(), false, until).await.map(|(values, _)| values)
     }
 
-    /// As `send`, for one command; where its node has replicas, waits a while for one to have what it did.
-    pub(super) async fn send_replicated(&self, command: Cmd, until: Instant) -> Result<(Value, Carried), Fault> {
-        let (mut values, carried) = self.carry_out(vec![Order::new(0, command)], true, until).await?;
-        Ok((values.pop().ok_or_else(Fault::unreadable)?, carried))
+    /// Like `send`, for one command. If its node has replicas, waits up to 100 ms for one to acknowledge the write.
+    pub(super) async fn send_replicated(
+        &self,
+        command: Cmd,
+        until: Instant,
+    ) -> Result<(Value, Replication), CallError> {
+        let (mut values, carried) = self.send_routed(vec![RoutedCommand::new(0, command)], true, until).await?;
+        Ok((values.pop().ok_or_else(CallError::unexpected_reply)?, carried))
     }
 
-    /// The same to every primary, one after the other: what each says.
-    pub(super) async fn send_to_all(&self, commands: &Pipeline, until: Instant) -> Result<Vec<Vec<Answer>>, Fault> {
-        self.look_if_doubtful(until).await?;
+    /// Sends the same commands to every primary, one after the other. Returns the replies of each.
+    pub(super) async fn send_to_all(&self, commands: &Pipeline, until: Instant) -> Result<Vec<Vec<Reply>>, CallError> {
+        self.rediscover_if_stale(until).await?;
         let primaries: Vec<_> = {
             let mut map = self.map();
             let mut addresses: Vec<Address> = map.ranges.values().map(|(_, address)| address.clone()).collect();
@@ -117,22 +122,22 @@ impl Cluster {
         Ok(answers)
     }
 
-    /// A command is sent again only where a node says that it did nothing.
-    async fn carry_out(
+    /// Sends commands, and sends one again only if its node reports that it did nothing.
+    async fn send_routed(
         &self,
-        mut orders: Vec<Order>,
+        mut orders: Vec<RoutedCommand>,
         replicated: bool,
         until: Instant,
-    ) -> Result<(Vec<Value>, Carried), Fault> {
-        let mut answers: Vec<Option<Result<Value, Fault>>> = orders.iter().map(|_| None).collect();
-        let mut carried = Carried::Safely;
+    ) -> Result<(Vec<Value>, Replication), CallError> {
+        let mut answers: Vec<Option<Result<Value, CallError>>> = orders.iter().map(|_| None).collect();
+        let mut carried = Replication::Complete;
         for turn in 0.. {
-            self.look_if_doubtful(until).await?;
-            let mut groups: HashMap<(Address, bool), Vec<Order>> = HashMap::new();
+            self.rediscover_if_stale(until).await?;
+            let mut groups: HashMap<(Address, bool), Vec<RoutedCommand>> = HashMap::new();
             for order in orders.drain(..) {
-                match self.way_of(&order) {
+                match self.route(&order) {
                     Some(way) => groups.entry(way).or_default().push(order),
-                    None => answers[order.place] = Some(Err(Fault::slot_unserved())),
+                    None => answers[order.index] = Some(Err(CallError::slot_unserved())),
                 }
             }
             let sent = groups.into_iter().map(|((to, asking), orders)| async move {
@@ -140,23 +145,23 @@ impl Cluster {
                 (to, orders, said, carried)
             });
             for (to, group, said, how) in join_all(sent).await {
-                if how == Carried::Unconfirmed {
+                if how == Replication::Unconfirmed {
                     carried = how;
                 }
                 match said {
                     Err(fault) => {
-                        self.doubt();
+                        self.mark_stale();
                         for order in group {
-                            answers[order.place] = Some(Err(fault.clone()));
+                            answers[order.index] = Some(Err(fault.clone()));
                         }
                     }
                     Ok(said) => {
                         for (order, answer) in group.into_iter().zip(said) {
                             match answer {
-                                Ok(value) => answers[order.place] = Some(Ok(value)),
-                                Err(error) => match self.next_turn(&to, order, &error) {
+                                Ok(value) => answers[order.index] = Some(Ok(value)),
+                                Err(error) => match self.retry(&to, order, &error) {
                                     Ok(order) => orders.push(order),
-                                    Err(place) => answers[place] = Some(Err(Fault::from(&error))),
+                                    Err(place) => answers[place] = Some(Err(CallError::from(&error))),
                                 },
                             }
                         }
@@ -166,15 +171,15 @@ impl Cluster {
             if orders.is_empty() {
                 break;
             }
-            if turn >= TURNS_AT_ONCE {
-                let next = Instant::now() + LONGEST_TURN.min(TURN * (turn - TURNS_AT_ONCE + 1));
+            if turn >= IMMEDIATE_RETRIES {
+                let next = Instant::now() + MAX_RETRY_PAUSE.min(RETRY_STEP * (turn - IMMEDIATE_RETRIES + 1));
                 if next >= until {
-                    return Err(Fault::slot_unserved());
+                    return Err(CallError::slot_unserved());
                 }
                 sleep_until(next).await;
             }
         }
-        let values = answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(Fault::unreadable())));
+        let values = answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(CallError::unexpected_reply())));
         Ok((values.collect::<Result<_, _>>()?, carried))
     }
 
@@ -182,10 +187,10 @@ impl Cluster {
         &self,
         to: &Address,
         asking: bool,
-        orders: &[Order],
+        orders: &[RoutedCommand],
         replicated: bool,
         until: Instant,
-    ) -> (Result<Vec<Answer>, Fault>, Carried) {
+    ) -> (Result<Vec<Reply>, CallError>, Replication) {
         let node = self.node(&mut self.map(), to);
         let mut commands = Pipeline::new();
         for order in orders {
@@ -197,133 +202,135 @@ impl Cluster {
         let (said, carried) = if replicated {
             match node.send_replicated(commands, until).await {
                 Ok((said, carried)) => (Ok(said), carried),
-                Err(fault) => (Err(fault), Carried::Unconfirmed),
+                Err(fault) => (Err(fault), Replication::Unconfirmed),
             }
         } else {
-            (node.send(&commands, until).await, Carried::Safely)
+            (node.send(&commands, until).await, Replication::Complete)
         };
-        // Not what is said to ASKING.
+        // Without the replies to ASKING.
         let said =
             said.map(|said| said.into_iter().skip(usize::from(asking)).step_by(1 + usize::from(asking)).collect());
         (said, carried)
     }
 
-    /// Where a command goes, and whether it has been sent there on the way of its slot.
-    fn way_of(&self, order: &Order) -> Option<(Address, bool)> {
-        match &order.to {
-            Some(Redirect::Asked(to)) => Some((to.clone(), true)),
+    /// The node for a command, and whether the command needs ASKING.
+    fn route(&self, order: &RoutedCommand) -> Option<(Address, bool)> {
+        match &order.redirect {
+            Some(Redirect::Ask(to)) => Some((to.clone(), true)),
             Some(Redirect::Moved(to)) => Some((to.clone(), false)),
-            None => self.map().owner(order.slot).cloned().map(|to| (to, false)),
+            None => self.map().primary(order.slot).cloned().map(|to| (to, false)),
         }
     }
 
-    /// The command again, where its node did nothing and another or a later try may do; else its place.
-    fn next_turn(&self, at: &Address, mut order: Order, error: &RedisError) -> Result<Order, usize> {
+    /// The command to send again, if its node did nothing and a retry can succeed. Otherwise its index.
+    fn retry(&self, at: &Address, mut order: RoutedCommand, error: &RedisError) -> Result<RoutedCommand, usize> {
         use redis::ErrorKind::Server;
 
         let redirect = || error.redirect_node().and_then(|(to, _)| Address::parse(to, &at.host));
-        order.to = match (error.kind(), redirect()) {
+        order.redirect = match (error.kind(), redirect()) {
             (Server(ServerErrorKind::Moved), Some(to)) => {
                 let mut map = self.map();
                 map.moved.insert(order.slot, to.clone());
-                map.doubtful = true;
+                map.stale = true;
                 Some(Redirect::Moved(to))
             }
-            (Server(ServerErrorKind::Ask), Some(to)) => Some(Redirect::Asked(to)),
-            // Some of the command's keys are on the way and some not yet; it is a matter of moments.
+            (Server(ServerErrorKind::Ask), Some(to)) => Some(Redirect::Ask(to)),
+            // Some of the command's keys have migrated and some have not. This lasts only a moment.
             (Server(ServerErrorKind::TryAgain), _) => None,
-            _ if is_torn(error) => None,
+            _ if is_key_migrated(error) => None,
             (Server(ServerErrorKind::ClusterDown | ServerErrorKind::ReadOnly), _) => {
-                self.doubt();
-                return Err(order.place);
+                self.mark_stale();
+                return Err(order.index);
             }
-            _ => return Err(order.place),
+            _ => return Err(order.index),
         };
         Ok(order)
     }
 
-    pub(super) fn doubt(&self) {
-        self.map().doubtful = true;
+    pub(super) fn mark_stale(&self) {
+        self.map().stale = true;
     }
 
-    fn map(&self) -> std::sync::MutexGuard<'_, Map> {
+    fn map(&self) -> std::sync::MutexGuard<'_, SlotMap> {
         self.map.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn node(&self, map: &mut Map, at: &Address) -> Arc<Node> {
+    fn node(&self, map: &mut SlotMap, at: &Address) -> Arc<Node> {
         if let Some(node) = map.nodes.get(at) {
             return Arc::clone(node);
         }
-        let end = End::Server(Arc::clone(&self.scripts));
-        let node = Arc::new(Node::new(at.like(&self.like), end, &self.scripts));
+        let end = Peer::Server(Arc::clone(&self.scripts));
+        let node = Arc::new(Node::new(at.with_settings_of(&self.node_settings), end, &self.scripts));
         map.nodes.insert(at.clone(), Arc::clone(&node));
         node
     }
 
-    async fn look_if_doubtful(&self, until: Instant) -> Result<(), Fault> {
+    async fn rediscover_if_stale(&self, until: Instant) -> Result<(), CallError> {
         let (is_known, is_doubtful) = {
             let map = self.map();
-            (!map.ranges.is_empty(), map.doubtful)
+            (!map.ranges.is_empty(), map.stale)
         };
         if is_known && !is_doubtful {
             return Ok(());
         }
-        // Nodes that are silent leave time for those that are not.
-        let limit = if is_known { until.min(Instant::now() + 2 * ANSWER_LIMIT) } else { until };
-        let outcome = self.look(is_known, limit).await;
-        // An old map is better than none: a node that is not asked for the map may well serve its slots.
+        // Silent nodes must leave time to call the others.
+        let limit = if is_known { until.min(Instant::now() + 2 * REPLY_TIMEOUT) } else { until };
+        let outcome = self.rediscover(is_known, limit).await;
+        // An old map is better than none: nodes that did not return a map may still serve their slots.
         if is_known { Ok(()) } else { outcome }
     }
 
-    /// Looks the map up. One call does; others go on with the map that is known, and wait where there is none.
-    async fn look(&self, is_known: bool, until: Instant) -> Result<(), Fault> {
-        let mut looked = match self.looked.try_lock() {
-            Ok(looked) => looked,
+    /// Queries the slot map. One call does this; others use the known map, or wait if there is none.
+    async fn rediscover(&self, is_known: bool, until: Instant) -> Result<(), CallError> {
+        let mut last_query = match self.last_query.try_lock() {
+            Ok(last_query) => last_query,
             Err(_) if is_known => return Ok(()),
-            Err(_) => timeout_at(until, self.looked.lock()).await.map_err(|_| Fault::of(FaultKind::Deadline))?,
+            Err(_) => timeout_at(until, self.last_query.lock())
+                .await
+                .map_err(|_| CallError::from_kind(CallErrorKind::Deadline))?,
         };
-        if let Some((at, outcome)) = &*looked
-            && at.elapsed() < PAUSE
+        if let Some((at, outcome)) = &*last_query
+            && at.elapsed() < RETRY_PAUSE
         {
             return outcome.clone();
         }
-        // What fails from here on is a new doubt.
-        self.map().doubtful = false;
-        let outcome = self.ask(until).await;
+        // A failure from here on sets `doubtful` again.
+        self.map().stale = false;
+        let outcome = self.query_slots(until).await;
         if outcome.is_err() {
-            self.doubt();
+            self.mark_stale();
         }
-        *looked = Some((Instant::now(), outcome.clone()));
+        *last_query = Some((Instant::now(), outcome.clone()));
         outcome
     }
 
-    /// Asks nodes, a few at a time, for the map; the first good answer counts, and MOVED mends what is old in it.
-    async fn ask(&self, until: Instant) -> Result<(), Fault> {
+    /// Queries nodes for the map, a few at a time. The first valid map counts; MOVED corrects outdated entries.
+    async fn query_slots(&self, until: Instant) -> Result<(), CallError> {
         let nodes: Vec<Arc<Node>> = {
             let mut map = self.map();
-            map.number += 1;
+            map.queries += 1;
             let mut nodes: Vec<_> = map.nodes.values().cloned().collect();
             if !nodes.is_empty() {
-                let first = map.number % nodes.len();
+                let first = map.queries % nodes.len();
                 nodes.rotate_left(first);
             }
             nodes
         };
-        let lines: Vec<&Line> = nodes.iter().map(|node| node.shared()).chain(&self.seeds).collect();
-        let mut fault = Fault::of(FaultKind::Deadline);
-        let mut further = lines.chunks(ASKED);
+        let lines: Vec<&Connection> = nodes.iter().map(|node| node.shared()).chain(&self.seeds).collect();
+        let mut fault = CallError::from_kind(CallErrorKind::Deadline);
+        let mut further = lines.chunks(NODES_PER_QUERY);
         let mut answers = FuturesUnordered::new();
         loop {
             if let Some(lines) = further.next() {
-                answers.extend(lines.iter().map(|line| ask(line, until)));
+                answers.extend(lines.iter().map(|line| query_node(line, until)));
             } else if answers.is_empty() || Instant::now() >= until {
                 return Err(fault);
             }
-            let limit = until.min(Instant::now() + ANSWER_LIMIT);
+            let limit = until.min(Instant::now() + REPLY_TIMEOUT);
             while let Ok(Some(answer)) = timeout_at(limit, answers.next()).await {
                 match answer {
                     Ok(ranges) => {
-                        self.map().learn(ranges);
+                        self.map().replace(ranges);
                         return Ok(());
                     }
                     Err(error) => fault = error,
@@ -333,24 +340,24 @@ impl Cluster {
     }
 }
 
-/// A script met a key that has left while it ran. Ours may all be run again: at worst a limit counts twice.
-fn is_torn(error: &RedisError) -> bool {
+/// A script failed because a key migrated while it ran. All scripts can run again: at worst a limit counts twice.
+fn is_key_migrated(error: &RedisError) -> bool {
     error.detail().is_some_and(|detail| detail.contains("attempted to access a non local key"))
 }
 
-/// The primaries by slots, as one node knows them.
-async fn ask(line: &Line, until: Instant) -> Result<BTreeMap<u16, (u16, Address)>, Fault> {
+/// Queries one node for its slot map.
+async fn query_node(line: &Connection, until: Instant) -> Result<BTreeMap<u16, (u16, Address)>, CallError> {
     let mut commands = Pipeline::new();
     commands.cmd("CLUSTER").arg("SLOTS");
-    let answer = line.send(&commands, until).await?.pop().ok_or_else(Fault::unreadable)?;
-    let answer = answer.map_err(|error| Fault::from(&error).of_guide("CLUSTER SLOTS"))?;
-    let asked = Address::of(line.to()).map(|address| address.host).unwrap_or_default();
-    let ranges = ranges(answer, &asked).ok_or_else(|| Fault::configuration("CLUSTER SLOTS"))?;
-    // A node that has just come and met nobody yet.
-    if ranges.is_empty() { Err(Fault::slot_unserved()) } else { Ok(ranges) }
+    let answer = line.send(&commands, until).await?.pop().ok_or_else(CallError::unexpected_reply)?;
+    let answer = answer.map_err(|error| CallError::from(&error).for_discovery("CLUSTER SLOTS"))?;
+    let asked = Address::of(line.info()).map(|address| address.host).unwrap_or_default();
+    let ranges = parse_slots(answer, &asked).ok_or_else(|| CallError::configuration("CLUSTER SLOTS"))?;
+    // A new node that has not met the other nodes yet.
+    if ranges.is_empty() { Err(CallError::slot_unserved()) } else { Ok(ranges) }
 }
 
-fn ranges(slots: Value, asked: &str) -> Option<BTreeMap<u16, (u16, Address)>> {
+fn parse_slots(slots: Value, asked: &str) -> Option<BTreeMap<u16, (u16, Address)>> {
     let slots: Vec<Vec<Value>> = redis::from_redis_value(slots).ok()?;
     let mut ranges = BTreeMap::new();
     for range in slots {
@@ -363,9 +370,9 @@ fn ranges(slots: Value, asked: &str) -> Option<BTreeMap<u16, (u16, Address)>> {
         let host: Option<String> = redis::from_redis_value(primary.next()?).ok()?;
         let port: u16 = redis::from_redis_value(primary.next()?).ok()?;
         let host = match host.as_deref() {
-            // Where the node was asked, so the specification of CLUSTER SLOTS.
+            // The host that was queried, by the documentation of CLUSTER SLOTS.
             None | Some("") => asked.to_owned(),
-            // It is to be called by a name that it was not given.
+            // The node must be called by a hostname, but has none configured.
             Some("?") => continue,
             Some(host) => host.to_owned(),
         };
@@ -374,46 +381,46 @@ fn ranges(slots: Value, asked: &str) -> Option<BTreeMap<u16, (u16, Address)>> {
     Some(ranges)
 }
 
-// === impl Map ===
+// === impl SlotMap ===
 
-impl Map {
-    fn owner(&self, slot: u16) -> Option<&Address> {
+impl SlotMap {
+    fn primary(&self, slot: u16) -> Option<&Address> {
         self.moved.get(&slot).or_else(|| {
             let (_, (last, owner)) = self.ranges.range(..=slot).next_back()?;
             (slot <= *last).then_some(owner)
         })
     }
 
-    fn learn(&mut self, ranges: BTreeMap<u16, (u16, Address)>) {
+    fn replace(&mut self, ranges: BTreeMap<u16, (u16, Address)>) {
         self.nodes.retain(|address, _| ranges.values().any(|(_, owner)| owner == address));
         self.moved.clear();
         self.ranges = ranges;
     }
 }
 
-// === impl Order ===
+// === impl RoutedCommand ===
 
-impl Order {
+impl RoutedCommand {
     fn new(place: usize, command: Cmd) -> Self {
-        // What has no key may go anywhere.
-        let slot = key_of(&command).map(slot_of).unwrap_or_default();
-        Self { place, slot, command, to: None }
+        // A command without a key can go to any node.
+        let slot = first_key(&command).map(key_slot).unwrap_or_default();
+        Self { index: place, slot, command, redirect: None }
     }
 }
 
-/// The first key: all of one command lie in one slot.
-fn key_of(command: &Cmd) -> Option<&[u8]> {
+/// The first key. All keys of a command are in one slot.
+fn first_key(command: &Cmd) -> Option<&[u8]> {
     let mut arguments = command.args_iter().filter_map(|argument| match argument {
         Arg::Simple(argument) => Some(argument),
         _ => None,
     });
-    // The script and the number of keys come first.
+    // The script's hash and the number of keys come first.
     let skipped = if arguments.next()? == b"EVALSHA" { 2 } else { 0 };
     arguments.nth(skipped)
 }
 
-/// Redis Cluster's specification, "Hash tags".
-fn slot_of(key: &[u8]) -> u16 {
+/// The slot of a key, by the Redis Cluster specification, "Hash tags".
+fn key_slot(key: &[u8]) -> u16 {
     let tag = || {
         let open = key.iter().position(|octet| *octet == b'{')?;
         let tag = &key[open + 1..];
@@ -432,8 +439,8 @@ mod tests {
     }
 
     #[test]
-    fn a_key_lies_where_redis_says() {
-        // By CLUSTER KEYSLOT.
+    fn a_key_has_the_slot_that_redis_computes() {
+        // Expected values from CLUSTER KEYSLOT.
         for (key, slot) in [
             ("123456789", 12739),
             ("foo", 12182),
@@ -444,24 +451,24 @@ mod tests {
             ("foo{bar}{zap}", 5061),
             ("", 0),
         ] {
-            assert_eq!(slot_of(key.as_bytes()), slot, "{key}");
+            assert_eq!(key_slot(key.as_bytes()), slot, "{key}");
         }
-        assert_eq!(slot_of(b"bar"), slot_of(b"x{bar}y"));
+        assert_eq!(key_slot(b"bar"), key_slot(b"x{bar}y"));
     }
 
     #[test]
-    fn a_script_goes_where_its_keys_are() {
+    fn a_script_is_routed_by_its_first_key() {
         let mut call = redis::cmd("EVALSHA");
         call.arg("hash").arg(2).arg("lk:{a:b}:x").arg("lk:{a:b}:y").arg("argument");
-        assert_eq!(key_of(&call), Some(&b"lk:{a:b}:x"[..]));
+        assert_eq!(first_key(&call), Some(&b"lk:{a:b}:x"[..]));
         let mut get = redis::cmd("GETDEL");
         get.arg("lk:{a:c}:code");
-        assert_eq!(key_of(&get), Some(&b"lk:{a:c}:code"[..]));
-        assert_eq!(key_of(&redis::cmd("PING")), None);
+        assert_eq!(first_key(&get), Some(&b"lk:{a:c}:code"[..]));
+        assert_eq!(first_key(&redis::cmd("PING")), None);
     }
 
     #[test]
-    fn a_map_is_read_with_and_without_names_of_hosts() {
+    fn a_slot_map_is_parsed_with_and_without_host_names() {
         let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
         let range = |first, last, host, port| {
             let node = Value::Array(vec![host, Value::Int(port), text("id"), Value::Array(Vec::new())]);
@@ -473,16 +480,16 @@ mod tests {
             range(300, 399, text(""), 3),
             range(400, 499, text("?"), 4),
         ]);
-        let mut map = Map::default();
-        map.learn(ranges(slots, "asked").unwrap());
-        assert_eq!(map.owner(0), Some(&address("10.0.0.1", 1)));
-        assert_eq!(map.owner(99), Some(&address("10.0.0.1", 1)));
-        assert_eq!(map.owner(100), None);
-        assert_eq!(map.owner(250), Some(&address("asked", 2)));
-        assert_eq!(map.owner(399), Some(&address("asked", 3)));
-        assert_eq!(map.owner(400), None);
+        let mut map = SlotMap::default();
+        map.replace(parse_slots(slots, "asked").unwrap());
+        assert_eq!(map.primary(0), Some(&address("10.0.0.1", 1)));
+        assert_eq!(map.primary(99), Some(&address("10.0.0.1", 1)));
+        assert_eq!(map.primary(100), None);
+        assert_eq!(map.primary(250), Some(&address("asked", 2)));
+        assert_eq!(map.primary(399), Some(&address("asked", 3)));
+        assert_eq!(map.primary(400), None);
         map.moved.insert(42, address("10.0.0.9", 9));
-        assert_eq!(map.owner(42), Some(&address("10.0.0.9", 9)));
-        assert!(ranges(Value::Okay, "asked").is_none());
+        assert_eq!(map.primary(42), Some(&address("10.0.0.9", 9)));
+        assert!(parse_slots(Value::Okay, "asked").is_none());
     }
 }

@@ -1,5 +1,5 @@
--- Ends every session but one; answers the ids of those that were there. KEYS: the user's index of sessions. ARGV: the id
--- of the one that goes on, the sessions' key without their id.
+-- Ends every session of a user except one. Returns the ids of the ended sessions. KEYS: the user's session index. ARGV:
+-- id of the session to keep, key prefix of the user's sessions.
 local ended = {}
 for _, id in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
   if id ~= ARGV[1] then

@@ -1,46 +1,46 @@
-//! What went wrong with Redis, by kind, without any key or value.
+//! Errors of Redis by kind, without any key or value.
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use crate::domain::ports::StoreError;
 
-/// The kinds of faults; the name is the metric's label.
+/// The kinds of errors. `as_str` is the metric's label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum FaultKind {
-    /// The connection could not be made, or broke.
+pub enum CallErrorKind {
+    /// The connection could not be opened, or broke.
     Connection,
     /// The URL cannot be read or used.
     Configuration,
-    /// Wrong password, or a command that the role may not call.
-    Refused,
-    /// The answer did not come in time.
+    /// Wrong password, or a command that the user's ACL does not allow.
+    AccessDenied,
+    /// The reply did not arrive in time.
     Deadline,
-    /// Loading its data, a replica, or without its replicas or its disk.
-    Away,
-    /// Its memory is full.
-    Full,
-    /// Anything else: our fault.
+    /// The server is loading data, is a replica, or lacks its replicas or its disk.
+    Unavailable,
+    /// The server's memory is full.
+    OutOfMemory,
+    /// Anything else: a bug of this server.
     Unexpected,
 }
 
-/// A fault. Messages of Redis may quote arguments, so only the code is kept.
+/// An error. Messages of Redis can quote arguments, so only the code is kept.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{}{}", .kind.as_str(), .code.as_deref().map(|code| format!(", {code}")).unwrap_or_default())]
-pub struct Fault {
-    pub kind: FaultKind,
+pub struct CallError {
+    pub kind: CallErrorKind,
     pub code: Option<String>,
 }
 
-// === impl FaultKind ===
+// === impl CallErrorKind ===
 
-impl FaultKind {
+impl CallErrorKind {
     pub const ALL: [Self; 7] = [
         Self::Connection,
         Self::Configuration,
-        Self::Refused,
+        Self::AccessDenied,
         Self::Deadline,
-        Self::Away,
-        Self::Full,
+        Self::Unavailable,
+        Self::OutOfMemory,
         Self::Unexpected,
     ];
 
@@ -48,113 +48,113 @@ impl FaultKind {
         match self {
             Self::Connection => "connection",
             Self::Configuration => "configuration",
-            Self::Refused => "refused",
+            Self::AccessDenied => "refused",
             Self::Deadline => "deadline",
-            Self::Away => "away",
-            Self::Full => "full",
+            Self::Unavailable => "away",
+            Self::OutOfMemory => "full",
             Self::Unexpected => "unexpected",
         }
     }
 
-    /// By the first word of an error that the server answers.
-    fn of_code(code: &str) -> Self {
+    /// The kind of an error reply, by its first word.
+    fn from_code(code: &str) -> Self {
         match code {
-            "NOAUTH" | "WRONGPASS" | "NOPERM" => Self::Refused,
-            "OOM" => Self::Full,
+            "NOAUTH" | "WRONGPASS" | "NOPERM" => Self::AccessDenied,
+            "OOM" => Self::OutOfMemory,
             "LOADING" | "READONLY" | "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN" | "NOREPLICAS" | "MISCONF" | "BUSY"
-            | "UNBLOCKED" | "MOVED" | "ASK" => Self::Away,
+            | "UNBLOCKED" | "MOVED" | "ASK" => Self::Unavailable,
             _ => Self::Unexpected,
         }
     }
 }
 
-// === impl Fault ===
+// === impl CallError ===
 
-impl Fault {
-    pub(super) const fn of(kind: FaultKind) -> Self {
+impl CallError {
+    pub(super) const fn from_kind(kind: CallErrorKind) -> Self {
         Self { kind, code: None }
     }
 
-    pub(super) const fn unreadable() -> Self {
-        Self::of(FaultKind::Unexpected)
+    pub(super) const fn unexpected_reply() -> Self {
+        Self::from_kind(CallErrorKind::Unexpected)
     }
 
-    /// The server does not know what its form of Redis does; `code` says of what.
+    /// The server does not support the URL's topology. `code` names the command or the problem.
     pub(super) fn configuration(code: &str) -> Self {
-        Self { kind: FaultKind::Configuration, code: Some(code.to_owned()) }
+        Self { kind: CallErrorKind::Configuration, code: Some(code.to_owned()) }
     }
 
     pub(super) fn not_primary() -> Self {
-        Self { kind: FaultKind::Away, code: Some("not a primary".to_owned()) }
+        Self { kind: CallErrorKind::Unavailable, code: Some("not a primary".to_owned()) }
     }
 
-    /// No node has a slot, or it does not stop moving.
+    /// No node serves the slot, or the slot does not stop migrating.
     pub(super) fn slot_unserved() -> Self {
-        Self { kind: FaultKind::Away, code: Some("CLUSTERDOWN".to_owned()) }
+        Self { kind: CallErrorKind::Unavailable, code: Some("CLUSTERDOWN".to_owned()) }
     }
 
-    /// Of a command that sentinels or nodes of a cluster know, and other servers do not.
-    pub(super) fn of_guide(self, command: &str) -> Self {
-        if self.kind == FaultKind::Unexpected { Self::configuration(command) } else { self }
+    /// The error of a command that only sentinels or cluster nodes support.
+    pub(super) fn for_discovery(self, command: &str) -> Self {
+        if self.kind == CallErrorKind::Unexpected { Self::configuration(command) } else { self }
     }
 
-    /// Whether a new connection may do better: to a server that came up, another primary, with another password.
+    /// Whether a new connection can succeed: to a restarted server, to a new primary, or with a new password.
     pub(super) fn breaks_the_connection(&self) -> bool {
-        // A node of a cluster says these on a connection that is as it should be.
+        // A cluster node returns these on a working connection.
         let is_of_cluster = matches!(self.code.as_deref(), Some("MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN"));
-        !is_of_cluster && self.calls_for_another_look()
+        !is_of_cluster && self.needs_rediscovery()
     }
 
-    /// Whether Redis may be elsewhere by now, or its URL another.
-    pub(super) fn calls_for_another_look(&self) -> bool {
+    /// Whether Redis may have a new primary or a new URL.
+    pub(super) fn needs_rediscovery(&self) -> bool {
         match self.kind {
-            FaultKind::Connection
-            | FaultKind::Configuration
-            | FaultKind::Refused
-            | FaultKind::Deadline
-            | FaultKind::Away => true,
-            FaultKind::Full | FaultKind::Unexpected => false,
+            CallErrorKind::Connection
+            | CallErrorKind::Configuration
+            | CallErrorKind::AccessDenied
+            | CallErrorKind::Deadline
+            | CallErrorKind::Unavailable => true,
+            CallErrorKind::OutOfMemory | CallErrorKind::Unexpected => false,
         }
     }
 }
 
-impl From<&RedisError> for Fault {
+impl From<&RedisError> for CallError {
     fn from(error: &RedisError) -> Self {
         if error.is_timeout() {
-            return Self::of(FaultKind::Deadline);
+            return Self::from_kind(CallErrorKind::Deadline);
         }
         let kind = match error.kind() {
-            ErrorKind::Io => FaultKind::Connection,
-            ErrorKind::AuthenticationFailed => FaultKind::Refused,
-            ErrorKind::InvalidClientConfig => FaultKind::Configuration,
+            ErrorKind::Io => CallErrorKind::Connection,
+            ErrorKind::AuthenticationFailed => CallErrorKind::AccessDenied,
+            ErrorKind::InvalidClientConfig => CallErrorKind::Configuration,
             ErrorKind::Server(kind) => match kind {
                 ServerErrorKind::ReadOnly
                 | ServerErrorKind::BusyLoading
                 | ServerErrorKind::MasterDown
                 | ServerErrorKind::ClusterDown
-                | ServerErrorKind::TryAgain => FaultKind::Away,
-                _ => error.code().map_or(FaultKind::Unexpected, FaultKind::of_code),
+                | ServerErrorKind::TryAgain => CallErrorKind::Unavailable,
+                _ => error.code().map_or(CallErrorKind::Unexpected, CallErrorKind::from_code),
             },
-            ErrorKind::Extension => error.code().map_or(FaultKind::Unexpected, FaultKind::of_code),
-            _ => FaultKind::Unexpected,
+            ErrorKind::Extension => error.code().map_or(CallErrorKind::Unexpected, CallErrorKind::from_code),
+            _ => CallErrorKind::Unexpected,
         };
-        // The client does not say why a login failed.
-        let login = (kind == FaultKind::Refused).then_some("AUTH");
+        // The client library drops the code of a failed AUTH.
+        let login = (kind == CallErrorKind::AccessDenied).then_some("AUTH");
         Self { kind, code: error.code().or(login).map(str::to_owned) }
     }
 }
 
-impl From<Fault> for StoreError {
-    fn from(fault: Fault) -> Self {
+impl From<CallError> for StoreError {
+    fn from(fault: CallError) -> Self {
         let store = "Redis";
         match fault.kind {
-            FaultKind::Unexpected => Self::Unexpected { store, source: fault.into() },
-            FaultKind::Connection
-            | FaultKind::Configuration
-            | FaultKind::Refused
-            | FaultKind::Deadline
-            | FaultKind::Away
-            | FaultKind::Full => Self::Unavailable { store, source: fault.into() },
+            CallErrorKind::Unexpected => Self::Unexpected { store, source: fault.into() },
+            CallErrorKind::Connection
+            | CallErrorKind::Configuration
+            | CallErrorKind::AccessDenied
+            | CallErrorKind::Deadline
+            | CallErrorKind::Unavailable
+            | CallErrorKind::OutOfMemory => Self::Unavailable { store, source: fault.into() },
         }
     }
 }

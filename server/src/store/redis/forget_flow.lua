@@ -1,6 +1,6 @@
--- Removes an unbound flow from everything that an App keeps of its flows; returns whether it was there. `keys`: the
--- flows that are alive, by their end; the client address of each; how many each client address has; then, without a
--- flow's id or a client address, the keys of flows and of the flows of a client address.
+-- Removes an unbound flow and its index entries. Returns 1 if the flow existed, otherwise 0. `keys`: `alive`: flow ids,
+-- scored by their end; `clients`: the client of each flow id; `counts`: the number of flows of each client; `flow` and
+-- `of`: key prefixes of a flow and of the flow ids of a client.
 local function forget(keys, id)
   local client = redis.call('HGET', keys.clients, id)
   redis.call('ZREM', keys.alive, id)

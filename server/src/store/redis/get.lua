@@ -1,5 +1,5 @@
--- A live session: nothing, or what `told` says. KEYS: the user, the user's index of sessions, the session. ARGV: offset
--- (ms), session id.
+-- Returns a live session as `told` formats it, otherwise nil. KEYS: the user, the user's session index, the session.
+-- ARGV: clock offset (ms), session id.
 local s, u = look(now, KEYS[1], KEYS[2], KEYS[3], ARGV[2])
 if not s then
   return false

@@ -1,8 +1,8 @@
--- Keeps an unbound flow. If the App has the most flows that it can have, the oldest flow of the client address with the most is
--- forgotten: a client that fills the App's places loses only its own. The work is bounded: each call forgets
--- at most 64 flows that have ended and one or two that have not.
--- KEYS: see forget_flow.lua. ARGV: offset (ms), the two keys of forget_flow.lua, life (ms), most alive, the flow's id, the
--- flow, its client address. Answers how many were forgotten to make room.
+-- Stores an unbound flow. If the App has the maximum number of flows, removes the oldest flow of the client with the
+-- most flows: a client that uses up the App's maximum loses only its own flows. The work is bounded: each call removes
+-- at most 64 expired flows and one or two live ones.
+-- KEYS: as in forget_flow.lua. ARGV: clock offset (ms), the two key prefixes of forget_flow.lua, lifetime (ms), maximum
+-- number of flows, flow id, flow, client. Returns how many live flows were removed.
 local life, most, id, client = ARGV[4], tonumber(ARGV[5]), ARGV[6], ARGV[8]
 for _, ended in ipairs(redis.call('ZRANGEBYSCORE', keys.alive, '-inf', now, 'LIMIT', 0, 64)) do
   forget(keys, ended)
@@ -16,14 +16,14 @@ if redis.call('ZCARD', keys.alive) >= most then
     if oldest or not heaviest then
       break
     end
-    -- A server of an older version forgot its flows, and not their count.
+    -- An older version of the server removes flows but not their counts.
     redis.call('ZREM', keys.counts, heaviest)
   end
   if oldest then
     forget(keys, oldest)
     forgotten = 1
   end
-  -- A server of an older version keeps no counts.
+  -- An older version of the server keeps no counts.
   if redis.call('ZCARD', keys.alive) >= most then
     forget(keys, redis.call('ZRANGE', keys.alive, 0, 0)[1])
     forgotten = forgotten + 1

@@ -1,5 +1,5 @@
--- The live sessions of a user, the one used last first, each as {id, created, used, ip, user agent, amr}. KEYS: the
--- user, the user's index of sessions. ARGV: offset (ms), the sessions' key without their id.
+-- Lists the live sessions of a user, most recently used first, each as {id, created, used, ip, user agent, amr}. KEYS:
+-- the user, the user's session index. ARGV: clock offset (ms), key prefix of the user's sessions.
 local epoch = tonumber(redis.call('HGET', KEYS[1], 'epoch') or '0')
 local sessions = {}
 for _, id in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do

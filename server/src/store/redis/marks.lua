@@ -1,16 +1,16 @@
--- Counts the new generations of one session in one window by the rule of windows.lua, without a counter: the session's
--- own generation is one. `marks`, oldest first, are pairs of doubles (fiftieth, generation): when that fiftieth of the
--- window began, the session was at that generation. One is added where a fiftieth has its first new generation, and is
--- dropped once it lies wholly outside of the window. `count` may be had in the window, whose fiftieth is `width` (ms)
--- long.
--- Answers the marks where they change; nil and ms until it would be let through where it has to wait.
+-- Limits the new generations of one session in one window, by the rule of windows.lua. It needs no counter: the
+-- session's generation is one. `marks` are pairs of doubles (bucket, generation), oldest first: the generation of the
+-- session when that bucket began. The first new generation in a bucket adds a mark. A mark is dropped when its bucket
+-- lies completely outside the window. `count`: new generations that the window allows; `width`: length of a bucket
+-- (ms).
+-- Returns the marks if they change, otherwise nil. If the limit is reached, returns nil and the ms until a retry
+-- succeeds.
 local function mark(now, generation, count, width, marks)
   local this, size = math.floor(now / width), #marks
   local at, first = 1, nil
   while at < size do
     local fiftieth, before = struct.unpack('<dd', marks, at)
-    -- A mark that is later than now was made by a clock that has gone back since; one more than a window later says
-    -- nothing.
+    -- A mark in the future was made before the clock went back. It counts if it is at most one window ahead.
     if fiftieth >= this - 50 and fiftieth <= this + 50 then
       first = before
       break

@@ -1,4 +1,4 @@
-//! What calls to Redis took, and how they failed.
+//! Metrics of calls to Redis.
 
 use std::time::Duration;
 
@@ -13,33 +13,33 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use super::errors::FaultKind;
+use super::errors::CallErrorKind;
 
-/// What calls are for; the name is the metric's label.
+/// The operations that calls perform. `as_str` is the metric's label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
-    PutCode,
+    StoreCode,
     FindCode,
-    TakeCode,
+    ConsumeCode,
     OpenSession,
     GetSession,
     Refresh,
     ListSessions,
     EndSession,
     EndOtherSessions,
-    PutProfile,
+    StoreProfile,
     RaiseEpoch,
     RetireUsers,
-    TakeLimits,
-    GiveBack,
+    AcquireLimits,
+    ReleaseLimits,
     IsKnown,
     Remember,
-    KeepFlow,
+    StoreFlow,
     FindFlow,
-    UseFlow,
-    PutLogin,
+    ConsumeFlow,
+    StoreLogin,
     FindLogin,
-    TakeLogin,
+    RedeemLogin,
     CountRefusals,
     WriteRefusals,
 }
@@ -57,7 +57,7 @@ struct KindLabel {
 #[derive(Clone)]
 pub(super) struct Metrics {
     seconds: Family<OperationLabel, Histogram, fn() -> Histogram>,
-    faults: Family<KindLabel, Counter>,
+    errors: Family<KindLabel, Counter>,
     evicts: Gauge,
 }
 
@@ -66,28 +66,28 @@ pub(super) struct Metrics {
 impl Operation {
     pub(super) const fn as_str(self) -> &'static str {
         match self {
-            Self::PutCode => "put_code",
+            Self::StoreCode => "put_code",
             Self::FindCode => "find_code",
-            Self::TakeCode => "take_code",
+            Self::ConsumeCode => "take_code",
             Self::OpenSession => "open_session",
             Self::GetSession => "get_session",
             Self::Refresh => "refresh",
             Self::ListSessions => "list_sessions",
             Self::EndSession => "end_session",
             Self::EndOtherSessions => "end_other_sessions",
-            Self::PutProfile => "put_profile",
+            Self::StoreProfile => "put_profile",
             Self::RaiseEpoch => "raise_epoch",
             Self::RetireUsers => "retire_users",
-            Self::TakeLimits => "take_limits",
-            Self::GiveBack => "give_back",
+            Self::AcquireLimits => "take_limits",
+            Self::ReleaseLimits => "give_back",
             Self::IsKnown => "is_known",
             Self::Remember => "remember",
-            Self::KeepFlow => "keep_flow",
+            Self::StoreFlow => "keep_flow",
             Self::FindFlow => "find_flow",
-            Self::UseFlow => "use_flow",
-            Self::PutLogin => "put_login",
+            Self::ConsumeFlow => "use_flow",
+            Self::StoreLogin => "put_login",
             Self::FindLogin => "find_login",
-            Self::TakeLogin => "take_login",
+            Self::RedeemLogin => "take_login",
             Self::CountRefusals => "count_refusals",
             Self::WriteRefusals => "write_refusals",
         }
@@ -99,29 +99,29 @@ impl Operation {
 impl Metrics {
     pub(super) fn new() -> Self {
         let faults = Family::<KindLabel, Counter>::default();
-        for kind in FaultKind::ALL {
+        for kind in CallErrorKind::ALL {
             drop(faults.get_or_create(&KindLabel { kind: kind.as_str() }));
         }
         // 100 µs to 3.3 s.
         let seconds = Family::new_with_constructor((|| Histogram::new(exponential_buckets(0.000_1, 2.0, 16))) as _);
-        Self { seconds, faults, evicts: Gauge::default() }
+        Self { seconds, errors: faults, evicts: Gauge::default() }
     }
 
     pub(super) fn register(&self, registry: &mut Registry) {
-        registry.register("seconds", "What calls to Redis took", self.seconds.clone());
-        registry.register("errors", "Calls to Redis that failed, by kind", self.faults.clone());
-        registry.register("evicts", "1 where Redis evicts keys when it is full", self.evicts.clone());
+        registry.register("seconds", "Duration of calls to Redis", self.seconds.clone());
+        registry.register("errors", "Calls to Redis that failed, by kind", self.errors.clone());
+        registry.register("evicts", "1 if Redis evicts keys when it is full", self.evicts.clone());
     }
 
-    pub(super) fn took(&self, operation: Operation, time: Duration) {
+    pub(super) fn observe(&self, operation: Operation, time: Duration) {
         self.seconds.get_or_create(&OperationLabel { operation: operation.as_str() }).observe(time.as_secs_f64());
     }
 
-    pub(super) fn failed(&self, kind: FaultKind) {
-        self.faults.get_or_create(&KindLabel { kind: kind.as_str() }).inc();
+    pub(super) fn count_error(&self, kind: CallErrorKind) {
+        self.errors.get_or_create(&KindLabel { kind: kind.as_str() }).inc();
     }
 
-    pub(super) fn evicts(&self, evicts: bool) {
+    pub(super) fn set_evicts(&self, evicts: bool) {
         self.evicts.set(i64::from(evicts));
     }
 }

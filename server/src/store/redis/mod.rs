@@ -1,4 +1,4 @@
-//! Codes, sessions, limits and refusals, in Redis: connections, scripts, and what errors mean.
+//! Codes, sessions, flows, limits and refusal counts in Redis, and the client that they share.
 
 use std::{
     sync::{Arc, Weak},
@@ -10,72 +10,73 @@ use redis::{Cmd, Pipeline, Script, Value};
 use tokio::{task::AbortHandle, time::Instant};
 use tracing::{Span, error, info};
 
-use super::{Unreadable, UrlSource};
+use super::{UrlReadError, UrlSource};
 use crate::domain::ports::StoreError;
 
+mod client;
 mod cluster;
 mod codes;
+mod connection;
 mod errors;
 mod flows;
-mod form;
 mod limits;
-mod line;
-mod link;
 mod metrics;
 mod node;
+mod redis_url;
 pub(crate) mod refusals;
 mod sentinel;
 mod sessions;
 
-pub use errors::{Fault, FaultKind};
-pub use form::Malformed;
+pub use errors::{CallError, CallErrorKind};
+pub use redis_url::RedisUrlError;
 
-use link::Link;
+use client::RedisClient;
 use metrics::{Metrics, Operation};
 
-/// What a call may take in all, connecting included.
-const CALL_LIMIT: Duration = Duration::from_secs(2);
-/// What failed (a connection, a look at the URL, at sentinels or at slots) is not tried again for so long.
-const PAUSE: Duration = Duration::from_millis(100);
-/// How often the policy for a full memory is looked at.
-const POLICY_INTERVAL: Duration = Duration::from_secs(60);
-const POLICY_RETRY: Duration = Duration::from_secs(5);
+/// The time limit of a call, including connecting.
+const CALL_TIMEOUT: Duration = Duration::from_secs(2);
+/// After a failure to connect, read the URL, query sentinels or look up slots, calls fail for this long without a
+/// retry.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
+/// How often the server checks Redis's eviction policy.
+const POLICY_CHECK_INTERVAL: Duration = Duration::from_secs(60);
+const POLICY_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How to reach Redis.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// `redis://user:password@host/database`, `redis-sentinel://…`, `redis-cluster://…`, or with `rediss` for TLS, with
-    /// the system's authorities or those of `SSL_CERT_FILE` (docs/redis.md).
+    /// `redis://user:password@host/database`, `redis-sentinel://…` or `redis-cluster://…`; `rediss` for TLS, with the
+    /// system's certificate authorities or those of `SSL_CERT_FILE` (docs/redis.md).
     pub url: UrlSource,
-    /// Added to Redis's clock; zero outside tests.
+    /// Added to Redis's clock. Zero outside tests.
     pub clock_offset: time::Duration,
 }
 
-/// The URL is not there or not one of Redis. The text does not hold it.
+/// The URL cannot be read or is not a Redis URL. The message does not contain the URL.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     #[error(transparent)]
-    Unreadable(#[from] Unreadable),
+    UnreadableUrl(#[from] UrlReadError),
     #[error("the URL of Redis cannot be used: {0}")]
-    Malformed(#[from] Malformed),
+    InvalidUrl(#[from] RedisUrlError),
 }
 
-/// A handle to Redis.
+/// A handle to Redis. Clones share connections.
 #[derive(Clone)]
-pub struct Redis {
+pub struct RedisStore {
     shared: Arc<Shared>,
     clock_offset: time::Duration,
 }
 
 struct Shared {
-    link: Arc<Link>,
+    client: Arc<RedisClient>,
     scripts: Arc<Scripts>,
     metrics: Metrics,
-    watch: AbortHandle,
-    refusals: refusals::Counting,
+    policy_watch: AbortHandle,
+    refusal_counter: refusals::RefusalCounter,
 }
 
-/// Declares the scripts, each put together from its parts; each touches the keys of one slot.
+/// Declares the scripts. Each is a concatenation of Lua files and touches the keys of one slot.
 macro_rules! scripts {
     ($($name:ident = $($part:literal)+;)+) => {
         struct Scripts {
@@ -121,7 +122,7 @@ impl Options {
 // === impl Scripts ===
 
 impl Scripts {
-    /// Loads all of them, so that calls need only name them.
+    /// Commands that load all scripts, so that calls can use EVALSHA.
     fn load(&self) -> Pipeline {
         let mut pipeline = Pipeline::new();
         for code in Self::CODES {
@@ -131,10 +132,10 @@ impl Scripts {
     }
 }
 
-/// The span of a call, from its making to its end.
-fn span(operation: Operation) -> Span {
+/// The trace span of a call.
+fn call_span(operation: Operation) -> Span {
     let operation = operation.as_str();
-    latchkey_trace::child!(
+    latchkey_trace::child_span!(
         "client",
         "redis",
         otel.name = operation,
@@ -143,8 +144,8 @@ fn span(operation: Operation) -> Span {
     )
 }
 
-/// A call of a loaded script.
-fn call(script: &Script, keys: &[String], arguments: &[String]) -> Cmd {
+/// A command that runs a loaded script.
+fn script_command(script: &Script, keys: &[String], arguments: &[String]) -> Cmd {
     let mut command = redis::cmd("EVALSHA");
     command.arg(script.get_hash()).arg(keys.len()).arg(keys).arg(arguments);
     command
@@ -152,28 +153,28 @@ fn call(script: &Script, keys: &[String], arguments: &[String]) -> Cmd {
 
 // === impl Redis ===
 
-impl Redis {
-    /// Reads the URL; connections are made when they are needed. Needs a running tokio.
+impl RedisStore {
+    /// Reads the URL. Connections are opened on first use. Must be called in a tokio runtime.
     pub fn connect(options: Options) -> Result<Self, ConnectError> {
-        link::check(&options.url)?;
+        client::check_url(&options.url)?;
         let scripts = Arc::new(Scripts::new());
-        let link = Arc::new(Link::new(options.url, Arc::clone(&scripts)));
+        let link = Arc::new(RedisClient::new(options.url, Arc::clone(&scripts)));
         let metrics = Metrics::new();
-        let watch = tokio::spawn(watch_policy(Arc::clone(&link), metrics.clone())).abort_handle();
+        let watch = tokio::spawn(watch_eviction_policy(Arc::clone(&link), metrics.clone())).abort_handle();
         let shared = Arc::new_cyclic(|shared| {
-            let refusals = refusals::Counting::start(Weak::clone(shared), options.clock_offset);
-            Shared { link, scripts, metrics, watch, refusals }
+            let refusals = refusals::RefusalCounter::start(Weak::clone(shared), options.clock_offset);
+            Shared { client: link, scripts, metrics, policy_watch: watch, refusal_counter: refusals }
         });
         Ok(Self { shared, clock_offset: options.clock_offset })
     }
 
-    /// The same Redis over the same connections, so much later by its clock.
-    pub fn later(&self, by: time::Duration) -> Self {
+    /// A handle over the same connections with a clock that is `by` ahead.
+    pub fn with_clock_ahead(&self, by: time::Duration) -> Self {
         Self { shared: Arc::clone(&self.shared), clock_offset: self.clock_offset + by }
     }
 
-    /// Under names without a prefix: the registry is to be one of Redis's own.
-    pub fn register(&self, registry: &mut Registry) {
+    /// Registers metrics under names without a prefix; the caller passes a registry with the prefix.
+    pub fn register_metrics(&self, registry: &mut Registry) {
         self.shared.metrics.register(registry);
     }
 
@@ -185,94 +186,96 @@ impl Redis {
         self.clock_offset.whole_milliseconds().to_string()
     }
 
-    /// Sends commands in one go; an answer for each.
+    /// Sends commands as one pipeline. Returns a value for each.
     async fn send(&self, operation: Operation, commands: &Pipeline) -> Result<Vec<Value>, StoreError> {
-        let span = span(operation);
+        let span = call_span(operation);
         let started = Instant::now();
-        let answer = self.shared.link.send(commands, started + CALL_LIMIT).await;
-        self.observed(operation, started, &span, answer)
+        let answer = self.shared.client.send(commands, started + CALL_TIMEOUT).await;
+        self.observe(operation, started, &span, answer)
     }
 
-    /// Sends one command; its answer.
-    async fn ask(&self, operation: Operation, command: Cmd) -> Result<Value, StoreError> {
+    /// Sends one command and returns its value.
+    async fn send_one(&self, operation: Operation, command: Cmd) -> Result<Value, StoreError> {
         let mut commands = Pipeline::new();
         commands.add_command(command);
-        self.send(operation, &commands).await?.into_iter().next().ok_or_else(|| self.unreadable())
+        self.send(operation, &commands).await?.into_iter().next().ok_or_else(|| self.unexpected_value())
     }
 
-    /// As `send`, for what must not be lost: whether a replica has it too, where there are any.
+    /// Like `send`, for writes that must not be lost. Also returns whether a replica has the write, if there are
+    /// replicas.
     async fn send_replicated(
         &self,
         operation: Operation,
         command: Cmd,
-    ) -> Result<(Value, crate::domain::ports::Carried), StoreError> {
-        let span = span(operation);
+    ) -> Result<(Value, crate::domain::ports::Replication), StoreError> {
+        let span = call_span(operation);
         let started = Instant::now();
-        let until = started + CALL_LIMIT;
-        let answer = self.shared.link.send_replicated(command, until).await;
-        self.observed(operation, started, &span, answer)
+        let until = started + CALL_TIMEOUT;
+        let answer = self.shared.client.send_replicated(command, until).await;
+        self.observe(operation, started, &span, answer)
     }
 
-    fn observed<T>(
+    fn observe<T>(
         &self,
         operation: Operation,
         started: Instant,
         span: &Span,
-        answer: Result<T, Fault>,
+        answer: Result<T, CallError>,
     ) -> Result<T, StoreError> {
-        self.shared.metrics.took(operation, started.elapsed());
+        self.shared.metrics.observe(operation, started.elapsed());
         answer.map_err(|fault| {
-            latchkey_trace::fail(span, fault.kind.as_str());
-            self.failed(fault)
+            latchkey_trace::record_error(span, fault.kind.as_str());
+            self.store_error(fault)
         })
     }
 
-    fn failed(&self, fault: Fault) -> StoreError {
-        self.shared.metrics.failed(fault.kind);
+    fn store_error(&self, fault: CallError) -> StoreError {
+        self.shared.metrics.count_error(fault.kind);
         fault.into()
     }
 
-    /// An answer of a form that no command of ours has.
-    fn unreadable(&self) -> StoreError {
-        self.failed(Fault::unreadable())
+    /// The error for a value of an unexpected form.
+    fn unexpected_value(&self) -> StoreError {
+        self.store_error(CallError::unexpected_reply())
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.watch.abort();
+        self.policy_watch.abort();
     }
 }
 
-/// A Redis that evicts keys when it is full ends sessions and forgets limits: whoever runs it must hear of that.
-async fn watch_policy(link: Arc<Link>, metrics: Metrics) {
-    let mut told = None;
+/// Logs an error and sets a metric while Redis evicts keys when its memory is full: that ends sessions and loses
+/// limits.
+async fn watch_eviction_policy(link: Arc<RedisClient>, metrics: Metrics) {
+    let mut reported = None;
     loop {
         let mut commands = Pipeline::new();
         commands.cmd("INFO").arg("memory");
-        let answers = link.send_to_all(&commands, Instant::now() + CALL_LIMIT).await.unwrap_or_default();
+        let answers = link.send_to_all(&commands, Instant::now() + CALL_TIMEOUT).await.unwrap_or_default();
         let policy_of = |values: Vec<Value>| {
-            let info = values.into_iter().next().and_then(link::text)?;
-            link::field(&info, "maxmemory_policy").map(str::to_owned)
+            let info = values.into_iter().next().and_then(client::text)?;
+            client::info_field(&info, "maxmemory_policy").map(str::to_owned)
         };
-        // In a cluster, the worst of all.
+        // In a cluster, a policy that evicts on any primary counts.
         let policies: Vec<String> = answers.into_iter().filter_map(policy_of).collect();
         let policy = policies.iter().find(|policy| *policy != "noeviction").or(policies.first());
         let Some(policy) = policy else {
-            tokio::time::sleep(POLICY_RETRY).await;
+            tokio::time::sleep(POLICY_RETRY_INTERVAL).await;
             continue;
         };
         let evicts = policy != "noeviction";
-        metrics.evicts(evicts);
-        if told != Some(evicts) && evicts {
+        metrics.set_evicts(evicts);
+        if reported != Some(evicts) && evicts {
             error!(
                 policy,
-                "Redis evicts keys when it is full: sessions and limits can vanish; set maxmemory-policy noeviction"
+                "Redis evicts keys when full: sessions and limits can be lost; set maxmemory-policy to noeviction"
             );
-        } else if told == Some(true) {
-            info!(policy, "Redis does not evict keys any more");
+        } else if reported == Some(true) {
+            info!(policy, "Redis no longer evicts keys");
         }
-        told = Some(evicts);
-        tokio::time::sleep(POLICY_INTERVAL).await;
+        reported = Some(evicts);
+        tokio::time::sleep(POLICY_CHECK_INTERVAL).await;
     }
 }

@@ -1,4 +1,4 @@
-//! A server of Redis: the connection that calls share, and a few more for calls that wait for its replicas.
+//! One Redis server: a connection that calls share, and a few more for calls that wait for its replicas.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -13,101 +13,102 @@ use tokio::{
 
 use super::{
     Scripts,
-    errors::Fault,
-    line::{Answer, End, Line},
-    link::{field, text},
+    client::{info_field, text},
+    connection::{Connection, Peer, Reply},
+    errors::CallError,
 };
-use crate::domain::ports::Carried;
+use crate::domain::ports::Replication;
 
-/// How many calls may wait for a replica at a time; more go on without.
-const WAITERS: usize = 8;
-/// The longest wait for a replica (contract, 4).
-const REPLICA_LIMIT: Duration = Duration::from_millis(100);
-/// How often the number of replicas is looked up.
-const REPLICAS_INTERVAL: Duration = Duration::from_secs(5);
+/// How many calls can wait for a replica at the same time. Further calls do not wait.
+const MAX_WAITERS: usize = 8;
+/// The maximum wait for a replica (specification: Sessions and tokens, Revocation).
+const REPLICA_TIMEOUT: Duration = Duration::from_millis(100);
+/// How long the number of replicas is cached.
+const REPLICA_COUNT_TTL: Duration = Duration::from_secs(5);
 
-/// One server.
+/// One Redis server.
 pub(super) struct Node {
-    shared: Line,
-    /// For calls that wait for a replica, each used by one call at a time: WAIT holds up what comes after it.
-    free: Mutex<Vec<Arc<Line>>>,
-    places: Semaphore,
+    shared: Connection,
+    /// For calls that wait for a replica. One call uses a connection at a time, since WAIT blocks the commands after
+    /// it.
+    idle: Mutex<Vec<Arc<Connection>>>,
+    permits: Semaphore,
     replicas: Mutex<Option<(Instant, bool)>>,
 }
 
-/// Puts a connection back, also when the call went away.
-struct Borrowed<'a> {
+/// Puts a connection back on drop, also when the call is cancelled.
+struct BorrowedConnection<'a> {
     node: &'a Node,
-    line: Arc<Line>,
+    connection: Arc<Connection>,
 }
 
 // === impl Node ===
 
 impl Node {
-    pub(super) fn new(to: ConnectionInfo, end: End, scripts: &Arc<Scripts>) -> Self {
-        let further = || Arc::new(Line::new(to.clone(), End::Further(Arc::clone(scripts))));
+    pub(super) fn new(to: ConnectionInfo, end: Peer, scripts: &Arc<Scripts>) -> Self {
+        let further = || Arc::new(Connection::new(to.clone(), Peer::Additional(Arc::clone(scripts))));
         Self {
-            free: Mutex::new((0..WAITERS).map(|_| further()).collect()),
-            shared: Line::new(to, end),
-            places: Semaphore::new(WAITERS),
+            idle: Mutex::new((0..MAX_WAITERS).map(|_| further()).collect()),
+            shared: Connection::new(to, end),
+            permits: Semaphore::new(MAX_WAITERS),
             replicas: Mutex::new(None),
         }
     }
 
-    pub(super) const fn shared(&self) -> &Line {
+    pub(super) const fn shared(&self) -> &Connection {
         &self.shared
     }
 
-    /// Sends commands in one go; what the server says to each.
-    pub(super) async fn send(&self, commands: &Pipeline, until: Instant) -> Result<Vec<Answer>, Fault> {
+    /// Sends commands as one pipeline. Returns the reply to each.
+    pub(super) async fn send(&self, commands: &Pipeline, until: Instant) -> Result<Vec<Reply>, CallError> {
         self.shared.send(commands, until).await
     }
 
-    /// As `send`; where the server has replicas, waits a while for one to have what the last command did.
+    /// Like `send`. If the server has replicas, waits up to `REPLICA_TIMEOUT` for one to acknowledge the write.
     pub(super) async fn send_replicated(
         &self,
         mut commands: Pipeline,
         until: Instant,
-    ) -> Result<(Vec<Answer>, Carried), Fault> {
+    ) -> Result<(Vec<Reply>, Replication), CallError> {
         if !self.has_replicas(until).await? {
-            return Ok((self.shared.send(&commands, until).await?, Carried::Safely));
+            return Ok((self.shared.send(&commands, until).await?, Replication::Complete));
         }
-        let soon = Instant::now() + REPLICA_LIMIT;
-        let place = timeout_at(soon, self.places.acquire()).await;
-        let line = || self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let borrowed = match &place {
-            Ok(Ok(_)) => line().map(|line| Borrowed { node: self, line }),
+        let replica_deadline = Instant::now() + REPLICA_TIMEOUT;
+        let permit = timeout_at(replica_deadline, self.permits.acquire()).await;
+        let line = || self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let borrowed = match &permit {
+            Ok(Ok(_)) => line().map(|line| BorrowedConnection { node: self, connection: line }),
             Ok(Err(_)) | Err(_) => None,
         };
         let Some(borrowed) = borrowed else {
-            // All who may wait do already: a replica lags. The write itself does not suffer.
-            return Ok((self.shared.send(&commands, until).await?, Carried::Unconfirmed));
+            // `MAX_WAITERS` calls wait already: a replica lags. The write goes ahead without waiting.
+            return Ok((self.shared.send(&commands, until).await?, Replication::Unconfirmed));
         };
-        commands.cmd("WAIT").arg(1).arg(REPLICA_LIMIT.as_millis().to_string());
-        let mut answers = borrowed.line.send(&commands, until).await?;
+        commands.cmd("WAIT").arg(1).arg(REPLICA_TIMEOUT.as_millis().to_string());
+        let mut answers = borrowed.connection.send(&commands, until).await?;
         let acknowledged = matches!(answers.pop(), Some(Ok(Value::Int(replicas))) if replicas > 0);
-        Ok((answers, if acknowledged { Carried::Safely } else { Carried::Unconfirmed }))
+        Ok((answers, if acknowledged { Replication::Complete } else { Replication::Unconfirmed }))
     }
 
-    async fn has_replicas(&self, until: Instant) -> Result<bool, Fault> {
+    async fn has_replicas(&self, until: Instant) -> Result<bool, CallError> {
         let known = *self.replicas.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((at, replicas)) = known
-            && at.elapsed() < REPLICAS_INTERVAL
+            && at.elapsed() < REPLICA_COUNT_TTL
         {
             return Ok(replicas);
         }
         let mut commands = Pipeline::new();
         commands.cmd("INFO").arg("replication");
-        let answer = self.shared.send(&commands, until).await?.pop().ok_or_else(Fault::unreadable)?;
-        let info = text(answer.map_err(|error| Fault::from(&error))?).ok_or_else(Fault::unreadable)?;
-        let count = field(&info, "connected_slaves").and_then(|count| count.parse::<u32>().ok()).unwrap_or(0);
+        let answer = self.shared.send(&commands, until).await?.pop().ok_or_else(CallError::unexpected_reply)?;
+        let info = text(answer.map_err(|error| CallError::from(&error))?).ok_or_else(CallError::unexpected_reply)?;
+        let count = info_field(&info, "connected_slaves").and_then(|count| count.parse::<u32>().ok()).unwrap_or(0);
         *self.replicas.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), count > 0));
         Ok(count > 0)
     }
 }
 
-impl Drop for Borrowed<'_> {
+impl Drop for BorrowedConnection<'_> {
     fn drop(&mut self) {
-        self.node.free.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&self.line));
+        self.node.idle.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&self.connection));
     }
 }

@@ -1,7 +1,7 @@
--- Opens a session. KEYS: the user, the user's index of sessions, the session.
--- ARGV: offset (ms), epoch, session id, ends_at (ms), idle (ms), the user's life (ms), most sessions, the sessions' key
--- without their id, the profile's version, address, whether it is verified and name, then the session's fields and
--- values.
+-- Opens a session. Returns 1, or 0 if the user's epoch is newer. KEYS: the user, the user's session index, the session.
+-- ARGV: clock offset (ms), epoch, session id, ends_at (ms), idle timeout (ms), lifetime of the user's hash (ms),
+-- maximum number of sessions, key prefix of the user's sessions, profile (version, email address, whether it is
+-- verified, name), then the session's other fields and values.
 local epoch = tonumber(ARGV[2])
 local stored = tonumber(redis.call('HGET', KEYS[1], 'epoch') or '0')
 if stored > epoch then
@@ -14,14 +14,14 @@ redis.call('PEXPIRE', KEYS[1], ARGV[6])
 local ends = tonumber(ARGV[4])
 local life = math.max(ends - now, 1)
 redis.call('DEL', KEYS[3])
--- In the order of use: a small hash is a list to Redis.
+-- Fields that are read most often come first: Redis stores a small hash as a list.
 redis.call('HSET', KEYS[3], 'epoch', ARGV[2], 'n', 1, 'taken', now, 'used', now, 'noted', now, 'ends', ARGV[4],
   'idle', ARGV[5], unpack(ARGV, 13))
 redis.call('HSET', KEYS[3], 'created', now)
 redis.call('PEXPIRE', KEYS[3], math.min(life, tonumber(ARGV[5]) + NOTED_EVERY))
 
--- The index: session ids. What ran out by itself makes room first, then what was used least recently. The new one is
--- the most recently used, whatever the clock did.
+-- If there are too many sessions, drops expired ones from the index, then ends the least recently used. The new session
+-- counts as the most recently used, even if the clock went back.
 local most = tonumber(ARGV[7])
 redis.call('ZADD', KEYS[2], now, ARGV[3])
 if redis.call('ZCARD', KEYS[2]) > most then

@@ -1,5 +1,5 @@
--- What tokens say of a user has changed. KEYS: the user. ARGV: version, address, whether it is verified, name. A user
--- who never had a session needs none; one who is gone has none either, and gets none again.
+-- Stores a changed profile. KEYS: the user. ARGV: version, email address, whether it is verified, name. Does nothing
+-- for a user who never had a session or was deleted: neither needs a profile.
 if redis.call('HEXISTS', KEYS[1], 'version') == 1 then
   profile(KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4])
 end

@@ -1,6 +1,7 @@
--- Raises the user's epoch: every session ends but the kept one, which moves. KEYS: the user, the user's index of
--- sessions. ARGV: epoch, the user's life (ms), the kept session's id or '', the sessions' key without their id, then the
--- profile's version, address, whether it is verified and name; none where the user is gone.
+-- Raises the user's epoch: ends every session except the kept one, which moves to the new epoch. Returns 1, or 0 if the
+-- stored epoch is newer. KEYS: the user, the user's session index. ARGV: epoch, lifetime of the user's hash (ms), id of
+-- the session to keep or '', key prefix of the user's sessions, then the profile (version, email address, whether it is
+-- verified, name), which is absent if the user was deleted.
 local epoch = tonumber(ARGV[1])
 local stored = tonumber(redis.call('HGET', KEYS[1], 'epoch') or '0')
 if stored < epoch then
@@ -8,7 +9,7 @@ if stored < epoch then
 elseif stored > epoch then
   return 0
 end
--- Told again, at the same epoch: sessions opened since then go on.
+-- A repeated call at the same epoch keeps the sessions that were opened in between.
 if ARGV[5] then
   profile(KEYS[1], ARGV[5], ARGV[6], ARGV[7], ARGV[8])
 else

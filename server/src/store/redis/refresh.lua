@@ -1,9 +1,10 @@
--- Decides a refresh (contract, 4). KEYS: the user, the user's index of sessions, the session. ARGV: offset (ms), session
--- id, the token's generation, grace time (ms), how many late answers are given in how many ms, what a late answer adds to
--- the session's lateness and how large that gets, then for each window of the limit on new generations its count and the
--- length of a fiftieth of it (ms).
--- Answers in lines, which are faster to read than a list: how and, where the session goes on, what `told` says; 'limited',
--- window and ms where it has to wait.
+-- Decides a refresh (specification: Sessions and tokens, Refresh). KEYS: the user, the user's session index, the
+-- session.
+-- ARGV: clock offset (ms), session id, the token's generation, grace period (ms), maximum number of late answers and
+-- the time in which they count (ms), what a late answer adds to the session's lateness and the maximum lateness, then
+-- for each window of the limit on new generations its count and the length of a bucket (ms).
+-- Returns lines, which parse faster than a list: the outcome and, if the session continues, the lines of `told`; or
+-- 'limited', the window's index from 1 and the ms until a retry succeeds.
 local marked = {}
 for i = 10, #ARGV, 2 do
   table.insert(marked, 'w' .. ARGV[i])
@@ -31,7 +32,7 @@ if generation >= n then
   local after, at = string.format('%.0f', generation + 1), string.format('%.0f', now)
   redis.call('HSET', session, 'n', after, 'taken', at, 'used', at, unpack(changed))
   renew(now, KEYS[2], session, ARGV[2], s)
-  -- A token that is newer than what is known: the store has gone back in time, and the token tells where it was.
+  -- If the token is newer than the stored generation, the store lost writes, and the token proves the generation.
   return (generation == n and 'next\n' or 'adopted\n') .. told(s, u, after)
 end
 local how
@@ -39,7 +40,7 @@ if generation == n - 1 then
   if now - tonumber(s[3]) < tonumber(ARGV[4]) then
     how = 'again'
   else
-    -- Token n was never used: its answer may have been lost on the way. From here on others may race for it as before.
+    -- Token n was never used: the response with it may have been lost. Its grace period starts again now.
     local known = redis.call('HMGET', session, 'late', 'lateness')
     local late = {}
     for at in string.gmatch(known[1] or '', '%d+') do
@@ -47,8 +48,8 @@ if generation == n - 1 then
         table.insert(late, at)
       end
     end
-    -- `lateness`: how much there was after the last late answer, and the generation then. Each generation since takes one
-    -- away, whichever version of the server counted it.
+    -- `lateness` holds the value after the last late answer and the generation at that time. Each generation since then
+    -- subtracts one, whichever version of the server made it.
     local lateness, since = string.match(known[2] or '', '^(%d+) (%d+)$')
     lateness = math.max(tonumber(lateness or '0') - math.max(n - tonumber(since or '0'), 0), 0) + tonumber(ARGV[7])
     if #late < tonumber(ARGV[5]) and lateness <= tonumber(ARGV[8]) then

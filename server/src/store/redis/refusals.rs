@@ -1,4 +1,4 @@
-//! Refusals, counted for all servers together by quarters of an hour, until one of them writes them down.
+//! Refusals, counted by all servers together per quarter of an hour, until one server writes them to Postgres.
 
 use std::{collections::HashMap, sync::Weak, time::Duration};
 
@@ -8,55 +8,55 @@ use redis::{Pipeline, Value};
 use tokio::{sync::mpsc, time::Instant};
 use tracing::{info, warn};
 
-use super::{Redis, Shared, call, metrics::Operation};
+use super::{RedisStore, Shared, metrics::Operation, script_command};
 use crate::domain::{audit::Refusal, ports::StoreError};
 
-/// refuse.lua has the same number.
+/// The length of a quarter of an hour. refuse.lua contains the same number.
 pub(crate) const QUARTER_MILLIS: i64 = 15 * 60 * 1000;
-/// How long refusals wait to be written where Postgres is away.
-const LIFE_MILLIS: i64 = 24 * 60 * 60 * 1000;
-/// Rows of an App's quarter of an hour: from so many client addresses for one user, of users, of nobody that is there.
-/// What is more is counted in one row a kind, so nobody fills the table.
-const CLIENTS_PER_USER: i64 = 20;
-const ROWS_OF_USERS: i64 = 2000;
-const ROWS_OF_NOBODY: i64 = 200;
-/// Refusals that wait to be counted; more are lost.
-const ROOM: usize = 4096;
-/// Refusals counted in one go.
-const BATCH: usize = 64;
-/// How often it is said again that an App has something to write down.
-const TOLD: Duration = Duration::from_secs(60);
-/// All quarters that have refusals, by their end.
-const DUE: &str = "lk:{:audit}:due";
+/// How long refusals are kept if Postgres is unavailable.
+const TTL_MILLIS: i64 = 24 * 60 * 60 * 1000;
+/// Maximum numbers of rows in an App's quarter of an hour: client addresses per user, rows with a user, rows without
+/// one. Refusals beyond them are counted in one row per kind, so that nobody can fill the table.
+const MAX_CLIENTS_PER_USER: i64 = 20;
+const MAX_USER_ROWS: i64 = 2000;
+const MAX_ANONYMOUS_ROWS: i64 = 200;
+/// Refusals that can wait to be counted. Further ones are lost.
+const QUEUE_CAPACITY: usize = 4096;
+/// Refusals counted in one call.
+const BATCH_SIZE: usize = 64;
+/// How often a server adds an App's quarter to `DUE_KEY` again.
+const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(60);
+/// The key of all quarters with refusals, scored by their end.
+const DUE_KEY: &str = "lk:{:audit}:due";
 
-/// The way to the task that counts.
-pub(super) struct Counting {
+/// A handle to the task that counts.
+pub(super) struct RefusalCounter {
     queue: mpsc::Sender<(AppId, Refusal)>,
     lost: Counter,
 }
 
-/// An App's quarter of an hour that is over.
+/// A finished quarter of an hour of an App.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Quarter {
+pub(crate) struct QuarterHour {
     pub(crate) app: AppId,
     /// Quarters of an hour since 1970.
     pub(crate) number: i64,
 }
 
-/// What is to be one row.
+/// The content of one row.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Counted {
-    /// The row's name in its quarter: kind, user and client address, where there are any.
+pub(crate) struct CountedRefusal {
+    /// The row's name in its quarter: kind, user and client address, separated by spaces. The last two can be empty.
     pub(crate) name: String,
     pub(crate) count: i64,
 }
 
-/// What the counting task knows of Redis.
+/// What the counting task knows about Redis.
 #[derive(Default)]
-struct Known {
-    /// By Redis's clock, as the last answer told.
+struct CounterState {
+    /// The quarter by Redis's clock in the last reply; 0 before the first one.
     quarter: i64,
-    told: HashMap<AppId, (i64, Instant)>,
+    announced: HashMap<AppId, (i64, Instant)>,
 }
 
 fn rows_key(app: &AppId, quarter: i64) -> String {
@@ -67,30 +67,30 @@ fn accounts_key(app: &AppId, quarter: i64) -> String {
     format!("lk:{{{app}:audit}}:accounts:{quarter}")
 }
 
-// === impl Counting ===
+// === impl RefusalCounter ===
 
-impl Counting {
-    /// The task that counts ends when the last handle to Redis goes.
+impl RefusalCounter {
+    /// Starts the task that counts. It ends when the last handle to Redis is dropped.
     pub(super) fn start(redis: Weak<Shared>, clock_offset: time::Duration) -> Self {
-        let (queue, refusals) = mpsc::channel(ROOM);
+        let (queue, refusals) = mpsc::channel(QUEUE_CAPACITY);
         let lost = Counter::default();
-        tokio::spawn(count(redis, clock_offset, refusals, lost.clone()));
+        tokio::spawn(run_counter(redis, clock_offset, refusals, lost.clone()));
         Self { queue, lost }
     }
 }
 
-async fn count(
+async fn run_counter(
     redis: Weak<Shared>,
     clock_offset: time::Duration,
     mut refusals: mpsc::Receiver<(AppId, Refusal)>,
     lost: Counter,
 ) {
-    let mut batch = Vec::with_capacity(BATCH);
-    let mut known = Known::default();
+    let mut batch = Vec::with_capacity(BATCH_SIZE);
+    let mut known = CounterState::default();
     let mut losing = false;
-    while refusals.recv_many(&mut batch, BATCH).await > 0 {
+    while refusals.recv_many(&mut batch, BATCH_SIZE).await > 0 {
         let Some(shared) = redis.upgrade() else { return };
-        let redis = Redis { shared, clock_offset };
+        let redis = RedisStore { shared, clock_offset };
         match redis.count_refusals(&mut known, &mut batch).await {
             Ok(()) => {
                 if std::mem::take(&mut losing) {
@@ -108,45 +108,52 @@ async fn count(
     }
 }
 
-// === impl Known ===
+// === impl CounterState ===
 
-impl Known {
-    /// Apps of the batch whose quarter was not told of lately.
-    fn untold(&self, batch: &[(AppId, Refusal)]) -> Vec<AppId> {
+impl CounterState {
+    /// Apps of the batch that were not added to `DUE_KEY` for this quarter recently.
+    fn unannounced(&self, batch: &[(AppId, Refusal)]) -> Vec<AppId> {
         let mut apps: Vec<AppId> = batch.iter().map(|(app, _)| app.clone()).collect();
         apps.sort();
         apps.dedup();
         apps.retain(|app| {
-            !self.told.get(app).is_some_and(|(quarter, at)| *quarter == self.quarter && at.elapsed() < TOLD)
+            !self
+                .announced
+                .get(app)
+                .is_some_and(|(quarter, at)| *quarter == self.quarter && at.elapsed() < ANNOUNCE_INTERVAL)
         });
         apps
     }
 }
 
-// === impl Redis ===
+// === impl RedisStore ===
 
-impl Redis {
-    /// Under names without a prefix: the registry is to be one of audit's own.
-    pub fn register_audit(&self, registry: &mut Registry) {
+impl RedisStore {
+    /// Registers metrics under names without a prefix; the caller passes the registry of audit, which has the prefix.
+    pub fn register_audit_metrics(&self, registry: &mut Registry) {
         registry.register(
             "refusals_lost",
             "Refusals that could not be counted for audit",
-            self.shared.refusals.lost.clone(),
+            self.shared.refusal_counter.lost.clone(),
         );
     }
 
-    pub(crate) fn refuse(&self, app: &AppId, refusal: Refusal) {
-        if self.shared.refusals.queue.try_send((app.clone(), refusal)).is_err() {
-            self.shared.refusals.lost.inc();
+    pub(crate) fn enqueue_refusal(&self, app: &AppId, refusal: Refusal) {
+        if self.shared.refusal_counter.queue.try_send((app.clone(), refusal)).is_err() {
+            self.shared.refusal_counter.lost.inc();
         }
     }
 
-    /// Leaves in the batch what was not counted.
-    async fn count_refusals(&self, known: &mut Known, batch: &mut Vec<(AppId, Refusal)>) -> Result<(), StoreError> {
-        // Once to learn which quarter it is, once more where it ends meanwhile.
+    /// Counts a batch. Refusals that were not counted stay in it.
+    async fn count_refusals(
+        &self,
+        known: &mut CounterState,
+        batch: &mut Vec<(AppId, Refusal)>,
+    ) -> Result<(), StoreError> {
+        // One attempt can be needed to learn the quarter, one more if the quarter ends meanwhile.
         for _ in 0..3 {
             if known.quarter > 0 {
-                self.tell_due(known, batch).await?;
+                self.announce_due(known, batch).await?;
             }
             let mut commands = Pipeline::new();
             for (app, refusal) in batch.iter() {
@@ -158,16 +165,16 @@ impl Redis {
                 let arguments = [
                     self.offset_millis(),
                     known.quarter.to_string(),
-                    refusal.kind.event().as_str().to_owned(),
+                    refusal.kind.event_kind().as_str().to_owned(),
                     refusal.account.as_ref().map_or_else(String::new, |account| account.as_str().to_owned()),
                     refusal.user.map_or_else(String::new, |user| user.to_string()),
                     refusal.client.to_string(),
-                    CLIENTS_PER_USER.to_string(),
-                    ROWS_OF_USERS.to_string(),
-                    ROWS_OF_NOBODY.to_string(),
-                    LIFE_MILLIS.to_string(),
+                    MAX_CLIENTS_PER_USER.to_string(),
+                    MAX_USER_ROWS.to_string(),
+                    MAX_ANONYMOUS_ROWS.to_string(),
+                    TTL_MILLIS.to_string(),
                 ];
-                commands.add_command(call(&self.scripts().refuse, &keys, &arguments));
+                commands.add_command(script_command(&self.scripts().refuse, &keys, &arguments));
             }
             let answers = self.send(Operation::CountRefusals, &commands).await?;
             let mut left = Vec::new();
@@ -178,7 +185,7 @@ impl Redis {
                         known.quarter = quarter;
                         left.push(refusal);
                     }
-                    _ => return Err(self.unreadable()),
+                    _ => return Err(self.unexpected_value()),
                 }
             }
             *batch = left;
@@ -189,61 +196,61 @@ impl Redis {
         Ok(())
     }
 
-    /// Before the first is counted: what is counted is always found.
-    async fn tell_due(&self, known: &mut Known, batch: &[(AppId, Refusal)]) -> Result<(), StoreError> {
-        let untold = known.untold(batch);
-        if untold.is_empty() {
+    /// Adds the quarter to `DUE_KEY` before anything is counted in it, so that counted refusals are always found.
+    async fn announce_due(&self, known: &mut CounterState, batch: &[(AppId, Refusal)]) -> Result<(), StoreError> {
+        let unannounced = known.unannounced(batch);
+        if unannounced.is_empty() {
             return Ok(());
         }
         let quarter = known.quarter;
         let mut add = redis::cmd("ZADD");
-        add.arg(DUE).arg("NX");
-        for app in &untold {
+        add.arg(DUE_KEY).arg("NX");
+        for app in &unannounced {
             add.arg((quarter + 1) * QUARTER_MILLIS).arg(format!("{app} {quarter}"));
         }
         let mut commands = Pipeline::new();
         commands.add_command(add);
-        commands.cmd("PEXPIRE").arg(DUE).arg(LIFE_MILLIS);
+        commands.cmd("PEXPIRE").arg(DUE_KEY).arg(TTL_MILLIS);
         self.send(Operation::CountRefusals, &commands).await?;
-        known.told.retain(|_, (told, _)| *told == quarter);
+        known.announced.retain(|_, (told, _)| *told == quarter);
         let now = Instant::now();
-        known.told.extend(untold.into_iter().map(|app| (app, (quarter, now))));
+        known.announced.extend(unannounced.into_iter().map(|app| (app, (quarter, now))));
         Ok(())
     }
 
-    /// Quarters that are over and have refusals, some of them passed over.
-    pub(crate) async fn due_refusals(&self, skip: usize, most: usize) -> Result<Vec<Quarter>, StoreError> {
-        let arguments = [self.offset_millis(), skip.to_string(), most.to_string(), LIFE_MILLIS.to_string()];
+    /// Finished quarters with refusals, oldest first, without the first `skip`.
+    pub(crate) async fn due_quarters(&self, skip: usize, most: usize) -> Result<Vec<QuarterHour>, StoreError> {
+        let arguments = [self.offset_millis(), skip.to_string(), most.to_string(), TTL_MILLIS.to_string()];
         let mut commands = Pipeline::new();
-        commands.add_command(call(&self.scripts().due, &[DUE.to_owned()], &arguments));
+        commands.add_command(script_command(&self.scripts().due, &[DUE_KEY.to_owned()], &arguments));
         let answers = self.send(Operation::WriteRefusals, &commands).await?;
-        let value = answers.into_iter().next().ok_or_else(|| self.unreadable())?;
-        let members: Vec<String> = redis::from_redis_value(value).map_err(|_| self.unreadable())?;
+        let value = answers.into_iter().next().ok_or_else(|| self.unexpected_value())?;
+        let members: Vec<String> = redis::from_redis_value(value).map_err(|_| self.unexpected_value())?;
         let parse = |member: &str| {
             let (app, number) = member.split_once(' ')?;
-            Some(Quarter { app: app.parse().ok()?, number: number.parse().ok()? })
+            Some(QuarterHour { app: app.parse().ok()?, number: number.parse().ok()? })
         };
-        members.iter().map(|member| parse(member).ok_or_else(|| self.unreadable())).collect()
+        members.iter().map(|member| parse(member).ok_or_else(|| self.unexpected_value())).collect()
     }
 
-    pub(crate) async fn refusals(&self, quarter: &Quarter) -> Result<Vec<Counted>, StoreError> {
+    pub(crate) async fn quarter_refusals(&self, quarter: &QuarterHour) -> Result<Vec<CountedRefusal>, StoreError> {
         let mut commands = Pipeline::new();
         commands.cmd("HGETALL").arg(rows_key(&quarter.app, quarter.number));
         let answers = self.send(Operation::WriteRefusals, &commands).await?;
-        let value = answers.into_iter().next().ok_or_else(|| self.unreadable())?;
-        let fields: HashMap<String, i64> = redis::from_redis_value(value).map_err(|_| self.unreadable())?;
+        let value = answers.into_iter().next().ok_or_else(|| self.unexpected_value())?;
+        let fields: HashMap<String, i64> = redis::from_redis_value(value).map_err(|_| self.unexpected_value())?;
         let counted = fields.into_iter().filter(|(name, _)| !name.starts_with('#'));
-        Ok(counted.map(|(name, count)| Counted { name, count }).collect())
+        Ok(counted.map(|(name, count)| CountedRefusal { name, count }).collect())
     }
 
-    /// They are written down.
-    pub(crate) async fn forget_refusals(&self, quarter: &Quarter) -> Result<(), StoreError> {
+    /// Deletes the counts of a quarter that is written to Postgres.
+    pub(crate) async fn delete_refusals(&self, quarter: &QuarterHour) -> Result<(), StoreError> {
         let mut commands = Pipeline::new();
         commands.cmd("UNLINK").arg(rows_key(&quarter.app, quarter.number));
         self.send(Operation::WriteRefusals, &commands).await?;
-        // Second: what is still there is still found.
+        // Last: if the deletion above fails, the quarter is still found.
         let mut commands = Pipeline::new();
-        commands.cmd("ZREM").arg(DUE).arg(format!("{} {}", quarter.app, quarter.number));
+        commands.cmd("ZREM").arg(DUE_KEY).arg(format!("{} {}", quarter.app, quarter.number));
         self.send(Operation::WriteRefusals, &commands).await.map(drop)
     }
 }

@@ -1,9 +1,10 @@
--- Counts a refusal in the row of its kind, user and client address, within the bounds of an App's quarter of an hour.
--- KEYS: the rows of the quarter; which users' accounts were named in it; the same of the quarter before.
--- ARGV: offset (ms), quarter, kind, account or '', user or '', client address, the most client addresses of a user, rows
--- of users and rows of nobody, life of the rows (ms).
--- Answers 0 or, where it is another quarter by Redis's clock, that quarter; nothing is counted then. So a quarter that is
--- over does not change any more.
+-- Counts a refusal in the row of its kind, user and client address. The rows of an App and quarter of an hour are
+-- bounded.
+-- KEYS: the rows of the quarter; the user of each account that was named in it; the same of the quarter before.
+-- ARGV: clock offset (ms), quarter, kind, account or '', user or '', client address, maximum number of client addresses
+-- per user, maximum number of rows with a user, the same without a user, lifetime of the rows (ms).
+-- Returns 0. If Redis's clock is in another quarter, counts nothing and returns that quarter, so a finished quarter
+-- never changes.
 local quarter = math.floor(now / 900000)
 if quarter ~= tonumber(ARGV[2]) then
   return quarter
@@ -11,7 +12,7 @@ end
 local kind, account, user, client = ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local per_user, users, nobody = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 if account ~= '' then
-  -- Refused before the account was looked at: whose it is, an earlier refusal told.
+  -- Refused before the account was looked up: an earlier refusal may have named its user.
   if user == '' then
     user = redis.call('HGET', KEYS[2], account) or redis.call('HGET', KEYS[3], account) or ''
   elseif redis.call('HLEN', KEYS[2]) < users then

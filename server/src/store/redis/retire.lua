@@ -1,6 +1,6 @@
--- Keeps new sessions of a user from being opened, unless there is a live one. Returns 1 if it is done, 0 if a session is live.
--- KEYS: the user, the user's index of sessions. ARGV: offset (ms), the sessions' key without their id, the epoch that a new
--- session would have to have, for how long (ms).
+-- Prevents new sessions of a user, unless the user has a live one. Returns 1 if it did, 0 if a session is live. KEYS:
+-- the user, the user's session index. ARGV: clock offset (ms), key prefix of the user's sessions, the lowest epoch at
+-- which a session can be opened, for how long (ms).
 local stored = tonumber(redis.call('HGET', KEYS[1], 'epoch') or '0')
 local ids = redis.call('ZRANGE', KEYS[2], 0, -1)
 for _, id in ipairs(ids) do

@@ -1,4 +1,5 @@
-//! A primary that sentinels name: asked for when there is none or it fails, and now and then whether it is still the one.
+//! The primary that sentinels name. Sentinels are queried when no primary is known, when a call fails, and every
+//! second.
 
 use std::{
     collections::HashMap,
@@ -15,41 +16,41 @@ use tokio::{
 use tracing::info;
 
 use super::{
-    CALL_LIMIT, PAUSE, Scripts,
-    errors::{Fault, FaultKind},
-    form::Address,
-    line::{End, Line},
+    CALL_TIMEOUT, RETRY_PAUSE, Scripts,
+    connection::{Connection, Peer},
+    errors::{CallError, CallErrorKind},
     node::Node,
+    redis_url::Address,
 };
 
-/// Sentinels that say nothing for so long are not waited for, where another did.
-const ANSWER_LIMIT: Duration = Duration::from_millis(500);
-/// How often sentinels are asked though nothing fails: a primary that is cut off from them still takes writes, which are
-/// lost when it comes back.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// After this time, sentinels that have not answered are ignored if another has answered.
+const REPLY_TIMEOUT: Duration = Duration::from_millis(500);
+/// How often sentinels are queried when no call fails. A primary that is cut off from them still accepts writes, which
+/// are lost when it rejoins.
+const QUERY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The primary that sentinels call by a name.
-pub(super) struct Sentinel {
-    name: String,
-    sentinels: Vec<Line>,
-    primary: ConnectionInfo,
+/// Finds the primary of a master name through sentinels.
+pub(super) struct SentinelGroup {
+    master_name: String,
+    sentinels: Vec<Connection>,
+    primary_settings: ConnectionInfo,
     scripts: Arc<Scripts>,
     known: Mutex<Known>,
-    /// When sentinels were asked last, and why it was in vain.
-    looked: AsyncMutex<Option<(Instant, Result<(), Fault>)>>,
+    /// When sentinels were last queried, and the outcome.
+    last_query: AsyncMutex<Option<(Instant, Result<(), CallError>)>>,
 }
 
 #[derive(Default)]
 struct Known {
     primary: Option<(Address, Arc<Node>)>,
-    /// A call failed since sentinels were asked.
-    doubtful: bool,
+    /// A call has failed since sentinels were queried.
+    stale: bool,
 }
 
-// === impl Sentinel ===
+// === impl SentinelGroup ===
 
-impl Sentinel {
-    /// Needs a running tokio.
+impl SentinelGroup {
+    /// Must be called in a tokio runtime.
     pub(super) fn start(
         name: String,
         sentinels: Vec<ConnectionInfo>,
@@ -57,85 +58,87 @@ impl Sentinel {
         scripts: &Arc<Scripts>,
     ) -> Arc<Self> {
         let this = Arc::new(Self {
-            name,
-            sentinels: sentinels.into_iter().map(|sentinel| Line::new(sentinel, End::Guide)).collect(),
-            primary,
+            master_name: name,
+            sentinels: sentinels.into_iter().map(|sentinel| Connection::new(sentinel, Peer::Discovery)).collect(),
+            primary_settings: primary,
             scripts: Arc::clone(scripts),
             known: Mutex::default(),
-            looked: AsyncMutex::default(),
+            last_query: AsyncMutex::default(),
         });
-        tokio::spawn(watch(Arc::downgrade(&this)));
+        tokio::spawn(watch_primary(Arc::downgrade(&this)));
         this
     }
 
-    /// The primary as last heard of.
-    pub(super) async fn primary(&self, until: Instant) -> Result<Arc<Node>, Fault> {
+    /// The last known primary.
+    pub(super) async fn primary(&self, until: Instant) -> Result<Arc<Node>, CallError> {
         if let (Some(primary), false) = self.known() {
             return Ok(primary);
         }
-        // Where one is known, sentinels that are silent leave time for it.
-        let limit = if self.known().0.is_some() { until.min(Instant::now() + ANSWER_LIMIT) } else { until };
-        let outcome = self.look(limit).await;
+        // If a primary is known, silent sentinels must leave time to call it.
+        let limit = if self.known().0.is_some() { until.min(Instant::now() + REPLY_TIMEOUT) } else { until };
+        let outcome = self.rediscover(limit).await;
         match self.known() {
-            // Where sentinels are away, the one before may do.
+            // If the sentinels are unavailable, the previous primary may still work.
             (Some(primary), _) => Ok(primary),
-            (None, _) => Err(outcome.err().unwrap_or(Fault::of(FaultKind::Away))),
+            (None, _) => Err(outcome.err().unwrap_or(CallError::from_kind(CallErrorKind::Unavailable))),
         }
     }
 
-    /// A call failed: there may be another primary.
-    pub(super) fn doubt(&self) {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner).doubtful = true;
+    /// Records that a call failed: there may be a new primary.
+    pub(super) fn mark_stale(&self) {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).stale = true;
     }
 
     fn known(&self) -> (Option<Arc<Node>>, bool) {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        (known.primary.as_ref().map(|(_, node)| Arc::clone(node)), known.doubtful)
+        (known.primary.as_ref().map(|(_, node)| Arc::clone(node)), known.stale)
     }
 
-    /// Asks the sentinels. One call does; others go on with the primary that is known, and wait where there is none.
-    async fn look(&self, until: Instant) -> Result<(), Fault> {
-        let mut looked = match self.looked.try_lock() {
+    /// Queries the sentinels. One call does this; others use the known primary, or wait if there is none.
+    async fn rediscover(&self, until: Instant) -> Result<(), CallError> {
+        let mut looked = match self.last_query.try_lock() {
             Ok(looked) => looked,
             Err(_) if self.known().0.is_some() => return Ok(()),
-            Err(_) => timeout_at(until, self.looked.lock()).await.map_err(|_| Fault::of(FaultKind::Deadline))?,
+            Err(_) => timeout_at(until, self.last_query.lock())
+                .await
+                .map_err(|_| CallError::from_kind(CallErrorKind::Deadline))?,
         };
         if let Some((at, outcome)) = &*looked
-            && at.elapsed() < PAUSE
+            && at.elapsed() < RETRY_PAUSE
         {
             return outcome.clone();
         }
-        // What fails from here on is a new doubt.
-        let doubted = std::mem::take(&mut self.known.lock().unwrap_or_else(PoisonError::into_inner).doubtful);
-        let outcome = self.ask(until).await.map(|address| self.learn(address));
-        // Sentinels that are away are no reason to doubt a primary that serves.
-        if outcome.is_err() && doubted {
-            self.doubt();
+        // A failure from here on sets `doubtful` again.
+        let was_stale = std::mem::take(&mut self.known.lock().unwrap_or_else(PoisonError::into_inner).stale);
+        let outcome = self.query_primary(until).await.map(|address| self.set_primary(address));
+        // Unavailable sentinels are no reason to doubt a primary that works.
+        if outcome.is_err() && was_stale {
+            self.mark_stale();
         }
         *looked = Some((Instant::now(), outcome.clone()));
         outcome
     }
 
-    fn learn(&self, address: Address) {
+    fn set_primary(&self, address: Address) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.primary.as_ref().is_some_and(|(before, _)| *before == address) {
             return;
         }
-        let to = address.like(&self.primary);
+        let to = address.with_settings_of(&self.primary_settings);
         if known.primary.is_some() {
-            info!(at = %to.addr(), "Redis has another primary");
+            info!(at = %to.addr(), "Redis has a new primary");
         }
-        let node = Node::new(to, End::Primary(Arc::clone(&self.scripts)), &self.scripts);
+        let node = Node::new(to, Peer::Primary(Arc::clone(&self.scripts)), &self.scripts);
         known.primary = Some((address, Arc::new(node)));
     }
 
-    /// Where most sentinels say that the primary is.
-    async fn ask(&self, until: Instant) -> Result<Address, Fault> {
-        let soon = until.min(Instant::now() + ANSWER_LIMIT);
+    /// The address that a majority of sentinels name, otherwise the one with the most votes.
+    async fn query_primary(&self, until: Instant) -> Result<Address, CallError> {
+        let soon = until.min(Instant::now() + REPLY_TIMEOUT);
         let mut answers: FuturesUnordered<_> =
-            self.sentinels.iter().map(|sentinel| ask(sentinel, &self.name, until)).collect();
+            self.sentinels.iter().map(|sentinel| query_sentinel(sentinel, &self.master_name, until)).collect();
         let mut votes: HashMap<Address, usize> = HashMap::new();
-        let mut fault = Fault::of(FaultKind::Configuration);
+        let mut fault = CallError::from_kind(CallErrorKind::Configuration);
         loop {
             let limit = if votes.is_empty() { until } else { soon };
             let Ok(Some(answer)) = timeout_at(limit, answers.next()).await else { break };
@@ -150,31 +153,31 @@ impl Sentinel {
                 Err(error) => fault = error,
             }
         }
-        // Too few of them are there, or they disagree, as in the middle of a fail-over.
+        // Too few sentinels answered, or they disagree, as during a failover.
         votes.into_iter().max_by_key(|(_, count)| *count).map(|(address, _)| address).ok_or(fault)
     }
 }
 
-async fn ask(sentinel: &Line, name: &str, until: Instant) -> Result<Address, Fault> {
+async fn query_sentinel(sentinel: &Connection, name: &str, until: Instant) -> Result<Address, CallError> {
     let mut commands = Pipeline::new();
     commands.cmd("SENTINEL").arg("get-master-addr-by-name").arg(name);
-    let answer = sentinel.send(&commands, until).await?.pop().ok_or_else(Fault::unreadable)?;
-    let answer = answer.map_err(|error| Fault::from(&error).of_guide("SENTINEL"))?;
+    let answer = sentinel.send(&commands, until).await?.pop().ok_or_else(CallError::unexpected_reply)?;
+    let answer = answer.map_err(|error| CallError::from(&error).for_discovery("SENTINEL"))?;
     let address: Option<(String, u16)> =
-        redis::from_redis_value(answer).map_err(|_| Fault::configuration("SENTINEL"))?;
-    // It does not know the name.
-    let (host, port) = address.ok_or_else(|| Fault::configuration("no such primary"))?;
+        redis::from_redis_value(answer).map_err(|_| CallError::configuration("SENTINEL"))?;
+    // The sentinel does not know the master name.
+    let (host, port) = address.ok_or_else(|| CallError::configuration("no such primary"))?;
     Ok(Address { host, port })
 }
 
-async fn watch(sentinel: Weak<Sentinel>) {
+async fn watch_primary(sentinel: Weak<SentinelGroup>) {
     loop {
-        tokio::time::sleep(LOOK_INTERVAL).await;
+        tokio::time::sleep(QUERY_INTERVAL).await;
         let Some(sentinel) = sentinel.upgrade() else { return };
-        // Before there is a primary, calls ask by themselves.
+        // While no primary is known, calls query the sentinels themselves.
         if sentinel.known().0.is_some() {
-            // A failure is told by the connection, and stands in `looked`.
-            drop(sentinel.look(Instant::now() + CALL_LIMIT).await);
+            // The connection logs a failure, and `looked` records it.
+            drop(sentinel.rediscover(Instant::now() + CALL_TIMEOUT).await);
         }
     }
 }

@@ -1,11 +1,12 @@
--- What scripts ask of a session. A user's hash holds the epoch and what tokens say of the user.
+-- Functions for sessions. A user's hash holds the epoch and the profile, which tokens carry.
 
--- Reading a session is a write at most so often (ms). Its place in the index and the life of its key are renewed as
--- seldom: the key lives that much longer than it may be idle, and who needs the order looks at the sessions themselves.
+-- Reads of a session write at most once per this interval (ms). The index entry and the key's TTL are renewed as
+-- rarely. So the key lives this much longer than the idle timeout, and scripts that need the exact order read `used` of
+-- the sessions.
 local NOTED_EVERY = 60000
 
--- The session's fields, those that are named after the ones that all want, and the user's; nothing where there is no such
--- session, it is past its time, or its epoch is older than the user's.
+-- Returns the session's fields (the common ones, then those named in `...`) and the user's fields; nil if the session
+-- does not exist, has expired, or has an older epoch than the user.
 local function look(now, user, index, session, id, ...)
   local s = redis.call('HMGET', session, 'epoch', 'n', 'taken', 'used', 'noted', 'ends', 'idle', 'amr', 'auth_time', ...)
   if not s[1] then
@@ -13,7 +14,8 @@ local function look(now, user, index, session, id, ...)
   end
   local u = redis.call('HMGET', user, 'epoch', 'version', 'email', 'verified', 'name')
   if tonumber(s[1]) < tonumber(u[1] or '0') then
-    -- Left where it is: the news of the epoch, which may come later than a login at it, may name it as the one to keep.
+    -- Not deleted: the epoch change may arrive after a login at the new epoch, and may name this session as the one to
+    -- keep.
     return nil
   end
   local used, ends, idle = tonumber(s[4]), tonumber(s[6]), tonumber(s[7])
@@ -25,7 +27,7 @@ local function look(now, user, index, session, id, ...)
   return s, u
 end
 
--- Renews what is renewed now and then, where it is time.
+-- Renews the index entry and the key's TTL, at most once per NOTED_EVERY.
 local function renew(now, index, session, id, s)
   if math.abs(now - tonumber(s[5] or '0')) >= NOTED_EVERY then
     redis.call('HSET', session, 'noted', now)
@@ -34,7 +36,7 @@ local function renew(now, index, session, id, s)
   end
 end
 
--- Notes a use that changes nothing else.
+-- Records a use that changes nothing else, at most once per NOTED_EVERY.
 local function note_use(now, index, session, id, s)
   if now - tonumber(s[4]) >= NOTED_EVERY then
     redis.call('HSET', session, 'used', now)
@@ -42,13 +44,13 @@ local function note_use(now, index, session, id, s)
   end
 end
 
--- What is told of a live session at generation n, in lines; no value holds a line's end.
+-- Formats a live session at generation n as lines. No value contains a line break.
 local function told(s, u, n)
   return s[1] .. '\n' .. n .. '\n' .. s[8] .. '\n' .. s[9] .. '\n' .. (u[2] or '') .. '\n' .. (u[3] or '') .. '\n'
     .. (u[4] or '') .. '\n' .. (u[5] or '')
 end
 
--- Takes a user's profile: its version, address, whether that is verified, and name. An older one is not taken.
+-- Stores a user's profile, unless the stored version is newer.
 local function profile(user, version, email, verified, name)
   local stored = redis.call('HGET', user, 'version')
   if not stored or tonumber(stored) <= tonumber(version) then

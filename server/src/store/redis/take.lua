@@ -1,5 +1,6 @@
--- KEYS: a counter for each window. ARGV: offset (ms), then for each window its count and the length of a fiftieth of it
--- (ms). Answers {0, now} or, refused, {the window's place from 1, ms until it would be let through}.
+-- Counts one use in each window of a limit, or in none. KEYS: one counter per window. ARGV: clock offset (ms), then for
+-- each window its count and the length of a bucket (ms). Returns {0, now}, or, if the limit is reached, {the window's
+-- index from 1, ms until a retry succeeds}.
 local refused, wait = take(now, KEYS, {unpack(ARGV, 2)})
 if refused > 0 then
   return {refused, wait}

@@ -1,3 +1,3 @@
--- Uses a flow that no browser holds. KEYS: see forget_flow.lua. ARGV: the flow's id, the two keys of forget_flow.lua.
--- Answers 1 or, where it is not there, 0.
+-- Uses an unbound flow. KEYS: as in forget_flow.lua. ARGV: flow id, the two key prefixes of forget_flow.lua. Returns 1,
+-- or 0 if the flow does not exist.
 return forget(keys, ARGV[1])

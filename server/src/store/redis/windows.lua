@@ -1,10 +1,9 @@
--- Takes one of each window of a limit, or nothing. `counters`: a key for each window; `windows`: for each its count and
--- the length of a fiftieth of it (ms). Answers 0 or, refused, the window's place from 1 and ms until it would be let
--- through.
--- A counter holds the fiftieths of its window in which something was taken. One counts until it lies wholly outside of
--- the window: so never is more than the count taken in any window, and what was taken is free again at most a fiftieth
--- of the window late. One that is later than now was counted by a clock that has gone back since; one more than a
--- window later says nothing.
+-- Counts one use in each window of a limit, or in none. `counters`: one key per window; `windows`: for each window its
+-- count and the length of a bucket (ms). Returns 0, or, if the limit is reached, the window's index from 1 and the ms
+-- until a retry succeeds. A window has 50 buckets; a counter holds those in which there were uses. A bucket counts
+-- until it lies completely outside the window. So no window ever admits more than its count, and a use stops counting
+-- at most one bucket late. A bucket in the future was counted before the clock went back; it is ignored if it is more
+-- than one window ahead.
 local function take(now, counters, windows)
   local refused, longest = 0, -1
   local stale = {}

@@ -1,29 +1,30 @@
-//! The service while somebody works against it: one attacker at a time, beside ordinary users or ordinary Apps.
+//! The service under attack: one attacker at a time, next to ordinary users or ordinary Apps.
 //!
-//! Against the servers: eight users of another App log in without a pause, first alone and then beside the attacker. The
-//! server has the memory of the chart's default, enforced by the kernel. The attacker runs at full speed on one thread of
-//! low priority: server and attacker share a machine here, and its own cost must not be counted as the server's.
+//! Against the servers: eight users of another App log in continuously, first without and then with the attacker. The
+//! server has the memory limit of the chart's default, enforced by the kernel. The attacker runs at full speed on one
+//! thread of low priority: server and attacker share the machine, and the attacker's own CPU time must not count as the
+//! server's.
 //!
-//! Against the operator: a tenant applies objects to a real API server, while two operators must stay Ready and the App
-//! of another tenant must follow its edits.
+//! Against the operator: a tenant applies objects to a real API server. Two operators must stay Ready, and the App of
+//! another tenant must follow its edits.
 //!
 //! Everything stays on loopback, is bounded in number and time, and ends with this process.
 
+mod attack;
+mod attackers;
 mod callbacks;
 mod connections;
+mod hashing_slots;
 mod impatient;
-mod limit;
 mod many_apps;
-mod operator_trial;
-mod outsiders;
+mod memory_limit;
+mod operator_attack;
 mod password;
-mod places;
 mod provider;
-mod provider_answers;
+mod provider_responses;
 mod retained_keys;
 mod streams;
 mod templates;
-mod trial;
 mod users;
 
 use std::{thread, time::Duration};
@@ -32,65 +33,65 @@ use anyhow::Result;
 use clap::ValueEnum;
 use latchkey_tests::process;
 
-use self::limit::MemoryLimit;
-use crate::figures::Bound;
+use self::memory_limit::MemoryLimit;
+use crate::measurements::Bound;
 
 #[derive(Clone, clap::Args)]
 #[group(id = "hostile")]
-pub(crate) struct Options {
-    /// Of `hostile`: these attackers alone, comma-separated.
+pub(crate) struct HostileArgs {
+    /// For `hostile`: run only these attackers (comma-separated).
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Attacker>,
-    /// Of `hostile`: how long users are measured alone and again beside each attacker, in seconds.
+    /// For `hostile`: how long users are measured alone, and again next to each attacker, in seconds.
     #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u64).range(2..=300))]
     attack_seconds: u64,
 }
 
-/// Each has a file or a function of its own, which says what it does and which bound it attacks.
+/// The file or function of each attacker states what it does and which bound it attacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Attacker {
-    /// Passwords that take long to judge.
+    /// Passwords that are expensive to validate.
     Password,
-    /// A provider that answers with 1 MiB of nested JSON.
+    /// A provider that responds with 1 MiB of nested JSON.
     ProviderAnswers,
-    /// Thousands of requests whose bodies do not end.
+    /// Thousands of requests with bodies that do not end.
     SlowBodies,
-    /// Thousands of requests whose heads do not end.
+    /// Thousands of requests with headers that do not end.
     SlowHeads,
     /// HTTP/2 connections with a hundred unfinished requests each.
     Streams,
-    /// One client address that holds as many connections as it gets.
+    /// One client address that opens as many connections as it can.
     OneAddress,
     /// One client address with one request in each of 128 Apps.
     ClientOfManyApps,
-    /// A namespace with 130 Apps of loosened limits, and their crowds.
+    /// A namespace with 130 Apps that raised their limits, and many clients.
     TenantOfManyApps,
-    /// One client that keeps the exchanges of a shared provider busy.
+    /// One client that keeps a shared provider busy with callbacks.
     Callbacks,
-    /// 256 clients who ask again at once after each refusal.
+    /// 256 clients that retry immediately after each refusal.
     Impatient,
     /// Mail templates that are deep, long or wide.
     Templates,
-    /// 700 Apps that name one large ConfigMap.
+    /// 700 Apps that reference one large ConfigMap.
     ManyApps,
-    /// Apps that are made and deleted, and leave their keys.
+    /// Apps that are created and deleted, and leave their keys behind.
     RetainedKeys,
 }
 
-/// Runs the attackers one after the other, prints, and gives what was promised.
-pub(crate) async fn run(options: &Options) -> Result<Vec<Bound>> {
+/// Runs the attackers one after the other, prints the measurements, and returns the bounds.
+pub(crate) async fn run(options: &HostileArgs) -> Result<Vec<Bound>> {
     let cores = thread::available_parallelism()?;
-    println!("Hostile clients, tenants and providers, on {cores} cores shared by all of it");
+    println!("Hostile clients, tenants and providers; {cores} cores, shared by all processes");
     println!("memory limit of a server: {}", MemoryLimit::new()?.describe());
     println!(
         "malloc: {}",
         std::env::var("GLIBC_TUNABLES").unwrap_or_else(|_| "no GLIBC_TUNABLES; `make bench` sets them".to_owned())
     );
     for program in ["latchkey-server", "latchkey-operator"] {
-        println!("{program}: {}", process::our_program(program)?.display());
+        println!("{program}: {}", process::find_built_program(program)?.display());
     }
-    println!("attackers of a server: {}\n", outsiders::PRIORITY);
-    outsiders::raise_file_limit()?;
+    println!("attackers of a server: {}\n", attackers::PRIORITY);
+    attackers::raise_file_limit()?;
 
     let mut bounds = Vec::new();
     for attacker in Attacker::value_variants() {
@@ -108,14 +109,14 @@ impl Attacker {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
-    /// A trial that cannot be finished is a bound that is not met: the others go on.
+    /// An attack that cannot be completed is a bound that is not met; the others still run.
     async fn run(self, lasts: Duration) -> Vec<Bound> {
         println!("{}", self.name());
-        // A task of its own, since the harness panics where a service does not come up.
+        // In a task of its own, because the harness panics if a service does not start.
         let bounds = match tokio::spawn(async move { self.bounds(lasts).await }).await {
             Ok(Ok(bounds)) => bounds,
-            Ok(Err(error)) => vec![Bound::new(format!("the trial is finished: {error:#}"), false)],
-            Err(error) => vec![Bound::new(format!("the trial is finished: {error}"), false)],
+            Ok(Err(error)) => vec![Bound::new(format!("the attack completes: {error:#}"), false)],
+            Err(error) => vec![Bound::new(format!("the attack completes: {error}"), false)],
         };
         println!();
         let name = self.name();
@@ -125,13 +126,13 @@ impl Attacker {
     async fn bounds(self, lasts: Duration) -> Result<Vec<Bound>> {
         match self {
             Self::Password => password::run(lasts).await,
-            Self::ProviderAnswers => provider_answers::run(lasts).await,
+            Self::ProviderAnswers => provider_responses::run(lasts).await,
             Self::SlowBodies => connections::slow_bodies(lasts).await,
             Self::SlowHeads => connections::slow_heads(lasts).await,
             Self::Streams => streams::run(lasts).await,
             Self::OneAddress => connections::one_address(lasts).await,
-            Self::ClientOfManyApps => places::client_of_many_apps(lasts).await,
-            Self::TenantOfManyApps => places::tenant_of_many_apps(lasts).await,
+            Self::ClientOfManyApps => hashing_slots::client_in_many_apps(lasts).await,
+            Self::TenantOfManyApps => hashing_slots::tenant_of_many_apps(lasts).await,
             Self::Callbacks => callbacks::run(lasts).await,
             Self::Impatient => impatient::run(lasts).await,
             Self::Templates => templates::run().await,

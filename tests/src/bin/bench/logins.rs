@@ -1,5 +1,5 @@
-//! Password log-ins against what the bare argon2 loop reaches on the same cores in the same run, the memory they take, and
-//! how long a server takes to start.
+//! Password logins compared with a bare argon2 loop on the same cores in the same run, their memory, and the time that
+//! a server takes to start.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -21,57 +21,58 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use latchkey_tests::{
     builders::App,
-    stack::{Server, Stack},
+    stack::{ServerProcess, Stack},
 };
 use serde_json::json;
 use tokio::net::TcpSocket;
 
-use crate::figures::{Bound, MIB, histogram, micros, millis, resident};
+use crate::measurements::{Bound, MIB, format_millis, histogram, micros_of, resident_bytes};
 
-/// A step is rounds of the bare loop and of log-ins by turns, and its figures are those of all rounds together: a
-/// machine that changes its pace then changes it for both.
+/// A step alternates between the bare loop and logins, and adds up all rounds: if the machine's speed changes, it
+/// changes for both.
 const ROUNDS: u32 = 5;
-/// How long the log-ins of one round run.
-const MEASURE: Duration = Duration::from_secs(4);
-/// How long the bare loop of one round runs; once more after the last round, so that each log-in is between two.
-const BARE: Duration = Duration::from_secs(2);
+/// Duration of the logins of one round.
+const ROUND_TIME: Duration = Duration::from_secs(4);
+/// Duration of the bare loop of one round. It runs once more after the last round, so that each login round is between
+/// two.
+const BARE_TIME: Duration = Duration::from_secs(2);
 const IN_FLIGHT: [u32; 4] = [1, 8, 64, 256];
-/// A crowd that asks again at once, and the one that it is compared with.
-const IMPATIENT: u32 = 256;
-const PATIENT: u32 = 64;
-/// What is admitted of an impatient crowd's log-ins, of what is admitted of the other's.
-const ADMITTED: f64 = 0.85;
+/// Clients that retry immediately, and the clients that they are compared with.
+const IMPATIENT_CLIENTS: u32 = 256;
+const PATIENT_CLIENTS: u32 = 64;
+/// Minimum rate of admitted logins with impatient clients, relative to the rate with patient ones.
+const MIN_ADMITTED_RATIO: f64 = 0.85;
 const PASSWORD: &str = "a quiet harbour at noon";
 
-/// What clients do when they are refused.
+/// What clients do after a refusal.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Manner {
-    /// They come back after `Retry-After`.
+enum RetryBehavior {
+    /// They wait for `Retry-After`.
     Patient,
-    /// They ask again at once.
+    /// They retry immediately.
     Impatient,
 }
 
-/// What is measured of the log-ins at one number in flight.
+/// The measurements of the logins at one number in flight.
 struct Step {
     in_flight: u32,
-    manner: Manner,
-    /// Log-ins that ended within the measured time: a refusal that is held beyond it must not lengthen the time.
+    manner: RetryBehavior,
+    /// Logins that ended within the measured time. A refusal that is held beyond it must not lengthen the time.
     in_time: u32,
-    bare: f64,
-    per_second: f64,
+    bare_rate: f64,
+    login_rate: f64,
     latency: Histogram<u64>,
-    /// Time to a 503.
+    /// Time until a 503.
     refusal: Histogram<u64>,
     refusals_without_retry_after: u64,
     jwks: Histogram<u64>,
     peak_memory: f64,
 }
 
-/// Measures, prints, and gives what was promised.
+/// Runs the benchmark, prints the measurements, and returns the bounds.
 pub(crate) async fn run() -> Result<Vec<Bound>> {
     let threads = thread::available_parallelism()?.get();
-    println!("Password log-ins, on {threads} cores shared by server, client, Postgres and Redis\n");
+    println!("Password logins, on {threads} cores shared by server, client, Postgres and Redis\n");
     let loose: &[(u32, u32)] = &[(10_000_000, 60)];
     let app = App::new("bench")
         .limit("loginFailuresPerClient", loose)
@@ -82,23 +83,24 @@ pub(crate) async fn run() -> Result<Vec<Bound>> {
     let server = stack.server();
     stack.client().register(app.id(), "Ada", "ada@example.com", PASSWORD).await.expect(StatusCode::OK);
     warm_up(server.public, app.id()).await?;
-    let before = memory(server)?;
+    let before = server_memory(server)?;
 
-    println!("in flight   log-ins/s   bare argon2/s   share         p50       p90       p99   refused   refused p99");
+    println!("in flight    logins/s   bare argon2/s   share         p50       p90       p99   refused   refused p99");
     let mut steps = Vec::new();
     for in_flight in IN_FLIGHT {
-        let [step] = measure(server, app.id(), [Step::new(in_flight, Manner::Patient)]).await?;
+        let [step] = run_steps(server, app.id(), [Step::new(in_flight, RetryBehavior::Patient)]).await?;
         step.print();
         steps.push(step);
     }
-    println!("\nby turns, with {IMPATIENT} clients who ask again at once after each 503");
-    let compared = [Step::new(PATIENT, Manner::Patient), Step::new(IMPATIENT, Manner::Impatient)];
-    let compared = measure(server, app.id(), compared).await?;
+    println!("\nalternating with {IMPATIENT_CLIENTS} clients that retry immediately after each 503");
+    let compared =
+        [Step::new(PATIENT_CLIENTS, RetryBehavior::Patient), Step::new(IMPATIENT_CLIENTS, RetryBehavior::Impatient)];
+    let compared = run_steps(server, app.id(), compared).await?;
     compared.iter().for_each(Step::print);
-    let after = memory(server)?;
+    let after = server_memory(server)?;
     let peak = steps.iter().chain(&compared).map(|step| step.peak_memory).fold(before, f64::max);
     println!("\nMemory of the server: {before:.1} MiB before, {peak:.1} MiB at the peak, {after:.1} MiB after");
-    let start = start_time(server).await?;
+    let start = measure_start(server).await?;
     println!("Start, from the process to ready: {:.0} ms\n", start.as_secs_f64() * 1000.0);
 
     let mut bounds = bounds(&steps, peak, threads);
@@ -107,20 +109,23 @@ pub(crate) async fn run() -> Result<Vec<Bound>> {
 }
 
 fn impatient_bounds([patient, impatient]: &[Step; 2]) -> [Bound; 2] {
-    let admitted = impatient.per_second / patient.per_second;
+    let admitted = impatient.login_rate / patient.login_rate;
     let p99 = impatient.jwks.value_at_quantile(0.99);
     [
         Bound::new(
             format!(
-                "of {IMPATIENT} clients who ask again at once, at least {:.0} % of the log-ins at {PATIENT} in flight \
+                "{IMPATIENT_CLIENTS} clients that retry immediately: at least {:.0} % of the logins at {PATIENT_CLIENTS} in flight \
                  are admitted: {:.0} %",
-                100.0 * ADMITTED,
+                100.0 * MIN_ADMITTED_RATIO,
                 100.0 * admitted
             ),
-            admitted >= ADMITTED,
+            admitted >= MIN_ADMITTED_RATIO,
         ),
         Bound::new(
-            format!("JWKS, 20 times a second beside them, p99 under 50 ms: {}", millis(&impatient.jwks, 0.99)),
+            format!(
+                "JWKS, 20 times per second next to them, p99 under 50 ms: {}",
+                format_millis(&impatient.jwks, 0.99)
+            ),
             p99 < 50_000 && !impatient.jwks.is_empty(),
         ),
     ]
@@ -129,13 +134,13 @@ fn impatient_bounds([patient, impatient]: &[Step; 2]) -> [Bound; 2] {
 // === impl Step ===
 
 impl Step {
-    fn new(in_flight: u32, manner: Manner) -> Self {
+    fn new(in_flight: u32, manner: RetryBehavior) -> Self {
         Self {
             in_flight,
             manner,
             in_time: 0,
-            bare: 0.0,
-            per_second: 0.0,
+            bare_rate: 0.0,
+            login_rate: 0.0,
             latency: histogram(),
             refusal: histogram(),
             refusals_without_retry_after: 0,
@@ -148,80 +153,88 @@ impl Step {
         println!(
             "{:>9}   {:>9.1}   {:>13.1}   {:>4.0} %   {:>9} {:>9} {:>9}   {:>7}   {:>11}",
             self.in_flight,
-            self.per_second,
-            self.bare,
-            100.0 * self.per_second / self.bare,
-            millis(&self.latency, 0.5),
-            millis(&self.latency, 0.9),
-            millis(&self.latency, 0.99),
+            self.login_rate,
+            self.bare_rate,
+            100.0 * self.login_rate / self.bare_rate,
+            format_millis(&self.latency, 0.5),
+            format_millis(&self.latency, 0.9),
+            format_millis(&self.latency, 0.99),
             self.refusal.len(),
-            if self.refusal.is_empty() { "-".to_owned() } else { millis(&self.refusal, 0.99) },
+            if self.refusal.is_empty() { "-".to_owned() } else { format_millis(&self.refusal, 0.99) },
         );
     }
 }
 
 fn bounds(steps: &[Step], peak: f64, threads: usize) -> Vec<Bound> {
-    // With one in flight most cores wait; from eight on the cores are what limits.
+    // With one in flight most cores are idle; from eight on, the cores are the limit.
     let full = steps.iter().filter(|step| step.in_flight >= 8);
-    let least = full.map(|step| step.per_second / step.bare).fold(f64::INFINITY, f64::min);
-    let crowd = steps.last().expect("there are steps");
-    let room = 40.0 + 20.0 * f64::from(u32::try_from(threads).unwrap_or(u32::MAX));
-    let refused_p99 = crowd.refusal.value_at_quantile(0.99);
-    let jwks_p99 = crowd.jwks.value_at_quantile(0.99);
+    let min_share = full.map(|step| step.login_rate / step.bare_rate).fold(f64::INFINITY, f64::min);
+    let last_step = steps.last().expect("there are steps");
+    let max_memory = 40.0 + 20.0 * f64::from(u32::try_from(threads).unwrap_or(u32::MAX));
+    let refused_p99 = last_step.refusal.value_at_quantile(0.99);
+    let jwks_p99 = last_step.jwks.value_at_quantile(0.99);
     vec![
         Bound {
-            what: format!("throughput is at least 85 % of the bare rate from 8 in flight on: {:.0} %", least * 100.0),
-            met: least >= 0.85,
+            what: format!(
+                "throughput is at least 85 % of the bare rate from 8 in flight on: {:.0} %",
+                min_share * 100.0
+            ),
+            met: min_share >= 0.85,
         },
         Bound {
             what: format!(
-                "memory at 256 in flight is under 40 MiB + 20 MiB a hashing thread ({room:.0} MiB): {peak:.1} MiB"
+                "memory at 256 in flight is under 40 MiB + 20 MiB per hashing thread ({max_memory:.0} MiB): {peak:.1} MiB"
             ),
-            met: peak < room,
+            met: peak < max_memory,
         },
         Bound {
             what: format!(
-                "what is not admitted gets 503 within the queue's deadline of 2 s: p99 {}, {} of them",
-                millis(&crowd.refusal, 0.99),
-                crowd.refusal.len()
+                "logins that are not admitted get 503 within the queue's deadline of 2 s: p99 {}, {} of them",
+                format_millis(&last_step.refusal, 0.99),
+                last_step.refusal.len()
             ),
-            met: refused_p99 < 2_000_000 && !crowd.refusal.is_empty(),
+            met: refused_p99 < 2_000_000 && !last_step.refusal.is_empty(),
         },
         Bound {
-            what: format!("each of them with Retry-After: {} without", crowd.refusals_without_retry_after),
-            met: crowd.refusals_without_retry_after == 0,
+            what: format!("each 503 has Retry-After: {} without", last_step.refusals_without_retry_after),
+            met: last_step.refusals_without_retry_after == 0,
         },
         Bound {
-            what: format!("JWKS, 20 times a second at 256 in flight, p99 under 50 ms: {}", millis(&crowd.jwks, 0.99)),
-            met: jwks_p99 < 50_000 && !crowd.jwks.is_empty(),
+            what: format!(
+                "JWKS, 20 times per second at 256 in flight, p99 under 50 ms: {}",
+                format_millis(&last_step.jwks, 0.99)
+            ),
+            met: jwks_p99 < 50_000 && !last_step.jwks.is_empty(),
         },
     ]
 }
 
-/// The rounds of one step, or of steps that take turns to be compared.
-async fn measure<const N: usize>(server: &Server, app: &str, mut steps: [Step; N]) -> Result<[Step; N]> {
+/// Runs the rounds of one step, or of steps that are compared and alternate.
+async fn run_steps<const N: usize>(server: &ServerProcess, app: &str, mut steps: [Step; N]) -> Result<[Step; N]> {
     let mut bare = 0.0;
     for _ in 0..ROUNDS {
         bare += tokio::task::spawn_blocking(bare_rate).await?;
         for step in &mut steps {
-            round(server, app, step).await?;
+            run_round(server, app, step).await?;
         }
     }
     bare += tokio::task::spawn_blocking(bare_rate).await?;
     for step in &mut steps {
-        step.bare = bare / f64::from(ROUNDS + 1);
-        step.per_second = f64::from(step.in_time) / (MEASURE * ROUNDS).as_secs_f64();
+        step.bare_rate = bare / f64::from(ROUNDS + 1);
+        step.login_rate = f64::from(step.in_time) / (ROUND_TIME * ROUNDS).as_secs_f64();
     }
     Ok(steps)
 }
 
-/// Log-ins in a closed loop, added to the step.
-async fn round(server: &Server, app: &str, step: &mut Step) -> Result<()> {
-    let end = Instant::now() + MEASURE;
+/// Runs one round of logins in a closed loop and adds its measurements to the step.
+async fn run_round(server: &ServerProcess, app: &str, step: &mut Step) -> Result<()> {
+    let end = Instant::now() + ROUND_TIME;
     let clients: Vec<_> = (0..step.in_flight)
-        .map(|number| tokio::spawn(log_in_until(end, server.public, address(number), app.to_owned(), step.manner)))
+        .map(|number| {
+            tokio::spawn(log_in_until(end, server.public, client_address(number), app.to_owned(), step.manner))
+        })
         .collect();
-    let jwks = tokio::spawn(jwks_until(end, server.public, app.to_owned()));
+    let jwks = tokio::spawn(read_jwks_until(end, server.public, app.to_owned()));
     let done = Arc::new(AtomicBool::new(false));
     let peak = Arc::new(AtomicU64::new(0));
     let sampler =
@@ -243,29 +256,36 @@ async fn round(server: &Server, app: &str, step: &mut Step) -> Result<()> {
     Ok(())
 }
 
-/// What one client saw.
-struct Seen {
+/// Measurements of one client.
+struct ClientMeasurements {
     in_time: u32,
     latency: Histogram<u64>,
     refusal: Histogram<u64>,
     refusals_without_retry_after: u64,
 }
 
-async fn log_in_until(end: Instant, server: SocketAddr, from: IpAddr, app: String, manner: Manner) -> Result<Seen> {
-    let mut seen = Seen { in_time: 0, latency: histogram(), refusal: histogram(), refusals_without_retry_after: 0 };
+async fn log_in_until(
+    end: Instant,
+    server: SocketAddr,
+    from: IpAddr,
+    app: String,
+    manner: RetryBehavior,
+) -> Result<ClientMeasurements> {
+    let mut seen =
+        ClientMeasurements { in_time: 0, latency: histogram(), refusal: histogram(), refusals_without_retry_after: 0 };
     let mut connection = connect(server, from).await?;
     while Instant::now() < end {
         let request = log_in_request(server, &app);
         let started = Instant::now();
         let answer = match send(&mut connection, request).await {
-            // The server can hold the refusals of such a client.
-            Err(_) if manner == Manner::Impatient => {
+            // The server can hold the refusals of such a client and then close the connection.
+            Err(_) if manner == RetryBehavior::Impatient => {
                 connection = connect(server, from).await?;
                 continue;
             }
             answer => answer?,
         };
-        let took = micros(started.elapsed());
+        let took = micros_of(started.elapsed());
         match answer.status {
             StatusCode::OK => {
                 seen.latency.record(took)?;
@@ -274,18 +294,18 @@ async fn log_in_until(end: Instant, server: SocketAddr, from: IpAddr, app: Strin
             StatusCode::SERVICE_UNAVAILABLE => {
                 seen.refusal.record(took)?;
                 match answer.retry_after {
-                    Some(_) if manner == Manner::Impatient => {}
+                    Some(_) if manner == RetryBehavior::Impatient => {}
                     Some(after) => tokio::time::sleep(after.min(end.saturating_duration_since(Instant::now()))).await,
                     None => seen.refusals_without_retry_after += 1,
                 }
             }
-            other => anyhow::bail!("a log-in was answered {other}"),
+            other => anyhow::bail!("a login returned {other}"),
         }
     }
     Ok(seen)
 }
 
-async fn jwks_until(end: Instant, server: SocketAddr, app: String) -> Result<Histogram<u64>> {
+async fn read_jwks_until(end: Instant, server: SocketAddr, app: String) -> Result<Histogram<u64>> {
     let mut seen = histogram();
     let mut connection = connect(server, Ipv4Addr::new(127, 200, 0, 1).into()).await?;
     let mut ticks = tokio::time::interval(Duration::from_millis(50));
@@ -294,22 +314,22 @@ async fn jwks_until(end: Instant, server: SocketAddr, app: String) -> Result<His
         let request = Request::get(format!("/{app}/.well-known/jwks.json")).header("host", server.to_string());
         let started = Instant::now();
         let answer = send(&mut connection, request.body(Full::default())?).await?;
-        ensure!(answer.status == StatusCode::OK, "JWKS was answered {}", answer.status);
-        seen.record(micros(started.elapsed()))?;
+        ensure!(answer.status == StatusCode::OK, "JWKS returned {}", answer.status);
+        seen.record(micros_of(started.elapsed()))?;
     }
     Ok(seen)
 }
 
 async fn warm_up(server: SocketAddr, app: &str) -> Result<()> {
-    let mut connection = connect(server, address(0)).await?;
+    let mut connection = connect(server, client_address(0)).await?;
     for _ in 0..20 {
         let answer = send(&mut connection, log_in_request(server, app)).await?;
-        ensure!(answer.status == StatusCode::OK, "a log-in was answered {}", answer.status);
+        ensure!(answer.status == StatusCode::OK, "a login returned {}", answer.status);
     }
     Ok(())
 }
 
-struct Answer {
+struct LoginResponse {
     status: StatusCode,
     retry_after: Option<Duration>,
 }
@@ -335,7 +355,7 @@ fn log_in_request(server: SocketAddr, app: &str) -> Request<Full<Bytes>> {
         .expect("a request of fixed parts")
 }
 
-async fn send(connection: &mut Connection, request: Request<Full<Bytes>>) -> Result<Answer> {
+async fn send(connection: &mut Connection, request: Request<Full<Bytes>>) -> Result<LoginResponse> {
     connection.ready().await?;
     let response = connection.send_request(request).await?;
     let status = response.status();
@@ -346,10 +366,10 @@ async fn send(connection: &mut Connection, request: Request<Full<Bytes>>) -> Res
         .and_then(|value| value.parse().ok())
         .map(Duration::from_secs);
     response.into_body().collect().await?;
-    Ok(Answer { status, retry_after })
+    Ok(LoginResponse { status, retry_after })
 }
 
-/// Hashes a second that the bare loop reaches, a thread on each core, with memory that is reused.
+/// Hashes per second of the bare loop: one thread on each core, with reused memory.
 fn bare_rate() -> f64 {
     let threads = thread::available_parallelism().map_or(1, usize::from);
     let started = Instant::now();
@@ -360,7 +380,7 @@ fn bare_rate() -> f64 {
                 let mut memory = vec![Block::new(); Params::DEFAULT.block_count()];
                 let mut output = [0; 32];
                 let mut hashes = 0_u32;
-                while started.elapsed() < BARE {
+                while started.elapsed() < BARE_TIME {
                     argon2
                         .hash_password_into_with_memory(
                             PASSWORD.as_bytes(),
@@ -379,13 +399,13 @@ fn bare_rate() -> f64 {
     f64::from(hashes) / started.elapsed().as_secs_f64()
 }
 
-/// A client address of its own for each connection.
-pub(crate) fn address(number: u32) -> IpAddr {
+/// A different client address for each number.
+pub(crate) fn client_address(number: u32) -> IpAddr {
     let [_, _, high, low] = (number + 1).to_be_bytes();
     Ipv4Addr::new(127, 100, high, low).into()
 }
 
-async fn start_time(server: &Server) -> Result<Duration> {
+async fn measure_start(server: &ServerProcess) -> Result<Duration> {
     server.terminate().await;
     let started = Instant::now();
     server.start_ready().await?;
@@ -394,13 +414,13 @@ async fn start_time(server: &Server) -> Result<Duration> {
 
 async fn sample_memory(pid: u32, done: Arc<AtomicBool>, peak: Arc<AtomicU64>) -> Result<()> {
     while !done.load(Ordering::Relaxed) {
-        peak.fetch_max(resident(pid)?, Ordering::Relaxed);
+        peak.fetch_max(resident_bytes(pid)?, Ordering::Relaxed);
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     Ok(())
 }
 
 /// Resident memory in MiB.
-fn memory(server: &Server) -> Result<f64> {
-    crate::figures::memory(server.pid().context("the server runs")?)
+fn server_memory(server: &ServerProcess) -> Result<f64> {
+    crate::measurements::resident_mib(server.pid().context("the server runs")?)
 }

@@ -1,13 +1,13 @@
-//! `make bench`: what the service promises in figures, measured in one run.
+//! `make bench`: measures the bounds that the service promises, in one run.
 //!
-//! Times are noisy, so what can be is reported as ratios; each bound of the service is printed with what was measured, and
-//! a bound that is not met ends the program with 1.
+//! Times vary between runs, so measurements are reported as ratios where possible. Each bound is printed with its
+//! measurement. The exit code is 1 if a bound is not met.
 
 mod chaos;
-mod figures;
-mod fleet;
 mod hostile;
 mod logins;
+mod measurements;
+mod operator;
 mod provider_down;
 mod refresh;
 
@@ -16,34 +16,34 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, ValueEnum};
 
-use crate::figures::Bound;
+use crate::measurements::Bound;
 
-/// Measures what the service promises in figures.
+/// Measures the bounds that the service promises.
 #[derive(Parser)]
 struct Args {
-    /// What to measure; without it everything.
-    parts: Vec<Part>,
+    /// What to measure. Default: everything.
+    parts: Vec<Benchmark>,
     #[command(flatten)]
-    chaos: chaos::Options,
+    chaos: chaos::ChaosArgs,
     #[command(flatten)]
-    fleet: fleet::Options,
+    fleet: operator::OperatorArgs,
     #[command(flatten)]
-    hostile: hostile::Options,
+    hostile: hostile::HostileArgs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Part {
-    /// Password log-ins against the bare argon2 rate.
+enum Benchmark {
+    /// Password logins against the bare argon2 rate.
     Logins,
     /// Sessions while servers restart and the Redis primary is killed.
     Chaos,
     /// Refreshes against plain reads of a document.
     Refresh,
-    /// Log-ins, refreshes and other providers while a provider is down.
+    /// Logins, refreshes and other providers while a provider is down.
     ProviderDown,
     /// The operator and the servers in a cluster, with few Apps and with many.
     Operator,
-    /// Ordinary users and Apps beside one attacker at a time.
+    /// Ordinary users and Apps next to one attacker at a time.
     Hostile,
 }
 
@@ -68,22 +68,22 @@ fn main() -> ExitCode {
 async fn bench(args: &Args) -> Result<Vec<Bound>> {
     let is_wanted = |part| args.parts.is_empty() || args.parts.contains(&part);
     let mut bounds = Vec::new();
-    if is_wanted(Part::Logins) {
+    if is_wanted(Benchmark::Logins) {
         bounds.extend(logins::run().await?);
     }
-    if is_wanted(Part::Refresh) {
+    if is_wanted(Benchmark::Refresh) {
         bounds.extend(refresh::run().await?);
     }
-    if is_wanted(Part::ProviderDown) {
+    if is_wanted(Benchmark::ProviderDown) {
         bounds.extend(provider_down::run().await?);
     }
-    if is_wanted(Part::Chaos) {
+    if is_wanted(Benchmark::Chaos) {
         bounds.extend(chaos::run(&args.chaos).await?);
     }
-    if is_wanted(Part::Operator) {
-        bounds.extend(fleet::run(&args.fleet).await?);
+    if is_wanted(Benchmark::Operator) {
+        bounds.extend(operator::run(&args.fleet).await?);
     }
-    if is_wanted(Part::Hostile) {
+    if is_wanted(Benchmark::Hostile) {
         bounds.extend(hostile::run(&args.hostile).await?);
     }
     Ok(bounds)

@@ -1,26 +1,26 @@
-//! Log-ins, refreshes and another provider beside a provider that is down.
+//! Logins, refreshes and another provider next to a provider that is down.
 
 use std::thread;
 
 use anyhow::Result;
 use latchkey_tests::provider_down::{self, Options};
 
-use crate::figures::Bound;
+use crate::measurements::Bound;
 
-/// Of medians, turn by turn in one run.
-const MOST: f64 = 1.2;
+/// Upper limit of the median with a failing provider, relative to the median without.
+const MAX_RATIO: f64 = 1.2;
 
-/// Measures, prints, and gives what was promised.
+/// Runs the benchmark, prints the measurements, and returns the bounds.
 pub(crate) async fn run() -> Result<Vec<Bound>> {
-    println!("A provider that is down, on {} cores shared by all\n", thread::available_parallelism()?);
+    println!("A provider that is down, on {} cores shared by all processes\n", thread::available_parallelism()?);
     let report = provider_down::run(Options { rounds: 25, samples: 10 }).await?;
     println!("{report}");
     let worst = report.worst(0.5);
     Ok(vec![Bound::new(
         format!(
-            "email login, refresh and other providers do not get slower while a provider is down: \
-             at most {MOST} times the median without, {worst:.2}"
+            "email login, refresh and other providers do not become slower while a provider is down: \
+             at most {MAX_RATIO} times the median without, {worst:.2}"
         ),
-        worst <= MOST,
+        worst <= MAX_RATIO,
     )])
 }

@@ -1,4 +1,4 @@
-//! Refreshes beside plain reads of the JWKS document, a bare script call of Redis and a bare ES256 signature, all in one
+//! Refreshes compared with plain reads of the JWKS document, bare Redis script calls and bare ES256 signatures, in one
 //! run.
 
 use std::{
@@ -13,46 +13,46 @@ use hdrhistogram::Histogram;
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
-use latchkey_tests::{builders::App, client::Anonymous, stack::Stack};
+use latchkey_tests::{builders::App, client::ApiClient, stack::Stack};
 use redis::Script;
 use serde::Deserialize;
 use serde_json::json;
 use tokio::task::JoinHandle;
 
 use crate::{
-    figures::{Bound, histogram, micros, millis},
     logins::{Connection, connect},
+    measurements::{Bound, format_millis, histogram, micros_of},
 };
 
 const IN_FLIGHT: [u32; 3] = [1, 8, 64];
-/// A step is rounds of all that is compared by turns: a machine that changes its pace then changes it for all.
+/// A step alternates between all that is compared: if the machine's speed changes, it changes for all.
 const ROUNDS: u32 = 4;
-const MEASURE: Duration = Duration::from_secs(3);
-const BARE: Duration = Duration::from_secs(1);
+const ROUND_TIME: Duration = Duration::from_secs(3);
+const BARE_TIME: Duration = Duration::from_secs(1);
 const PASSWORD: &str = "a quiet harbour at noon";
 
-/// What was measured of one thing.
-struct Rate {
+/// Latencies and duration of one operation.
+struct Throughput {
     latency: Histogram<u64>,
     took: Duration,
 }
 
-/// What a client keeps of an answer.
+/// The field of a refresh response that the client keeps.
 #[derive(Deserialize)]
-struct Answer {
+struct RefreshResponse {
     refresh_token: String,
 }
 
-/// A session of its own for each connection.
+/// A connection with its own session.
 struct Client {
     server: SocketAddr,
     connection: Connection,
     refresh_token: String,
 }
 
-// === impl Rate ===
+// === impl Throughput ===
 
-impl Rate {
+impl Throughput {
     fn new() -> Self {
         Self { latency: histogram(), took: Duration::ZERO }
     }
@@ -72,7 +72,7 @@ impl Rate {
     }
 }
 
-/// Measures, prints, and gives what was promised.
+/// Runs the benchmark, prints the measurements, and returns the bounds.
 pub(crate) async fn run() -> Result<Vec<Bound>> {
     println!("Refreshes, on {} cores shared by server, client and Redis\n", thread::available_parallelism()?);
     let loose: &[(u32, u32)] = &[(10_000_000, 60)];
@@ -89,31 +89,33 @@ pub(crate) async fn run() -> Result<Vec<Bound>> {
     for in_flight in IN_FLIGHT {
         let mut clients = Vec::new();
         for number in 0..in_flight {
-            clients.push(sign_in(server, app.id(), number).await?);
+            clients.push(log_in(server, app.id(), number).await?);
         }
-        let (mut refreshes, mut jwks, mut scripts) = (Rate::new(), Rate::new(), Rate::new());
+        let (mut refreshes, mut jwks, mut scripts) = (Throughput::new(), Throughput::new(), Throughput::new());
         let mut signatures = 0.0;
         for _ in 0..ROUNDS {
             let began = Instant::now();
-            let end = began + MEASURE;
-            let reading = clients.drain(..).map(|client| tokio::spawn(read_until(end, client, app.id().to_owned())));
-            let (back, seen) = all(reading).await?;
+            let end = began + ROUND_TIME;
+            let reading =
+                clients.drain(..).map(|client| tokio::spawn(read_jwks_until(end, client, app.id().to_owned())));
+            let (back, seen) = join_clients(reading).await?;
             clients = back;
             jwks.add(began, seen)?;
 
             let began = Instant::now();
-            let end = began + MEASURE;
+            let end = began + ROUND_TIME;
             let refreshing =
                 clients.drain(..).map(|client| tokio::spawn(refresh_until(end, client, app.id().to_owned())));
-            let (back, seen) = all(refreshing).await?;
+            let (back, seen) = join_clients(refreshing).await?;
             clients = back;
             refreshes.add(began, seen)?;
 
             let connection = stack.redis().connect().await?;
             let began = Instant::now();
-            let end = began + BARE;
-            let calling = (0..in_flight).map(|_| tokio::spawn(call_until(end, connection.clone(), script.clone())));
-            let (_, seen) = all(calling).await?;
+            let end = began + BARE_TIME;
+            let calling =
+                (0..in_flight).map(|_| tokio::spawn(call_script_until(end, connection.clone(), script.clone())));
+            let (_, seen) = join_clients(calling).await?;
             scripts.add(began, seen)?;
             signatures += tokio::task::spawn_blocking(signature_rate).await??;
         }
@@ -126,9 +128,9 @@ pub(crate) async fn run() -> Result<Vec<Bound>> {
             100.0 * share,
             scripts.per_second(),
             signatures / f64::from(ROUNDS),
-            millis(&refreshes.latency, 0.5),
-            millis(&refreshes.latency, 0.9),
-            millis(&refreshes.latency, 0.99),
+            format_millis(&refreshes.latency, 0.5),
+            format_millis(&refreshes.latency, 0.9),
+            format_millis(&refreshes.latency, 0.99),
         );
     }
     println!();
@@ -138,33 +140,33 @@ pub(crate) async fn run() -> Result<Vec<Bound>> {
     )])
 }
 
-async fn sign_in(server: SocketAddr, app: &str, number: u32) -> Result<Client> {
+async fn log_in(server: SocketAddr, app: &str, number: u32) -> Result<Client> {
     let [.., high, low] = number.to_be_bytes();
     let from: IpAddr = Ipv4Addr::new(127, 101, high, low + 1).into();
-    let login = Anonymous::from_address(server, from).login(app, "ada@example.com", PASSWORD).await;
+    let login = ApiClient::from_address(server, from).login(app, "ada@example.com", PASSWORD).await;
     let login = login.expect(StatusCode::OK);
     let refresh_token = login.string("refresh_token").to_owned();
     Ok(Client { server, connection: connect(server, from).await?, refresh_token })
 }
 
-/// What all came to: what they had, and what they saw.
-async fn all<T>(
+/// Waits for all clients. Returns them and their measurements.
+async fn join_clients<T>(
     running: impl Iterator<Item = JoinHandle<Result<(T, Histogram<u64>)>>>,
 ) -> Result<(Vec<T>, Vec<Histogram<u64>>)> {
     let ended = try_join_all(running).await?;
     Ok(ended.into_iter().collect::<Result<Vec<_>>>()?.into_iter().unzip())
 }
 
-async fn read_until(end: Instant, mut client: Client, app: String) -> Result<(Client, Histogram<u64>)> {
+async fn read_jwks_until(end: Instant, mut client: Client, app: String) -> Result<(Client, Histogram<u64>)> {
     let mut seen = histogram();
     while Instant::now() < end {
         let request = Request::get(format!("/{app}/.well-known/jwks.json")).header("host", client.server.to_string());
         let started = Instant::now();
         client.connection.ready().await?;
         let response = client.connection.send_request(request.body(Full::default())?).await?;
-        ensure!(response.status() == StatusCode::OK, "JWKS was answered {}", response.status());
+        ensure!(response.status() == StatusCode::OK, "JWKS returned {}", response.status());
         response.into_body().collect().await?;
-        seen.record(micros(started.elapsed()))?;
+        seen.record(micros_of(started.elapsed()))?;
     }
     Ok((client, seen))
 }
@@ -182,14 +184,14 @@ async fn refresh_until(end: Instant, mut client: Client, app: String) -> Result<
         let response = client.connection.send_request(request).await?;
         let status = response.status();
         let answer = response.into_body().collect().await?.to_bytes();
-        seen.record(micros(started.elapsed()))?;
-        ensure!(status == StatusCode::OK, "a refresh was answered {status}");
-        client.refresh_token = serde_json::from_slice::<Answer>(&answer)?.refresh_token;
+        seen.record(micros_of(started.elapsed()))?;
+        ensure!(status == StatusCode::OK, "a refresh returned {status}");
+        client.refresh_token = serde_json::from_slice::<RefreshResponse>(&answer)?.refresh_token;
     }
     Ok((client, seen))
 }
 
-async fn call_until(
+async fn call_script_until(
     end: Instant,
     mut connection: redis::aio::MultiplexedConnection,
     script: Script,
@@ -198,19 +200,19 @@ async fn call_until(
     while Instant::now() < end {
         let started = Instant::now();
         let _: Option<String> = script.key("lk:{bench}:nothing").invoke_async(&mut connection).await?;
-        seen.record(micros(started.elapsed()))?;
+        seen.record(micros_of(started.elapsed()))?;
     }
     Ok(((), seen))
 }
 
-/// Access tokens that one core signs in a second.
+/// Access tokens that one core signs per second.
 fn signature_rate() -> Result<f64> {
     let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256)?;
     let key = EncodingKey::from_ec_pem(key.serialize_pem().as_bytes())?;
     let claims = json!({ "sub": "019a8452-7c3e-7d5a-9b51-0c2f6a1d4e88", "exp": 1 });
     let started = Instant::now();
     let mut signed = 0_u32;
-    while started.elapsed() < BARE {
+    while started.elapsed() < BARE_TIME {
         jsonwebtoken::encode(&Header::new(Algorithm::ES256), &claims, &key)?;
         signed += 1;
     }

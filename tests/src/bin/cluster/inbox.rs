@@ -1,4 +1,4 @@
-//! A relay for a cluster without one.
+//! An SMTP relay with an inbox, for a cluster that has no relay.
 
 use std::{
     future::pending,

@@ -1,4 +1,4 @@
-//! Constant load on the Service, of clients that retry nothing: what fails is counted, and said.
+//! Constant load on the Service from clients that do not retry. Failures are counted and reported.
 
 use std::{
     collections::BTreeMap,
@@ -32,91 +32,91 @@ use tokio::{
 use url::{Position, Url};
 
 #[derive(clap::Args)]
-pub(crate) struct Options {
-    /// The Service of the public API.
+pub(crate) struct LoadArgs {
+    /// URL of the public API's Service.
     #[arg(long)]
     url: Url,
-    /// What stands before it.
+    /// URL of the proxy in front of it.
     #[arg(long)]
     front: Url,
     #[arg(long)]
     app: String,
-    /// Who logs in, and has registered.
+    /// Email address of the user who logs in; it is registered first.
     #[arg(long)]
     email: String,
     #[arg(long)]
     password: String,
 }
 
-/// What has been asked so far.
+/// What was sent so far.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(crate) struct Counts {
     pub(crate) sent: BTreeMap<String, u64>,
     pub(crate) failed: u64,
-    /// The newest that failed.
+    /// The newest failures.
     pub(crate) failures: Vec<String>,
     pub(crate) slowest_ms: BTreeMap<String, u128>,
-    /// Since the pod runs; failures are told by it.
+    /// Seconds since the pod started; failures are reported relative to it.
     pub(crate) seconds: u64,
 }
 
-/// A request that takes longer has failed.
+/// A request that takes longer counts as failed.
 const LIMIT: Duration = Duration::from_secs(15);
-const SHOWN: usize = 20;
+const MAX_FAILURES: usize = 20;
 
 #[derive(Clone, Copy, Debug)]
-enum Client {
-    /// One connection for all requests, as long as the server keeps it.
+enum LoadClient {
+    /// One connection for all requests, while the server keeps it open.
     Kept,
-    /// A connection for each.
+    /// A new connection for each request.
     Fresh,
-    /// HTTP/2 without TLS, as proxies speak it.
+    /// HTTP/2 without TLS, as proxies use it.
     Http2,
-    /// Logs in, over a kept connection.
+    /// Logins over a kept connection.
     Login,
-    /// As `Kept` and `Login`, by the front.
+    /// Like `Kept` and `Login`, through the proxy.
     Front,
     FrontLogin,
 }
 
-const CLIENTS: [(Client, u64); 12] = [
-    (Client::Kept, 25),
-    (Client::Kept, 25),
-    (Client::Kept, 400),
-    (Client::Fresh, 25),
-    (Client::Fresh, 25),
-    (Client::Http2, 25),
-    (Client::Http2, 400),
-    (Client::Login, 500),
-    (Client::Login, 500),
-    (Client::Front, 25),
-    (Client::Front, 400),
-    (Client::FrontLogin, 500),
+const CLIENTS: [(LoadClient, u64); 12] = [
+    (LoadClient::Kept, 25),
+    (LoadClient::Kept, 25),
+    (LoadClient::Kept, 400),
+    (LoadClient::Fresh, 25),
+    (LoadClient::Fresh, 25),
+    (LoadClient::Http2, 25),
+    (LoadClient::Http2, 400),
+    (LoadClient::Login, 500),
+    (LoadClient::Login, 500),
+    (LoadClient::Front, 25),
+    (LoadClient::Front, 400),
+    (LoadClient::FrontLogin, 500),
 ];
 
-enum Sender {
+enum Connection {
     Http1(http1::SendRequest<Full<Bytes>>),
     Http2(http2::SendRequest<Full<Bytes>>),
 }
 
-type Shared = Arc<Mutex<Counts>>;
+type SharedCounts = Arc<Mutex<Counts>>;
 
-pub(crate) async fn run(options: Options) -> Result<()> {
-    let counts = Shared::default();
+pub(crate) async fn run(options: LoadArgs) -> Result<()> {
+    let counts = SharedCounts::default();
     let began = Instant::now();
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 8000)).await?;
-    tokio::spawn(tell(listener, counts.clone(), began));
-    register(&options).await.context("registering who logs in")?;
+    tokio::spawn(serve_counts(listener, counts.clone(), began));
+    register(&options).await.context("registering the user")?;
     let options = Arc::new(options);
     let clients = CLIENTS.map(|(client, every)| {
-        tokio::spawn(go_on(client, Duration::from_millis(every), options.clone(), counts.clone(), began))
+        tokio::spawn(run_client(client, Duration::from_millis(every), options.clone(), counts.clone(), began))
     });
     join_all(clients).await;
-    bail!("no client ends by itself")
+    bail!("a load client ended")
 }
 
-/// Answered 200, known or not.
-async fn register(options: &Options) -> Result<()> {
+/// Responds 200, whether or not the address is known.
+async fn register(options: &LoadArgs) -> Result<()> {
     let http = reqwest::Client::builder().no_proxy().build()?;
     let body = json!({ "name": "Load", "email": options.email, "password": options.password });
     let url = options.url.join(&format!("v1/{}/email/register", options.app))?;
@@ -124,15 +124,15 @@ async fn register(options: &Options) -> Result<()> {
     Ok(())
 }
 
-async fn go_on(client: Client, every: Duration, options: Arc<Options>, counts: Shared, began: Instant) {
+async fn run_client(client: LoadClient, every: Duration, options: Arc<LoadArgs>, counts: SharedCounts, began: Instant) {
     let mut sender = None;
     let mut ticks = interval(every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         let asked = Instant::now();
-        let answer = timeout(LIMIT, ask(client, &options, &mut sender)).await;
-        let answer = answer.unwrap_or_else(|_| bail!("no answer within {LIMIT:?}"));
+        let answer = timeout(LIMIT, send_request(client, &options, &mut sender)).await;
+        let answer = answer.unwrap_or_else(|_| bail!("no response within {LIMIT:?}"));
         let took = asked.elapsed().as_millis();
         let mut counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
         let name = format!("{client:?}");
@@ -144,30 +144,32 @@ async fn go_on(client: Client, every: Duration, options: Arc<Options>, counts: S
             counts.failed += 1;
             let failure = format!("{name} at {:.1} s after {took} ms: {error:#}", began.elapsed().as_secs_f32());
             counts.failures.push(failure);
-            if counts.failures.len() > SHOWN {
+            if counts.failures.len() > MAX_FAILURES {
                 counts.failures.remove(0);
             }
         }
     }
 }
 
-/// One request. A connection that is known to have ended before is no failure: nothing was sent on it.
-async fn ask(client: Client, options: &Options, kept: &mut Option<Sender>) -> Result<()> {
+/// Sends one request. A connection that was known to be closed before is not a failure: nothing was sent on it.
+async fn send_request(client: LoadClient, options: &LoadArgs, kept: &mut Option<Connection>) -> Result<()> {
     let url = match client {
-        Client::Front | Client::FrontLogin => &options.front,
-        Client::Kept | Client::Fresh | Client::Http2 | Client::Login => &options.url,
+        LoadClient::Front | LoadClient::FrontLogin => &options.front,
+        LoadClient::Kept | LoadClient::Fresh | LoadClient::Http2 | LoadClient::Login => &options.url,
     };
     let mut sender = match kept.take() {
         Some(sender) if sender.is_open() => sender,
-        _ => Sender::connect(client, url).await.context("connecting")?,
+        _ => Connection::connect(client, url).await.context("connecting")?,
     };
     let jwks = format!("/{}/.well-known/jwks.json", options.app);
     let authority = &url[Position::BeforeHost..Position::AfterPort];
     let request = match client {
-        Client::Http2 => Request::get(format!("http://{authority}{jwks}")).body(Full::default())?,
-        Client::Kept | Client::Front => Request::get(jwks).header(HOST, authority).body(Full::default())?,
-        Client::Fresh => Request::get(jwks).header(HOST, authority).header(CONNECTION, "close").body(Full::default())?,
-        Client::Login | Client::FrontLogin => {
+        LoadClient::Http2 => Request::get(format!("http://{authority}{jwks}")).body(Full::default())?,
+        LoadClient::Kept | LoadClient::Front => Request::get(jwks).header(HOST, authority).body(Full::default())?,
+        LoadClient::Fresh => {
+            Request::get(jwks).header(HOST, authority).header(CONNECTION, "close").body(Full::default())?
+        }
+        LoadClient::Login | LoadClient::FrontLogin => {
             let path = format!("/v1/{}/email/login", options.app);
             let body = json!({ "email": options.email, "password": options.password }).to_string();
             let request = Request::post(path).header(HOST, authority).header(CONTENT_TYPE, "application/json");
@@ -175,17 +177,17 @@ async fn ask(client: Client, options: &Options, kept: &mut Option<Sender>) -> Re
         }
     };
     let response = match sender.send(request.clone()).await {
-        // The server has said that it ends this connection and does not do this (RFC 9113, 6.8): as good as not sent.
-        Err(error) if not_taken(&error) => {
-            sender = Sender::connect(client, url).await.context("connecting")?;
+        // The server closed this connection without processing the request (RFC 9113, 6.8), as if it was never sent.
+        Err(error) if is_not_processed(&error) => {
+            sender = Connection::connect(client, url).await.context("connecting")?;
             sender.send(request).await
         }
         answer => answer,
     };
-    let response = response.context("asking")?;
+    let response = response.context("sending")?;
     let status = response.status();
     let ends = response.headers().get(CONNECTION).is_some_and(|value| value == "close");
-    let body = response.into_body().collect().await.context("reading the answer")?.to_bytes();
+    let body = response.into_body().collect().await.context("reading the response")?.to_bytes();
     if !status.is_success() {
         bail!("{status}: {}", String::from_utf8_lossy(&body));
     }
@@ -195,12 +197,12 @@ async fn ask(client: Client, options: &Options, kept: &mut Option<Sender>) -> Re
     Ok(())
 }
 
-fn not_taken(error: &hyper::Error) -> bool {
+fn is_not_processed(error: &hyper::Error) -> bool {
     let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<h2::Error>());
     source.is_some_and(|error| error.is_go_away() && error.is_remote() && error.reason() == Some(h2::Reason::NO_ERROR))
 }
 
-async fn tell(listener: TcpListener, counts: Shared, began: Instant) {
+async fn serve_counts(listener: TcpListener, counts: SharedCounts, began: Instant) {
     loop {
         let Ok((stream, _)) = listener.accept().await else { continue };
         let counts = counts.clone();
@@ -211,28 +213,28 @@ async fn tell(listener: TcpListener, counts: Shared, began: Instant) {
                 let text = serde_json::to_string(&counts).unwrap_or_default();
                 async move { Ok::<_, Infallible>(Response::new(Full::<Bytes>::from(text))) }
             });
-            // Whoever asked has gone.
+            // The client has disconnected.
             drop(server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), answer).await);
         });
     }
 }
 
-// === impl Sender ===
+// === impl Connection ===
 
-impl Sender {
-    /// To the name, looked up anew.
-    async fn connect(client: Client, url: &Url) -> Result<Self> {
+impl Connection {
+    /// Connects to the host, after a new DNS lookup.
+    async fn connect(client: LoadClient, url: &Url) -> Result<Self> {
         let host = url.host_str().context("the URL names a host")?;
         let stream = TcpStream::connect((host, url.port_or_known_default().unwrap_or(80))).await?;
         stream.set_nodelay(true)?;
         let io = TokioIo::new(stream);
         Ok(match client {
-            Client::Http2 => {
+            LoadClient::Http2 => {
                 let (sender, connection) = http2::handshake(TokioExecutor::new(), io).await?;
                 tokio::spawn(connection);
                 Self::Http2(sender)
             }
-            Client::Kept | Client::Fresh | Client::Login | Client::Front | Client::FrontLogin => {
+            LoadClient::Kept | LoadClient::Fresh | LoadClient::Login | LoadClient::Front | LoadClient::FrontLogin => {
                 let (sender, connection) = http1::handshake(io).await?;
                 tokio::spawn(connection);
                 Self::Http1(sender)

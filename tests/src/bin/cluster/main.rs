@@ -1,10 +1,10 @@
-//! `make cluster-test`: the chart in a real cluster, with real pods. The same program, in pods of its own, is the users:
-//! they come by the Service's name, as an application does.
+//! `make cluster-test`: the chart in a real cluster, with real pods. The same program runs in its own pods as the
+//! users, who call the Service by name, as an application does.
 
+mod cluster_client;
 mod inbox;
-mod install;
-mod journey;
 mod load;
+mod scenario;
 mod steps;
 
 use std::process::ExitCode;
@@ -20,13 +20,13 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Everything, against the cluster of KUBECONFIG.
-    Run(steps::Options),
-    /// In a pod: constant load, without a retry. Tells what failed at `:8000/counts`.
-    Load(load::Options),
-    /// In a pod: one user's way from registration to a changed password.
-    Journey(journey::Options),
-    /// In a pod: an SMTP server at :2525 with its inbox at :8025.
+    /// Runs all steps against the cluster of KUBECONFIG.
+    Run(steps::RunArgs),
+    /// In a pod: constant load without retries. Reports failures at `:8000/counts`.
+    Load(load::LoadArgs),
+    /// In a pod: one user, from registration to a changed password.
+    Journey(scenario::ScenarioArgs),
+    /// In a pod: an SMTP server at :2525 with an inbox at :8025.
     Inbox,
 }
 
@@ -46,7 +46,7 @@ async fn run(command: Command) -> Result<()> {
     match command {
         Command::Run(options) => steps::run(&options).await,
         Command::Load(options) => load::run(options).await,
-        Command::Journey(options) => journey::run(&options).await,
+        Command::Journey(options) => scenario::run(&options).await,
         Command::Inbox => inbox::run().await,
     }
 }

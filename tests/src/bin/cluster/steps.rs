@@ -1,4 +1,4 @@
-//! What the test does, in order. Each step ends with a line of what was seen.
+//! The steps of the test, in order. Each step ends with a line that reports its result.
 
 use std::{
     cell::Cell,
@@ -13,45 +13,45 @@ use kube::api::{DeleteParams, EvictParams, ListParams, LogParams};
 use latchkey_tests::{
     builders::{App, Provider, Relay},
     process,
-    tls::Authority,
+    tls::CertificateAuthority,
 };
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use crate::{
-    install::{Cluster, until},
-    journey::{DONE, PROVIDER},
+    cluster_client::{ClusterClient, retry_until_ok},
     load::Counts,
+    scenario::{PROVIDER_NAME, REDIRECT_URL},
 };
 
 #[derive(clap::Args)]
-pub(crate) struct Options {
-    /// Where the images are: `PREFIX/latchkey-server:VERSION` and the others.
+pub(crate) struct RunArgs {
+    /// Prefix of the images: `PREFIX/latchkey-server:VERSION` and so on.
     #[arg(long, default_value = "localhost/latchkey")]
     image_prefix: String,
     #[arg(long)]
     version: String,
-    /// The version to begin with, of which there are images too: then the first upgrade is from it.
+    /// Version to install first, for which images exist too; the first upgrade is from this version.
     #[arg(long, requires = "from_chart")]
     from_version: Option<String>,
-    /// Its chart.
+    /// The chart of that version.
     #[arg(long)]
     from_chart: Option<PathBuf>,
-    /// The version to upgrade to, which has one more migration.
+    /// Version to upgrade to, which has one more migration.
     #[arg(long)]
     next_version: Option<String>,
-    /// Postgres, Redis and what else is around are images of that place and version too, not those of a registry.
+    /// Use images with this prefix and version for Postgres, Redis and the other programs, instead of public ones.
     #[arg(long)]
     own_stores: bool,
-    /// A folder with the images' archives, whose sizes are printed.
+    /// Folder with the archives of the images; their sizes are printed.
     #[arg(long)]
     archives: Option<PathBuf>,
-    /// One thing alone, after the install.
+    /// Run only this step after the install.
     #[arg(long, value_enum)]
     only: Option<Step>,
 }
 
-/// What happens under load, in this order, and in the end.
+/// The steps under load, in this order, and the final one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Step {
     Scale,
@@ -64,10 +64,10 @@ enum Step {
     Reinstall,
 }
 
-/// Of the install, of the application, and of what stands around them.
-const HOME: &str = "latchkey-cluster-test";
-const TENANT: &str = "latchkey-cluster-test-shop";
-const AROUND: &str = "latchkey-cluster-test-around";
+/// Namespaces of the install, of the application, and of the programs around them.
+const INSTALL_NAMESPACE: &str = "latchkey-cluster-test";
+const APP_NAMESPACE: &str = "latchkey-cluster-test-shop";
+const TOOLS_NAMESPACE: &str = "latchkey-cluster-test-around";
 const RELEASE: &str = "latchkey";
 const OTHER_RELEASE: &str = "again-latchkey";
 const HOST: &str = "auth.example.com";
@@ -76,69 +76,69 @@ const PASSWORD: &str = "a quiet harbour at noon";
 
 const READY_LIMIT: Duration = Duration::from_secs(180);
 const POD_LIMIT: Duration = Duration::from_secs(180);
-/// Load before a change, and after it.
-const AROUND_A_STEP: Duration = Duration::from_secs(3);
+/// Duration of the load before and after a change.
+const SETTLE_TIME: Duration = Duration::from_secs(3);
 
-/// What stands before the Service: the address of its own Service, and the network of its pod.
-struct Front {
+/// The proxy in front of the Service: the address of its own Service, and the network of its pod.
+struct Proxy {
     address: String,
     network: String,
 }
 
-struct Test<'a> {
-    options: &'a Options,
-    cluster: Cluster,
+struct ClusterTest<'a> {
+    options: &'a RunArgs,
+    cluster: ClusterClient,
     app: App,
-    /// What NOTES of the first install say.
+    /// The NOTES of the first install.
     notes: String,
-    /// Requests that had failed when the last step ended.
+    /// Number of failed requests when the last step ended.
     failed: u64,
 }
 
-pub(crate) async fn run(options: &Options) -> Result<()> {
-    let cluster = Cluster::connect().await?;
-    // Windows that a test of minutes does not fill.
+pub(crate) async fn run(options: &RunArgs) -> Result<()> {
+    let cluster = ClusterClient::connect().await?;
+    // The test must not reach a limit within its few minutes.
     let app = App::with_id("cluster-test-shop")
-        .set("/redirectURLs", json!([DONE]))
+        .set("/redirectURLs", json!([REDIRECT_URL]))
         .limit("loginsPerClient", &[(100_000, 60)])
         .limit("registrationsPerClient", &[(100_000, 60)])
         .limit("mailsPerRecipient", &[(100, 60)])
         .limit("codesPerClient", &[(100, 60)]);
-    let mut test = Test { options, cluster, app, notes: String::new(), failed: 0 };
-    test.clean().await?;
+    let mut test = ClusterTest { options, cluster, app, notes: String::new(), failed: 0 };
+    test.clean_up().await?;
     let outcome = test.steps().await;
     if let Err(error) = &outcome {
         println!("FAILED {error:#}");
-        test.show().await;
+        test.print_state().await;
         return outcome;
     }
-    test.clean().await
+    test.clean_up().await
 }
 
-// === impl Test ===
+// === impl ClusterTest ===
 
-impl Test<'_> {
+impl ClusterTest<'_> {
     async fn steps(&mut self) -> Result<()> {
         let only = self.options.only;
-        self.sizes()?;
-        self.stores().await?;
+        self.print_image_sizes()?;
+        self.install_stores().await?;
         self.install().await?;
-        self.ready().await?;
+        self.create_app().await?;
         if only.is_none() {
-            self.journey("first", RELEASE, &[]).await?;
+            self.run_scenario("first", RELEASE, &[]).await?;
             self.helm_test(RELEASE).await?;
-            self.figures().await?;
+            self.print_measurements().await?;
         }
-        let inbox = self.inbox().await?;
-        let front = self.front().await?;
+        let inbox = self.install_inbox().await?;
+        let front = self.install_front().await?;
         self.start_load().await?;
-        self.settings(&front).await?;
+        self.change_settings(&front).await?;
         if only.is_none() {
             let inbox = ["--inbox", &inbox];
-            self.journey("mails", RELEASE, &inbox).await?;
+            self.run_scenario("mails", RELEASE, &inbox).await?;
             let by_front = ["--front", &front.address];
-            self.journey("front", RELEASE, &[&inbox[..], &by_front].concat()).await?;
-            self.policies().await?;
+            self.run_scenario("front", RELEASE, &[&inbox[..], &by_front].concat()).await?;
+            self.check_network_policies().await?;
         }
         for step in Step::value_variants() {
             if only.is_none_or(|only| only == *step) {
@@ -150,36 +150,40 @@ impl Test<'_> {
 
     async fn step(&mut self, step: Step) -> Result<()> {
         match step {
-            Step::Scale => self.scale().await,
-            Step::Deletion => self.deletion().await,
-            Step::Evictions => self.evictions().await,
-            Step::OperatorAway => self.operator_away().await,
-            Step::Migration => self.migration().await,
-            Step::Autoscaler => self.autoscaler().await,
-            Step::Kill => self.killed().await,
-            Step::Reinstall => self.uninstall_and_again().await,
+            Step::Scale => self.scale_servers().await,
+            Step::Deletion => self.delete_pod().await,
+            Step::Evictions => self.evict_pods().await,
+            Step::OperatorAway => self.scale_operator_to_zero().await,
+            Step::Migration => self.upgrade_with_migration().await,
+            Step::Autoscaler => self.enable_autoscaler().await,
+            Step::Kill => self.kill_pod().await,
+            Step::Reinstall => self.reinstall().await,
         }
     }
 
-    // --- Before
+    // --- Preparation
 
-    /// What an earlier run left.
-    async fn clean(&self) -> Result<()> {
+    /// Removes what an earlier run left.
+    async fn clean_up(&self) -> Result<()> {
         for release in [RELEASE, OTHER_RELEASE] {
-            // Not there: nothing to do.
-            drop(self.cluster.helm(["uninstall", release, "--namespace", HOME, "--wait", "--ignore-not-found"]).await);
+            // An error means that the release does not exist.
+            drop(
+                self.cluster
+                    .helm(["uninstall", release, "--namespace", INSTALL_NAMESPACE, "--wait", "--ignore-not-found"])
+                    .await,
+            );
         }
-        for namespace in [TENANT, AROUND, HOME] {
-            self.cluster.remove("v1", "Namespace", None, namespace).await?;
+        for namespace in [APP_NAMESPACE, TOOLS_NAMESPACE, INSTALL_NAMESPACE] {
+            self.cluster.delete_and_wait("v1", "Namespace", None, namespace).await?;
         }
         for definition in ["apps.latchkey.dev", "providers.latchkey.dev"] {
             let (version, kind) = ("apiextensions.k8s.io/v1", "CustomResourceDefinition");
-            self.cluster.remove(version, kind, None, definition).await?;
+            self.cluster.delete_and_wait(version, kind, None, definition).await?;
         }
         Ok(())
     }
 
-    fn sizes(&self) -> Result<()> {
+    fn print_image_sizes(&self) -> Result<()> {
         for program in ["latchkey-operator", "latchkey-server"] {
             if let Some(folder) = &self.options.archives {
                 let bytes = folder.join(format!("{program}.tar")).metadata()?.len();
@@ -189,8 +193,8 @@ impl Test<'_> {
         Ok(())
     }
 
-    async fn stores(&self) -> Result<()> {
-        for namespace in [HOME, TENANT, AROUND] {
+    async fn install_stores(&self) -> Result<()> {
+        for namespace in [INSTALL_NAMESPACE, APP_NAMESPACE, TOOLS_NAMESPACE] {
             let labels = json!({ "pod-security.kubernetes.io/enforce": "restricted" });
             let metadata = json!({ "name": namespace, "labels": labels });
             self.cluster.apply(&json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": metadata })).await?;
@@ -198,22 +202,22 @@ impl Test<'_> {
         let (postgres, redis) = (self.image("postgres"), self.image("redis"));
         let replaced = [("docker.io/library/postgres:17", &*postgres), ("docker.io/library/redis:8", &*redis)];
         let replaced = if self.options.own_stores { replaced.as_slice() } else { &[] };
-        self.cluster.apply_file(Path::new("tests/manifests/stores.yaml"), HOME, replaced).await?;
+        self.cluster.apply_file(Path::new("tests/manifests/stores.yaml"), INSTALL_NAMESPACE, replaced).await?;
         for store in ["latchkey-postgres", "latchkey-redis"] {
-            self.cluster.rolled_out(HOME, store, Some(1)).await?;
+            self.cluster.wait_for_rollout(INSTALL_NAMESPACE, store, Some(1)).await?;
         }
         println!("ok     Postgres and Redis of tests/manifests/stores.yaml run under `restricted`");
         Ok(())
     }
 
-    // --- The install
+    // --- Installation
 
     fn image(&self, name: &str) -> String {
         format!("{}/{name}:{}", self.options.image_prefix, self.options.version)
     }
 
-    /// What has no default, and where the images of that version are.
-    fn least(&self, version: &str) -> Vec<String> {
+    /// The values without a default, and the images of that version.
+    fn required_values(&self, version: &str) -> Vec<String> {
         let args = [format!("baseURL=https://{HOST}")]
             .into_iter()
             .chain(
@@ -224,76 +228,77 @@ impl Test<'_> {
             let repository = format!("{}/latchkey-{component}", self.options.image_prefix);
             ["--set".to_owned(), format!("{component}.image.repository={repository}")]
         });
-        args.chain(repositories).chain(tags(version)).collect()
+        args.chain(repositories).chain(image_tags(version)).collect()
     }
 
     async fn install(&mut self) -> Result<()> {
         let began = Instant::now();
         let chart = match &self.options.from_chart {
             Some(chart) => chart.display().to_string(),
-            None => Cluster::chart(),
+            None => ClusterClient::chart(),
         };
         let version = self.options.from_version.as_ref().unwrap_or(&self.options.version);
-        let args = ["install", RELEASE, &chart, "--namespace", HOME, "--wait", "--timeout", "5m"].map(String::from);
-        self.notes = self.cluster.helm(args.into_iter().chain(self.least(version))).await?;
-        ensure!(self.notes.contains("What to do next"), "{}", self.notes);
+        let args = ["install", RELEASE, &chart, "--namespace", INSTALL_NAMESPACE, "--wait", "--timeout", "5m"]
+            .map(String::from);
+        self.notes = self.cluster.helm(args.into_iter().chain(self.required_values(version))).await?;
+        ensure!(self.notes.contains("Next steps"), "{}", self.notes);
         let took = began.elapsed().as_secs_f32();
         println!("ok     helm install of {version} with baseURL, Postgres and Redis only ({took:.0} s)");
         Ok(())
     }
 
     async fn helm_upgrade<S: AsRef<str>>(&self, more: &[S]) -> Result<()> {
-        let chart = Cluster::chart();
-        let args = ["upgrade", RELEASE, &*chart, "--namespace", HOME, "--reset-then-reuse-values"];
+        let chart = ClusterClient::chart();
+        let args = ["upgrade", RELEASE, &*chart, "--namespace", INSTALL_NAMESPACE, "--reset-then-reuse-values"];
         self.cluster.helm(args.into_iter().chain(more.iter().map(AsRef::as_ref))).await?;
         Ok(())
     }
 
     async fn rolled_out(&self, replicas: Option<i64>) -> Result<()> {
-        self.cluster.rolled_out(HOME, &format!("{RELEASE}-server"), replicas).await
+        self.cluster.wait_for_rollout(INSTALL_NAMESPACE, &format!("{RELEASE}-server"), replicas).await
     }
 
     async fn helm_test(&self, release: &str) -> Result<()> {
-        self.cluster.helm(["test", release, "--namespace", HOME, "--timeout", "3m"]).await?;
+        self.cluster.helm(["test", release, "--namespace", INSTALL_NAMESPACE, "--timeout", "3m"]).await?;
         println!("ok     helm test {release}");
         Ok(())
     }
 
-    async fn ready(&self) -> Result<()> {
+    async fn create_app(&self) -> Result<()> {
         let began = Instant::now();
-        for object in self.app.objects(TENANT) {
+        for object in self.app.objects(APP_NAMESPACE) {
             self.cluster.apply(&object).await?;
         }
-        self.app_is_ready().await?;
+        self.wait_until_app_ready().await?;
         println!("ok     the App is Ready ({:.1} s)", began.elapsed().as_secs_f32());
         Ok(())
     }
 
-    async fn app_is_ready(&self) -> Result<Value> {
-        until("the App is Ready", READY_LIMIT, || async {
+    async fn wait_until_app_ready(&self) -> Result<Value> {
+        retry_until_ok("the App is Ready", READY_LIMIT, || async {
             let app = self.app_object().await?;
             ensure!(condition(&app, "Ready") == "True", "{}", app["status"]);
-            ensure!(app["status"]["observedGeneration"] == app["metadata"]["generation"], "not seen yet");
+            ensure!(app["status"]["observedGeneration"] == app["metadata"]["generation"], "not observed yet");
             Ok(app)
         })
         .await
     }
 
     async fn app_object(&self) -> Result<Value> {
-        let app = self.cluster.get("latchkey.dev/v1alpha1", "App", Some(TENANT), self.app.id()).await?;
-        ensure!(app.is_object(), "the App is gone");
+        let app = self.cluster.get("latchkey.dev/v1alpha1", "App", Some(APP_NAMESPACE), self.app.id()).await?;
+        ensure!(app.is_object(), "the App does not exist");
         Ok(app)
     }
 
-    // --- Pods of our own
+    // --- Our own pods
 
-    /// A pod under `restricted` that runs this program.
-    async fn pod(&self, name: &str, args: &[&str]) -> Result<()> {
-        self.pod_of(name, "latchkey-cluster-test", args).await
+    /// Creates a pod under `restricted` that runs this program.
+    async fn run_pod(&self, name: &str, args: &[&str]) -> Result<()> {
+        self.run_pod_with_image(name, "latchkey-cluster-test", args).await
     }
 
-    async fn pod_of(&self, name: &str, program: &str, args: &[&str]) -> Result<()> {
-        self.cluster.remove("v1", "Pod", Some(AROUND), name).await?;
+    async fn run_pod_with_image(&self, name: &str, program: &str, args: &[&str]) -> Result<()> {
+        self.cluster.delete_and_wait("v1", "Pod", Some(TOOLS_NAMESPACE), name).await?;
         let image = self.image(program);
         let security = json!({ "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true,
                                "capabilities": { "drop": ["ALL"] } });
@@ -306,36 +311,36 @@ impl Test<'_> {
             "securityContext": { "runAsNonRoot": true, "runAsUser": 65532, "seccompProfile": { "type": "RuntimeDefault" } },
             "containers": [container],
         });
-        let metadata = json!({ "name": name, "namespace": AROUND, "labels": { "app": name } });
+        let metadata = json!({ "name": name, "namespace": TOOLS_NAMESPACE, "labels": { "app": name } });
         let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec });
-        // A namespace is there before its ServiceAccount.
-        until(&format!("the pod {name} is made"), POD_LIMIT, || self.cluster.apply(&pod)).await
+        // A namespace exists before its ServiceAccount does.
+        retry_until_ok(&format!("the pod {name} is created"), POD_LIMIT, || self.cluster.apply(&pod)).await
     }
 
-    /// Waits for its end: whether it was a good one, and what it said.
-    async fn finished(&self, name: &str) -> Result<(bool, String)> {
-        let phase = until(&format!("the pod {name} ends"), POD_LIMIT, || async {
-            let pod = self.cluster.get("v1", "Pod", Some(AROUND), name).await?;
+    /// Waits until the pod ends. Returns whether it succeeded, and its log.
+    async fn wait_for_pod_end(&self, name: &str) -> Result<(bool, String)> {
+        let phase = retry_until_ok(&format!("the pod {name} ends"), POD_LIMIT, || async {
+            let pod = self.cluster.get("v1", "Pod", Some(TOOLS_NAMESPACE), name).await?;
             match pod["status"]["phase"].as_str() {
                 Some(phase @ ("Succeeded" | "Failed")) => Ok(phase.to_owned()),
                 _ => bail!("{}", pod["status"]),
             }
         })
         .await?;
-        let log = self.cluster.pods(AROUND).logs(name, &LogParams::default()).await.unwrap_or_default();
+        let log = self.cluster.pods(TOOLS_NAMESPACE).logs(name, &LogParams::default()).await.unwrap_or_default();
         Ok((phase == "Succeeded", log))
     }
 
-    /// One user's way, by the Service or, with `--front`, by what stands before it.
-    async fn journey(&self, name: &str, release: &str, more: &[&str]) -> Result<()> {
+    /// Runs the user scenario through the Service or, with `--front`, through the proxy in front of it.
+    async fn run_scenario(&self, name: &str, release: &str, more: &[&str]) -> Result<()> {
         let pod = format!("journey-{name}");
         let front = more.contains(&"--front");
-        let url = if front { format!("http://{HOST}") } else { service(release) };
+        let url = if front { format!("http://{HOST}") } else { service_url(release) };
         let args = ["journey", "--url", &*url, "--app", self.app.id()];
-        self.pod(&pod, &[&args, more].concat()).await?;
-        let (well, log) = self.finished(&pod).await?;
+        self.run_pod(&pod, &[&args, more].concat()).await?;
+        let (well, log) = self.wait_for_pod_end(&pod).await?;
         ensure!(well, "the pod {pod} failed: {log}");
-        let mut way = "register, log in, refresh, JWKS, sessions, gate, logout".to_owned();
+        let mut way = "register, log in, refresh, JWKS, sessions, forward auth, logout".to_owned();
         if more.contains(&"--inbox") {
             way += ", mail, confirm, verify, forgotten password, mail, new password, log in";
         }
@@ -347,18 +352,18 @@ impl Test<'_> {
         Ok(())
     }
 
-    /// What stands before the Service: a proxy that is trusted, and the provider behind it, by TLS with a certificate of an
-    /// authority that the chart is told of.
-    async fn front(&mut self) -> Result<Front> {
-        let own = format!("front.{AROUND}.svc");
-        let authority = Authority::new()?;
+    /// Installs a trusted proxy in front of the Service, and the provider behind it, with TLS and a certificate of a CA
+    /// that the chart is configured with.
+    async fn install_front(&mut self) -> Result<Proxy> {
+        let own = format!("front.{TOOLS_NAMESPACE}.svc");
+        let authority = CertificateAuthority::new()?;
         let identity = authority.server(&[&own])?;
-        let metadata = json!({ "name": "front", "namespace": AROUND });
+        let metadata = json!({ "name": "front", "namespace": TOOLS_NAMESPACE });
         let data = json!({ "tls.crt": identity.certificate, "tls.key": identity.key });
         self.cluster
             .apply(&json!({ "apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": data }))
             .await?;
-        let metadata = json!({ "name": "authority", "namespace": HOME });
+        let metadata = json!({ "name": "authority", "namespace": INSTALL_NAMESPACE });
         let data = json!({ "ca.crt": authority.certificate() });
         self.cluster
             .apply(&json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data }))
@@ -366,45 +371,47 @@ impl Test<'_> {
         let (nginx, dex) = (self.image("nginx"), self.image("dex"));
         let replaced = [("docker.io/library/nginx:1.29", &*nginx), ("ghcr.io/dexidp/dex:v2.45.1", &*dex)];
         let replaced = if self.options.own_stores { replaced.as_slice() } else { &[] };
-        self.cluster.apply_file(Path::new("tests/manifests/front.yaml"), AROUND, replaced).await?;
+        self.cluster.apply_file(Path::new("tests/manifests/front.yaml"), TOOLS_NAMESPACE, replaced).await?;
         for name in ["dex", "front"] {
-            self.cluster.rolled_out(AROUND, name, Some(1)).await?;
+            self.cluster.wait_for_rollout(TOOLS_NAMESPACE, name, Some(1)).await?;
         }
 
-        let provider = Provider::new(PROVIDER, "oidc").set("issuer", format!("https://{own}/dex"));
+        let provider = Provider::new(PROVIDER_NAME, "oidc").set("issuer", format!("https://{own}/dex"));
         let provider = provider.with_secret("only-for-the-cluster-test");
         self.app = self.app.clone().provider(&provider);
-        for object in [provider.secret_object(TENANT), provider.object(TENANT)].iter().chain(&self.app.objects(TENANT))
+        for object in [provider.secret_object(APP_NAMESPACE), provider.object(APP_NAMESPACE)]
+            .iter()
+            .chain(&self.app.objects(APP_NAMESPACE))
         {
             self.cluster.apply(object).await?;
         }
-        self.app_is_ready().await?;
+        self.wait_until_app_ready().await?;
 
-        let pods = self.cluster.pods(AROUND).list(&ListParams::default().labels("app=front")).await?.items;
+        let pods = self.cluster.pods(TOOLS_NAMESPACE).list(&ListParams::default().labels("app=front")).await?.items;
         let pod = pods.into_iter().find_map(|pod| pod.status?.pod_ip).context("the front has an address")?;
         let length = if pod.contains(':') { 128 } else { 32 };
-        let service = self.cluster.get("v1", "Service", Some(AROUND), "front").await?;
+        let service = self.cluster.get("v1", "Service", Some(TOOLS_NAMESPACE), "front").await?;
         let address = service["spec"]["clusterIP"].as_str().context("a Service has an address")?.to_owned();
-        Ok(Front { address, network: format!("{pod}/{length}") })
+        Ok(Proxy { address, network: format!("{pod}/{length}") })
     }
 
-    /// The address of an inbox, whose relay the App uses from then on.
-    async fn inbox(&mut self) -> Result<String> {
-        self.pod("inbox", &["inbox"]).await?;
+    /// Installs an inbox and makes the App use its relay. Returns the inbox's URL.
+    async fn install_inbox(&mut self) -> Result<String> {
+        self.run_pod("inbox", &["inbox"]).await?;
         let ports = json!([{ "name": "smtp", "port": 2525 }, { "name": "inbox", "port": 8025 }]);
         let spec = json!({ "selector": { "app": "inbox" }, "ports": ports });
-        let metadata = json!({ "name": "inbox", "namespace": AROUND });
+        let metadata = json!({ "name": "inbox", "namespace": TOOLS_NAMESPACE });
         self.cluster
             .apply(&json!({ "apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec }))
             .await?;
-        let service = self.cluster.get("v1", "Service", Some(AROUND), "inbox").await?;
+        let service = self.cluster.get("v1", "Service", Some(TOOLS_NAMESPACE), "inbox").await?;
         let address = service["spec"]["clusterIP"].as_str().context("a Service has an address")?.to_owned();
-        let relay = Relay { host: format!("inbox.{AROUND}.svc"), port: 2525, tls: "none", login: None };
+        let relay = Relay { host: format!("inbox.{TOOLS_NAMESPACE}.svc"), port: 2525, tls: "none", login: None };
         self.app = self.app.clone().relay(relay);
-        for object in self.app.objects(TENANT) {
+        for object in self.app.objects(APP_NAMESPACE) {
             self.cluster.apply(&object).await?;
         }
-        self.app_is_ready().await?;
+        self.wait_until_app_ready().await?;
         let host = if address.contains(':') { format!("[{address}]") } else { address };
         Ok(format!("http://{host}:8025"))
     }
@@ -412,10 +419,10 @@ impl Test<'_> {
     // --- Load
 
     async fn start_load(&self) -> Result<()> {
-        let (service, front) = (service(RELEASE), format!("http://front.{AROUND}"));
+        let (service, front) = (service_url(RELEASE), format!("http://front.{TOOLS_NAMESPACE}"));
         let args = ["load", "--url", &service, "--front", &front, "--app", self.app.id()];
-        self.pod("load", &[&args[..], &["--email", EMAIL, "--password", PASSWORD]].concat()).await?;
-        until("the load runs", POD_LIMIT, || async {
+        self.run_pod("load", &[&args[..], &["--email", EMAIL, "--password", PASSWORD]].concat()).await?;
+        retry_until_ok("the load runs", POD_LIMIT, || async {
             let counts = self.counts().await?;
             ensure!(counts.sent.values().sum::<u64>() > 200, "{counts:?}");
             Ok(())
@@ -424,13 +431,13 @@ impl Test<'_> {
     }
 
     async fn counts(&self) -> Result<Counts> {
-        let path = format!("/api/v1/namespaces/{AROUND}/pods/load:8000/proxy/counts");
-        Ok(serde_json::from_value(self.cluster.raw(&path).await?)?)
+        let path = format!("/api/v1/namespaces/{TOOLS_NAMESPACE}/pods/load:8000/proxy/counts");
+        Ok(serde_json::from_value(self.cluster.get_path(&path).await?)?)
     }
 
-    /// Nothing failed since the last step.
-    async fn unharmed(&mut self, what: &str) -> Result<()> {
-        sleep(AROUND_A_STEP).await;
+    /// Asserts that no request failed since the last step.
+    async fn assert_no_failures(&mut self, what: &str) -> Result<()> {
+        sleep(SETTLE_TIME).await;
         let counts = self.counts().await?;
         let failed = counts.failed - self.failed;
         ensure!(failed == 0, "{what}: {failed} requests failed: {:#?}", counts.failures);
@@ -439,60 +446,60 @@ impl Test<'_> {
         Ok(())
     }
 
-    // --- What happens
+    // --- Steps under load
 
     async fn servers(&self, release: &str) -> Result<Vec<Pod>> {
         let labels = format!("app.kubernetes.io/instance={release},app.kubernetes.io/component=server");
-        let pods = self.cluster.pods(HOME).list(&ListParams::default().labels(&labels)).await?.items;
+        let pods = self.cluster.pods(INSTALL_NAMESPACE).list(&ListParams::default().labels(&labels)).await?.items;
         ensure!(!pods.is_empty(), "there are no servers");
         Ok(pods)
     }
 
-    /// All that the chart was told so far is told anew, with what the tests ahead need.
-    async fn settings(&mut self, front: &Front) -> Result<()> {
+    /// Repeats all chart values so far, and adds those that later steps need.
+    async fn change_settings(&mut self, front: &Proxy) -> Result<()> {
         let values = [
             // The inbox and the provider have private addresses.
             "privateCIDRs={10.0.0.0/8,172.16.0.0/12,192.168.0.0/16,fc00::/7}",
             "caBundle.configMap=authority",
             &*format!("trustedProxies={{{}}}", front.network),
-            // Five servers are to fit on a small node.
+            // Five servers must fit on a small node.
             "server.resources.requests.cpu=100m",
             "networkPolicy.egress.enabled=true",
         ];
         let values = values.iter().flat_map(|value| ["--set".to_owned(), (*value).to_owned()]);
         let nobody = ["--set-json", "networkPolicy.metricsFrom=[]"].map(String::from);
-        self.helm_upgrade(&values.chain(nobody).chain(tags(&self.options.version)).collect::<Vec<_>>()).await?;
+        self.helm_upgrade(&values.chain(nobody).chain(image_tags(&self.options.version)).collect::<Vec<_>>()).await?;
         self.rolled_out(Some(2)).await?;
         let from = self.options.from_version.as_ref().map_or(String::new(), |from| format!("upgraded from {from}, "));
-        self.unharmed(&format!("{from}new settings, all pods replaced")).await
+        self.assert_no_failures(&format!("{from}new settings, all pods replaced")).await
     }
 
-    /// Whether somebody whom no policy names reaches the servers.
-    async fn policies(&self) -> Result<()> {
-        let url = format!("http://{RELEASE}-server-ops.{HOME}:9090/readyz");
-        self.pod_of("stranger", "latchkey-server", &["check", "--within=5", &url]).await?;
-        let (reached, _) = self.finished("stranger").await?;
+    /// Reports whether a pod that no policy names reaches the servers.
+    async fn check_network_policies(&self) -> Result<()> {
+        let url = format!("http://{RELEASE}-server-ops.{INSTALL_NAMESPACE}:9090/readyz");
+        self.run_pod_with_image("stranger", "latchkey-server", &["check", "--within=5", &url]).await?;
+        let (reached, _) = self.wait_for_pod_end("stranger").await?;
         let said = if reached { "accepts NetworkPolicy without enforcing it" } else { "enforces NetworkPolicy" };
         println!("figure this cluster {said}");
         Ok(())
     }
 
-    async fn scale(&mut self) -> Result<()> {
+    async fn scale_servers(&mut self) -> Result<()> {
         for (from, to) in [(2, 4), (4, 2)] {
             self.helm_upgrade(&["--set", &format!("server.replicas={to}")]).await?;
             self.rolled_out(Some(to)).await?;
-            self.unharmed(&format!("scaled from {from} to {to}")).await?;
+            self.assert_no_failures(&format!("scaled from {from} to {to}")).await?;
         }
         Ok(())
     }
 
-    async fn deletion(&mut self) -> Result<()> {
+    async fn delete_pod(&mut self) -> Result<()> {
         let before: Vec<String> = self.servers(RELEASE).await?.iter().map(name).collect();
-        self.cluster.pods(HOME).delete(&before[0], &DeleteParams::default()).await?;
+        self.cluster.pods(INSTALL_NAMESPACE).delete(&before[0], &DeleteParams::default()).await?;
         let made = Cell::new(None);
-        let took = until("a new server is ready", POD_LIMIT, || async {
+        let took = retry_until_ok("a new server is ready", POD_LIMIT, || async {
             let pods = self.servers(RELEASE).await?;
-            let new = pods.iter().find(|pod| !before.contains(&name(pod))).context("there is none yet")?;
+            let new = pods.iter().find(|pod| !before.contains(&name(pod))).context("it does not exist yet")?;
             let since = made.get().unwrap_or_else(Instant::now);
             made.set(Some(since));
             let new = serde_json::to_value(new)?;
@@ -500,69 +507,73 @@ impl Test<'_> {
             Ok(since.elapsed())
         })
         .await?;
-        println!("figure a server under load: ready {:.1} s after its pod was made", took.as_secs_f32());
+        println!("figure a server under load: ready {:.1} s after its pod was created", took.as_secs_f32());
         self.rolled_out(Some(2)).await?;
-        self.unharmed("a pod deleted").await
+        self.assert_no_failures("a pod deleted").await
     }
 
-    async fn evictions(&mut self) -> Result<()> {
+    async fn evict_pods(&mut self) -> Result<()> {
         let pods = self.servers(RELEASE).await?;
-        let api = self.cluster.pods(HOME);
+        let api = self.cluster.pods(INSTALL_NAMESPACE);
         api.evict(&name(&pods[0]), &EvictParams::default()).await?;
         match api.evict(&name(&pods[1]), &EvictParams::default()).await {
             Err(kube::Error::Api(status)) if status.code == 429 => {}
-            other => bail!("a second eviction at once is not held back: {other:?}"),
+            other => bail!("a second concurrent eviction is not refused: {other:?}"),
         }
         self.rolled_out(Some(2)).await?;
-        until("the second eviction", POD_LIMIT, || async {
+        retry_until_ok("the second eviction", POD_LIMIT, || async {
             api.evict(&name(&pods[1]), &EvictParams::default()).await?;
             Ok(())
         })
         .await?;
         self.rolled_out(Some(2)).await?;
-        self.unharmed("one server after another evicted; two at once are held back").await
+        self.assert_no_failures("servers evicted one after the other; a second concurrent eviction is refused").await
     }
 
-    async fn operator_away(&mut self) -> Result<()> {
+    async fn scale_operator_to_zero(&mut self) -> Result<()> {
         let operator = format!("{RELEASE}-operator");
-        self.cluster.merge("apps/v1", "Deployment", (HOME, &operator), &json!({ "spec": { "replicas": 0 } })).await?;
-        self.cluster.rolled_out(HOME, &operator, Some(0)).await?;
-        self.journey("alone", RELEASE, &[]).await?;
+        self.cluster
+            .merge_patch("apps/v1", "Deployment", (INSTALL_NAMESPACE, &operator), &json!({ "spec": { "replicas": 0 } }))
+            .await?;
+        self.cluster.wait_for_rollout(INSTALL_NAMESPACE, &operator, Some(0)).await?;
+        self.run_scenario("alone", RELEASE, &[]).await?;
         let before = self.app_object().await?;
-        // A new server serves without it too.
+        // A new server serves without the operator too.
         let pods = self.servers(RELEASE).await?;
-        self.cluster.pods(HOME).delete(&name(&pods[0]), &DeleteParams::default()).await?;
+        self.cluster.pods(INSTALL_NAMESPACE).delete(&name(&pods[0]), &DeleteParams::default()).await?;
         self.rolled_out(Some(2)).await?;
         ensure!(condition(&before, "Ready") == "True", "{}", before["status"]);
-        self.cluster.merge("apps/v1", "Deployment", (HOME, &operator), &json!({ "spec": { "replicas": 2 } })).await?;
-        self.cluster.rolled_out(HOME, &operator, Some(2)).await?;
-        let after = self.app_is_ready().await?;
-        ensure!(before["status"] == after["status"], "the status moved: {} to {}", before["status"], after["status"]);
-        self.unharmed("the operator away and back, a server replaced meanwhile").await
+        self.cluster
+            .merge_patch("apps/v1", "Deployment", (INSTALL_NAMESPACE, &operator), &json!({ "spec": { "replicas": 2 } }))
+            .await?;
+        self.cluster.wait_for_rollout(INSTALL_NAMESPACE, &operator, Some(2)).await?;
+        let after = self.wait_until_app_ready().await?;
+        ensure!(before["status"] == after["status"], "the status changed: {} to {}", before["status"], after["status"]);
+        self.assert_no_failures("the operator scaled to zero and back, a server replaced meanwhile").await
     }
 
-    async fn migration(&mut self) -> Result<()> {
+    async fn upgrade_with_migration(&mut self) -> Result<()> {
         let Some(version) = &self.options.next_version else { return Ok(()) };
-        self.helm_upgrade(&tags(version).collect::<Vec<_>>()).await?;
+        self.helm_upgrade(&image_tags(version).collect::<Vec<_>>()).await?;
         self.rolled_out(Some(2)).await?;
-        self.cluster.rolled_out(HOME, &format!("{RELEASE}-operator"), None).await?;
+        self.cluster.wait_for_rollout(INSTALL_NAMESPACE, &format!("{RELEASE}-operator"), None).await?;
         let image = format!("{}/latchkey-server:{version}", self.options.image_prefix);
         for pod in self.servers(RELEASE).await? {
             let spec = pod.spec.context("a pod has a spec")?;
             ensure!(spec.containers[0].image.as_deref() == Some(&*image), "{:?}", spec.containers[0].image);
         }
-        self.app_is_ready().await?;
-        self.unharmed(&format!("upgraded to {version}, which has one more migration")).await
+        self.wait_until_app_ready().await?;
+        self.assert_no_failures(&format!("upgraded to {version}, which has one more migration")).await
     }
 
-    async fn autoscaler(&mut self) -> Result<()> {
+    async fn enable_autoscaler(&mut self) -> Result<()> {
         let server = format!("{RELEASE}-server");
         let watch = async {
             let mut least = i64::MAX;
             loop {
-                let deployment = self.cluster.get("apps/v1", "Deployment", Some(HOME), &server).await?;
+                let deployment = self.cluster.get("apps/v1", "Deployment", Some(INSTALL_NAMESPACE), &server).await?;
                 least = least.min(deployment["spec"]["replicas"].as_i64().unwrap_or(0));
-                ensure!(least >= 2, "the autoscaler's coming took servers away: {least} were asked for");
+                ensure!(least >= 2, "enabling the autoscaler reduced the replicas to {least}");
                 sleep(Duration::from_millis(100)).await;
             }
         };
@@ -575,7 +586,7 @@ impl Test<'_> {
             ])
             .await?;
             self.rolled_out(Some(3)).await?;
-            // Now it is the autoscaler's number: another upgrade leaves it alone.
+            // Now the autoscaler owns the number of replicas: another upgrade must not change it.
             self.helm_upgrade::<&str>(&[]).await?;
             self.rolled_out(Some(3)).await
         };
@@ -583,59 +594,66 @@ impl Test<'_> {
             never = watch => never,
             changed = change => changed,
         }?;
-        self.unharmed("an autoscaler in place of the number, never fewer than 2").await
+        self.assert_no_failures("an autoscaler instead of a fixed number, never fewer than 2").await
     }
 
-    /// A process that dies at once takes what it was answering with it: only that may fail.
-    async fn killed(&mut self) -> Result<()> {
+    /// A process that dies immediately drops the requests that it was processing; only those can fail.
+    async fn kill_pod(&mut self) -> Result<()> {
         let pods = self.servers(RELEASE).await?;
         let at_once = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
-        self.cluster.pods(HOME).delete(&name(&pods[0]), &at_once).await?;
+        self.cluster.pods(INSTALL_NAMESPACE).delete(&name(&pods[0]), &at_once).await?;
         self.rolled_out(None).await?;
-        sleep(AROUND_A_STEP).await;
+        sleep(SETTLE_TIME).await;
         let counts = self.counts().await?;
-        println!("figure a pod killed with SIGKILL: {} requests failed with it", counts.failed - self.failed);
+        println!("figure a pod killed with SIGKILL: {} requests failed", counts.failed - self.failed);
         self.failed = counts.failed;
-        sleep(AROUND_A_STEP).await;
-        self.unharmed("after the kill").await?;
-        println!("figure slowest answers, ms: {:?}; load of {} s", counts.slowest_ms, counts.seconds);
+        sleep(SETTLE_TIME).await;
+        self.assert_no_failures("after the kill").await?;
+        println!("figure slowest responses, ms: {:?}; load of {} s", counts.slowest_ms, counts.seconds);
         Ok(())
     }
 
-    async fn uninstall_and_again(&mut self) -> Result<()> {
-        self.cluster.remove("v1", "Pod", Some(AROUND), "load").await?;
+    async fn reinstall(&mut self) -> Result<()> {
+        self.cluster.delete_and_wait("v1", "Pod", Some(TOOLS_NAMESPACE), "load").await?;
         let jwks = self.keys().await?;
-        self.cluster.helm(["uninstall", RELEASE, "--namespace", HOME, "--wait"]).await?;
+        self.cluster.helm(["uninstall", RELEASE, "--namespace", INSTALL_NAMESPACE, "--wait"]).await?;
         for definition in ["apps.latchkey.dev", "providers.latchkey.dev"] {
             let (version, kind) = ("apiextensions.k8s.io/v1", "CustomResourceDefinition");
             let left = self.cluster.get(version, kind, None, definition).await?;
-            ensure!(left.is_object(), "{definition} went with the install");
+            ensure!(left.is_object(), "{definition} was removed with the install");
         }
         self.app_object().await?;
         ensure!(self.keys().await? == jwks, "the keys changed");
-        let rendered = self.cluster.list("v1", "Secret", HOME, "type=latchkey.dev/rendered-app").await?;
+        let rendered = self.cluster.list("v1", "Secret", INSTALL_NAMESPACE, "type=latchkey.dev/rendered-app").await?;
         ensure!(rendered.len() == 1, "{} rendered Apps are left", rendered.len());
         let lease = format!("{RELEASE}-operator");
-        ensure!(self.cluster.get("coordination.k8s.io/v1", "Lease", Some(HOME), &lease).await?.is_object(), "no Lease");
-        ensure!(self.cluster.list("apps/v1", "Deployment", HOME, "").await?.len() == 2, "more than the stores is left");
-        println!("ok     helm uninstall leaves definitions, App, keys, rendered App and Lease, and nothing else");
+        ensure!(
+            self.cluster.get("coordination.k8s.io/v1", "Lease", Some(INSTALL_NAMESPACE), &lease).await?.is_object(),
+            "no Lease"
+        );
+        ensure!(
+            self.cluster.list("apps/v1", "Deployment", INSTALL_NAMESPACE, "").await?.len() == 2,
+            "more than the stores is left"
+        );
+        println!("ok     helm uninstall leaves CRDs, App, keys, rendered App and Lease, and nothing else");
         self.restore_keys().await?;
 
-        let chart = Cluster::chart();
-        let args = ["install", OTHER_RELEASE, &chart, "--namespace", HOME, "--wait", "--take-ownership"];
+        let chart = ClusterClient::chart();
+        let args = ["install", OTHER_RELEASE, &chart, "--namespace", INSTALL_NAMESPACE, "--wait", "--take-ownership"];
         let version = self.options.next_version.as_ref().unwrap_or(&self.options.version);
-        let notes = self.cluster.helm(args.map(String::from).into_iter().chain(self.least(version))).await?;
-        self.app_is_ready().await?;
+        let notes = self.cluster.helm(args.map(String::from).into_iter().chain(self.required_values(version))).await?;
+        self.wait_until_app_ready().await?;
         ensure!(self.keys().await? == jwks, "the keys changed");
-        self.journey("again", OTHER_RELEASE, &[]).await?;
+        self.run_scenario("again", OTHER_RELEASE, &[]).await?;
         self.helm_test(OTHER_RELEASE).await?;
         println!("ok     installed again under another name, with the same keys");
-        self.remove_all(&notes).await
+        self.remove_leftovers(&notes).await
     }
 
-    /// The keys from a copy, as docs/operations.md has it, once all that the operator made is gone.
+    /// Deletes everything that the operator created, and restores the keys from a copy, as docs/operations.md
+    /// describes.
     async fn restore_keys(&self) -> Result<()> {
-        let of = |type_| ["-n", HOME, "get", "secret", "--field-selector", type_];
+        let of = |type_| ["-n", INSTALL_NAMESPACE, "get", "secret", "--field-selector", type_];
         let (keys, rendered) = (of("type=latchkey.dev/app-keys"), of("type=latchkey.dev/rendered-app"));
         let copy = tempfile::NamedTempFile::new()?;
         std::fs::write(copy.path(), self.cluster.kubectl([&keys[..], &["-o", "yaml"]].concat()).await?)?;
@@ -643,28 +661,28 @@ impl Test<'_> {
             delete[2] = "delete";
             self.cluster.kubectl(delete).await?;
         }
-        self.cluster.kubectl(["-n", HOME, "apply", "-f", &copy.path().display().to_string()]).await?;
-        println!("ok     the keys are put back from a copy");
+        self.cluster.kubectl(["-n", INSTALL_NAMESPACE, "apply", "-f", &copy.path().display().to_string()]).await?;
+        println!("ok     the keys are restored from a copy");
         Ok(())
     }
 
-    /// As NOTES say, and docs/install.md.
-    async fn remove_all(&self, notes: &str) -> Result<()> {
-        self.cluster.helm(["uninstall", OTHER_RELEASE, "--namespace", HOME, "--wait"]).await?;
+    /// Runs the commands of NOTES, which docs/install.md contains too.
+    async fn remove_leftovers(&self, notes: &str) -> Result<()> {
+        self.cluster.helm(["uninstall", OTHER_RELEASE, "--namespace", INSTALL_NAMESPACE, "--wait"]).await?;
         let docs = std::fs::read_to_string(process::root().join("docs/install.md"))?;
-        for command in removals(&self.notes) {
-            let documented = command.replace(HOME, "latchkey");
-            ensure!(docs.contains(&documented), "docs/install.md does not say {documented}");
+        for command in delete_commands(&self.notes) {
+            let documented = command.replace(INSTALL_NAMESPACE, "latchkey");
+            ensure!(docs.contains(&documented), "docs/install.md does not contain {documented}");
         }
-        let lease_of_the_first = removals(&self.notes).filter(|command| command.contains(" lease "));
-        for command in removals(notes).chain(lease_of_the_first) {
+        let lease_of_the_first = delete_commands(&self.notes).filter(|command| command.contains(" lease "));
+        for command in delete_commands(notes).chain(lease_of_the_first) {
             self.cluster.kubectl(command.split_whitespace().skip(1)).await?;
         }
         for type_ in ["latchkey.dev/rendered-app", "latchkey.dev/app-keys"] {
-            let left = self.cluster.list("v1", "Secret", HOME, &format!("type={type_}")).await?;
+            let left = self.cluster.list("v1", "Secret", INSTALL_NAMESPACE, &format!("type={type_}")).await?;
             ensure!(left.is_empty(), "{} Secrets {type_} are left", left.len());
         }
-        let left = self.cluster.list("coordination.k8s.io/v1", "Lease", HOME, "").await?;
+        let left = self.cluster.list("coordination.k8s.io/v1", "Lease", INSTALL_NAMESPACE, "").await?;
         ensure!(left.is_empty(), "{} Leases are left", left.len());
         for definition in ["apps.latchkey.dev", "providers.latchkey.dev"] {
             let (version, kind) = ("apiextensions.k8s.io/v1", "CustomResourceDefinition");
@@ -674,19 +692,19 @@ impl Test<'_> {
         Ok(())
     }
 
-    /// The data of the keys' Secret.
+    /// The data of the key Secret.
     async fn keys(&self) -> Result<Value> {
-        let keys = self.cluster.list("v1", "Secret", HOME, "type=latchkey.dev/app-keys").await?;
-        ensure!(keys.len() == 1, "{} keys' Secrets are there", keys.len());
+        let keys = self.cluster.list("v1", "Secret", INSTALL_NAMESPACE, "type=latchkey.dev/app-keys").await?;
+        ensure!(keys.len() == 1, "{} key Secrets exist", keys.len());
         Ok(keys[0]["data"].clone())
     }
 
-    // --- Figures
+    // --- Measurements
 
-    async fn figures(&self) -> Result<()> {
-        // What starting takes is given back.
+    async fn print_measurements(&self) -> Result<()> {
+        // Memory that starting needed is released by then.
         sleep(Duration::from_secs(15)).await;
-        for pod in self.cluster.pods(HOME).list(&ListParams::default()).await?.items {
+        for pod in self.cluster.pods(INSTALL_NAMESPACE).list(&ListParams::default()).await?.items {
             let pod = serde_json::to_value(pod)?;
             let labels = &pod["metadata"]["labels"];
             let Some(component @ ("server" | "operator")) = labels["app.kubernetes.io/component"].as_str() else {
@@ -694,7 +712,7 @@ impl Test<'_> {
             };
             let name = pod["metadata"]["name"].as_str().unwrap_or_default();
             println!(
-                "figure {component} {name}: ready {} after its container began, {}",
+                "figure {component} {name}: ready {} after its container started, {}",
                 cold_start(&pod)?,
                 self.memory(&pod, name, component).await?
             );
@@ -702,11 +720,11 @@ impl Test<'_> {
         Ok(())
     }
 
-    /// As the kubelet sees it.
+    /// Memory as the kubelet measures it.
     async fn memory(&self, pod: &Value, name: &str, container: &str) -> Result<String> {
         let node = pod["spec"]["nodeName"].as_str().context("a pod is on a node")?;
-        let summary = self.cluster.raw(&format!("/api/v1/nodes/{node}/proxy/stats/summary")).await?;
-        let pods = summary["pods"].as_array().context("the kubelet tells of pods")?;
+        let summary = self.cluster.get_path(&format!("/api/v1/nodes/{node}/proxy/stats/summary")).await?;
+        let pods = summary["pods"].as_array().context("the kubelet lists pods")?;
         let found = pods.iter().find(|pod| pod["podRef"]["name"] == name).context("the kubelet knows the pod")?;
         let containers = found["containers"].as_array().context("a pod has containers")?;
         let memory = &containers.iter().find(|one| one["name"] == container).context("its container")?["memory"];
@@ -714,9 +732,9 @@ impl Test<'_> {
         Ok(format!("idle: {:.1} MiB working set, {:.1} MiB RSS", mib("workingSetBytes"), mib("rssBytes")))
     }
 
-    /// Where the test stopped.
-    async fn show(&self) {
-        for namespace in [HOME, AROUND] {
+    /// Prints the state of the cluster after a failure.
+    async fn print_state(&self) {
+        for namespace in [INSTALL_NAMESPACE, TOOLS_NAMESPACE] {
             let Ok(pods) = self.cluster.pods(namespace).list(&ListParams::default()).await else { continue };
             for pod in pods.items {
                 println!("--- {namespace}/{}: {}", name(&pod), json!(pod.status));
@@ -740,19 +758,19 @@ impl Test<'_> {
     }
 }
 
-/// Where a release's public API is.
-fn service(release: &str) -> String {
-    format!("http://{release}-server.{HOME}")
+/// URL of a release's public API.
+fn service_url(release: &str) -> String {
+    format!("http://{release}-server.{INSTALL_NAMESPACE}")
 }
 
-/// Arguments for Helm: both programs of that version.
-fn tags(version: &str) -> impl Iterator<Item = String> {
+/// Helm arguments that set both programs' images to a version.
+fn image_tags(version: &str) -> impl Iterator<Item = String> {
     let tag = move |component| ["--set-string".to_owned(), format!("{component}.image.tag={version}")];
     ["operator", "server"].into_iter().flat_map(tag)
 }
 
-/// The commands in NOTES that delete.
-fn removals(notes: &str) -> impl Iterator<Item = &str> {
+/// The delete commands in NOTES.
+fn delete_commands(notes: &str) -> impl Iterator<Item = &str> {
     notes.lines().map(str::trim).filter(|line| line.starts_with("kubectl ") && line.contains(" delete "))
 }
 
@@ -766,7 +784,7 @@ fn condition(object: &Value, type_: &str) -> String {
     found.and_then(|condition| condition["status"].as_str()).unwrap_or_default().to_owned()
 }
 
-/// From the start of the container until the pod was ready, to the second, as the kubelet noted it.
+/// Time from the start of the container until the pod was ready, to the second, as the kubelet recorded it.
 fn cold_start(pod: &Value) -> Result<String> {
     let at = |text: &Value| -> Result<time::OffsetDateTime> {
         let text = text.as_str().context("a time")?;

@@ -10,47 +10,47 @@ use crate::{
     },
     http::{
         Ports,
+        authentication::Bearer,
         error::{ErrorCode, Problem},
-        guard::Bearer,
-        request::{CodeText, Inbound, request_body},
+        request::{CodeText, InboundRequest, request_body},
         response::{self, Response},
     },
     state::State,
 };
 
 request_body! {
-    /// What *confirm* takes.
-    pub struct Request as "ConfirmRequest" {
-        /// The code from the confirmation mail; case, hyphens and spaces do not matter.
+    /// The request of *confirm*.
+    pub struct ConfirmRequest as "ConfirmRequest" {
+        /// The code from the confirmation email; case, hyphens and spaces do not matter.
         code: CodeText,
     }
 }
 
-/// What *confirm* answers.
+/// The response of *confirm*.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "ConfirmResponse")]
-pub struct Answer {
+pub struct ConfirmResponse {
     /// The access token, a JWT (RFC 9068).
     pub access_token: String,
     pub refresh_token: String,
-    /// Seconds that `access_token` is valid.
+    /// Lifetime of `access_token` in seconds.
     pub expires_in: i64,
-    /// Unix seconds at which `access_token` ends.
+    /// When `access_token` expires, in Unix seconds.
     pub expires_at: i64,
     pub name: String,
     pub local_id: String,
     pub email: String,
     pub session_id: String,
-    /// There, and true, where the account had to lose its password: this session may set one.
+    /// Included, and true, if the password of the account was removed: this session can set a new one.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub password_required: bool,
 }
 
-pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: Inbound) -> Result<Response, Problem> {
-    let Request { code } = request.read().await?;
-    let bearer = Bearer::of(&request.headers).optional();
+pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
+    let ConfirmRequest { code } = request.read_json().await?;
+    let bearer = Bearer::from_headers(&request.headers).token();
     match accounts::confirm(&state.stores, &state.env, app, &request.caller, &code.0, bearer).await {
-        Ok(Confirmed { user, tokens, password_required }) => response::json(&Answer {
+        Ok(Confirmed { user, tokens, password_required }) => response::json(&ConfirmResponse {
             access_token: tokens.access_token,
             refresh_token: tokens.refresh_token,
             expires_in: tokens.expires_in,
@@ -62,11 +62,11 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: Inbound)
             password_required,
         }),
         Err(ConfirmError::InvalidCode) => Err(invalid_code()),
-        Err(ConfirmError::Trouble(trouble)) => Err(trouble.into()),
+        Err(ConfirmError::Common(trouble)) => Err(trouble.into()),
     }
 }
 
-/// One answer for whatever is wrong with a code.
+/// The same error for everything that can be wrong with a code.
 pub fn invalid_code() -> Problem {
     Problem::new(ErrorCode::InvalidCode, "the code is wrong, used or expired")
 }

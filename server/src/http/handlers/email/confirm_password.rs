@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::confirm;
 use crate::{
     domain::{
-        accounts::{self, ResetError, ResetPassword},
+        accounts::{self, ResetPasswordError, ResetPasswordInput},
         app::App,
         email::Email,
         password::Password,
@@ -14,39 +14,39 @@ use crate::{
     http::{
         Ports,
         error::Problem,
-        request::{CodeText, Inbound, request_body},
+        request::{CodeText, InboundRequest, request_body},
         response::{self, Response},
     },
     state::State,
 };
 
 request_body! {
-    /// What *confirm-password* takes.
-    pub struct Request as "ConfirmPasswordRequest" {
-        /// The account's address.
+    /// The request of *confirm-password*.
+    pub struct ConfirmPasswordRequest as "ConfirmPasswordRequest" {
+        /// The email address of the account.
         email: Email,
-        /// The code from the reset mail; case, hyphens and spaces do not matter.
+        /// The code from the reset email; case, hyphens and spaces do not matter.
         code: CodeText,
-        /// The new password; its least length and strength are the App's.
+        /// The new password; the App sets its minimum length and strength.
         password: Password,
     }
 }
 
-/// What *confirm-password* answers.
+/// The response of *confirm-password*.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "ConfirmPasswordResponse")]
-pub struct Answer {
-    /// The address as it was sent.
+pub struct ConfirmPasswordResponse {
+    /// The email address as it was sent.
     pub email: String,
 }
 
-pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: Inbound) -> Result<Response, Problem> {
-    let Request { email, code, password } = request.read().await?;
-    let reset = ResetPassword { email: email.clone(), code: code.0, password };
+pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
+    let ConfirmPasswordRequest { email, code, password } = request.read_json().await?;
+    let reset = ResetPasswordInput { email: email.clone(), code: code.0, password };
     match accounts::reset_password(&state.stores, &state.env, app, &request.caller, reset).await {
-        Ok(()) => response::json(&Answer { email: email.as_str().to_owned() }),
-        Err(ResetError::InvalidCode) => Err(confirm::invalid_code()),
-        Err(ResetError::Weak(weak)) => Err(Problem::weak_password(weak)),
-        Err(ResetError::Trouble(trouble)) => Err(trouble.into()),
+        Ok(()) => response::json(&ConfirmPasswordResponse { email: email.as_str().to_owned() }),
+        Err(ResetPasswordError::InvalidCode) => Err(confirm::invalid_code()),
+        Err(ResetPasswordError::Weak(weak)) => Err(Problem::weak_password(weak)),
+        Err(ResetPasswordError::Common(trouble)) => Err(trouble.into()),
     }
 }

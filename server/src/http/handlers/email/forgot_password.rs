@@ -8,30 +8,30 @@ use crate::{
     http::{
         Ports,
         error::Problem,
-        request::{Inbound, request_body},
+        request::{InboundRequest, request_body},
         response::{self, Response},
     },
     state::State,
 };
 
 request_body! {
-    /// What *forgot-password* takes.
-    pub struct Request as "ForgotPasswordRequest" {
-        /// The account's address; a reset code goes there.
+    /// The request of *forgot-password*.
+    pub struct ForgotPasswordRequest as "ForgotPasswordRequest" {
+        /// The email address of the account; a reset code is sent to it.
         email: Email,
     }
 }
 
-/// What *forgot-password* answers, whether the address has an account or not.
+/// The response of *forgot-password*, whether or not the address has an account.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "ForgotPasswordResponse")]
-pub struct Answer {
-    /// The address as it was sent.
+pub struct ForgotPasswordResponse {
+    /// The email address as it was sent.
     pub email: String,
 }
 
-pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: Inbound) -> Result<Response, Problem> {
-    let Request { email } = request.read().await?;
+pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
+    let ForgotPasswordRequest { email } = request.read_json().await?;
     accounts::forgot_password(&state.stores, &state.env, app, &request.caller, &email).await?;
-    response::json(&Answer { email: email.as_str().to_owned() })
+    response::json(&ForgotPasswordResponse { email: email.as_str().to_owned() })
 }

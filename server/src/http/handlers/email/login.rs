@@ -5,44 +5,43 @@ use serde::Serialize;
 
 use crate::{
     domain::{
-        accounts::{self, LogIn, LogInError, LoggedIn},
+        accounts::{self, LoggedIn, LoginError, LoginInput},
         app::App,
         email::Email,
         password::Password,
     },
     http::{
-        Ports,
+        Ports, authentication,
         error::{ErrorCode, Problem},
-        guard,
-        request::{Inbound, request_body},
+        request::{InboundRequest, request_body},
         response::{self, Response},
     },
     state::State,
 };
 
 request_body! {
-    /// What *login* takes.
-    pub struct Request as "LoginRequest" {
-        /// The account's address.
+    /// The request of *login*.
+    pub struct LoginRequest as "LoginRequest" {
+        /// The email address of the account.
         email: Email,
-        /// Its password.
+        /// The password of the account.
         password: Password,
     }
 }
 
-/// What *login* answers.
+/// The response of *login*.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "LoginResponse")]
-pub struct Answer {
+pub struct LoginResponse {
     /// The access token, a JWT (RFC 9068).
     pub token: String,
     pub user: User,
     /// The refresh token of the session.
     pub refresh_token: String,
     pub session_id: String,
-    /// Seconds that `token` is valid.
+    /// Lifetime of `token` in seconds.
     pub expires_in: i64,
-    /// Unix seconds at which `token` ends.
+    /// When `token` expires, in Unix seconds.
     pub expires_at: i64,
 }
 
@@ -55,11 +54,12 @@ pub struct User {
     pub name: String,
 }
 
-pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: Inbound) -> Result<Response, Problem> {
-    let Request { email, password } = request.read().await?;
-    let outcome = accounts::log_in(&state.stores, &state.env, app, &request.caller, LogIn { email, password }).await;
+pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
+    let LoginRequest { email, password } = request.read_json().await?;
+    let outcome =
+        accounts::log_in(&state.stores, &state.env, app, &request.caller, LoginInput { email, password }).await;
     match outcome {
-        Ok(LoggedIn { user, tokens }) => response::json(&Answer {
+        Ok(LoggedIn { user, tokens }) => response::json(&LoginResponse {
             token: tokens.access_token,
             user: User {
                 id: user.id.to_string(),
@@ -71,25 +71,25 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: Inbound)
             expires_in: tokens.expires_in,
             expires_at: tokens.expires_at,
         }),
-        Err(error) => Err(problem(app, error)),
+        Err(error) => Err(login_problem(app, error)),
     }
 }
 
-fn problem(app: &App, error: LogInError) -> Problem {
+fn login_problem(app: &App, error: LoginError) -> Problem {
     match error {
-        LogInError::InvalidCredentials => invalid_credentials(app),
-        LogInError::Disabled => Problem::new(ErrorCode::UserDisabled, "the user is disabled"),
-        LogInError::EmailNotVerified => {
-            Problem::new(ErrorCode::EmailNotVerified, "the address must be verified before the first login")
+        LoginError::InvalidCredentials => invalid_credentials(app),
+        LoginError::Disabled => Problem::new(ErrorCode::UserDisabled, "the user is disabled"),
+        LoginError::EmailNotVerified => {
+            Problem::new(ErrorCode::EmailNotVerified, "the email address must be verified before the first login")
         }
-        LogInError::Trouble(trouble) => trouble.into(),
+        LoginError::Common(trouble) => trouble.into(),
     }
 }
 
 fn invalid_credentials(app: &App) -> Problem {
     Problem::unauthorized(
         ErrorCode::InvalidCredentials,
-        "the address or the password is wrong",
-        guard::challenge(app, None),
+        "the email address or the password is wrong",
+        authentication::challenge(app, None),
     )
 }

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::{
     domain::{
-        accounts::{self, Register, RegisterError},
+        accounts::{self, RegisterError, RegisterInput},
         app::App,
         email::Email,
         password::Password,
@@ -14,60 +14,62 @@ use crate::{
     http::{
         Ports,
         error::{ErrorCode, FieldCode, FieldProblem, Problem},
-        request::{Inbound, request_body},
+        request::{InboundRequest, request_body},
         response::{self, Response},
     },
     state::State,
 };
 
 request_body! {
-    /// What *register* takes.
-    pub struct Request as "RegisterRequest" {
-        /// The user's name; white space at its ends is taken away.
+    /// The request of *register*.
+    pub struct RegisterRequest as "RegisterRequest" {
+        /// The user's name; leading and trailing white space is removed.
         name: Name,
-        /// The address; a confirmation code goes there.
+        /// The email address; a confirmation code is sent to it.
         email: Email,
-        /// The password; its least length and strength are the App's.
+        /// The password; the App sets its minimum length and strength.
         password: Password,
     }
 }
 
-/// What *register* answers, whether the address was new or not.
+/// The response of *register*, whether or not the address was new.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "RegisterResponse")]
-pub struct Answer {
+pub struct RegisterResponse {
     pub email: String,
     pub name: String,
-    /// Keep that of *confirm* or *login* instead: for an address that was known already it is a random one.
+    /// Store the `local_id` of *confirm* or *login* instead: for an address that was already known, this one is random.
     pub local_id: String,
-    /// Seconds that the confirmation code is valid, at least.
+    /// Minimum lifetime of the confirmation code in seconds.
     pub expires_in: i64,
-    /// Unix seconds at which the confirmation code ends, at the earliest.
+    /// The earliest time at which the confirmation code expires, in Unix seconds.
     pub expires_at: i64,
 }
 
-pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: Inbound) -> Result<Response, Problem> {
-    let Request { name, email, password } = request.read().await?;
-    let register = Register { email: email.clone(), name: name.clone(), password };
+pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
+    let RegisterRequest { name, email, password } = request.read_json().await?;
+    let register = RegisterInput { email: email.clone(), name: name.clone(), password };
     match accounts::register(&state.stores, &state.env, app, &request.caller, register).await {
-        Ok(registered) => response::json(&Answer {
+        Ok(registered) => response::json(&RegisterResponse {
             email: email.as_str().to_owned(),
             name: name.as_str().to_owned(),
             local_id: registered.local_id.to_string(),
             expires_in: registered.expires_in,
             expires_at: registered.expires_at,
         }),
-        Err(error) => Err(problem(error)),
+        Err(error) => Err(register_problem(error)),
     }
 }
 
-fn problem(error: RegisterError) -> Problem {
+fn register_problem(error: RegisterError) -> Problem {
     match error {
-        RegisterError::Closed => Problem::new(ErrorCode::RegistrationDisabled, "this App takes no registrations"),
+        RegisterError::Closed => {
+            Problem::new(ErrorCode::RegistrationDisabled, "this App does not accept registrations")
+        }
         RegisterError::DomainNotAllowed => domain_not_allowed(),
         RegisterError::Weak(weak) => Problem::weak_password(weak),
         RegisterError::EmailTaken => email_taken(),
-        RegisterError::Trouble(trouble) => trouble.into(),
+        RegisterError::Common(trouble) => trouble.into(),
     }
 }
 
@@ -75,10 +77,10 @@ pub fn domain_not_allowed() -> Problem {
     Problem::invalid_fields(vec![FieldProblem {
         field: "email",
         code: FieldCode::DomainNotAllowed,
-        message: "is of a domain that this App does not take".into(),
+        message: "is of a domain that this App does not accept".into(),
     }])
 }
 
 pub fn email_taken() -> Problem {
-    Problem::new(ErrorCode::EmailTaken, "the address has an account")
+    Problem::new(ErrorCode::EmailTaken, "the email address has an account")
 }

@@ -9,30 +9,29 @@ use crate::{
         app::App,
     },
     http::{
-        Ports,
+        Ports, authentication,
         error::Problem,
-        guard,
-        request::Inbound,
+        request::InboundRequest,
         response::{self, Response},
     },
     state::State,
 };
 
-/// What *verify* answers.
+/// The response of *verify*.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "VerifyResponse")]
-pub struct Answer {
-    /// The address that the code goes to; the verified one where nothing is left to verify.
+pub struct VerifyResponse {
+    /// The email address to which the code is sent, or the verified one if there is nothing to verify.
     pub email: String,
 }
 
-pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: Inbound) -> Result<Response, Problem> {
-    guard::signed_in(state, app, &request.headers).await?;
-    request.read_nothing().await?;
-    let signed_in = guard::signed_in_still(state, app, &request.headers).await?;
+pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
+    authentication::authenticate(state, app, &request.headers).await?;
+    request.expect_no_data().await?;
+    let signed_in = authentication::authenticate_again(state, app, &request.headers).await?;
     match accounts::verify(&state.stores, &state.env, app, &request.caller, &signed_in).await {
-        Ok(email) => response::json(&Answer { email: email.as_str().to_owned() }),
-        Err(VerifyError::InvalidToken) => Err(guard::invalid_token(app, true)),
-        Err(VerifyError::Trouble(trouble)) => Err(trouble.into()),
+        Ok(email) => response::json(&VerifyResponse { email: email.as_str().to_owned() }),
+        Err(VerifyError::InvalidToken) => Err(authentication::invalid_token(app, true)),
+        Err(VerifyError::Common(trouble)) => Err(trouble.into()),
     }
 }

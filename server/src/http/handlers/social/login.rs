@@ -1,34 +1,35 @@
 //! `POST /{APPID}/{PROVIDER}/login`.
 
-use super::Session;
+use super::SessionResponse;
 use crate::{
     domain::{app::App, social},
     http::{
         Ports,
         error::Problem,
-        request::{Inbound, Text, request_body},
+        request::{InboundRequest, RawText, request_body},
         response::{self, Response},
     },
     state::State,
 };
 
 request_body! {
-    /// What *login* with a provider's token takes.
-    pub struct Request as "ProviderTokenRequest" {
-        /// An access token or ID token of the provider, issued for one of the Provider's client ids.
-        token: Text,
-        /// What the ID token's `nonce` must be, plain or as lower-case hexadecimal SHA-256.
-        nonce: Option<Text>,
+    /// The request of *login* with a provider's token.
+    pub struct ProviderTokenRequest as "ProviderTokenRequest" {
+        /// An access token or ID token of the provider, issued for one of the Provider's client IDs.
+        token: RawText,
+        /// The expected `nonce` of the ID token, plain or as lower-case hexadecimal SHA-256.
+        nonce: Option<RawText>,
     }
 }
 
-pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: Inbound) -> Result<Response, Problem> {
-    let provider = super::provider(app, &request)?;
-    let Request { token, nonce } = request.read().await?;
-    let nonce = nonce.as_ref().map(|Text(nonce)| nonce.as_str());
-    let outcome = social::log_in(&state.stores, &state.env, app, provider, &request.caller, &token.0, nonce).await;
+pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
+    let provider = super::requested_provider(app, &request)?;
+    let ProviderTokenRequest { token, nonce } = request.read_json().await?;
+    let nonce = nonce.as_ref().map(|RawText(nonce)| nonce.as_str());
+    let outcome =
+        social::log_in_with_token(&state.stores, &state.env, app, provider, &request.caller, &token.0, nonce).await;
     match outcome {
-        Ok(signed_up) => response::json(&Session::from(signed_up)),
+        Ok(signed_up) => response::json(&SessionResponse::from(signed_up)),
         Err(error) => Err(super::sign_in_problem(app, error)),
     }
 }

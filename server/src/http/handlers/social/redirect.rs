@@ -7,8 +7,8 @@ use serde::Serialize;
 use crate::{
     domain::{
         app::App,
-        flow::Binding,
-        social::{self, Begin, BeginError},
+        flow::FlowBinding,
+        social::{self, StartFlowError, StartFlowInput},
     },
     http::{
         Ports,
@@ -16,93 +16,93 @@ use crate::{
         cors::Cors,
         error::{ErrorCode, Problem},
         parameters::Parameters,
-        request::Inbound,
+        request::InboundRequest,
         response::{self, Response},
     },
     state::State,
 };
 
-/// What *redirect* answers with `format=json`.
+/// The response of *redirect* with `format=json`.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "RedirectResponse")]
-pub struct Answer {
-    /// The provider's authorization address.
+pub struct RedirectResponse {
+    /// The provider's authorization URL.
     pub url: String,
 }
 
-/// How the address of the provider is told.
+/// How the address of the provider is returned.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Format {
+enum ResponseFormat {
     Redirect,
     Json,
 }
 
-pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: Inbound) -> Result<Response, Problem> {
-    let provider = super::provider(app, &request)?;
+pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: InboundRequest) -> Result<Response, Problem> {
+    let provider = super::requested_provider(app, &request)?;
     let parameters = Parameters::parse(request.uri.query().unwrap_or_default())?;
-    let format = match parameters.once("format")? {
-        None | Some("redirect") => Format::Redirect,
-        Some("json") => Format::Json,
-        Some(_) => return Err(Problem::invalid_request("format is neither json nor redirect")),
+    let format = match parameters.get_once("format")? {
+        None | Some("redirect") => ResponseFormat::Redirect,
+        Some("json") => ResponseFormat::Json,
+        Some(_) => return Err(Problem::invalid_request("format must be json or redirect")),
     };
-    if !matches!(parameters.once("code_challenge_method")?, None | Some("S256")) {
-        return Err(Problem::invalid_request("code_challenge_method is not S256"));
+    if !matches!(parameters.get_once("code_challenge_method")?, None | Some("S256")) {
+        return Err(Problem::invalid_request("code_challenge_method must be S256"));
     }
     let binding = match format {
-        Format::Redirect => Binding::Browser,
-        Format::Json => binding_of_page(&request.headers),
+        ResponseFormat::Redirect => FlowBinding::Browser,
+        ResponseFormat::Json => json_binding(&request.headers),
     };
-    if binding == Binding::Browser && is_foreign(&request.headers, app) {
+    if binding == FlowBinding::Browser && has_unlisted_origin(&request.headers, app) {
         return Err(Problem::new(ErrorCode::OriginNotAllowed, "this origin is not on the App's list"));
     }
-    let begin = Begin {
-        redirect_url: parameters.once("redirect_url").map_err(|_| not_allowed())?,
-        state: parameters.once("state")?,
-        prompt: parameters.once("prompt")?,
-        login_hint: parameters.once("login_hint")?,
-        code_challenge: parameters.once("code_challenge")?,
+    let begin = StartFlowInput {
+        redirect_url: parameters.get_once("redirect_url").map_err(|_| redirect_url_not_allowed())?,
+        state: parameters.get_once("state")?,
+        prompt: parameters.get_once("prompt")?,
+        login_hint: parameters.get_once("login_hint")?,
+        code_challenge: parameters.get_once("code_challenge")?,
         binding,
     };
-    let begun = social::begin(&state.stores, &state.env, app, provider, &request.caller, begin).await;
-    let begun = begun.map_err(|error| problem(app, error))?;
-    let cookies = FlowCookies::of(&state.settings.base_url);
+    let begun = social::start_flow(&state.stores, &state.env, app, provider, &request.caller, begin).await;
+    let begun = begun.map_err(|error| redirect_problem(app, error))?;
+    let cookies = FlowCookies::for_base_url(&state.settings.base_url);
     let headers = begun.sealed.as_ref().map(|sealed| {
-        let sent = cookies.sent(&request.headers);
-        cookies.begin(&sent, &begun.state.id(), state.env.now(), sealed, begun.seconds)
+        let sent = cookies.from_request(&request.headers);
+        cookies.add(&sent, &begun.state.id(), state.env.now(), sealed, begun.seconds)
     });
     let response = match format {
-        Format::Redirect => super::redirect_to(&begun.url)?,
-        Format::Json => response::json(&Answer { url: begun.url })?,
+        ResponseFormat::Redirect => super::redirect_to(&begun.url)?,
+        ResponseFormat::Json => response::json(&RedirectResponse { url: begun.url })?,
     };
     Ok(super::with_headers(response, headers.unwrap_or_default()))
 }
 
-/// A page of the same site can keep a cookie of ours; whoever else asks for JSON cannot.
-fn binding_of_page(request: &HeaderMap) -> Binding {
+/// A page of the same site can store our cookie; other clients that request JSON cannot.
+fn json_binding(request: &HeaderMap) -> FlowBinding {
     let site = request.get("sec-fetch-site").map(http::HeaderValue::as_bytes);
-    if matches!(site, Some(b"same-origin" | b"same-site")) { Binding::Browser } else { Binding::None }
+    if matches!(site, Some(b"same-origin" | b"same-site")) { FlowBinding::Browser } else { FlowBinding::Unbound }
 }
 
-/// Navigations carry no `Origin`: one that is there is that of a page that calls by itself.
-fn is_foreign(request: &HeaderMap, app: &App) -> bool {
-    request.contains_key(ORIGIN) && !matches!(Cors::of(request, &app.doc.allowed_origins), Cors::Listed(_))
+/// Navigations carry no `Origin`: if it is there, a page made the call itself.
+fn has_unlisted_origin(request: &HeaderMap, app: &App) -> bool {
+    request.contains_key(ORIGIN) && !matches!(Cors::from_request(request, &app.doc.allowed_origins), Cors::Listed(_))
 }
 
-fn not_allowed() -> Problem {
+fn redirect_url_not_allowed() -> Problem {
     Problem::new(ErrorCode::RedirectUrlNotAllowed, "redirect_url is not on the App's list of redirect addresses")
 }
 
-fn problem(app: &App, error: BeginError) -> Problem {
+fn redirect_problem(app: &App, error: StartFlowError) -> Problem {
     match error {
-        BeginError::RedirectUrl(_) => not_allowed(),
-        BeginError::State(_)
-        | BeginError::Prompt(_)
-        | BeginError::LoginHint(_)
-        | BeginError::Challenge(_)
-        | BeginError::NoChallenge
-        | BeginError::Unbound => Problem::invalid_request(error.to_string()),
-        BeginError::TooMany(too_many) => super::too_many_flows(&too_many),
-        BeginError::Provider(error) => super::provider_problem(app, error),
-        BeginError::Trouble(trouble) => trouble.into(),
+        StartFlowError::RedirectUrl(_) => redirect_url_not_allowed(),
+        StartFlowError::State(_)
+        | StartFlowError::Prompt(_)
+        | StartFlowError::LoginHint(_)
+        | StartFlowError::Challenge(_)
+        | StartFlowError::MissingChallenge
+        | StartFlowError::Unbound => Problem::invalid_request(error.to_string()),
+        StartFlowError::TooMany(too_many) => super::too_many_flows_problem(&too_many),
+        StartFlowError::Provider(error) => super::provider_problem(app, error),
+        StartFlowError::Common(trouble) => trouble.into(),
     }
 }

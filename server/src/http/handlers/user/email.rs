@@ -1,43 +1,42 @@
 //! `POST /v1/{APPID}/user/email`.
 
-use super::problem;
+use super::account_problem;
 use crate::{
     domain::{
         app::App,
         email::Email,
-        own_account::{self, AddressAsked, ChangeAddress, ChangeAddressError},
+        own_account::{self, ChangeAddressError, ChangeAddressInput, PendingAddressChange},
         password::Password,
     },
     http::{
-        Ports,
+        Ports, authentication,
         error::Problem,
-        guard,
         handlers::email::register,
-        request::{Inbound, request_body},
+        request::{InboundRequest, request_body},
         response::{self, Response},
     },
     state::State,
 };
 
 request_body! {
-    /// What a change of the address takes.
-    pub struct Request as "ChangeAddressRequest" {
-        /// The new address; a confirmation code goes there.
+    /// The request to change the email address.
+    pub struct ChangeAddressRequest as "ChangeAddressRequest" {
+        /// The new address; a confirmation code is sent to it.
         email: Email,
-        /// The password; only where the account has none a login in the last five minutes must do.
+        /// The password. If the account has none, a login in the last five minutes is required instead.
         password: Option<Password>,
     }
 }
 
-/// Answers as *register* does.
-pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: Inbound) -> Result<Response, Problem> {
-    guard::signed_in(state, app, &request.headers).await?;
-    let Request { email, password } = request.read().await?;
-    let signed_in = guard::signed_in_still(state, app, &request.headers).await?;
-    let change = ChangeAddress { email, password };
+/// The response is the one of *register*.
+pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
+    authentication::authenticate(state, app, &request.headers).await?;
+    let ChangeAddressRequest { email, password } = request.read_json().await?;
+    let signed_in = authentication::authenticate_again(state, app, &request.headers).await?;
+    let change = ChangeAddressInput { email, password };
     let (stores, env, caller) = (&state.stores, &state.env, &request.caller);
-    match own_account::ask_for_address(stores, env, app, caller, &signed_in, &change).await {
-        Ok(AddressAsked { user, expires_in, expires_at }) => response::json(&register::Answer {
+    match own_account::request_address_change(stores, env, app, caller, &signed_in, &change).await {
+        Ok(PendingAddressChange { user, expires_in, expires_at }) => response::json(&register::RegisterResponse {
             email: change.email.as_str().to_owned(),
             name: user.name,
             local_id: user.id.to_string(),
@@ -46,6 +45,6 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: Inbound)
         }),
         Err(ChangeAddressError::DomainNotAllowed) => Err(register::domain_not_allowed()),
         Err(ChangeAddressError::EmailTaken) => Err(register::email_taken()),
-        Err(ChangeAddressError::Refused(refused)) => Err(problem(app, refused)),
+        Err(ChangeAddressError::Refused(refused)) => Err(account_problem(app, refused)),
     }
 }

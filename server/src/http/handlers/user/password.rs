@@ -1,41 +1,40 @@
 //! `POST /v1/{APPID}/user/password`.
 
-use super::problem;
+use super::account_problem;
 use crate::{
     domain::{
         app::App,
-        own_account::{self, ChangePassword, ChangePasswordError},
+        own_account::{self, ChangePasswordError, ChangePasswordInput},
         password::Password,
     },
     http::{
-        Ports,
+        Ports, authentication,
         error::Problem,
-        guard,
-        request::{Inbound, request_body},
+        request::{InboundRequest, request_body},
         response::{self, Response},
     },
     state::State,
 };
 
 request_body! {
-    /// What a change of the password takes.
-    pub struct Request as "ChangePasswordRequest" {
-        /// The new password; its least length and strength are the App's.
+    /// The request to change the password.
+    pub struct ChangePasswordRequest as "ChangePasswordRequest" {
+        /// The new password; the App sets its minimum length and strength.
         password: Password,
-        /// The password until now; without it a login in the last five minutes must do.
+        /// The current password. Without it, a login in the last five minutes is required.
         current_password: Option<Password>,
     }
 }
 
-pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: Inbound) -> Result<Response, Problem> {
-    guard::signed_in(state, app, &request.headers).await?;
-    let Request { password, current_password } = request.read().await?;
-    let signed_in = guard::signed_in_still(state, app, &request.headers).await?;
-    let change = ChangePassword { password, current: current_password };
+pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
+    authentication::authenticate(state, app, &request.headers).await?;
+    let ChangePasswordRequest { password, current_password } = request.read_json().await?;
+    let signed_in = authentication::authenticate_again(state, app, &request.headers).await?;
+    let change = ChangePasswordInput { password, current: current_password };
     let (stores, env, caller) = (&state.stores, &state.env, &request.caller);
     match own_account::change_password(stores, env, app, caller, &signed_in, &change).await {
-        Ok(()) => response::nothing(),
+        Ok(()) => response::empty_object(),
         Err(ChangePasswordError::Weak(weak)) => Err(Problem::weak_password(weak)),
-        Err(ChangePasswordError::Refused(refused)) => Err(problem(app, refused)),
+        Err(ChangePasswordError::Refused(refused)) => Err(account_problem(app, refused)),
     }
 }

@@ -1,9 +1,10 @@
-//! One client that keeps the exchanges of a shared provider busy.
+//! One client that keeps a shared provider busy.
 //!
-//! 64 times at once one client begins a flow and comes back with a code that the provider takes nine seconds to refuse.
-//! Four users of the same App sign in at that provider, beside the eight who log in by password to another App.
+//! In 64 concurrent loops, one client starts a flow and comes back with a code that the provider takes nine seconds to
+//! reject. Four users of the same App log in at that provider, next to the eight users who log in to another App by
+//! password.
 //!
-//! Attacks the places for calls to a provider: one client must not have them all, nor cause more calls than its share.
+//! Attacks the permits for provider calls: one client must not hold them all, nor cause more calls than its share.
 
 use std::{convert::Infallible, net::SocketAddr, time::Duration};
 
@@ -13,53 +14,53 @@ use serde_json::json;
 use tokio::time::sleep;
 
 use super::{
-    outsiders::{Tally, address, ask},
-    provider::{HELD, Provider},
-    trial::{Trial, loose},
-    users::{DONE, Errand, User, begin, callback},
+    attack::{ServerAttack, with_raised_limits},
+    attackers::{ResponseCounts, address, send},
+    provider::{BenchProvider, DELAYED_CODE_PREFIX},
+    users::{DONE, User, UserAction, begin_flow, callback_request},
 };
 use crate::{
-    figures::Bound,
     logins::{self, connect},
+    measurements::Bound,
 };
 
-/// Twice the places that a Provider has.
+/// Twice the permits that a Provider has.
 const IN_FLIGHT: u32 = 64;
-const SIGN_INS: u32 = 4;
-/// The addresses of the users who sign in follow those of the users who log in.
-const FIRST: u32 = 100;
-const NAME: &str = "shared";
+const SOCIAL_USERS: u32 = 4;
+/// First address number of the users of the social login; the users of the password login have lower ones.
+const FIRST_ADDRESS: u32 = 100;
+const PROVIDER_NAME: &str = "shared";
 const RETRY: Duration = Duration::from_millis(10);
 
 pub(super) async fn run(lasts: Duration) -> Result<Vec<Bound>> {
-    // It is slow for the attacker alone; its other users are served as ever.
-    let provider = Provider::start().await?;
-    let shared = provider.oauth2(NAME);
-    let app = loose(App::new("social")).set("/redirectURLs", json!([DONE])).provider(&shared);
-    let mut trial = Trial::start(Stack::builder().app(&app).provider(&shared), lasts).await?;
-    let sign_in = |number| User {
-        from: logins::address(FIRST + number),
-        errand: Errand::SignIn {
+    // Slow only for the attacker; it serves its other users normally.
+    let provider = BenchProvider::start().await?;
+    let shared = provider.oauth2(PROVIDER_NAME);
+    let app = with_raised_limits(App::new("social")).set("/redirectURLs", json!([DONE])).provider(&shared);
+    let mut trial = ServerAttack::start(Stack::builder().app(&app).provider(&shared), lasts).await?;
+    let social_user = |number| User {
+        from: logins::client_address(FIRST_ADDRESS + number),
+        errand: UserAction::SocialLogin {
             app: app.id().to_owned(),
-            provider: NAME.to_owned(),
+            provider: PROVIDER_NAME.to_owned(),
             person: format!("person-{number}"),
         },
     };
-    trial.beside((0..SIGN_INS).map(sign_in).collect());
-    trial.calm().await?;
+    trial.add_users((0..SOCIAL_USERS).map(social_user).collect());
+    trial.measure_baseline().await?;
     let (server, tally, id) = (trial.server(), trial.tally.clone(), app.id().to_owned());
     trial
-        .attack(async move {
+        .run_attack(async move {
             for number in 0..IN_FLIGHT {
-                tokio::spawn(come_back(server, number, id.clone(), tally.clone()));
+                tokio::spawn(repeat_callback(server, number, id.clone(), tally.clone()));
             }
         })
         .await
 }
 
-/// Begins a flow and comes back with a code that is held, again and again, whatever is answered.
-async fn come_back(server: SocketAddr, number: u32, app: String, tally: Tally) -> Infallible {
-    let code = format!("{HELD}{number}");
+/// Starts a flow and comes back with a code that is held, in a loop, whatever the response is.
+async fn repeat_callback(server: SocketAddr, number: u32, app: String, tally: ResponseCounts) -> Infallible {
+    let code = format!("{DELAYED_CODE_PREFIX}{number}");
     loop {
         let Ok(mut connection) = connect(server, address(0)).await else {
             tally.count("no connection");
@@ -67,14 +68,15 @@ async fn come_back(server: SocketAddr, number: u32, app: String, tally: Tally) -
             continue;
         };
         loop {
-            let (cookie, state) = match begin(&mut connection, server, &app, NAME).await {
+            let (cookie, state) = match begin_flow(&mut connection, server, &app, PROVIDER_NAME).await {
                 Ok(flow) => flow,
                 Err(failure) => {
                     tally.count(format_args!("{failure} at redirect"));
                     break;
                 }
             };
-            let Some(status) = ask(&mut connection, callback(server, &app, NAME, (&cookie, &state), &code)).await
+            let Some(status) =
+                send(&mut connection, callback_request(server, &app, PROVIDER_NAME, (&cookie, &state), &code)).await
             else {
                 tally.count("connection ended");
                 break;

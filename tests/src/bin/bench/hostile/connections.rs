@@ -1,7 +1,7 @@
-//! Connections whose requests do not end.
+//! Connections with requests that do not end.
 //!
-//! A request holds memory from its first byte on, and a connection its place; no limit of an App applies before the
-//! request is whole.
+//! A request uses memory from its first byte, and a connection uses a slot. The limits of an App apply only after the
+//! request is complete.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -18,31 +18,31 @@ use tokio::{
 };
 
 use super::{
-    outsiders::{Tally, address, connections},
-    trial::Trial,
+    attack::ServerAttack,
+    attackers::{ResponseCounts, address, max_connections},
 };
-use crate::figures::Bound;
+use crate::measurements::Bound;
 
-/// Client addresses of the crowds: a few connections from each, as a botnet has them.
+/// Client addresses of the attackers: a few connections from each, as with a botnet.
 const ADDRESSES: u32 = 1_000;
-/// 60 KiB of each body make 240 MiB.
-const BODIES: u32 = 4_096;
-const BODY: usize = 60 * 1024;
-/// 30 KiB of each head make 240 MiB.
-const HEADS: u32 = 8_192;
-const HEAD: usize = 30 * 1024;
-/// More than a listener of the server has.
-const HELD: u32 = 10_500;
-/// The pause before a new connection after one that ended: without it thousands of clients ask 100,000 times a second.
+/// 60 KiB of each body are 240 MiB in total.
+const BODY_CONNECTIONS: u32 = 4_096;
+const BODY_BYTES: usize = 60 * 1024;
+/// 30 KiB of each head are 240 MiB in total.
+const HEAD_CONNECTIONS: u32 = 8_192;
+const HEAD_BYTES: usize = 30 * 1024;
+/// More than a listener of the server accepts.
+const IDLE_CONNECTIONS: u32 = 10_500;
+/// Pause before a new connection. Without it, thousands of clients send 100,000 requests per second.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Thousands of POSTs that stop after 60 KiB of their bodies, four or five from each of 1,000 addresses.
+/// Thousands of POST requests that stop after 60 KiB of their bodies, four or five from each of 1,000 addresses.
 ///
-/// Attacks the memory that bodies may take together.
+/// Attacks the budget of all bodies together.
 pub(super) async fn slow_bodies(lasts: Duration) -> Result<Vec<Bound>> {
     let request = |app: &str| {
         let mut bytes = BytesMut::new();
-        let length = BODY + 1;
+        let length = BODY_BYTES + 1;
         bytes.put_slice(
             format!(
                 "POST /v1/{app}/email/login HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n\
@@ -50,46 +50,46 @@ pub(super) async fn slow_bodies(lasts: Duration) -> Result<Vec<Bound>> {
             )
             .as_bytes(),
         );
-        bytes.put_bytes(b' ', BODY);
+        bytes.put_bytes(b' ', BODY_BYTES);
         bytes.freeze()
     };
-    attack(lasts, BODIES, |number| address(number % ADDRESSES), request).await
+    attack(lasts, BODY_CONNECTIONS, |number| address(number % ADDRESSES), request).await
 }
 
-/// Thousands of requests that stop after 30 KiB of their heads, eight or nine from each of 1,000 addresses.
+/// Thousands of requests that stop after 30 KiB of their headers, eight or nine from each of 1,000 addresses.
 ///
-/// Attacks the memory that heads may take together.
+/// Attacks the budget of all request heads together.
 pub(super) async fn slow_heads(lasts: Duration) -> Result<Vec<Bound>> {
     let request = |app: &str| {
         let mut bytes = BytesMut::new();
         bytes.put_slice(format!("POST /v1/{app}/email/login HTTP/1.1\r\nHost: a\r\nX-Long: ").as_bytes());
-        bytes.put_bytes(b'x', HEAD);
+        bytes.put_bytes(b'x', HEAD_BYTES);
         bytes.freeze()
     };
-    attack(lasts, HEADS, |number| address(number % ADDRESSES), request).await
+    attack(lasts, HEAD_CONNECTIONS, |number| address(number % ADDRESSES), request).await
 }
 
-/// One client address holds as many connections as it gets, each with the beginning of a head.
+/// One client address opens as many connections as it can, and sends the beginning of a request on each.
 ///
-/// Attacks the places for connections: one client must not have them all.
+/// Attacks the connection limit: one client must not use all connections.
 pub(super) async fn one_address(lasts: Duration) -> Result<Vec<Bound>> {
     let request = |_: &str| Bytes::from_static(b"POST /v1/");
-    attack(lasts, HELD, |_| address(0), request).await
+    attack(lasts, IDLE_CONNECTIONS, |_| address(0), request).await
 }
 
 async fn attack(
     lasts: Duration,
-    crowd: u32,
+    connections: u32,
     from: impl Fn(u32) -> IpAddr + Send + 'static,
     request: impl Fn(&str) -> Bytes,
 ) -> Result<Vec<Bound>> {
     let app = App::new("attacked").namespace("attacker");
-    let mut trial = Trial::start(Stack::builder().app(&app), lasts).await?;
-    trial.calm().await?;
+    let mut trial = ServerAttack::start(Stack::builder().app(&app), lasts).await?;
+    trial.measure_baseline().await?;
     let (server, tally) = (trial.server(), trial.tally.clone());
-    let (request, crowd) = (request(app.id()), connections(crowd));
+    let (request, crowd) = (request(app.id()), max_connections(connections));
     trial
-        .attack(async move {
+        .run_attack(async move {
             for number in 0..crowd {
                 tokio::spawn(hold(server, from(number), request.clone(), tally.clone()));
             }
@@ -97,8 +97,8 @@ async fn attack(
         .await
 }
 
-/// Sends a part of a request and waits, again and again.
-async fn hold(server: SocketAddr, from: IpAddr, part: Bytes, tally: Tally) {
+/// Sends a part of a request and waits, in a loop.
+async fn hold(server: SocketAddr, from: IpAddr, part: Bytes, tally: ResponseCounts) {
     loop {
         match hold_once(server, from, &part, &tally).await {
             Ok(Some(status)) => tally.count(status),
@@ -109,13 +109,13 @@ async fn hold(server: SocketAddr, from: IpAddr, part: Bytes, tally: Tally) {
     }
 }
 
-/// The status that the server answers, if it answers before it closes the connection.
-async fn hold_once(server: SocketAddr, from: IpAddr, part: &Bytes, tally: &Tally) -> Result<Option<u16>> {
+/// The status of the response, if the server responds before it closes the connection.
+async fn hold_once(server: SocketAddr, from: IpAddr, part: &Bytes, tally: &ResponseCounts) -> Result<Option<u16>> {
     let socket = TcpSocket::new_v4()?;
     socket.bind(SocketAddr::new(from, 0))?;
     let mut stream = socket.connect(server).await?;
     tally.count("connected");
-    // The server may answer while this is sent, and may read no more: both directions at once.
+    // The server can respond before everything is sent, and then stop reading: read and write concurrently.
     let (mut read, mut write) = stream.split();
     let sending = async {
         write.write_all(part).await?;

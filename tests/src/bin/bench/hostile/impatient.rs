@@ -1,9 +1,9 @@
-//! Clients who ask again at once after each refusal.
+//! Clients that retry immediately after each refusal.
 //!
-//! 256 of them, each at an address of its own, log in to an App that loosened its limits. The hashing queue refuses most;
-//! they ignore `Retry-After`.
+//! 256 clients, each at its own address, log in to an App that raised its limits. The hashing queue refuses most of
+//! them; they ignore `Retry-After`.
 //!
-//! Attacks the cost of a refusal: what thousands of them a second take from those who are served.
+//! Attacks the cost of a refusal: what thousands of refusals per second cost the clients that are served.
 
 use std::time::Duration;
 
@@ -12,24 +12,24 @@ use latchkey_tests::{builders::App, stack::Stack};
 use serde_json::json;
 
 use super::{
-    outsiders::{address, post, storm},
-    trial::{Trial, loose},
+    attack::{ServerAttack, with_raised_limits},
+    attackers::{address, flood, post_request},
 };
-use crate::figures::Bound;
+use crate::measurements::Bound;
 
 const CLIENTS: u32 = 256;
 
 pub(super) async fn run(lasts: Duration) -> Result<Vec<Bound>> {
-    let app = loose(App::new("stormed").namespace("attacker"));
-    let mut trial = Trial::start(Stack::builder().app(&app), lasts).await?;
-    trial.calm().await?;
+    let app = with_raised_limits(App::new("stormed").namespace("attacker"));
+    let mut trial = ServerAttack::start(Stack::builder().app(&app), lasts).await?;
+    trial.measure_baseline().await?;
     let (server, tally, id) = (trial.server(), trial.tally.clone(), app.id().to_owned());
     trial
-        .attack(async move {
+        .run_attack(async move {
             for number in 0..CLIENTS {
                 let path = format!("/v1/{id}/email/login");
                 let body = json!({ "email": "nobody@example.com", "password": "wrong by intent" });
-                tokio::spawn(storm(server, address(number), tally.clone(), move || post(server, &path, &body)));
+                tokio::spawn(flood(server, address(number), tally.clone(), move || post_request(server, &path, &body)));
             }
         })
         .await

@@ -1,9 +1,9 @@
-//! 700 Apps that name one large ConfigMap.
+//! 700 Apps that reference one large ConfigMap.
 //!
-//! The templates are plain text, and the ConfigMap is just within its limit. Each App's document holds all of it, and
-//! each server holds all documents.
+//! The templates are plain text, and the ConfigMap is just within its limit. Each App's document contains all of it,
+//! and each server holds all documents.
 //!
-//! Attacks the memory that the Apps of one namespace take in every server.
+//! Attacks the memory that the Apps of one namespace use in every server.
 
 use std::{
     collections::BTreeMap,
@@ -19,17 +19,17 @@ use latchkey_crds::{
 };
 use latchkey_tests::{
     builders::App,
-    cluster::{Cluster, apply},
+    cluster::{TestCluster, apply},
 };
 use serde_json::{Map, Value, json};
 use tokio::time::sleep;
 
-use super::{limit, operator_trial::OperatorTrial};
-use crate::{figures::Bound, fleet};
+use super::{memory_limit, operator_attack::OperatorAttack};
+use crate::{measurements::Bound, operator};
 
-const APPS: usize = 700;
-/// In bytes, over these parts; the operator takes 256 KiB.
-const TEMPLATES: usize = 250 * 1024;
+const APP_COUNT: usize = 700;
+/// Total size in bytes, spread over the parts below; the operator accepts up to 256 KiB.
+const TEMPLATE_BYTES: usize = 250 * 1024;
 const PARTS: [&str; 10] = [
     "confirm.txt",
     "confirm.html",
@@ -43,21 +43,21 @@ const PARTS: [&str; 10] = [
     "new-sign-in.html",
 ];
 const LINE: &str = "Dear customer, thank you for your patience while you read these terms.\n";
-/// What one tenant may take of each server's memory, in bytes: a quarter.
-const MAX_GROWTH: u64 = limit::BYTES / 4;
-const AT_A_TIME: usize = 8;
-/// When nothing has changed for so long, nothing more will.
-const STILL: Duration = Duration::from_secs(20);
+/// Memory of each server that one tenant may use, in bytes: a quarter.
+const MAX_GROWTH: u64 = memory_limit::LIMIT_BYTES / 4;
+const CONCURRENCY: usize = 8;
+/// If nothing changed for this long, the Apps are settled.
+const SETTLED_AFTER: Duration = Duration::from_secs(20);
 const LIMIT: Duration = Duration::from_secs(240);
 
 pub(super) async fn run() -> Result<Vec<Bound>> {
-    let cluster = Cluster::start().await?;
-    let trial = OperatorTrial::start(&cluster).await?;
+    let cluster = TestCluster::start().await?;
+    let trial = OperatorAttack::start(&cluster).await?;
     let namespace = trial.hostile_namespace();
     let client = trial.install.admin();
     let attack = async {
         apply(&client, &config_map(namespace)).await?;
-        stream::iter(0..APPS)
+        stream::iter(0..APP_COUNT)
             .map(|number| {
                 let app =
                     App::with_id(&format!("heavy-{number}")).set("/mail/templatesRef", json!({ "name": "heavy" }));
@@ -69,30 +69,30 @@ pub(super) async fn run() -> Result<Vec<Bound>> {
                     anyhow::Ok(())
                 }
             })
-            .buffer_unordered(AT_A_TIME)
+            .buffer_unordered(CONCURRENCY)
             .try_collect::<()>()
             .await?;
-        settle(&Api::namespaced(client.clone(), namespace)).await
+        wait_until_settled(&Api::namespaced(client.clone(), namespace)).await
     };
-    let (reasons, mut bounds) = trial.during(attack).await?;
-    bounds.push(trial.growth(MAX_GROWTH));
+    let (reasons, mut bounds) = trial.run_during(attack).await?;
+    bounds.push(trial.growth_bound(MAX_GROWTH));
     let reasons: Vec<_> = reasons.iter().map(|(reason, apps)| format!("{apps} {reason}")).collect();
-    println!("  the tenant's {APPS} Apps: {}", reasons.join(", "));
+    println!("  the tenant's {APP_COUNT} Apps: {}", reasons.join(", "));
     Ok(bounds)
 }
 
-/// Waits until the Apps change no more: how many are Ready, or for which reason they are not.
-async fn settle(apps: &Api<app::App>) -> Result<BTreeMap<String, usize>> {
+/// Waits until the Apps no longer change. Returns how many are Ready, or the reasons why not.
+async fn wait_until_settled(apps: &Api<app::App>) -> Result<BTreeMap<String, usize>> {
     let end = Instant::now() + LIMIT;
     let (mut reasons, mut since) = (BTreeMap::new(), Instant::now());
-    while Instant::now() < end && since.elapsed() < STILL {
+    while Instant::now() < end && since.elapsed() < SETTLED_AFTER {
         sleep(Duration::from_secs(1)).await;
         let mut now = BTreeMap::new();
         for app in apps.list(&ListParams::default()).await?.items {
-            let ready = fleet::says(&app, ConditionType::Ready, ConditionStatus::True);
+            let ready = operator::has_condition(&app, ConditionType::Ready, ConditionStatus::True);
             let mut conditions = app.status.iter().flat_map(|status| &status.conditions);
             let reason = conditions.find(|condition| condition.type_ == ConditionType::Ready.as_str());
-            let reason = reason.map_or("not judged", |condition| &condition.reason);
+            let reason = reason.map_or("not reconciled", |condition| &condition.reason);
             *now.entry(if ready { "Ready".to_owned() } else { reason.to_owned() }).or_default() += 1;
         }
         if now != reasons {
@@ -103,7 +103,7 @@ async fn settle(apps: &Api<app::App>) -> Result<BTreeMap<String, usize>> {
 }
 
 fn config_map(namespace: &str) -> Value {
-    let text = LINE.repeat(TEMPLATES / PARTS.len() / LINE.len());
+    let text = LINE.repeat(TEMPLATE_BYTES / PARTS.len() / LINE.len());
     let data: Map<String, Value> = PARTS.iter().map(|part| ((*part).to_owned(), json!(text))).collect();
     json!({
         "apiVersion": "v1",

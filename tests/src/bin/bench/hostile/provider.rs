@@ -1,4 +1,4 @@
-//! A provider of a benchmark: it vouches for whoever a code names, and can be turned hostile.
+//! The provider of a benchmark: it accepts any user that a code names, and can turn hostile.
 
 use std::{
     convert::Infallible,
@@ -20,18 +20,18 @@ use latchkey_tests::builders;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-/// What a provider may answer with (contract, 5).
-const MAX_ANSWER: usize = 1024 * 1024;
-/// JSON parsers take no more than 128.
-const DEPTH: usize = 100;
-/// Just under the time that the server waits for a provider.
-const HOLD: Duration = Duration::from_secs(9);
-/// A code that begins so is held before it is refused.
-pub(super) const HELD: &str = "held-";
+/// Maximum size of a provider's response, in bytes (specification: Limits, Provider calls).
+const MAX_RESPONSE_BYTES: usize = 1024 * 1024;
+/// JSON parsers accept at most 128.
+const NESTING_DEPTH: usize = 100;
+/// Just below the server's timeout for a provider.
+const REJECTION_DELAY: Duration = Duration::from_secs(9);
+/// The token endpoint delays the rejection of a code with this prefix.
+pub(super) const DELAYED_CODE_PREFIX: &str = "held-";
 
 /// It ends with the runtime that it was started on.
 #[derive(Clone)]
-pub(super) struct Provider {
+pub(super) struct BenchProvider {
     addr: SocketAddr,
     hostile: Arc<AtomicBool>,
     nested: Bytes,
@@ -39,24 +39,24 @@ pub(super) struct Provider {
 
 // === impl Provider ===
 
-impl Provider {
+impl BenchProvider {
     pub(super) async fn start() -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let this = Self {
             addr: listener.local_addr()?,
             hostile: Arc::new(AtomicBool::new(false)),
-            nested: nested_json(MAX_ANSWER).into(),
+            nested: nested_json(MAX_RESPONSE_BYTES).into(),
         };
         tokio::spawn(this.clone().serve(listener));
         Ok(this)
     }
 
-    /// Answers everything with a mebibyte of nested JSON from now on.
+    /// From now on responds to every request with 1 MiB of nested JSON.
     pub(super) fn turn_hostile(&self) {
         self.hostile.store(true, Ordering::Relaxed);
     }
 
-    /// The manifest of an OAuth 2.0 client of it.
+    /// The manifest of a Provider with the `oauth2` preset.
     pub(super) fn oauth2(&self, name: &str) -> builders::Provider {
         let url = |path: &str| format!("http://{}/{path}", self.addr);
         builders::Provider::new(name, "oauth2")
@@ -70,7 +70,7 @@ impl Provider {
             )
     }
 
-    /// The manifest of an OpenID client of it.
+    /// The manifest of a Provider with the `oidc` preset.
     pub(super) fn oidc(&self, name: &str) -> builders::Provider {
         builders::Provider::new(name, "oidc").set("issuer", format!("http://{}/{name}", self.addr))
     }
@@ -79,14 +79,14 @@ impl Provider {
         while let Ok((stream, _)) = listener.accept().await {
             let this = self.clone();
             tokio::spawn(async move {
-                let service = service_fn(|request| this.answer(request));
-                // A client that goes away is none of a provider's business.
+                let service = service_fn(|request| this.respond(request));
+                // A client that disconnects is not an error here.
                 drop(http1::Builder::new().serve_connection(TokioIo::new(stream), service).await);
             });
         }
     }
 
-    async fn answer(&self, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+    async fn respond(&self, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
         let bearer = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
         let person = bearer.and_then(|value| value.strip_prefix("Bearer token-")).map(str::to_owned);
         let path = request.uri().path().to_owned();
@@ -95,8 +95,8 @@ impl Provider {
             (StatusCode::OK, self.nested.clone())
         } else {
             let (status, body) = match path.as_str() {
-                "/token" => exchange(&body).await,
-                "/userinfo" => user_info(person),
+                "/token" => token_response(&body).await,
+                "/userinfo" => user_info_response(person),
                 "/introspect" => (StatusCode::OK, json!({ "active": false })),
                 "/jwks" => (StatusCode::OK, json!({ "keys": [] })),
                 path => self.discovery(path),
@@ -124,21 +124,21 @@ impl Provider {
     }
 }
 
-/// The token endpoint: `code-ada` is Ada's.
-async fn exchange(form: &[u8]) -> (StatusCode, Value) {
+/// The token endpoint: the code `code-ada` belongs to the user `ada`.
+async fn token_response(form: &[u8]) -> (StatusCode, Value) {
     let code = url::form_urlencoded::parse(form).find(|(name, _)| name == "code").map(|(_, code)| code.into_owned());
     let code = code.unwrap_or_default();
     if let Some(person) = code.strip_prefix("code-") {
         let token = format!("token-{person}");
         return (StatusCode::OK, json!({ "access_token": token, "token_type": "Bearer", "expires_in": 3600 }));
     }
-    if code.starts_with(HELD) {
-        tokio::time::sleep(HOLD).await;
+    if code.starts_with(DELAYED_CODE_PREFIX) {
+        tokio::time::sleep(REJECTION_DELAY).await;
     }
     (StatusCode::BAD_REQUEST, json!({ "error": "invalid_grant" }))
 }
 
-fn user_info(person: Option<String>) -> (StatusCode, Value) {
+fn user_info_response(person: Option<String>) -> (StatusCode, Value) {
     match person {
         Some(person) => {
             let email = format!("{person}@people.example.com");
@@ -148,9 +148,9 @@ fn user_info(person: Option<String>) -> (StatusCode, Value) {
     }
 }
 
-/// Objects inside objects: six bytes each, for which a map of a parsed document takes a hundred times as much.
+/// Nested objects: six bytes each, of which a parsed map needs a hundred times as much memory.
 fn nested_json(bytes: usize) -> String {
-    let one = format!("{}0{}", r#"{"":"#.repeat(DEPTH), "}".repeat(DEPTH));
+    let one = format!("{}0{}", r#"{"":"#.repeat(NESTING_DEPTH), "}".repeat(NESTING_DEPTH));
     let mut text = String::with_capacity(bytes);
     text.push('[');
     text.push_str(&one);
@@ -167,9 +167,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_nested_answer_is_json_within_what_a_server_reads() {
-        let text = nested_json(MAX_ANSWER);
-        assert!(text.len() <= MAX_ANSWER && text.len() > MAX_ANSWER - 1024);
+    fn the_nested_response_is_json_within_the_size_limit() {
+        let text = nested_json(MAX_RESPONSE_BYTES);
+        assert!(text.len() <= MAX_RESPONSE_BYTES && text.len() > MAX_RESPONSE_BYTES - 1024);
         assert!(serde_json::from_str::<Value>(&text).is_ok());
     }
 }

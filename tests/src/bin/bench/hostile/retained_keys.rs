@@ -1,10 +1,10 @@
-//! Apps that are made and deleted, and leave their keys.
+//! Apps that are created and deleted, and leave their keys behind.
 //!
-//! A tenant makes an App with `deletionPolicy: Retain`, waits until it has keys, deletes it, and goes on with the next
-//! appID. No App ever had a user. Each leaves a Secret with keys in the install's namespace, where no quota of the
-//! tenant's holds.
+//! A tenant creates an App with `deletionPolicy: Retain`, waits until it has keys, deletes it, and continues with the
+//! next appID. No App ever has a user. Each leaves a Secret with keys in the install's namespace, where no quota of the
+//! tenant applies.
 //!
-//! Attacks the number of those Secrets, which must not grow with what was deleted.
+//! Attacks the number of those Secrets, which must not grow with the number of deleted Apps.
 
 use std::time::{Duration, Instant};
 
@@ -22,25 +22,25 @@ use latchkey_crds::{
 };
 use latchkey_tests::{
     builders::App,
-    cluster::{Cluster, apply},
+    cluster::{TestCluster, apply},
 };
 use tokio::time::sleep;
 
-use super::operator_trial::OperatorTrial;
-use crate::figures::Bound;
+use super::operator_attack::OperatorAttack;
+use crate::measurements::Bound;
 
 const APPS: usize = 60;
-const AT_A_TIME: usize = 4;
-/// For the keys of an App, on a busy machine.
+const CONCURRENCY: usize = 4;
+/// Limit for the creation of an App's keys, on a busy machine.
 const KEYS_LIMIT: Duration = Duration::from_secs(20);
-/// Within which an appID without users is free again.
-const FREED_WITHIN: Duration = Duration::from_secs(90);
-/// Of this many key Secrets nobody can say that they grow: the ordinary App's, and those of deletions under way.
-const MAX_LEFT: usize = 8;
+/// Time until an appID without users is released.
+const RELEASE_LIMIT: Duration = Duration::from_secs(90);
+/// So few key Secrets do not count as growth: the ordinary App's, and those of deletions in progress.
+const MAX_KEY_SECRETS: usize = 8;
 
 pub(super) async fn run() -> Result<Vec<Bound>> {
-    let cluster = Cluster::start().await?;
-    let trial = OperatorTrial::start(&cluster).await?;
+    let cluster = TestCluster::start().await?;
+    let trial = OperatorAttack::start(&cluster).await?;
     let namespace = trial.hostile_namespace();
     let client = trial.install.admin();
     let secrets: Api<Secret> = Api::namespaced(client.clone(), trial.install.namespace());
@@ -65,23 +65,23 @@ pub(super) async fn run() -> Result<Vec<Bound>> {
                 anyhow::Ok(has_keys)
             }
         });
-        let made: Vec<bool> = turns.buffer_unordered(AT_A_TIME).try_collect().await?;
+        let made: Vec<bool> = turns.buffer_unordered(CONCURRENCY).try_collect().await?;
         let made = made.into_iter().filter(|has_keys| *has_keys).count();
-        let end = Instant::now() + FREED_WITHIN;
+        let end = Instant::now() + RELEASE_LIMIT;
         let left = loop {
             let left = secrets.list(&ListParams::default().fields(&format!("type={APP_KEYS_TYPE}"))).await?.items.len();
-            if left <= MAX_LEFT || Instant::now() >= end {
+            if left <= MAX_KEY_SECRETS || Instant::now() >= end {
                 break left;
             }
             sleep(Duration::from_secs(1)).await;
         };
         Ok((made, left))
     };
-    let ((made, left), mut bounds) = trial.during(attack).await?;
-    ensure!(made > MAX_LEFT, "only {made} of {APPS} Apps had keys before they were deleted");
+    let ((made, left), mut bounds) = trial.run_during(attack).await?;
+    ensure!(made > MAX_KEY_SECRETS, "only {made} of {APPS} Apps had keys before they were deleted");
     bounds.push(Bound::new(
-        format!("at most {MAX_LEFT} key Secrets are left of {made} deleted Apps without users: {left}"),
-        left <= MAX_LEFT,
+        format!("at most {MAX_KEY_SECRETS} key Secrets are left of {made} deleted Apps without users: {left}"),
+        left <= MAX_KEY_SECRETS,
     ));
     Ok(bounds)
 }

@@ -1,9 +1,9 @@
 //! HTTP/2 connections with many unfinished requests each.
 //!
-//! 200 addresses have a connection each, with a hundred requests on it that stop after 60 KiB of their bodies: together
-//! more than a gibibyte. The client answers pings, so that it never counts as gone.
+//! 200 addresses have one connection each, with a hundred requests that stop after 60 KiB of their bodies: more than 1
+//! GiB in total. The client responds to pings, so that the server does not consider it gone.
 //!
-//! Attacks the memory of bodies where one connection has many, and the time that such a connection may stay.
+//! Attacks the budget of bodies if one connection has many, and the time that such a connection may stay open.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -18,25 +18,25 @@ use latchkey_tests::{builders::App, stack::Stack};
 use tokio::{net::TcpSocket, task::JoinSet, time::sleep};
 
 use super::{
-    outsiders::{Tally, address},
-    trial::Trial,
+    attack::ServerAttack,
+    attackers::{ResponseCounts, address},
 };
-use crate::figures::Bound;
+use crate::measurements::Bound;
 
 const CONNECTIONS: u32 = 200;
-/// As many as the server lets a connection have.
+/// As many as the server allows per connection.
 const STREAMS: usize = 100;
-const BODY: usize = 60 * 1024;
+const BODY_BYTES: usize = 60 * 1024;
 const PAUSE: Duration = Duration::from_millis(100);
 
 pub(super) async fn run(lasts: Duration) -> Result<Vec<Bound>> {
     let app = App::new("attacked").namespace("attacker");
-    let mut trial = Trial::start(Stack::builder().app(&app), lasts).await?;
-    trial.calm().await?;
+    let mut trial = ServerAttack::start(Stack::builder().app(&app), lasts).await?;
+    trial.measure_baseline().await?;
     let (server, tally) = (trial.server(), trial.tally.clone());
     let url = format!("http://{server}/v1/{}/email/login", app.id());
     trial
-        .attack(async move {
+        .run_attack(async move {
             for number in 0..CONNECTIONS {
                 let (url, tally) = (url.clone(), tally.clone());
                 tokio::spawn(async move {
@@ -52,23 +52,23 @@ pub(super) async fn run(lasts: Duration) -> Result<Vec<Bound>> {
         .await
 }
 
-/// One connection, until it ends.
-async fn hold(server: SocketAddr, from: IpAddr, url: &str, tally: &Tally) -> Result<()> {
+/// Holds one connection until it ends.
+async fn hold(server: SocketAddr, from: IpAddr, url: &str, tally: &ResponseCounts) -> Result<()> {
     let socket = TcpSocket::new_v4()?;
     socket.bind(SocketAddr::new(from, 0))?;
     let (requests, connection) = h2::client::handshake(socket.connect(server).await?).await?;
     tally.count("connected");
     let mut streams = JoinSet::new();
     for _ in 0..STREAMS {
-        streams.spawn(ask(requests.clone(), url.to_owned(), tally.clone()));
+        streams.spawn(send_unfinished(requests.clone(), url.to_owned(), tally.clone()));
     }
-    // It answers pings. The streams end with it.
+    // Also responds to pings. The streams end with the connection.
     Ok(connection.await?)
 }
 
-/// One unfinished request after the other.
-async fn ask(requests: SendRequest<Bytes>, url: String, tally: Tally) -> Result<()> {
-    static PART: [u8; BODY] = [b' '; BODY];
+/// Sends unfinished requests, one after the other.
+async fn send_unfinished(requests: SendRequest<Bytes>, url: String, tally: ResponseCounts) -> Result<()> {
+    static PART: [u8; BODY_BYTES] = [b' '; BODY_BYTES];
     loop {
         let mut ready = requests.clone().ready().await?;
         let request = Request::post(&url).header("content-type", "application/json").body(())?;

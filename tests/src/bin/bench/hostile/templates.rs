@@ -1,9 +1,10 @@
 //! Mail templates that are deep, long or wide.
 //!
-//! A tenant applies Apps with a ConfigMap each, whose `confirm.txt` is within all limits of size. Parsers recurse over
-//! what is nested, compilers number what is chained, and renderers repeat what is looped over.
+//! A tenant applies Apps with a ConfigMap each. Its `confirm.txt` is within all size limits. Parsers recurse over
+//! nested input, compilers number chained expressions, and renderers repeat loops.
 //!
-//! Attacks the bounds on a template before it is parsed, and that a panic over one App is that App's fault alone.
+//! Attacks the bounds that apply to a template before it is parsed, and the rule that a panic in one App affects only
+//! that App.
 
 use std::time::Duration;
 
@@ -12,17 +13,17 @@ use kube::Api;
 use latchkey_crds::app;
 use latchkey_tests::{
     builders::App,
-    cluster::{Cluster, apply},
+    cluster::{TestCluster, apply},
 };
 use tokio::time::sleep;
 
-use super::operator_trial::OperatorTrial;
-use crate::figures::Bound;
+use super::operator_attack::OperatorAttack;
+use crate::measurements::Bound;
 
-/// Long enough for a standby to become the leader and die as well.
-const WATCH: Duration = Duration::from_secs(25);
+/// Long enough that a standby would become leader and fail as well.
+const OBSERVATION_TIME: Duration = Duration::from_secs(25);
 
-/// What is nested or chained, and what writes it.
+/// Name of the nested or chained construct, and a function that writes it.
 type Bomb = (&'static str, fn() -> String);
 
 const BOMBS: [Bomb; 16] = [
@@ -45,8 +46,8 @@ const BOMBS: [Bomb; 16] = [
 ];
 
 pub(super) async fn run() -> Result<Vec<Bound>> {
-    let cluster = Cluster::start().await?;
-    let trial = OperatorTrial::start(&cluster).await?;
+    let cluster = TestCluster::start().await?;
+    let trial = OperatorAttack::start(&cluster).await?;
     let namespace = trial.hostile_namespace();
     let client = trial.install.admin();
     let attack = async {
@@ -56,21 +57,21 @@ pub(super) async fn run() -> Result<Vec<Bound>> {
                 apply(&client, &object).await?;
             }
         }
-        sleep(WATCH).await;
+        sleep(OBSERVATION_TIME).await;
         Ok(())
     };
-    let ((), mut bounds) = trial.during(attack).await?;
+    let ((), mut bounds) = trial.run_during(attack).await?;
     let apps: Api<app::App> = Api::namespaced(client, namespace);
     let apps = apps.list(&kube::api::ListParams::default()).await?.items;
-    ensure!(apps.len() == BOMBS.len(), "all templates are there");
+    ensure!(apps.len() == BOMBS.len(), "all Apps with templates exist");
     let judged = apps.iter().filter(|app| {
         let mut conditions = app.status.iter().flat_map(|status| &status.conditions);
-        // Until the operator has judged an App its conditions are the definition's own.
+        // Until the operator reconciles an App, its conditions are the schema's defaults.
         conditions.any(|condition| condition.observed_generation == app.metadata.generation)
     });
     let judged = judged.count();
     bounds.push(Bound::new(
-        format!("each App with such a template is judged: {judged} of {}", BOMBS.len()),
+        format!("each App with such a template is reconciled: {judged} of {}", BOMBS.len()),
         judged == BOMBS.len(),
     ));
     Ok(bounds)

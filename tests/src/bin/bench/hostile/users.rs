@@ -1,4 +1,4 @@
-//! Ordinary users, who have nothing to do with the attacker.
+//! Ordinary users, who are not part of the attack.
 
 use std::{
     collections::BTreeMap,
@@ -19,57 +19,56 @@ use serde_json::json;
 use tokio::time::{sleep, timeout};
 use url::Url;
 
-use super::outsiders::post;
+use super::attackers::post_request;
 use crate::{
-    figures::{histogram, micros, millis},
     logins::{Connection, connect},
+    measurements::{format_millis, histogram, micros_of},
 };
 
 pub(super) const PASSWORD: &str = "a quiet harbour at noon";
-/// Where an App's users come back to after a social login.
+/// The redirect address of an App's social logins.
 pub(super) const DONE: &str = "http://127.0.0.1/done";
-/// Nobody waits longer.
+/// A request that takes longer has failed.
 const LIMIT: Duration = Duration::from_secs(10);
-/// Before somebody tries again for whom it did not work.
+/// Pause before a retry after a failure.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What a user wants. Each time is a new connection, as browsers make them.
+/// What a user does, on a new connection each time, as browsers do.
 #[derive(Clone)]
-pub(super) enum Errand {
+pub(super) enum UserAction {
     /// A login by password.
-    LogIn { app: String, email: String },
-    /// *redirect* and *callback* with the code that a provider gave this person.
-    SignIn { app: String, provider: String, person: String },
+    PasswordLogin { app: String, email: String },
+    /// *redirect* and *callback* with a code that the provider issued for this person.
+    SocialLogin { app: String, provider: String, person: String },
 }
 
 /// A user at a client address.
 #[derive(Clone)]
 pub(super) struct User {
     pub(super) from: IpAddr,
-    pub(super) errand: Errand,
+    pub(super) errand: UserAction,
 }
 
-/// What users saw.
-pub(super) struct Seen {
-    /// Of what worked.
+/// Measurements of users.
+pub(super) struct UserMeasurements {
+    /// Latency of the successful operations.
     pub(super) latency: Histogram<u64>,
     pub(super) failures: BTreeMap<String, u64>,
     took: Duration,
 }
 
-/// Lets all of them do their errand again and again, one after the other without a pause, until the time is over or the
-/// server is gone.
-pub(super) async fn observe(
+/// Lets all users repeat their operations without a pause, until the time is over or the server has ended.
+pub(super) async fn measure_users(
     server: SocketAddr,
     users: &[User],
     lasts: Duration,
     gone: &Arc<AtomicBool>,
-) -> Result<Seen> {
+) -> Result<UserMeasurements> {
     let started = Instant::now();
     let end = started + lasts;
     let running: Vec<_> =
-        users.iter().map(|user| tokio::spawn(user.clone().go_on(server, end, Arc::clone(gone)))).collect();
-    let mut seen = Seen { latency: histogram(), failures: BTreeMap::new(), took: Duration::ZERO };
+        users.iter().map(|user| tokio::spawn(user.clone().repeat_until(server, end, Arc::clone(gone)))).collect();
+    let mut seen = UserMeasurements { latency: histogram(), failures: BTreeMap::new(), took: Duration::ZERO };
     for user in running {
         let (latency, failures) = user.await?;
         seen.latency.add(&latency)?;
@@ -84,7 +83,7 @@ pub(super) async fn observe(
 // === impl User ===
 
 impl User {
-    async fn go_on(
+    async fn repeat_until(
         self,
         server: SocketAddr,
         end: Instant,
@@ -94,8 +93,8 @@ impl User {
         while Instant::now() < end && !gone.load(Ordering::Relaxed) {
             let started = Instant::now();
             let outcome = timeout(LIMIT, self.errand.run(server, self.from)).await;
-            match outcome.unwrap_or_else(|_| Err(format!("no answer within {LIMIT:?}"))) {
-                Ok(()) => latency.saturating_record(micros(started.elapsed())),
+            match outcome.unwrap_or_else(|_| Err(format!("no response within {LIMIT:?}"))) {
+                Ok(()) => latency.saturating_record(micros_of(started.elapsed())),
                 Err(failure) => {
                     *failures.entry(failure).or_default() += 1;
                     sleep(PAUSE).await;
@@ -106,21 +105,21 @@ impl User {
     }
 }
 
-// === impl Errand ===
+// === impl UserAction ===
 
-impl Errand {
+impl UserAction {
     async fn run(&self, server: SocketAddr, from: IpAddr) -> Result<(), String> {
         let mut connection = connect(server, from).await.map_err(|_| "no connection".to_owned())?;
         match self {
-            Self::LogIn { app, email } => {
+            Self::PasswordLogin { app, email } => {
                 let body = json!({ "email": email, "password": PASSWORD });
-                let login = post(server, &format!("/v1/{app}/email/login"), &body);
+                let login = post_request(server, &format!("/v1/{app}/email/login"), &body);
                 expect(&exchange(&mut connection, login).await?, StatusCode::OK)
             }
-            Self::SignIn { app, provider, person } => {
-                let (cookie, state) = begin(&mut connection, server, app, provider).await?;
+            Self::SocialLogin { app, provider, person } => {
+                let (cookie, state) = begin_flow(&mut connection, server, app, provider).await?;
                 let code = format!("code-{person}");
-                let callback = callback(server, app, provider, (&cookie, &state), &code);
+                let callback = callback_request(server, app, provider, (&cookie, &state), &code);
                 let response = exchange(&mut connection, callback).await?;
                 expect(&response, StatusCode::FOUND)?;
                 let location = header(&response, "location");
@@ -130,8 +129,8 @@ impl Errand {
     }
 }
 
-/// *redirect*: the cookie and the `state` of a new flow.
-pub(super) async fn begin(
+/// Calls *redirect*. Returns the cookie and the `state` of the new flow.
+pub(super) async fn begin_flow(
     connection: &mut Connection,
     server: SocketAddr,
     app: &str,
@@ -146,8 +145,8 @@ pub(super) async fn begin(
     Ok((cookie, state.map(|(_, state)| state.into_owned()).unwrap_or_default()))
 }
 
-/// *callback* of a flow.
-pub(super) fn callback(
+/// A *callback* request of a flow.
+pub(super) fn callback_request(
     server: SocketAddr,
     app: &str,
     provider: &str,
@@ -184,7 +183,7 @@ fn header<'a>(response: &'a Response<()>, name: &str) -> &'a str {
     response.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
 }
 
-/// The `error` that an App is sent.
+/// The `error` parameter of a redirect to the App.
 fn error_of(location: &str) -> String {
     let error = Url::parse(location)
         .ok()
@@ -192,27 +191,28 @@ fn error_of(location: &str) -> String {
     error.unwrap_or_else(|| "a redirect without a session".to_owned())
 }
 
-// === impl Seen ===
+// === impl UserMeasurements ===
 
-impl Seen {
+impl UserMeasurements {
     pub(super) fn failed(&self) -> u64 {
         self.failures.values().sum()
     }
 
-    /// Microseconds; none where it is more than one in a hundred that failed.
+    /// p99 in microseconds; `Unbound` if more than one in a hundred operations failed.
     pub(super) fn p99(&self) -> Option<u64> {
         let all = self.failed() + self.latency.len();
         (self.failed() * 100 < all).then(|| self.latency.value_at_quantile(0.99))
     }
 
-    /// For people.
-    pub(super) fn line(&self) -> String {
+    /// One line of the printed report.
+    pub(super) fn report_line(&self) -> String {
         #[expect(clippy::cast_precision_loss, reason = "a count of a benchmark is far below 2^52")]
         let rate = self.latency.len() as f64 / self.took.as_secs_f64();
-        let at = |quantile| if self.latency.is_empty() { "-".to_owned() } else { millis(&self.latency, quantile) };
+        let at =
+            |quantile| if self.latency.is_empty() { "-".to_owned() } else { format_millis(&self.latency, quantile) };
         let failures: Vec<_> = self.failures.iter().map(|(what, count)| format!("{count} × {what}")).collect();
         format!(
-            "{rate:>7.1}/s   p50 {:>9}   p99 {:>9}   most {:>9}   failed {}",
+            "{rate:>7.1}/s   p50 {:>9}   p99 {:>9}   max {:>9}   failed {}",
             at(0.5),
             at(0.99),
             at(1.0),

@@ -1,0 +1,137 @@
+//! A mock API server with a script: it panics on every call that is not the next one.
+
+use std::{
+    collections::VecDeque,
+    convert::Infallible,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use http::{Method, Request, Response, StatusCode};
+use kube::{
+    Client,
+    client::Body,
+    runtime::reflector::store::{self, Writer},
+};
+use latchkey_crds::app::App;
+use serde_json::{Value, json};
+use time::OffsetDateTime;
+
+use crate::{
+    app::status::{ReportThrottle, WrittenStatuses},
+    context::Context,
+    error::Failures,
+    facts::Settings,
+    metrics::Metrics,
+    monitor::Monitor,
+    quota::QuotaLimits,
+    rate_limiter::RateLimiter,
+    release::{REQUEST_DRAIN_SECONDS, Releases},
+    watch::{ClusterState, Guarded, ReconcileQueue},
+};
+
+/// A received call.
+#[derive(Clone, Debug)]
+pub(crate) struct ReceivedCall {
+    pub(crate) method: Method,
+    pub(crate) path: String,
+    pub(crate) body: Value,
+}
+
+type MockResponse = Box<dyn FnOnce(&ReceivedCall) -> (StatusCode, Value) + Send>;
+
+/// The expected calls in order, with their responses.
+#[derive(Clone, Default)]
+pub(crate) struct MockApi {
+    expected: Arc<Mutex<VecDeque<(Method, String, MockResponse)>>>,
+    calls: Arc<Mutex<Vec<ReceivedCall>>>,
+}
+
+impl MockApi {
+    pub(crate) fn expect(
+        self,
+        method: Method,
+        path: &str,
+        answer: impl FnOnce(&ReceivedCall) -> (StatusCode, Value) + Send + 'static,
+    ) -> Self {
+        self.expected.lock().unwrap().push_back((method, path.to_owned(), Box::new(answer)));
+        self
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        let script = self.clone();
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let script = script.clone();
+            async move { Ok::<_, Infallible>(script.respond(request).await) }
+        });
+        Client::new(service, "latchkey")
+    }
+
+    /// The received calls. Panics if the script expects more.
+    #[track_caller]
+    pub(crate) fn finish(&self) -> Vec<ReceivedCall> {
+        let left = self
+            .expected
+            .lock()
+            .unwrap()
+            .iter()
+            .map(|(method, path, _)| format!("{method} {path}"))
+            .collect::<Vec<_>>();
+        assert!(left.is_empty(), "these were never called: {left:?}");
+        self.calls.lock().unwrap().clone()
+    }
+
+    async fn respond(&self, request: Request<Body>) -> Response<Body> {
+        let (head, body) = request.into_parts();
+        let bytes = body.collect_bytes().await.unwrap();
+        let body = if bytes.is_empty() { Value::Null } else { serde_json::from_slice(&bytes).unwrap() };
+        let call = ReceivedCall { method: head.method, path: head.uri.path().to_owned(), body };
+        self.calls.lock().unwrap().push(call.clone());
+        let next = self.expected.lock().unwrap().pop_front();
+        let (status, answer) = match next {
+            Some((method, path, answer)) if (&method, &path) == (&call.method, &call.path) => answer(&call),
+            other => {
+                let expected = other.map(|(method, path, _)| format!("{method} {path}"));
+                panic!("{} {} is not what was expected: {expected:?}", call.method, call.path);
+            }
+        };
+        Response::builder().status(status).body(Body::from(answer.to_string().into_bytes())).unwrap()
+    }
+}
+
+/// An error as the API server writes it.
+pub(crate) fn api_error(status: StatusCode, reason: &str, name: &str) -> (StatusCode, Value) {
+    let body = json!({
+        "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": status.as_u16(), "reason": reason,
+        "message": format!("{name}: {reason}"), "details": { "name": name },
+    });
+    (status, body)
+}
+
+pub(crate) fn not_found(name: &str) -> (StatusCode, Value) {
+    api_error(StatusCode::NOT_FOUND, "NotFound", name)
+}
+
+/// A context of an install in `latchkey` without servers, and the writer of its store of Apps.
+pub(crate) fn context(client: Client) -> (Context, Writer<Guarded<App>>) {
+    let (apps, writer) = store::store();
+    let (providers, _) = store::store();
+    let context = Context {
+        settings: Settings { base_url: "https://auth.example.com".parse().unwrap(), allow_insecure: false },
+        namespace: "latchkey".to_owned(),
+        reporter: Context::reporter("operator-0"),
+        client,
+        objects: ClusterState::new(apps, providers, QuotaLimits::default()),
+        reconcile_queue: ReconcileQueue::new().0,
+        monitor: Monitor::without_pods(),
+        rate_limiter: RateLimiter::new(),
+        written_statuses: WrittenStatuses::default(),
+        progress_throttle: ReportThrottle::default(),
+        releases: Releases::default(),
+        request_drain: Duration::from_secs(REQUEST_DRAIN_SECONDS),
+        failures: Failures::default(),
+        metrics: Metrics::default(),
+        now: || OffsetDateTime::UNIX_EPOCH,
+    };
+    (context, writer)
+}

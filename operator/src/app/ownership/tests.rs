@@ -1,0 +1,257 @@
+use http::{Method, StatusCode};
+use latchkey_crds::rendered::SigningAlgorithm;
+use serde_json::{Value, json};
+use time::OffsetDateTime;
+
+use super::*;
+use crate::app::{
+    keys::KeyDocument,
+    mock_api::{MockApi, ReceivedCall, api_error, not_found},
+};
+
+const KEYS: &str = "/api/v1/namespaces/latchkey/secrets/latchkey-keys-shop";
+const RENDERED: &str = "/api/v1/namespaces/latchkey/secrets/latchkey-app-shop";
+
+fn holder(namespace: &str, name: &str) -> AppIdOwner {
+    AppIdOwner { namespace: namespace.into(), name: name.into() }
+}
+
+/// A claim of an App that was created in this second.
+fn claim(namespace: &str, name: &str, second: i64, judged: ClaimValidity) -> Claim {
+    Claim { owner: holder(namespace, name), created: Some(Timestamp::from_second(second).unwrap()), validity: judged }
+}
+
+/// Stored keys with this owner, last written for this namespace.
+fn kept(namespace: &str, name: &str, written_for: &str) -> KeyLookup {
+    let app_id = "shop".parse().unwrap();
+    let mut document = KeyDocument::first(&app_id, SigningAlgorithm::ES256, OffsetDateTime::UNIX_EPOCH).unwrap();
+    document.namespace = Some(written_for.into());
+    KeyLookup::stored(document, holder(namespace, name))
+}
+
+/// The App `shop/store`, created in second 10. Nothing else exists.
+fn facts() -> OwnershipFacts {
+    OwnershipFacts {
+        claim: claim("shop", "store", 10, ClaimValidity::Pending),
+        keys: KeyLookup::Missing,
+        rendered_owner: None,
+        owner_state: OwnerState::Exists,
+        other_claims: Vec::new(),
+    }
+}
+
+#[test]
+fn the_oldest_valid_app_takes_a_free_app_id() {
+    assert_eq!(facts().decide(), OwnershipDecision::Free);
+    let with = |other: Claim| OwnershipFacts { other_claims: vec![other], ..facts() }.decide();
+    // Older ones first, then by namespace and name if they were created in the same second.
+    assert_eq!(with(claim("other", "a", 9, ClaimValidity::Pending)), OwnershipDecision::Wait);
+    assert_eq!(with(claim("other", "a", 9, ClaimValidity::Valid)), OwnershipDecision::Wait);
+    assert_eq!(with(claim("other", "z", 10, ClaimValidity::Valid)), OwnershipDecision::Wait);
+    assert_eq!(with(claim("shop", "stora", 10, ClaimValidity::Valid)), OwnershipDecision::Wait);
+    assert_eq!(with(claim("shop", "storf", 10, ClaimValidity::Valid)), OwnershipDecision::Free);
+    assert_eq!(with(claim("tiny", "a", 10, ClaimValidity::Valid)), OwnershipDecision::Free);
+    assert_eq!(with(claim("other", "a", 11, ClaimValidity::Valid)), OwnershipDecision::Free);
+    // Apps that cannot be served or are being deleted block nobody.
+    assert_eq!(with(claim("other", "a", 9, ClaimValidity::Invalid)), OwnershipDecision::Free);
+    assert_eq!(with(claim("other", "a", 9, ClaimValidity::Deleting)), OwnershipDecision::Free);
+}
+
+#[test]
+fn the_owner_keeps_the_app_id_whatever_the_age_of_others() {
+    let older = vec![claim("shop", "older", 1, ClaimValidity::Valid), claim("other", "older", 1, ClaimValidity::Valid)];
+    let facts = OwnershipFacts { keys: kept("shop", "store", "shop"), other_claims: older, ..facts() };
+    assert_eq!(facts.decide(), OwnershipDecision::Ours);
+    // An older App that was broken and is repaired comes too late.
+    let late = OwnershipFacts { claim: claim("other", "older", 1, ClaimValidity::Valid), ..facts };
+    assert_eq!(late.decide(), OwnershipDecision::OwnedByOther);
+}
+
+#[test]
+fn only_the_namespace_of_a_deleted_owner_can_succeed_it() {
+    let gone = |keys: KeyLookup| OwnershipFacts { keys, owner_state: OwnerState::Deleted, ..facts() };
+    assert_eq!(gone(kept("shop", "before", "shop")).decide(), OwnershipDecision::Inherit);
+    assert_eq!(gone(kept("other", "before", "other")).decide(), OwnershipDecision::Reserved);
+    // Of several there, the oldest.
+    let others =
+        vec![claim("shop", "older", 1, ClaimValidity::Valid), claim("other", "older", 1, ClaimValidity::Valid)];
+    let facts = OwnershipFacts { other_claims: others, ..gone(kept("shop", "before", "shop")) };
+    assert_eq!(facts.decide(), OwnershipDecision::Wait);
+    let others = vec![claim("other", "older", 1, ClaimValidity::Valid)];
+    let facts = OwnershipFacts { other_claims: others, ..gone(kept("shop", "before", "shop")) };
+    assert_eq!(facts.decide(), OwnershipDecision::Inherit);
+    // Nothing proves that it is deleted.
+    let facts = OwnershipFacts { owner_state: OwnerState::Exists, ..gone(kept("shop", "before", "shop")) };
+    assert_eq!(facts.decide(), OwnershipDecision::OwnedByOther);
+}
+
+#[test]
+fn the_platform_team_can_hand_over_an_app_id() {
+    let edited =
+        |name: &str| OwnershipFacts { keys: kept("shop", name, "before"), owner_state: OwnerState::Deleted, ..facts() };
+    assert_eq!(edited("another-name").decide(), OwnershipDecision::HandedOver);
+    // Even if the App has exactly the name of the previous owner.
+    assert_eq!(edited("store").decide(), OwnershipDecision::HandedOver);
+    // The previous owner has lost it.
+    let before = OwnershipFacts { claim: claim("before", "store", 1, ClaimValidity::Valid), ..edited("store") };
+    assert_eq!(before.decide(), OwnershipDecision::Reserved);
+}
+
+#[test]
+fn lost_keys_are_rebuilt_by_their_owner() {
+    let lost = |namespace: &str, name: &str, holder_app| {
+        OwnershipFacts { rendered_owner: Some(holder(namespace, name)), owner_state: holder_app, ..facts() }.decide()
+    };
+    assert_eq!(lost("shop", "store", OwnerState::Exists), OwnershipDecision::Rebuild);
+    assert_eq!(lost("shop", "before", OwnerState::Deleted), OwnershipDecision::Rebuild);
+    assert_eq!(lost("shop", "before", OwnerState::Exists), OwnershipDecision::OwnedByOther);
+    assert_eq!(lost("other", "store", OwnerState::Exists), OwnershipDecision::OwnedByOther);
+    assert_eq!(lost("other", "store", OwnerState::Deleted), OwnershipDecision::Reserved);
+}
+
+#[test]
+fn unusable_keys_still_name_their_owner() {
+    let broken = |holder: Option<AppIdOwner>, holder_app| {
+        OwnershipFacts {
+            keys: KeyLookup::Unusable(UnusableReason::NotKeyDocument, holder),
+            owner_state: holder_app,
+            ..facts()
+        }
+        .decide()
+    };
+    let unusable = OwnershipDecision::KeysUnusable(UnusableReason::NotKeyDocument);
+    assert_eq!(broken(Some(holder("shop", "store")), OwnerState::Exists), unusable);
+    assert_eq!(broken(Some(holder("shop", "before")), OwnerState::Deleted), unusable);
+    assert_eq!(broken(Some(holder("other", "store")), OwnerState::Exists), OwnershipDecision::OwnedByOther);
+    assert_eq!(broken(Some(holder("other", "store")), OwnerState::Deleted), OwnershipDecision::Reserved);
+    assert_eq!(broken(None, OwnerState::Exists), unusable);
+}
+
+#[test]
+fn an_app_that_may_take_the_app_id_is_validated_as_its_owner() {
+    for may in [
+        OwnershipDecision::Ours,
+        OwnershipDecision::Free,
+        OwnershipDecision::Rebuild,
+        OwnershipDecision::Inherit,
+        OwnershipDecision::HandedOver,
+    ] {
+        assert_eq!(may.assumed_ownership(), Some(resolve::Ownership::Ours));
+    }
+    assert_eq!(OwnershipDecision::OwnedByOther.assumed_ownership(), Some(resolve::Ownership::Taken));
+    assert_eq!(OwnershipDecision::Reserved.assumed_ownership(), Some(resolve::Ownership::Reserved));
+    assert_eq!(OwnershipDecision::Wait.assumed_ownership(), None);
+}
+
+fn app(namespace: &str, name: &str, app_id: &str) -> App {
+    serde_json::from_value(json!({
+        "apiVersion": "latchkey.dev/v1alpha1", "kind": "App",
+        "metadata": {
+            "namespace": namespace, "name": name, "generation": 2, "creationTimestamp": "1970-01-01T00:00:10Z",
+        },
+        "spec": { "appID": app_id },
+    }))
+    .unwrap()
+}
+
+#[test]
+fn a_claim_is_valid_by_the_conditions_of_its_current_generation() {
+    let judged = |status: &str, reason: &str, generation: i64| {
+        let mut app = app("shop", "store", "shop");
+        app.status = serde_json::from_value(json!({ "conditions": [{
+            "type": "Accepted", "status": status, "reason": reason, "message": "", "observedGeneration": generation,
+            "lastTransitionTime": "1970-01-01T00:00:00Z",
+        }]}))
+        .unwrap();
+        Claim::from_app(&app).validity
+    };
+    assert_eq!(Claim::from_app(&app("shop", "store", "shop")), claim("shop", "store", 10, ClaimValidity::Pending));
+    assert_eq!(judged("Unknown", "Pending", -1), ClaimValidity::Pending);
+    assert_eq!(judged("True", "Accepted", 1), ClaimValidity::Pending);
+    assert_eq!(judged("True", "Accepted", 2), ClaimValidity::Valid);
+    assert_eq!(judged("False", "InvalidSpec", 1), ClaimValidity::Pending);
+    assert_eq!(judged("False", "InvalidSpec", 2), ClaimValidity::Invalid);
+    assert_eq!(judged("False", "TooLarge", 2), ClaimValidity::Invalid);
+    assert_eq!(judged("False", "QuotaExceeded", 2), ClaimValidity::Invalid);
+    assert_eq!(judged("False", "AppIDConflict", 2), ClaimValidity::Valid);
+    let mut going = app("shop", "store", "shop");
+    going.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+    assert_eq!(Claim::from_app(&going).validity, ClaimValidity::Deleting);
+}
+
+fn secret_of(namespace: &str, name: &str) -> impl FnOnce(&ReceivedCall) -> (StatusCode, Value) + Send + 'static {
+    let annotations = json!({ "latchkey.dev/namespace": namespace, "latchkey.dev/name": name });
+    // Keys that cannot be used name their owner like others.
+    let secret = json!({
+        "apiVersion": "v1", "kind": "Secret", "type": "latchkey.dev/app-keys",
+        "metadata": { "name": "latchkey-keys-shop", "annotations": annotations },
+    });
+    move |_| (StatusCode::OK, secret)
+}
+
+async fn gathered(script: &MockApi) -> Result<OwnershipFacts, KeySecretError> {
+    let client = script.client();
+    let secrets = Api::namespaced(client.clone(), "latchkey");
+    let us = app("shop", "store", "shop");
+    let facts = OwnershipFacts::gather(&client, &secrets, &us, &"shop".parse().unwrap(), Vec::new()).await;
+    script.finish();
+    facts
+}
+
+#[tokio::test]
+async fn in_steady_state_one_get_of_the_keys_identifies_the_owner() {
+    let script = MockApi::default().expect(Method::GET, KEYS, secret_of("shop", "store"));
+    assert_eq!(gathered(&script).await.unwrap().owner_state, OwnerState::Exists);
+}
+
+#[tokio::test]
+async fn only_the_api_server_proves_that_an_owner_is_deleted() {
+    const APP: &str = "/apis/latchkey.dev/v1alpha1/namespaces/other/apps/before";
+    let with = async |answer: fn(&ReceivedCall) -> (StatusCode, Value)| {
+        let script =
+            MockApi::default().expect(Method::GET, KEYS, secret_of("other", "before")).expect(Method::GET, APP, answer);
+        gathered(&script).await.map(|facts| facts.owner_state)
+    };
+    assert_eq!(with(|_| not_found("before")).await.unwrap(), OwnerState::Deleted);
+    // It was created again, with another appID.
+    let another = |_: &ReceivedCall| (StatusCode::OK, serde_json::to_value(app("other", "before", "another")).unwrap());
+    assert_eq!(with(another).await.unwrap(), OwnerState::Deleted);
+    let there = |_: &ReceivedCall| (StatusCode::OK, serde_json::to_value(app("other", "before", "shop")).unwrap());
+    assert_eq!(with(there).await.unwrap(), OwnerState::Exists);
+    // The CRD is missing: no App can be found, but none is deleted.
+    let no_crd = |_: &ReceivedCall| {
+        let (status, mut body) = not_found("");
+        body["details"] = json!({});
+        (status, body)
+    };
+    with(no_crd).await.unwrap_err();
+    let forbidden = |_: &ReceivedCall| api_error(StatusCode::FORBIDDEN, "Forbidden", "before");
+    assert_eq!(with(forbidden).await.unwrap(), OwnerState::Exists);
+    let broken = |_: &ReceivedCall| (StatusCode::OK, json!({ "kind": "App", "spec": 7 }));
+    assert_eq!(with(broken).await.unwrap(), OwnerState::Exists);
+    let away = |_: &ReceivedCall| api_error(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", "before");
+    with(away).await.unwrap_err();
+}
+
+#[tokio::test]
+async fn if_the_keys_are_lost_the_rendered_secret_names_their_owner() {
+    let script = MockApi::default().expect(Method::GET, KEYS, |_| not_found("latchkey-keys-shop")).expect(
+        Method::GET,
+        RENDERED,
+        |_| {
+            let annotations = json!({ "latchkey.dev/namespace": "shop", "latchkey.dev/name": "store" });
+            let metadata = json!({ "name": "latchkey-app-shop", "annotations": annotations });
+            let body = json!({ "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": metadata });
+            (StatusCode::OK, body)
+        },
+    );
+    let facts = gathered(&script).await.unwrap();
+    assert_eq!((facts.decide(), facts.rendered_owner), (OwnershipDecision::Rebuild, Some(holder("shop", "store"))));
+
+    let script = MockApi::default().expect(Method::GET, KEYS, |_| not_found("latchkey-keys-shop")).expect(
+        Method::GET,
+        RENDERED,
+        |_| not_found("latchkey-app-shop"),
+    );
+    assert_eq!(gathered(&script).await.unwrap().decide(), OwnershipDecision::Free);
+}

@@ -1,0 +1,111 @@
+//! Reads the server pods from the EndpointSlices of the ops Service.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, SocketAddr},
+};
+
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use latchkey_crds::names::OPS_PORT_NAME;
+
+/// A pod according to the EndpointSlices.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct PodEndpoint {
+    pub(super) name: String,
+    pub(super) address: SocketAddr,
+    /// It is serving and not terminating.
+    pub(super) is_serving: bool,
+}
+
+/// The pods of all slices, by uid.
+pub(super) fn pods_of_slices<'a>(slices: impl Iterator<Item = &'a EndpointSlice>) -> HashMap<String, PodEndpoint> {
+    let mut pods: HashMap<String, PodEndpoint> = HashMap::new();
+    for slice in slices {
+        let mut ports = slice.ports.iter().flatten();
+        let port = ports.find(|port| port.name.as_deref() == Some(OPS_PORT_NAME)).and_then(|port| port.port);
+        let Some(port) = port.and_then(|port| u16::try_from(port).ok()) else { continue };
+        for endpoint in &slice.endpoints {
+            let Some(target) = &endpoint.target_ref else { continue };
+            let Some(uid) = target.uid.clone() else { continue };
+            let Some(Ok(ip)) = endpoint.addresses.first().map(|address| address.parse::<IpAddr>()) else { continue };
+            let conditions = endpoint.conditions.as_ref();
+            // Missing conditions mean serving and not terminating (Kubernetes API, EndpointConditions).
+            let serving = conditions.and_then(|c| c.serving.or(c.ready)).unwrap_or(true);
+            let terminating = conditions.and_then(|c| c.terminating).unwrap_or(false);
+            let name = target.name.clone().unwrap_or_else(|| uid.clone());
+            let one = PodEndpoint { name, address: SocketAddr::new(ip, port), is_serving: serving && !terminating };
+            match pods.get_mut(&uid) {
+                // A dual-stack Service has the pod in one slice per address family, and while a controller moves it
+                // between slices it can be in two. Any choice that is stable will do.
+                Some(known) => {
+                    known.address = known.address.min(one.address);
+                    known.is_serving = known.is_serving || one.is_serving;
+                }
+                None => {
+                    pods.insert(uid, one);
+                }
+            }
+        }
+    }
+    pods
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn slice(endpoints: &Value) -> EndpointSlice {
+        let slice = json!({
+            "addressType": "IPv4",
+            "metadata": { "name": "one" },
+            "ports": [{ "name": "other", "port": 1 }, { "name": "ops", "port": 9090 }],
+            "endpoints": endpoints,
+        });
+        serde_json::from_value(slice).unwrap()
+    }
+
+    fn endpoint(uid: &str, address: &str, conditions: &Value) -> Value {
+        let target = json!({ "kind": "Pod", "name": format!("server-{uid}"), "uid": uid });
+        json!({ "addresses": [address], "conditions": conditions, "targetRef": target })
+    }
+
+    fn is_serving(conditions: &Value) -> bool {
+        pods_of_slices([slice(&json!([endpoint("a", "10.0.0.1", conditions)]))].iter())["a"].is_serving
+    }
+
+    #[test]
+    fn a_pod_is_serving_while_ready_and_not_terminating() {
+        assert!(is_serving(&json!({ "ready": true, "serving": true, "terminating": false })));
+        assert!(is_serving(&json!({})), "a missing condition means serving");
+        assert!(!is_serving(&json!({ "ready": false, "serving": false, "terminating": false })));
+        assert!(!is_serving(&json!({ "ready": false, "serving": true, "terminating": true })), "it is draining");
+        assert!(!is_serving(&json!({ "ready": false })), "a missing serving condition follows ready");
+    }
+
+    #[test]
+    fn all_slices_together_list_the_pods() {
+        let slices = [
+            slice(&json!([endpoint("a", "10.0.0.1", &json!({})), endpoint("b", "10.0.0.2", &json!({}))])),
+            slice(&json!([endpoint("c", "10.0.0.3", &json!({})), endpoint("a", "fd00::1", &json!({}))])),
+        ];
+        let forth = pods_of_slices(slices.iter());
+        assert_eq!(forth.len(), 3);
+        let a = PodEndpoint { name: "server-a".into(), address: "10.0.0.1:9090".parse().unwrap(), is_serving: true };
+        assert_eq!(forth["a"], a);
+        assert_eq!(forth, pods_of_slices(slices.iter().rev()), "the order of the slices does not move a stream");
+    }
+
+    #[test]
+    fn endpoints_without_a_pod_are_ignored() {
+        let mut nameless = slice(&json!([endpoint("a", "10.0.0.1", &json!({}))]));
+        nameless.ports = None;
+        let broken = slice(&json!([
+            { "addresses": ["10.0.0.1"] },
+            { "addresses": [], "targetRef": { "uid": "b" } },
+            { "addresses": ["an.fqdn"], "targetRef": { "uid": "c" } },
+        ]));
+        assert!(pods_of_slices([nameless, broken].iter()).is_empty());
+    }
+}

@@ -1,0 +1,149 @@
+//! Keeps one stream to one server pod open.
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use http_body_util::{BodyExt, Empty};
+use hyper::body::Incoming;
+use hyper_util::rt::TokioIo;
+use latchkey_crds::rendered::RevisionsMessage;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    time::{Instant, sleep, timeout},
+};
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+
+use super::{LINE_TIMEOUT, Monitor, SILENCE_TIMEOUT, STREAM_TIMEOUT, pod_states::TooManyApps};
+use crate::backoff::ShortBackoff;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+const MIN_BACKOFF: Duration = Duration::from_millis(100);
+const MAX_BACKOFF: Duration = Duration::from_secs(2);
+const MAX_LINE_BYTES: usize = 64 * 1024 * 1024;
+
+/// How to connect to a server pod. Tests replace it.
+pub(super) type Connector = Arc<dyn Fn(SocketAddr) -> BoxFuture<'static, io::Result<Box<dyn Socket>>> + Send + Sync>;
+
+pub(super) trait Socket: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Socket for S {}
+
+/// Why a stream was cut.
+#[derive(Debug, thiserror::Error)]
+enum StreamError {
+    #[error("timed out")]
+    Timeout(#[from] tokio::time::error::Elapsed),
+    #[error("cannot connect: {0}")]
+    Connect(#[from] io::Error),
+    #[error("{0}")]
+    Http(#[from] hyper::Error),
+    #[error("{0}")]
+    Request(#[from] http::Error),
+    #[error("responded with {0}")]
+    Status(http::StatusCode),
+    #[error("a line is not valid")]
+    InvalidLine(#[from] serde_json::Error),
+    #[error("a line is too long")]
+    LineTooLong,
+    #[error("{0}")]
+    TooManyApps(#[from] TooManyApps),
+    #[error("another pod has its address")]
+    OtherPod,
+    #[error("a line came before the hello")]
+    NoHello,
+    #[error("the stream ended")]
+    Ended,
+}
+
+enum Never {}
+
+/// Connects by TCP.
+pub(super) fn tcp_connector() -> Connector {
+    Arc::new(|address| {
+        Box::pin(async move {
+            let socket = TcpStream::connect(address).await?;
+            Ok(Box::new(socket) as Box<dyn Socket>)
+        })
+    })
+}
+
+/// Reconnects forever; the caller cancels it.
+pub(super) async fn run(probe: &Monitor, uid: &str, address: SocketAddr, stop: &CancellationToken) {
+    let fresh = || ShortBackoff::between(MIN_BACKOFF, MAX_BACKOFF);
+    let mut backoff = fresh();
+    loop {
+        let before = Instant::now();
+        let Err(cut) = read_stream(probe, uid, address, stop).await;
+        tracing::debug!(%address, uid, %cut, "the stream of a server was cut");
+        probe.states().record_disconnect(uid, stop);
+        if before.elapsed() > SILENCE_TIMEOUT {
+            backoff = fresh();
+        }
+        sleep(backoff.next().unwrap_or(MAX_BACKOFF)).await;
+    }
+}
+
+async fn read_stream(
+    probe: &Monitor,
+    uid: &str,
+    address: SocketAddr,
+    stop: &CancellationToken,
+) -> Result<Never, StreamError> {
+    let socket = timeout(CONNECT_TIMEOUT, (probe.connector)(address)).await??;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(socket)).await?;
+    let _connection = AbortOnDropHandle::new(tokio::spawn(connection));
+    let request = http::Request::get("/revisions").header(http::header::HOST, address.to_string());
+    let response = timeout(SILENCE_TIMEOUT, sender.send_request(request.body(Empty::<Bytes>::new())?)).await??;
+    if response.status() != http::StatusCode::OK {
+        return Err(StreamError::Status(response.status()));
+    }
+    let mut lines = Lines { body: response.into_body(), buffer: Vec::new() };
+    let mut greeted = false;
+    loop {
+        let quiet = if greeted { STREAM_TIMEOUT } else { SILENCE_TIMEOUT };
+        let line = timeout(LINE_TIMEOUT, lines.next_line(quiet, || probe.states().record_part(uid, stop))).await??;
+        match serde_json::from_slice(&line)? {
+            RevisionsMessage::Hello { hello } if hello.pod_uid == uid => {
+                probe.states().record_hello(uid, stop, hello)?;
+                greeted = true;
+            }
+            RevisionsMessage::Hello { .. } => return Err(StreamError::OtherPod),
+            _ if !greeted => return Err(StreamError::NoHello),
+            RevisionsMessage::Change(change) => probe.states().record_change(uid, stop, change)?,
+            RevisionsMessage::Provider { provider } => probe.states().record_finding(uid, stop, provider),
+            RevisionsMessage::Heartbeat { .. } => probe.states().record_heartbeat(uid, stop),
+        }
+    }
+}
+
+/// The lines of a response body.
+struct Lines {
+    body: Incoming,
+    buffer: Vec<u8>,
+}
+
+// === impl Lines ===
+
+impl Lines {
+    /// The next line, unless nothing arrives for `quiet`. The callback is called for each part of it.
+    async fn next_line(&mut self, quiet: Duration, part: impl Fn()) -> Result<Vec<u8>, StreamError> {
+        let mut looked = 0;
+        loop {
+            if let Some(end) = self.buffer[looked..].iter().position(|byte| *byte == b'\n') {
+                let rest = self.buffer.split_off(looked + end + 1);
+                return Ok(std::mem::replace(&mut self.buffer, rest));
+            }
+            looked = self.buffer.len();
+            let frame = timeout(quiet, self.body.frame()).await?.ok_or(StreamError::Ended)??;
+            if let Ok(data) = frame.into_data() {
+                if self.buffer.len() + data.len() > MAX_LINE_BYTES {
+                    return Err(StreamError::LineTooLong);
+                }
+                self.buffer.extend_from_slice(&data);
+                part();
+            }
+        }
+    }
+}

@@ -1,0 +1,823 @@
+//! The monitor against mock servers.
+
+use std::{collections::HashSet, convert::Infallible, net::SocketAddr};
+
+use bytes::Bytes;
+use futures::stream;
+use http_body_util::StreamBody;
+use hyper::{body::Frame, service::service_fn};
+use hyper_util::rt::TokioIo;
+use latchkey_crds::{conditions::Reason, rendered::ProviderReport};
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use super::{
+    stream::{Connector, Socket},
+    *,
+};
+
+/// Mock server pods that send what a test says, on paused time and without real sockets.
+struct MockPods {
+    probe: Monitor,
+    events: mpsc::UnboundedReceiver<MonitorEvent>,
+    streams: mpsc::UnboundedReceiver<MockStream>,
+    waiting: Vec<MockStream>,
+    /// Pods that accept no connection.
+    unreachable: Arc<Mutex<HashSet<SocketAddr>>>,
+    stop: CancellationToken,
+}
+
+/// A stream on which a server has begun to respond. Dropping it cuts the stream.
+struct MockStream {
+    address: SocketAddr,
+    lines: mpsc::UnboundedSender<Bytes>,
+}
+
+fn app() -> AppId {
+    "shop".parse().unwrap()
+}
+
+fn revision(of: u8) -> Revision {
+    Revision::of(&[of])
+}
+
+/// The uid of a pod is its number.
+fn address(pod: u8) -> SocketAddr {
+    ([10, 0, 0, pod], 9090).into()
+}
+
+fn pods(counting: &[u8], others: &[u8]) -> HashMap<String, PodEndpoint> {
+    let seen = |pod: u8, counts| {
+        (pod.to_string(), PodEndpoint { name: format!("server-{pod}"), address: address(pod), is_serving: counts })
+    };
+    counting.iter().map(|pod| seen(*pod, true)).chain(others.iter().map(|pod| seen(*pod, false))).collect()
+}
+
+fn names(pods: &[u8]) -> Vec<String> {
+    pods.iter().map(|pod| format!("server-{pod}")).collect()
+}
+
+fn all(servers: usize) -> RolloutState {
+    RolloutState::Complete { servers }
+}
+
+fn silent(pods: &[u8]) -> RolloutState {
+    RolloutState::Silent { pods: names(pods) }
+}
+
+fn behind(pods: &[u8]) -> RolloutState {
+    RolloutState::Behind { pods: names(pods) }
+}
+
+fn undecided(pods: &[u8]) -> RolloutState {
+    RolloutState::Undecided { pods: names(pods) }
+}
+
+fn app_events() -> Vec<MonitorEvent> {
+    vec![MonitorEvent::Apps(vec![app()])]
+}
+
+fn provider_events() -> Vec<MonitorEvent> {
+    vec![MonitorEvent::Provider { namespace: "shop".to_owned(), name: "github".to_owned() }]
+}
+
+// === impl MockPods ===
+
+impl MockPods {
+    fn new() -> Self {
+        let (talking, talks) = mpsc::unbounded_channel();
+        let deaf: Arc<Mutex<HashSet<SocketAddr>>> = Arc::default();
+        let is_deaf = Arc::clone(&deaf);
+        let dial: Connector = Arc::new(move |address| {
+            let (talking, is_deaf) = (talking.clone(), is_deaf.lock().unwrap().contains(&address));
+            Box::pin(async move {
+                if is_deaf {
+                    std::future::pending::<()>().await;
+                }
+                let (ours, theirs) = tokio::io::duplex(64 * 1024);
+                tokio::spawn(respond(address, theirs, talking));
+                Ok(Box::new(ours) as Box<dyn Socket>)
+            })
+        });
+        let (woken, wakes) = mpsc::unbounded_channel();
+        let probe = Monitor::new(woken, dial);
+        let ticking = probe.clone();
+        tokio::spawn(async move { ticking.run_ticks().await });
+        Self {
+            probe,
+            events: wakes,
+            streams: talks,
+            waiting: Vec::new(),
+            unreachable: deaf,
+            stop: CancellationToken::new(),
+        }
+    }
+
+    /// These pods are serving, each has reported that it serves the App's revision, and the operator has read it.
+    async fn serving(serving: &[u8]) -> (Self, Vec<MockStream>) {
+        let mut fleet = Self::new();
+        fleet.set_pods(serving, &[]);
+        let mut talks = Vec::new();
+        for pod in serving {
+            let talk = fleet.next_stream(*pod).await;
+            talk.send_hello(*pod, revision(1));
+            talks.push(talk);
+        }
+        settle_tasks().await;
+        assert_eq!(fleet.probe.expect_revision(&app(), &revision(1)), all(serving.len()));
+        fleet.drain_events();
+        (fleet, talks)
+    }
+
+    fn set_pods(&self, counting: &[u8], others: &[u8]) {
+        self.probe.update_endpoints(pods(counting, others), &self.stop);
+    }
+
+    /// The next open stream to a pod.
+    async fn next_stream(&mut self, pod: u8) -> MockStream {
+        loop {
+            self.waiting.retain(|talk| !talk.is_cut());
+            if let Some(at) = self.waiting.iter().position(|talk| talk.address == address(pod)) {
+                return self.waiting.swap_remove(at);
+            }
+            self.waiting.push(self.streams.recv().await.unwrap());
+        }
+    }
+
+    fn rollout(&self) -> RolloutState {
+        self.probe.states().rollout(&app())
+    }
+
+    /// The finding on the one Provider.
+    fn finding(&self) -> Option<Reason> {
+        self.probe.finding("shop", "github")
+    }
+
+    /// The notifications since the last call.
+    fn drain_events(&mut self) -> Vec<MonitorEvent> {
+        std::iter::from_fn(|| self.events.try_recv().ok()).collect()
+    }
+}
+
+impl Drop for MockPods {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+/// Responds like a server: a stream of lines, whenever they are sent.
+async fn respond(address: SocketAddr, socket: tokio::io::DuplexStream, talking: mpsc::UnboundedSender<MockStream>) {
+    let service = service_fn(move |request: http::Request<hyper::body::Incoming>| {
+        assert_eq!(request.uri().path(), "/revisions");
+        let (words, mut said) = mpsc::unbounded_channel();
+        let _ = talking.send(MockStream { address, lines: words });
+        let said = stream::poll_fn(move |cx| said.poll_recv(cx)).map(|word| Ok::<_, Infallible>(Frame::data(word)));
+        async move { Ok::<_, Infallible>(http::Response::new(StreamBody::new(said))) }
+    });
+    let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(socket), service).await;
+}
+
+// === impl MockStream ===
+
+impl MockStream {
+    fn send_line(&self, line: &Value) {
+        self.send_part(format!("{line}\n"));
+    }
+
+    fn send_part(&self, part: impl Into<Bytes>) {
+        let _ = self.lines.send(part.into());
+    }
+
+    fn send_hello(&self, pod: u8, serves: Revision) {
+        self.send_hello_of(pod, 1, &json!({ app().as_str(): serves }));
+    }
+
+    fn send_hello_of(&self, pod: u8, format: u32, revisions: &Value) {
+        self.send_line(&json!({ "hello": { "podUID": pod.to_string(), "format": format, "revisions": revisions } }));
+    }
+
+    fn send_change(&self, serves: Revision) {
+        self.send_line(&json!({ "app": app(), "revision": serves }));
+    }
+
+    fn send_rejection(&self, goes_on: Revision, refused: Revision) {
+        let refused = json!({ "revision": refused, "reason": "it is too new" });
+        self.send_line(&json!({ "app": app(), "revision": goes_on, "refused": refused }));
+    }
+
+    fn send_finding(&self, reason: &str) {
+        self.send_line(&json!({ "provider": { "namespace": "shop", "name": "github", "reason": reason } }));
+    }
+
+    fn send_heartbeat(&self) {
+        self.send_line(&json!({ "heartbeat": 1 }));
+    }
+
+    fn is_cut(&self) -> bool {
+        self.lines.is_closed()
+    }
+}
+
+/// Until every task waits.
+async fn settle_tasks() {
+    sleep(Duration::from_millis(1)).await;
+}
+
+/// Lets this many seconds pass, in which only these pods send heartbeats.
+async fn advance_seconds(seconds: u64, beating: &[&MockStream]) {
+    for _ in 0..seconds {
+        beating.iter().for_each(|talk| talk.send_heartbeat());
+        sleep(Duration::from_secs(1)).await;
+    }
+    settle_tasks().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_serving_pod_must_report_the_revision() {
+    let (mut fleet, talks) = MockPods::serving(&[1, 2]).await;
+    assert_eq!(fleet.probe.expect_revision(&app(), &revision(2)), behind(&[1, 2]));
+    talks[0].send_change(revision(2));
+    settle_tasks().await;
+    assert_eq!((fleet.rollout(), fleet.drain_events()), (behind(&[2]), app_events()));
+    talks[1].send_change(revision(2));
+    settle_tasks().await;
+    assert_eq!((fleet.rollout(), fleet.drain_events()), (all(2), app_events()));
+    talks[1].send_line(&json!({ "app": app(), "revision": null }));
+    settle_tasks().await;
+    assert_eq!((fleet.rollout(), fleet.drain_events()), (behind(&[2]), app_events()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn silence_is_notified_once_and_so_is_its_end() {
+    let (mut fleet, talks) = MockPods::serving(&[1, 2]).await;
+    advance_seconds(14, &[&talks[1]]).await;
+    assert_eq!((fleet.rollout(), fleet.drain_events()), (all(2), vec![]));
+    advance_seconds(3, &[&talks[1]]).await;
+    assert_eq!((fleet.rollout(), fleet.drain_events()), (silent(&[1]), app_events()));
+    assert_eq!(fleet.probe.pod_counts(), (2, 1));
+    advance_seconds(30, &[&talks[1]]).await;
+    assert_eq!(fleet.drain_events(), []);
+    // Its stream was cut meanwhile: after a reconnect the pod reports its whole set.
+    fleet.next_stream(1).await.send_hello(1, revision(1));
+    settle_tasks().await;
+    assert_eq!((fleet.rollout(), fleet.drain_events()), (all(2), app_events()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reported_silence_is_notified_when_it_ends_however_soon() {
+    // Around the end of the 15 s: a task that was given `Silent` is notified when the silence ends.
+    for after in 14_500..16_500 {
+        if after % 50 != 0 {
+            continue;
+        }
+        let (mut fleet, talks) = MockPods::serving(&[1]).await;
+        sleep(Duration::from_millis(after)).await;
+        let verdict = fleet.probe.expect_revision(&app(), &revision(1));
+        fleet.drain_events();
+        if talks[0].is_cut() {
+            fleet.next_stream(1).await.send_hello(1, revision(1));
+        } else {
+            talks[0].send_heartbeat();
+        }
+        settle_tasks().await;
+        let expected = if verdict == silent(&[1]) { app_events() } else { vec![] };
+        assert_eq!((fleet.rollout(), fleet.drain_events()), (all(1), expected), "after {after} ms");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reconnected_stream_changes_nothing() {
+    let (mut fleet, mut talks) = MockPods::serving(&[1, 2]).await;
+    for _ in 0..5 {
+        let other = talks.pop().unwrap();
+        talks.clear();
+        let talk = fleet.next_stream(1).await;
+        assert_eq!(fleet.rollout(), all(2));
+        talk.send_hello(1, revision(1));
+        advance_seconds(5, &[&other, &talk]).await;
+        assert_eq!((fleet.rollout(), fleet.drain_events()), (all(2), vec![]));
+        talks = vec![talk, other];
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silently_dropped_connection_changes_nothing() {
+    let (mut fleet, talks) = MockPods::serving(&[1, 2]).await;
+    advance_seconds(7, &[&talks[1]]).await;
+    assert!(talks[0].is_cut(), "the stream is opened again before the pod is silent");
+    let again = fleet.next_stream(1).await;
+    advance_seconds(4, &[&talks[1]]).await;
+    again.send_hello(1, revision(1));
+    advance_seconds(14, &[&talks[1], &again]).await;
+    assert_eq!((fleet.rollout(), fleet.drain_events()), (all(2), vec![]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_has_not_reported_is_no_evidence() {
+    let (mut fleet, talks) = MockPods::serving(&[1]).await;
+    fleet.set_pods(&[1, 2], &[]);
+    let new = fleet.next_stream(2).await;
+    settle_tasks().await;
+    assert_eq!((fleet.rollout(), fleet.drain_events()), (undecided(&[2]), vec![]));
+    new.send_hello(2, revision(1));
+    settle_tasks().await;
+    assert_eq!((fleet.rollout(), fleet.drain_events()), (all(2), vec![]), "it serves what the others serve");
+    fleet.set_pods(&[1, 2, 3], &[]);
+    let behind_others = fleet.next_stream(3).await;
+    behind_others.send_hello(3, revision(9));
+    advance_seconds(1, &talks.iter().collect::<Vec<_>>()).await;
+    assert_eq!((fleet.rollout(), fleet.drain_events()), (behind(&[3]), app_events()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_never_reports_becomes_silent() {
+    let (mut fleet, talks) = MockPods::serving(&[1]).await;
+    fleet.unreachable.lock().unwrap().insert(address(2));
+    fleet.set_pods(&[1, 2], &[]);
+    advance_seconds(17, &[&talks[0]]).await;
+    assert_eq!((fleet.rollout(), fleet.drain_events()), (silent(&[2]), app_events()));
+    // It becomes reachable.
+    fleet.unreachable.lock().unwrap().clear();
+    let late = fleet.next_stream(2).await;
+    late.send_hello(2, revision(1));
+    advance_seconds(1, &[&talks[0]]).await;
+    assert_eq!((fleet.rollout(), fleet.drain_events()), (all(2), app_events()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_invalid_stream_is_cut_and_opened_again() {
+    let mut fleet = MockPods::new();
+    fleet.set_pods(&[1], &[]);
+    fleet.probe.expect_revision(&app(), &revision(1));
+    let nonsense: [&dyn Fn(&MockStream); 5] = [
+        // The address belonged to another pod before.
+        &|talk| talk.send_hello(7, revision(1)),
+        &|talk| talk.send_part("{\"hello\": \n"),
+        &|talk| talk.send_part("\n"),
+        &|talk| talk.send_change(revision(1)),
+        &|talk| talk.send_heartbeat(),
+    ];
+    for nonsense in nonsense {
+        let talk = fleet.next_stream(1).await;
+        nonsense(&talk);
+        talk.send_hello(1, revision(1));
+        settle_tasks().await;
+        assert!(talk.is_cut());
+        assert_eq!(fleet.rollout(), undecided(&[1]));
+        assert!(!fleet.probe.is_settled());
+    }
+    fleet.next_stream(1).await.send_hello(1, revision(1));
+    settle_tasks().await;
+    assert_eq!(fleet.rollout(), all(1));
+    assert!(fleet.probe.is_settled());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_line_has_a_maximum_length() {
+    let mut fleet = MockPods::new();
+    fleet.set_pods(&[1], &[]);
+    let talk = fleet.next_stream(1).await;
+    let mib = Bytes::from(vec![b' '; 1024 * 1024]);
+    for _ in 0..65 {
+        talk.send_part(mib.clone());
+    }
+    fleet.next_stream(1).await.send_hello(1, revision(1));
+    settle_tasks().await;
+    assert!(talk.is_cut() && fleet.probe.is_settled());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_line_that_keeps_coming_is_a_sign_of_life_and_one_that_hangs_is_not() {
+    let (mut fleet, talks) = MockPods::serving(&[1]).await;
+    talks[0].send_part("{\"hello\":");
+    for _ in 0..10 {
+        sleep(Duration::from_secs(5)).await;
+        talks[0].send_part(" ");
+        assert_eq!((fleet.rollout(), fleet.drain_events()), (all(1), vec![]));
+    }
+    talks[0].send_part(format!("{}}}\n", json!({ "podUID": "1", "format": 1, "revisions": { "shop": revision(1) } })));
+    settle_tasks().await;
+    assert_eq!((fleet.rollout(), fleet.drain_events()), (all(1), vec![]));
+
+    talks[0].send_part("{\"hello\":");
+    advance_seconds(17, &[]).await;
+    assert!(talks[0].is_cut());
+    assert_eq!((fleet.rollout(), fleet.drain_events()), (silent(&[1]), app_events()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_line_without_an_end_is_silence() {
+    let (mut fleet, mut talks) = MockPods::serving(&[1]).await;
+    let mut talk = talks.remove(0);
+    // Unfinished lines, on one stream after another.
+    for _ in 0..9 {
+        talk.send_part("{\"hello\":");
+        sleep(Duration::from_secs(10)).await;
+        if talk.is_cut() {
+            talk = fleet.next_stream(1).await;
+        }
+    }
+    assert_eq!((fleet.rollout(), fleet.drain_events()), (silent(&[1]), app_events()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_removed_or_terminating_pod_is_not_waited_for() {
+    let (mut fleet, talks) = MockPods::serving(&[1, 2, 3]).await;
+    talks[1].send_change(revision(9));
+    advance_seconds(17, &[&talks[0], &talks[1]]).await;
+    assert_eq!((fleet.rollout(), fleet.drain_events().len()), (silent(&[3]), 2));
+    // The silent pod is removed.
+    fleet.set_pods(&[1, 2], &[]);
+    assert_eq!((fleet.rollout(), fleet.drain_events()), (behind(&[2]), app_events()));
+    settle_tasks().await;
+    assert!(talks[2].is_cut() && fleet.probe.pod_counts() == (2, 0));
+    // The pod that is behind terminates, and its endpoint shows it: it is not serving.
+    fleet.set_pods(&[1], &[2]);
+    assert_eq!((fleet.rollout(), fleet.drain_events()), (all(1), app_events()));
+    assert_eq!(fleet.probe.pod_counts(), (1, 0));
+    // It serves again, with what it last reported.
+    fleet.set_pods(&[1, 2], &[]);
+    assert_eq!((fleet.rollout(), fleet.drain_events()), (behind(&[2]), app_events()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_serves_again_has_time_to_report() {
+    let (mut fleet, talks) = MockPods::serving(&[1, 2]).await;
+    fleet.set_pods(&[1], &[2]);
+    advance_seconds(60, &[&talks[0]]).await;
+    assert_eq!((fleet.rollout(), fleet.drain_events()), (all(1), vec![]), "a pod that is not serving is not silent");
+    fleet.set_pods(&[1, 2], &[]);
+    advance_seconds(14, &[&talks[0]]).await;
+    assert_eq!((fleet.rollout(), fleet.drain_events()), (all(2), vec![]));
+    advance_seconds(3, &[&talks[0]]).await;
+    assert_eq!((fleet.rollout(), fleet.drain_events()), (silent(&[2]), app_events()));
+    fleet.set_pods(&[1], &[2]);
+    assert_eq!((fleet.rollout(), fleet.drain_events()), (all(1), app_events()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_at_another_address_reports_again_and_its_old_stream_is_ignored() {
+    let (mut fleet, talks) = MockPods::serving(&[1]).await;
+    let moved = PodEndpoint { name: "server-1".into(), address: address(2), is_serving: true };
+    fleet.probe.update_endpoints(HashMap::from([("1".into(), moved)]), &fleet.stop);
+    assert_eq!(fleet.rollout(), undecided(&[1]));
+    talks[0].send_hello(1, revision(1));
+    settle_tasks().await;
+    assert_eq!(fleet.rollout(), undecided(&[1]));
+    fleet.next_stream(2).await.send_hello(1, revision(1));
+    settle_tasks().await;
+    assert_eq!((fleet.rollout(), fleet.drain_events()), (all(1), vec![]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_servers_is_reported_after_15_s_and_ends_with_a_server() {
+    let (mut fleet, _talks) = MockPods::serving(&[1]).await;
+    fleet.set_pods(&[], &[1]);
+    advance_seconds(14, &[]).await;
+    assert_eq!((fleet.rollout(), fleet.drain_events()), (undecided(&[]), vec![]));
+    advance_seconds(3, &[]).await;
+    assert_eq!((fleet.rollout(), fleet.drain_events()), (RolloutState::NoServers, app_events()));
+    advance_seconds(30, &[]).await;
+    assert_eq!(fleet.drain_events(), []);
+    fleet.set_pods(&[2], &[]);
+    assert_eq!((fleet.rollout(), fleet.drain_events()), (undecided(&[2]), vec![]));
+    fleet.next_stream(2).await.send_hello(2, revision(1));
+    settle_tasks().await;
+    assert_eq!((fleet.rollout(), fleet.drain_events()), (all(1), app_events()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_a_rejection_of_the_published_revision_counts() {
+    let (mut fleet, talks) = MockPods::serving(&[1, 2]).await;
+    let refused = RolloutState::Rejected { pod: "server-1".into(), reason: "it is too new".into() };
+    assert_eq!(fleet.probe.expect_revision(&app(), &revision(2)), behind(&[1, 2]));
+    talks[0].send_rejection(revision(1), revision(2));
+    settle_tasks().await;
+    assert_eq!((fleet.rollout(), fleet.drain_events()), (refused.clone(), app_events()));
+    // Repaired: an earlier rejection does not count against this revision.
+    assert_eq!(fleet.probe.expect_revision(&app(), &revision(3)), behind(&[1, 2]));
+    talks[0].send_change(revision(3));
+    talks[1].send_change(revision(3));
+    settle_tasks().await;
+    assert_eq!(fleet.rollout(), all(2));
+    // A pod keeps the old revision, which is then published again: it serves it.
+    talks[0].send_rejection(revision(3), revision(4));
+    settle_tasks().await;
+    assert_eq!(fleet.rollout(), all(2));
+    // Rejected although it is the present revision: the deletion of the users.
+    talks[0].send_rejection(revision(3), revision(3));
+    settle_tasks().await;
+    assert_eq!(fleet.rollout(), refused);
+    // Reported before the operator knows what is published.
+    fleet.probe.forget(&app());
+    assert_eq!(fleet.probe.expect_revision(&app(), &revision(3)), refused);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiting_task_is_notified_as_soon_as_the_rollout_is_decided() {
+    let (fleet, talks) = MockPods::serving(&[1]).await;
+    let (app_id, limit) = (app(), Duration::from_secs(1));
+    let began = Instant::now();
+    assert_eq!(fleet.probe.wait_for_rollout(&app(), limit).await, all(1));
+    fleet.probe.expect_revision(&app(), &revision(2));
+    let (verdict, ()) =
+        tokio::join!(fleet.probe.wait_for_rollout(&app_id, limit), async { talks[0].send_change(revision(2)) });
+    assert_eq!((verdict, began.elapsed()), (all(1), Duration::ZERO));
+    fleet.probe.expect_revision(&app(), &revision(3));
+    let (verdict, ()) = tokio::join!(fleet.probe.wait_for_rollout(&app_id, limit), async {
+        talks[0].send_rejection(revision(2), revision(3));
+    });
+    assert!(matches!(verdict, RolloutState::Rejected { .. }) && began.elapsed() == Duration::ZERO);
+    fleet.probe.expect_revision(&app(), &revision(4));
+    assert_eq!(fleet.probe.wait_for_rollout(&app(), limit).await, behind(&[1]));
+    assert_eq!(began.elapsed(), limit, "no answer within the limit is not a yes");
+    fleet.set_pods(&[], &[]);
+    assert_eq!(fleet.probe.wait_for_rollout(&app(), limit).await, undecided(&[]));
+    fleet.probe.forget(&app());
+    assert_eq!(fleet.probe.wait_for_rollout(&app(), limit).await, undecided(&[]), "nothing is expected");
+    assert_eq!(began.elapsed(), limit, "no pod could report");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_worst_report_decides() {
+    let (mut fleet, talks) = MockPods::serving(&[1, 2, 3, 4]).await;
+    fleet.set_pods(&[1, 2, 3, 4, 5], &[]);
+    settle_tasks().await;
+    assert_eq!(fleet.rollout(), undecided(&[5]));
+    talks[1].send_change(revision(9));
+    settle_tasks().await;
+    assert_eq!(fleet.rollout(), behind(&[2]));
+    let fifth = fleet.next_stream(5).await;
+    fifth.send_hello(5, revision(1));
+    advance_seconds(17, &[&talks[0], &talks[1], &talks[3], &fifth]).await;
+    assert_eq!(fleet.rollout(), silent(&[3]));
+    talks[3].send_rejection(revision(1), revision(1));
+    settle_tasks().await;
+    let refused = RolloutState::Rejected { pod: "server-4".into(), reason: "it is too new".into() };
+    assert_eq!(fleet.rollout(), refused);
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_most_three_pods_are_named() {
+    let (fleet, _talks) = MockPods::serving(&[1, 2, 3, 4, 5]).await;
+    let RolloutState::Behind { pods } = fleet.probe.expect_revision(&app(), &revision(2)) else { panic!() };
+    assert_eq!(pods, ["server-1", "server-2", "server-3", "2 more"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_lowest_format_counts_and_everything_is_rendered_again_when_it_changes() {
+    let mut fleet = MockPods::new();
+    fleet.set_pods(&[1, 2], &[]);
+    assert_eq!(fleet.probe.format(), 1, "what this operator writes, without any report");
+    let (one, two) = (fleet.next_stream(1).await, fleet.next_stream(2).await);
+    one.send_hello_of(1, 99, &json!({}));
+    settle_tasks().await;
+    assert_eq!((fleet.probe.format(), fleet.drain_events()), (1, vec![]), "a newer server supports ours");
+    two.send_hello_of(2, 0, &json!({}));
+    settle_tasks().await;
+    assert_eq!((fleet.probe.format(), fleet.drain_events()), (0, vec![MonitorEvent::AllApps]));
+    assert_eq!(fleet.probe.pods_at_format(0), names(&[2]));
+    fleet.set_pods(&[1], &[2]);
+    assert_eq!(
+        (fleet.probe.format(), fleet.drain_events()),
+        (1, vec![MonitorEvent::AllApps]),
+        "the old one is draining"
+    );
+    fleet.set_pods(&[], &[]);
+    assert_eq!(fleet.drain_events(), []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_furthest_progress_of_a_deletion_counts() {
+    let (mut fleet, talks) = MockPods::serving(&[1, 2]).await;
+    let progress = |left: u64, done| json!({ "usersLeft": left, "done": done });
+    let line = |left, done| json!({ "app": app(), "revision": revision(1), "deletion": progress(left, done) });
+    assert_eq!(fleet.probe.deletion(&app()), None);
+    talks[0].send_line(&line(7, false));
+    talks[1].send_line(&line(5, false));
+    settle_tasks().await;
+    assert_eq!(fleet.probe.deletion(&app()), Some(DeletionProgress { users_left: 5, done: false }));
+    assert_eq!(fleet.drain_events(), [app_events(), app_events()].concat());
+    talks[0].send_line(&line(9, true));
+    talks[1].send_line(&line(5, false));
+    settle_tasks().await;
+    assert!(fleet.probe.deletion(&app()).unwrap().done);
+    assert_eq!(fleet.drain_events(), app_events(), "a repeated report is no change");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_starts_when_all_pods_have_reported_or_after_15_s() {
+    let mut fleet = MockPods::new();
+    assert!(!fleet.probe.is_settled(), "nothing was read");
+    fleet.set_pods(&[1, 2], &[3]);
+    fleet.next_stream(1).await.send_hello(1, revision(1));
+    let two = fleet.next_stream(2).await;
+    settle_tasks().await;
+    assert!(!fleet.probe.is_settled());
+    let began = Instant::now();
+    let (probe, waited) = (fleet.probe.clone(), Instant::now());
+    let waiting = tokio::spawn(async move {
+        probe.wait_settled().await;
+        waited.elapsed()
+    });
+    settle_tasks().await;
+    two.send_hello(2, revision(1));
+    assert!(waiting.await.unwrap() < Duration::from_secs(1));
+
+    let mut hanging = MockPods::new();
+    hanging.set_pods(&[1], &[]);
+    let _says_nothing = hanging.next_stream(1).await;
+    hanging.probe.wait_settled().await;
+    assert!((15..17).contains(&began.elapsed().as_secs()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_reports_too_many_apps_is_disconnected() {
+    let mut fleet = MockPods::new();
+    fleet.set_pods(&[1], &[]);
+    let talk = fleet.next_stream(1).await;
+    let many: serde_json::Map<_, _> = (0..=200_000).map(|app| (format!("a{app}"), json!(""))).collect();
+    talk.send_hello_of(1, 1, &many.into());
+    settle_tasks().await;
+    assert!(talk.is_cut() && !fleet.probe.is_settled());
+}
+
+/// Checking every App is linear in the number of Apps, and checking one does not depend on it.
+#[test]
+fn judging_many_apps_is_linear() {
+    let cost = |apps: usize| {
+        let (wakes, _woken) = mpsc::unbounded_channel();
+        let mut table = PodStates::new(wakes, watch::Sender::new(()));
+        let stop = CancellationToken::new();
+        let serving: HashMap<AppId, Revision> =
+            (0..apps).map(|app| (format!("app-{app}").parse().unwrap(), revision(1))).collect();
+        for PodStream { uid, stop, .. } in table.update_endpoints(pods(&[1, 2, 3, 4, 5, 6], &[]), &stop) {
+            let hello = json!({ "podUID": uid, "format": 1, "revisions": serving });
+            assert!(table.record_hello(&uid, &stop, serde_json::from_value(hello).unwrap()).is_ok());
+        }
+        serving.iter().for_each(|(app, revision)| assert_eq!(table.expect_revision(app, revision), all(6)));
+        let least = (0..10).map(|_| {
+            let began = std::time::Instant::now();
+            drop(table.update_endpoints(pods(&[1, 2, 3, 4, 5, 6], &[]), &stop));
+            began.elapsed()
+        });
+        least.min().unwrap()
+    };
+    let (few, many) = (cost(1_000), cost(10_000));
+    assert!(many < few * 60, "1,000 Apps: {few:?}, 10,000: {many:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_provider_is_notified_when_the_worst_finding_changes() {
+    let (mut fleet, talks) = MockPods::serving(&[1, 2]).await;
+    assert_eq!(fleet.finding(), None);
+    for (pod, reason, worst, wakes) in [
+        (0, "Reachable", Reason::Reachable, provider_events()),
+        (1, "Reachable", Reason::Reachable, vec![]),
+        (1, "ClientRefused", Reason::ClientRefused, provider_events()),
+        (0, "ClientRefused", Reason::ClientRefused, vec![]),
+        (0, "Reachable", Reason::ClientRefused, vec![]),
+        (1, "OfALaterVersion", Reason::ClientRefused, vec![]),
+        (1, "TokenEndpointFailed", Reason::TokenEndpointFailed, provider_events()),
+        (1, "Reachable", Reason::Reachable, provider_events()),
+    ] {
+        talks[pod].send_finding(reason);
+        settle_tasks().await;
+        assert_eq!((fleet.finding(), fleet.drain_events()), (Some(worst), wakes), "{pod}: {reason}");
+    }
+    assert_eq!(fleet.probe.finding("blog", "github"), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn pods_that_start_or_stop_serving_change_the_finding() {
+    let (mut fleet, talks) = MockPods::serving(&[1, 2, 3]).await;
+    talks[0].send_finding("Reachable");
+    settle_tasks().await;
+    assert_eq!(fleet.drain_events(), provider_events());
+    // A server that is not serving yet has checked already.
+    fleet.set_pods(&[1, 3], &[2]);
+    talks[1].send_finding("DiscoveryFailed");
+    settle_tasks().await;
+    assert_eq!((fleet.finding(), fleet.drain_events()), (Some(Reason::Reachable), vec![]));
+    fleet.set_pods(&[1, 2, 3], &[]);
+    assert_eq!((fleet.finding(), fleet.drain_events()), (Some(Reason::DiscoveryFailed), provider_events()));
+    // A pod without a report makes no difference.
+    fleet.set_pods(&[1, 2], &[3]);
+    assert_eq!(fleet.drain_events(), []);
+    // The pod that cannot reach it is removed.
+    fleet.set_pods(&[1], &[3]);
+    assert_eq!((fleet.finding(), fleet.drain_events()), (Some(Reason::Reachable), provider_events()));
+    // A finding that no pod reports any more remains as it was.
+    fleet.set_pods(&[], &[1]);
+    assert_eq!((fleet.finding(), fleet.drain_events()), (None, vec![]));
+}
+
+/// Two pods. The provider refuses the client of the second; its notifications are drained.
+async fn one_client_is_refused() -> (MockPods, Vec<MockStream>) {
+    let (mut fleet, talks) = MockPods::serving(&[1, 2]).await;
+    talks[0].send_finding("Reachable");
+    talks[1].send_finding("ClientRefused");
+    settle_tasks().await;
+    assert_eq!((fleet.finding(), fleet.drain_events().len()), (Some(Reason::ClientRefused), 2));
+    (fleet, talks)
+}
+
+/// The same, and the second has another stream, on which it has only sent its hello.
+async fn one_says_hello_again() -> (MockPods, MockStream, MockStream) {
+    let (mut fleet, mut talks) = one_client_is_refused().await;
+    drop(talks.pop());
+    let again = fleet.next_stream(2).await;
+    again.send_hello(2, revision(1));
+    settle_tasks().await;
+    assert_eq!(fleet.drain_events(), []);
+    (fleet, talks.remove(0), again)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_container_that_reports_again_on_another_stream_changes_nothing() {
+    let (mut fleet, _first, talk) = one_says_hello_again().await;
+    talk.send_finding("ClientRefused");
+    talk.send_heartbeat();
+    settle_tasks().await;
+    assert_eq!((fleet.finding(), fleet.drain_events()), (Some(Reason::ClientRefused), vec![]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn findings_of_a_container_end_with_it() {
+    for ends_with_a_change in [false, true] {
+        let (mut fleet, _first, next) = one_says_hello_again().await;
+        // It knows of nothing yet.
+        if ends_with_a_change {
+            next.send_change(revision(1))
+        } else {
+            next.send_heartbeat()
+        }
+        settle_tasks().await;
+        assert_eq!((fleet.finding(), fleet.drain_events()), (Some(Reason::Reachable), provider_events()));
+        next.send_finding("ClientRefused");
+        settle_tasks().await;
+        assert_eq!((fleet.finding(), fleet.drain_events()), (Some(Reason::ClientRefused), provider_events()));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn findings_of_a_container_do_not_come_back_with_the_next() {
+    // Its stream ends before or after the pod stops serving.
+    for is_cut_first in [false, true] {
+        let (mut fleet, mut talks) = one_client_is_refused().await;
+        let talk = talks.pop().unwrap();
+        if is_cut_first {
+            drop(talk);
+            settle_tasks().await;
+            assert_eq!((fleet.finding(), fleet.drain_events()), (Some(Reason::ClientRefused), vec![]));
+            fleet.set_pods(&[1], &[2]);
+        } else {
+            fleet.set_pods(&[1], &[2]);
+            drop(talk);
+            settle_tasks().await;
+        }
+        assert_eq!((fleet.finding(), fleet.drain_events()), (Some(Reason::Reachable), provider_events()));
+        // The next one serves before the operator has reached it.
+        fleet.set_pods(&[1, 2], &[]);
+        let next = fleet.next_stream(2).await;
+        next.send_hello(2, revision(1));
+        next.send_heartbeat();
+        settle_tasks().await;
+        assert_eq!((fleet.finding(), fleet.drain_events()), (Some(Reason::Reachable), vec![]));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn findings_of_a_container_end_with_a_pod_that_is_removed_before_the_next_reports() {
+    for is_gone in [false, true] {
+        let (mut fleet, _first, next) = one_says_hello_again().await;
+        fleet.set_pods(&[1], if is_gone { &[] } else { &[2] });
+        drop(next);
+        settle_tasks().await;
+        assert_eq!((fleet.finding(), fleet.drain_events()), (Some(Reason::Reachable), provider_events()));
+    }
+}
+
+#[tokio::test]
+async fn stored_findings_are_bounded_however_often_a_server_says_hello() {
+    const MOST: usize = 200_000;
+    let (wakes, _woken) = mpsc::unbounded_channel();
+    let mut table = PodStates::new(wakes, watch::Sender::new(()));
+    let begun = table.update_endpoints(pods(&[1], &[]), &CancellationToken::new());
+    let PodStream { uid, stop, .. } = &begun[0];
+    for round in 0..3 {
+        let hello = json!({ "podUID": uid, "format": 1, "revisions": {} });
+        assert!(table.record_hello(uid, stop, serde_json::from_value(hello).unwrap()).is_ok());
+        for number in 0..=MOST {
+            let name = format!("{round}-{number}");
+            table.record_finding(
+                uid,
+                stop,
+                ProviderReport { namespace: "shop".into(), name, reason: "Reachable".into() },
+            );
+        }
+        assert_eq!(table.stored_findings(uid), (MOST, if round == 0 { 0 } else { MOST }));
+    }
+    table.record_heartbeat(uid, stop);
+    assert_eq!(table.stored_findings(uid), (MOST, 0));
+}

@@ -1,0 +1,107 @@
+//! Limits the rate of changes that affect all Apps, so that a tenant's edit does not wait behind them.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+/// Such changes per second.
+const RATE: u32 = 100;
+/// How many can pass at once after a pause. An edit of a Secret that a few Apps share should not be delayed.
+const BURST: u32 = 100;
+
+/// How long a reservation is kept after its time has come.
+const RESERVATION_TTL: Duration = Duration::from_secs(60);
+
+/// Reservations, in order.
+pub(crate) struct RateLimiter(Mutex<Reservations>);
+
+struct Reservations {
+    /// When the next slot is free, if every reservation is used.
+    next_slot: Instant,
+    by_object: HashMap<String, Instant>,
+}
+
+// === impl RateLimiter ===
+
+impl RateLimiter {
+    pub(crate) fn new() -> Self {
+        Self(Mutex::new(Reservations { next_slot: Instant::now(), by_object: HashMap::new() }))
+    }
+
+    /// Returns `Ok` if this object can proceed now, and otherwise the wait until its turn. Its reservation is kept
+    /// until it proceeds.
+    pub(crate) fn try_acquire(&self, who: &str) -> Result<(), Duration> {
+        let each = Duration::from_secs(1) / RATE;
+        let now = Instant::now();
+        let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(turn) = places.by_object.get(who).copied() {
+            if turn <= now {
+                places.by_object.remove(who);
+                return Ok(());
+            }
+            return Err(turn - now);
+        }
+        // Unused slots are saved up to a burst.
+        places.next_slot = places.next_slot.max(now.checked_sub(each * BURST).unwrap_or(now)) + each;
+        let turn = places.next_slot;
+        if turn <= now {
+            return Ok(());
+        }
+        // Reservations that nobody came back for are dropped.
+        places.by_object.retain(|_, turn| now.saturating_duration_since(*turn) < RESERVATION_TTL);
+        places.by_object.insert(who.to_owned(), turn);
+        Err(turn - now)
+    }
+
+    /// Drops the reservation: the object proceeds without one, or not at all.
+    pub(crate) fn cancel(&self, who: &str) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).by_object.remove(who);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn many_objects_proceed_at_the_rate_and_in_order() {
+        let pace = RateLimiter::new();
+        let began = Instant::now();
+        let mut waits = Vec::new();
+        for number in 0..1000 {
+            waits.push(pace.try_acquire(&number.to_string()).err().unwrap_or_default());
+        }
+        assert!(waits.is_sorted());
+        let last = waits[999];
+        assert!(last > Duration::from_secs(8) && last <= Duration::from_secs(10), "{last:?}");
+        // Asking again keeps the reservation, and using it allows another.
+        assert_eq!(pace.try_acquire("999").unwrap_err(), last);
+        tokio::time::advance(last).await;
+        assert_eq!(pace.try_acquire("999"), Ok(()));
+        assert!(began.elapsed() >= last);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_unused_reservation_expires() {
+        let pace = RateLimiter::new();
+        let kept = || pace.0.lock().unwrap().by_object.len();
+        for round in 0..5 {
+            for number in 0..300 {
+                let _ = pace.try_acquire(&format!("{round}/{number}"));
+            }
+            tokio::time::advance(RESERVATION_TTL * 2).await;
+        }
+        assert!(kept() <= 300, "{}", kept());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_few_do_not_wait() {
+        let pace = RateLimiter::new();
+        tokio::time::advance(Duration::from_secs(60)).await;
+        assert!((0..50).all(|number| pace.try_acquire(&number.to_string()).is_ok()));
+    }
+}

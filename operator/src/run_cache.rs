@@ -1,0 +1,86 @@
+//! Results of the previous run, so that a run only works on what changed since.
+
+use std::{
+    collections::HashMap,
+    fmt, mem,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+/// Results by the name of what they were computed for. A result is reused while its input is equal.
+pub(crate) struct RunCache<I, R>(Mutex<Runs<I, R>>);
+
+struct Runs<I, R> {
+    previous: Results<I, R>,
+    current: Results<I, R>,
+    /// How many results this run computed.
+    computed: usize,
+}
+
+type Results<I, R> = HashMap<String, (I, Arc<R>)>;
+
+// === impl Memo ===
+
+impl<I, R> Default for RunCache<I, R> {
+    fn default() -> Self {
+        Self(Mutex::new(Runs { previous: HashMap::new(), current: HashMap::new(), computed: 0 }))
+    }
+}
+
+impl<I, R> fmt::Debug for RunCache<I, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Memo(…)")
+    }
+}
+
+impl<I: PartialEq, R> RunCache<I, R> {
+    /// Begins a run. Results that the last run did not use are dropped.
+    pub(crate) fn begin_run(&self) {
+        let mut runs = self.runs();
+        runs.previous = mem::take(&mut runs.current);
+        runs.computed = 0;
+    }
+
+    /// How many results this run computed.
+    #[cfg(test)]
+    pub(crate) fn computed(&self) -> usize {
+        self.runs().computed
+    }
+
+    /// The result for this input, from the previous run if the input is equal.
+    pub(crate) fn get_or_compute(&self, name: &str, input: I, make: impl FnOnce(&I) -> R) -> Arc<R> {
+        let before = self.runs().previous.remove(name);
+        let (input, result) = match before {
+            Some(before) if before.0 == input => before,
+            Some(_) | None => {
+                let result = Arc::new(make(&input));
+                self.runs().computed += 1;
+                (input, result)
+            }
+        };
+        self.runs().current.insert(name.to_owned(), (input, Arc::clone(&result)));
+        result
+    }
+
+    fn runs(&self) -> MutexGuard<'_, Runs<I, R>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_result_is_reused_while_its_input_is_equal_and_it_is_requested() {
+        let memo = RunCache::default();
+        let get = |name: &str, input: usize| *memo.get_or_compute(name, input, |input| input * 2);
+        memo.begin_run();
+        assert_eq!((get("a", 1), get("b", 2), memo.computed()), (2, 4, 2));
+        memo.begin_run();
+        assert_eq!((get("a", 1), get("b", 3), memo.computed()), (2, 6, 1));
+        memo.begin_run();
+        assert_eq!((get("a", 1), memo.computed()), (2, 0));
+        memo.begin_run();
+        assert_eq!((get("a", 1), get("b", 3), memo.computed()), (2, 6, 1));
+    }
+}

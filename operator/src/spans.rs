@@ -1,0 +1,161 @@
+//! The operator's spans: one for each reconcile, and inside it one for each request to the API server. The request
+//! carries the trace (W3C Trace Context), so the API server can continue it.
+
+use std::task::{Context as TaskContext, Poll};
+
+use futures::future::BoxFuture;
+use http::{Request, Response};
+use kube::{api::ObjectMeta, runtime::controller::Action};
+use tower::{Layer, Service};
+use tracing::{Instrument, Span, field::Empty};
+
+use crate::error::Error;
+
+/// Begins the span of a reconcile. It is disabled if spans are not exported.
+pub(crate) fn reconcile_span(controller: &'static str, object: &ObjectMeta) -> Span {
+    latchkey_trace::span!(
+        "internal",
+        "reconcile",
+        otel.name = match controller {
+            "app" => "reconcile App",
+            _ => "reconcile Provider",
+        },
+        k8s.namespace.name = object.namespace,
+        latchkey.object.name = object.name,
+        latchkey.object.generation = object.generation,
+        latchkey.outcome = Empty,
+    )
+}
+
+/// Records the result, with the same values as the metric.
+pub(crate) fn record_outcome(span: &Span, result: &Result<Action, Error>) {
+    let outcome = result.as_ref().map_or_else(|error| error.kind().as_str(), |_| "success");
+    span.record("latchkey.outcome", outcome);
+    if result.is_err() {
+        latchkey_trace::record_error(span, outcome);
+    }
+}
+
+/// Creates a span for each request of a reconcile.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TraceLayer;
+
+#[derive(Clone)]
+pub(crate) struct TraceService<S>(S);
+
+/// What a request targets. Never its query, and never its body.
+#[derive(Debug, PartialEq, Eq)]
+struct RequestTarget<'a> {
+    /// With the subresource.
+    resource: String,
+    namespace: Option<&'a str>,
+    name: Option<&'a str>,
+}
+
+impl<S> Layer<S> for TraceLayer {
+    type Service = TraceService<S>;
+
+    fn layer(&self, inner: S) -> TraceService<S> {
+        TraceService(inner)
+    }
+}
+
+impl<S, B, A> Service<Request<B>> for TraceService<S>
+where
+    S: Service<Request<B>, Response = Response<A>, Future: Send + 'static>,
+    S::Error: 'static,
+    A: 'static,
+{
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = BoxFuture<'static, Result<S::Response, S::Error>>;
+
+    fn poll_ready(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), S::Error>> {
+        self.0.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
+        let span = latchkey_trace::child_span!(
+            "client",
+            "request",
+            otel.name = Empty,
+            http.request.method = request.method().as_str(),
+            http.response.status_code = Empty,
+            k8s.namespace.name = Empty,
+            latchkey.object.name = Empty,
+        );
+        if span.is_disabled() {
+            return Box::pin(self.0.call(request));
+        }
+        if let Some(target) = RequestTarget::from_path(request.uri().path()) {
+            span.record("otel.name", format!("{} {}", request.method(), target.resource));
+            span.record("k8s.namespace.name", target.namespace);
+            span.record("latchkey.object.name", target.name);
+        }
+        span.in_scope(|| latchkey_trace::inject_context(request.headers_mut()));
+        let answer = self.0.call(request).instrument(span.clone());
+        Box::pin(async move {
+            let answer = answer.await;
+            match &answer {
+                Ok(answer) => {
+                    span.record("http.response.status_code", answer.status().as_u16());
+                    // A missing object is a response like any other.
+                    if answer.status().is_server_error() {
+                        latchkey_trace::record_error(&span, answer.status().as_str());
+                    }
+                }
+                Err(_) => latchkey_trace::record_error(&span, "no_answer"),
+            }
+            answer
+        })
+    }
+}
+
+// === impl RequestTarget ===
+
+impl<'a> RequestTarget<'a> {
+    /// Parses the paths of the API server (API Concepts, Resource URIs).
+    fn from_path(path: &'a str) -> Option<Self> {
+        let mut segments: Vec<&str> = path.trim_matches('/').split('/').collect();
+        let prefix = match segments.first() {
+            Some(&"api") => 2,
+            Some(&"apis") => 3,
+            Some(_) | None => return None,
+        };
+        segments.drain(..prefix.min(segments.len()));
+        let (namespace, of_it) = match segments.as_slice() {
+            ["namespaces", namespace, of_it @ ..] if !of_it.is_empty() => (Some(*namespace), of_it),
+            all => (None, all),
+        };
+        match of_it {
+            [resource] => Some(Self { resource: (*resource).to_owned(), namespace, name: None }),
+            [resource, name] => Some(Self { resource: (*resource).to_owned(), namespace, name: Some(name) }),
+            [resource, name, of_it] => {
+                Some(Self { resource: format!("{resource}/{of_it}"), namespace, name: Some(name) })
+            }
+            [] | [_, _, _, ..] => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_target_of_a_request_comes_from_its_path() {
+        let target =
+            |path| RequestTarget::from_path(path).map(|target| (target.resource, target.namespace, target.name));
+        let found = |resource: &str, namespace, name| Some((resource.to_owned(), namespace, name));
+        assert_eq!(target("/api/v1/namespaces/shop/secrets/login"), found("secrets", Some("shop"), Some("login")));
+        assert_eq!(
+            target("/apis/latchkey.dev/v1alpha1/namespaces/shop/apps/shop/status"),
+            found("apps/status", Some("shop"), Some("shop"))
+        );
+        assert_eq!(target("/apis/latchkey.dev/v1alpha1/apps"), found("apps", None, None));
+        assert_eq!(target("/api/v1/namespaces/shop"), found("namespaces", None, Some("shop")));
+        for other in ["/version", "/", "/api", "/api/v1", "/apis/latchkey.dev"] {
+            assert_eq!(target(other), None, "{other}");
+        }
+    }
+}

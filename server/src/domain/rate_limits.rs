@@ -1,0 +1,133 @@
+//! Rate limits: which apply to a request, and under which subject they count (specification: Limits, Rate limits).
+
+use std::time::Duration;
+
+use latchkey_crds::rendered::{LimitName, Window};
+
+use super::{
+    app::App,
+    client::{ClientAddress, ClientInfo},
+    email::AccountKey,
+    mail::MailKind,
+};
+
+/// How much higher the limits of an IPv6 /48 are than those of one client address.
+const IPV6_SITE_FACTOR: u32 = 10;
+
+/// One rate limit on one subject.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RateLimitCheck {
+    pub limit: LimitName,
+    /// What is counted; unique among the subjects of the limit in the App. Contains no email address in clear text.
+    pub subject: String,
+    /// All windows apply.
+    pub windows: Vec<Window>,
+}
+
+/// A rate limit is reached; nothing was consumed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("limit {} is reached", .limit.as_str())]
+pub struct RateLimited {
+    pub limit: LimitName,
+    pub window: Window,
+    pub retry_after: Duration,
+}
+
+/// Mails that share a rate limit: those that a client cannot distinguish.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MailPurpose {
+    /// The mails of *register* and *verify*, whether the address is known or not.
+    Confirm,
+    Reset,
+}
+
+// === impl MailPurpose ===
+
+impl MailPurpose {
+    /// `None` for notices, which are never limited.
+    pub const fn of_mail(kind: MailKind) -> Option<Self> {
+        match kind {
+            MailKind::Confirm | MailKind::AccountExists => Some(Self::Confirm),
+            MailKind::Reset => Some(Self::Reset),
+            MailKind::PasswordChanged | MailKind::AddressChanging | MailKind::AddressChanged | MailKind::NewSignIn => {
+                None
+            }
+        }
+    }
+
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Confirm => "confirm",
+            Self::Reset => "reset",
+        }
+    }
+}
+
+/// A limit per client address, and per /48 for an IPv6 address.
+fn per_client(app: &App, limit: LimitName, client: ClientAddress, suffix: &str) -> Vec<RateLimitCheck> {
+    let windows = app.windows(limit);
+    let mut checks = vec![RateLimitCheck { limit, subject: format!("{client}{suffix}"), windows: windows.clone() }];
+    if let Some(site) = client.ipv6_site() {
+        let windows = windows
+            .into_iter()
+            .map(|window| Window { count: window.count.saturating_mul(IPV6_SITE_FACTOR), ..window })
+            .collect();
+        checks.push(RateLimitCheck { limit, subject: format!("{site}{suffix}"), windows });
+    }
+    checks
+}
+
+/// Every call that checks a password, or sets one in a session. Acquired before the work; counts whatever the outcome.
+pub fn login_attempts(app: &App, caller: &ClientInfo) -> Vec<RateLimitCheck> {
+    per_client(app, LimitName::LoginsPerClient, caller.client_address(), "")
+}
+
+/// Every call that checks a password. Acquired before hashing, and released if the password was right. `exempt`: the
+/// client address logged in, confirmed or reset for this account in the last 30 days.
+pub fn login_failures(app: &App, caller: &ClientInfo, account: &AccountKey, exempt: bool) -> Vec<RateLimitCheck> {
+    let client = caller.client_address();
+    let mut failures = per_client(app, LimitName::LoginFailuresPerClient, client, &format!(" {}", account.as_str()));
+    failures.extend(per_client(app, LimitName::LoginFailuresPerClientOverall, client, ""));
+    if !exempt {
+        failures.push(RateLimitCheck {
+            limit: LimitName::LoginFailuresPerAccount,
+            subject: account.as_str().to_owned(),
+            windows: app.windows(LimitName::LoginFailuresPerAccount),
+        });
+    }
+    failures
+}
+
+pub fn registrations(app: &App, caller: &ClientInfo) -> Vec<RateLimitCheck> {
+    per_client(app, LimitName::RegistrationsPerClient, caller.client_address(), "")
+}
+
+/// A callback, or a login with a provider's token: both call the provider, which costs more than a read of our own
+/// stores.
+pub fn provider_logins(app: &App, caller: &ClientInfo) -> Vec<RateLimitCheck> {
+    per_client(app, LimitName::LoginsPerClient, caller.client_address(), "")
+}
+
+/// Acquired before a code is checked or a new password is scored; released if both were good.
+pub fn codes(app: &App, caller: &ClientInfo) -> Vec<RateLimitCheck> {
+    per_client(app, LimitName::CodesPerClient, caller.client_address(), "")
+}
+
+/// `known`: the client address logged in, confirmed or reset for this account in the last 30 days. Such mails count
+/// separately, so that a stranger cannot use up the owner's limit.
+pub fn mails(
+    app: &App,
+    caller: &ClientInfo,
+    account: &AccountKey,
+    purpose: MailPurpose,
+    known: bool,
+) -> Vec<RateLimitCheck> {
+    let apart = if known { " known" } else { "" };
+    let mut checks = vec![RateLimitCheck {
+        limit: LimitName::MailsPerRecipient,
+        subject: format!("{} {}{apart}", account.as_str(), purpose.as_str()),
+        windows: app.windows(LimitName::MailsPerRecipient),
+    }];
+    checks.extend(per_client(app, LimitName::MailsPerClient, caller.client_address(), ""));
+    checks
+}

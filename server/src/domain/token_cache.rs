@@ -1,0 +1,303 @@
+//! The token cache of forward auth, the endpoint that an ingress calls for every request.
+
+use std::{
+    collections::HashMap,
+    future::Future,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use aws_lc_rs::digest::{Context, SHA256};
+use latchkey_crds::rendered::Revision;
+
+use super::{
+    app::App,
+    authentication::AuthenticationError,
+    clock::Env,
+    ports::StoreError,
+    session::{LiveSession, SessionId},
+    token,
+    user::UserId,
+};
+
+/// How long a found session is used without another lookup: the longest time that an ended session is still accepted.
+const SESSION_TTL: Duration = Duration::from_secs(1);
+/// Tokens in one of the two generations of the cache. A token takes about 1 KiB.
+const GENERATION_CAPACITY: usize = 8192;
+
+/// What this process knows about tokens.
+#[derive(Default)]
+pub struct TokenCache {
+    generations: Mutex<Generations>,
+}
+
+/// The recently used tokens, and those before them. A token that is used again moves to the recent ones. When there are
+/// too many of these, they replace the older ones. So the cache is bounded, and tokens in use stay in it.
+#[derive(Default)]
+struct Generations {
+    recent: HashMap<TokenDigest, CachedToken>,
+    previous: HashMap<TokenDigest, CachedToken>,
+}
+
+/// SHA-256 of a token. Tokens themselves are not stored.
+type TokenDigest = [u8; 32];
+
+/// A token with a valid signature, issuer and audience under one revision of its App.
+#[derive(Clone)]
+struct CachedToken {
+    revision: Revision,
+    user: UserId,
+    session: SessionId,
+    /// Unix seconds.
+    exp: i64,
+    /// The session and the time of its lookup. `None` if the lookup found no session.
+    last_lookup: Option<(Instant, Arc<LiveSession>)>,
+}
+
+// === impl TokenCache ===
+
+impl TokenCache {
+    /// The live session of the token. The store is read at most once a second for one token. Only a found session is
+    /// cached; a missing one is looked up each time.
+    pub async fn authenticate<F>(
+        &self,
+        env: &Env,
+        app: &App,
+        token: &str,
+        now: Instant,
+        lookup: impl FnOnce(UserId, SessionId) -> F,
+    ) -> Result<Arc<LiveSession>, AuthenticationError>
+    where
+        F: Future<Output = Result<Option<LiveSession>, StoreError>>,
+    {
+        let key = token_digest(token);
+        // A revision belongs to one App: a validation under another App or an older document does not count.
+        let judged = match self.find(&key).filter(|judged| judged.revision == app.revision) {
+            Some(judged) => judged,
+            None => CachedToken::verify(app, env, token).ok_or(AuthenticationError::InvalidToken)?,
+        };
+        if env.now().unix_timestamp() >= judged.exp {
+            return Err(AuthenticationError::InvalidToken);
+        }
+        if let Some((at, live)) = &judged.last_lookup
+            && now.saturating_duration_since(*at) < SESSION_TTL
+        {
+            return Ok(Arc::clone(live));
+        }
+        let live = lookup(judged.user, judged.session).await?.map(Arc::new);
+        // The time before the lookup: its duration counts.
+        self.insert(key, CachedToken { last_lookup: live.clone().map(|live| (now, live)), ..judged });
+        live.ok_or(AuthenticationError::InvalidToken)
+    }
+
+    fn find(&self, key: &TokenDigest) -> Option<CachedToken> {
+        let mut kept = self.generations.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(judged) = kept.recent.get(key) {
+            return Some(judged.clone());
+        }
+        let judged = kept.previous.remove(key)?;
+        kept.insert(*key, judged.clone());
+        Some(judged)
+    }
+
+    fn insert(&self, key: TokenDigest, judged: CachedToken) {
+        self.generations.lock().unwrap_or_else(PoisonError::into_inner).insert(key, judged);
+    }
+}
+
+fn token_digest(token: &str) -> TokenDigest {
+    let mut context = Context::new(&SHA256);
+    context.update(token.as_bytes());
+    context.finish().as_ref().try_into().expect("SHA-256 has 32 bytes")
+}
+
+// === impl Generations ===
+
+impl Generations {
+    fn insert(&mut self, key: TokenDigest, judged: CachedToken) {
+        if self.recent.len() >= GENERATION_CAPACITY && !self.recent.contains_key(&key) {
+            self.previous = std::mem::take(&mut self.recent);
+        }
+        self.recent.insert(key, judged);
+    }
+}
+
+// === impl CachedToken ===
+
+impl CachedToken {
+    fn verify(app: &App, env: &Env, token: &str) -> Option<Self> {
+        let claims = token::verify_access_token(app, env.now(), token)?;
+        let revision = app.revision.clone();
+        Some(Self { revision, user: claims.sub, session: claims.sid, exp: claims.exp, last_lookup: None })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        cell::Cell,
+        sync::atomic::{AtomicI64, Ordering},
+    };
+
+    use futures::FutureExt;
+    use latchkey_crds::rendered::KeyState;
+    use time::OffsetDateTime;
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::{
+        domain::{
+            clock::Clock,
+            session::{Amr, Profile, Session},
+            user::Epoch,
+        },
+        fixtures,
+    };
+
+    const START: i64 = 1_900_000_000;
+
+    struct SetClock(Arc<AtomicI64>);
+
+    impl Clock for SetClock {
+        fn now(&self) -> OffsetDateTime {
+            OffsetDateTime::from_unix_timestamp(self.0.load(Ordering::Relaxed)).unwrap()
+        }
+    }
+
+    /// An App, a clock, a store that counts its lookups, and the cache in front of it.
+    struct TestCache {
+        app: App,
+        env: Env,
+        unix: Arc<AtomicI64>,
+        cache: TokenCache,
+        is_there: Cell<bool>,
+        lookups: Cell<usize>,
+        started_at: Instant,
+    }
+
+    impl TestCache {
+        fn new() -> Self {
+            let unix = Arc::new(AtomicI64::new(START));
+            Self {
+                app: fixtures::app(fixtures::rendered("shop")),
+                env: Env { clock: Box::new(SetClock(Arc::clone(&unix))), ..Env::system() },
+                unix,
+                cache: TokenCache::default(),
+                is_there: Cell::new(true),
+                lookups: Cell::new(0),
+                started_at: Instant::now(),
+            }
+        }
+
+        fn token(&self, session: u128) -> token::Tokens {
+            let live = live_session(session);
+            token::issue_tokens(&self.app, &self.env, &live.profile, &live.session).unwrap()
+        }
+
+        fn is_admitted(&self, app: &App, token: &str, millis: u64) -> bool {
+            let now = self.started_at + Duration::from_millis(millis);
+            let look = |user: UserId, session: SessionId| {
+                assert_eq!(user, live_session(0).session.user);
+                self.lookups.set(self.lookups.get() + 1);
+                std::future::ready(Ok(self.is_there.get().then(|| live_session(session.0.as_u128()))))
+            };
+            let answer = self.cache.authenticate(&self.env, app, token, now, look).now_or_never().unwrap();
+            match answer {
+                Ok(_) => true,
+                Err(AuthenticationError::InvalidToken) => false,
+                Err(AuthenticationError::Store(error)) => panic!("{error}"),
+            }
+        }
+    }
+
+    fn live_session(session: u128) -> LiveSession {
+        let session = Session {
+            id: SessionId(Uuid::from_u128(session)),
+            user: UserId(Uuid::from_u128(7)),
+            epoch: Epoch(1),
+            generation: 1,
+            amr: Amr::Password,
+            auth_time: OffsetDateTime::from_unix_timestamp(START).unwrap(),
+        };
+        let profile = Profile { version: 1, email: None, email_verified: false, name: "Ada".to_owned() };
+        LiveSession { session, profile }
+    }
+
+    #[test]
+    fn a_session_is_looked_up_once_a_second_and_an_ended_one_is_rejected_afterwards() {
+        let scene = TestCache::new();
+        let token = scene.token(1).access_token;
+        for millis in [0, 1, 500, 999] {
+            assert!(scene.is_admitted(&scene.app, &token, millis));
+        }
+        assert_eq!(scene.lookups.get(), 1);
+        scene.is_there.set(false);
+        assert!(scene.is_admitted(&scene.app, &token, 999));
+        assert!(!scene.is_admitted(&scene.app, &token, 1000));
+        assert_eq!(scene.lookups.get(), 2);
+    }
+
+    #[test]
+    fn a_missing_session_is_looked_up_each_time() {
+        let scene = TestCache::new();
+        let token = scene.token(1).access_token;
+        scene.is_there.set(false);
+        assert!(!scene.is_admitted(&scene.app, &token, 0));
+        assert!(!scene.is_admitted(&scene.app, &token, 0));
+        scene.is_there.set(true);
+        assert!(scene.is_admitted(&scene.app, &token, 0));
+        assert_eq!(scene.lookups.get(), 3);
+    }
+
+    #[test]
+    fn a_cached_token_still_expires() {
+        let scene = TestCache::new();
+        let token = scene.token(1);
+        assert!(scene.is_admitted(&scene.app, &token.access_token, 0));
+        scene.unix.store(token.expires_at - 1, Ordering::Relaxed);
+        assert!(scene.is_admitted(&scene.app, &token.access_token, 1));
+        scene.unix.store(token.expires_at, Ordering::Relaxed);
+        assert!(!scene.is_admitted(&scene.app, &token.access_token, 2));
+        assert_eq!(scene.lookups.get(), 1);
+    }
+
+    #[test]
+    fn a_validation_counts_only_for_its_revision() {
+        let scene = TestCache::new();
+        let token = scene.token(1).access_token;
+        assert!(scene.is_admitted(&scene.app, &token, 0));
+        // The key was revoked.
+        let mut doc = scene.app.doc.clone();
+        doc.keys.signing = vec![fixtures::signing_key("s2", doc.tokens.signing_algorithm, KeyState::Active)];
+        assert!(!scene.is_admitted(&fixtures::app(doc), &token, 1));
+        // Another App with the same keys.
+        let mut doc = fixtures::rendered("other");
+        doc.keys = scene.app.doc.keys.clone();
+        assert!(!scene.is_admitted(&fixtures::app(doc), &token, 1));
+        assert_eq!(scene.lookups.get(), 1);
+    }
+
+    #[test]
+    fn the_cache_is_bounded_and_keeps_tokens_in_use() {
+        let judged = CachedToken {
+            revision: Revision::of(b"{}"),
+            user: UserId(Uuid::from_u128(7)),
+            session: SessionId(Uuid::from_u128(1)),
+            exp: START,
+            last_lookup: None,
+        };
+        let gate = TokenCache::default();
+        let used = token_digest("used");
+        gate.insert(used, judged.clone());
+        for number in 0..5 * GENERATION_CAPACITY {
+            gate.insert(token_digest(&number.to_string()), judged.clone());
+            if number % 100 == 0 {
+                assert!(gate.find(&used).is_some(), "after {number}");
+            }
+        }
+        let kept = gate.generations.lock().unwrap();
+        assert!(kept.recent.len() + kept.previous.len() <= 2 * GENERATION_CAPACITY);
+        drop(kept);
+        assert!(gate.find(&token_digest("0")).is_none());
+    }
+}

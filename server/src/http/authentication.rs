@@ -1,0 +1,234 @@
+//! Authentication of callers: a value of these types proves that the check was done.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use http::{HeaderMap, HeaderValue, header::AUTHORIZATION};
+use latchkey_crds::rendered::AdministratorRole;
+
+use super::{
+    Ports,
+    error::{ErrorCode, Problem},
+};
+use crate::{
+    callers::{CallerError, ServiceAccount},
+    domain::{
+        app::App,
+        authentication::{AuthenticatedSession, AuthenticationError},
+        session::LiveSession,
+    },
+    state::State,
+};
+
+/// `Retry-After` while the keys of the cluster are unavailable.
+const KEYS_RETRY_AFTER: Duration = Duration::from_secs(5);
+
+/// The content of `Authorization` (RFC 6750, 2.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bearer<'a> {
+    /// No token was sent. Credentials of another scheme do not count.
+    None,
+    Token(&'a str),
+    /// More than one field, or one that cannot be parsed: handled like a wrong token.
+    Malformed,
+}
+
+/// The proof that a request comes from a ServiceAccount that the App lists.
+#[derive(Clone, Debug)]
+pub struct Administrator {
+    pub account: ServiceAccount,
+    /// What it can do. Every role can introspect.
+    pub role: AdministratorRole,
+}
+
+/// A known caller that the App does not list. Only the log says so.
+#[derive(Debug, thiserror::Error)]
+#[error("the App does not list {0} among its administrators")]
+struct NotListed(ServiceAccount);
+
+// === impl Bearer ===
+
+impl<'a> Bearer<'a> {
+    pub fn from_headers(request: &'a HeaderMap) -> Self {
+        let mut fields = request.get_all(AUTHORIZATION).iter();
+        let only = match (fields.next(), fields.next()) {
+            (None, _) => return Self::None,
+            (Some(only), None) => only,
+            (Some(_), Some(_)) => return Self::Malformed,
+        };
+        let Ok(text) = only.to_str() else { return Self::Malformed };
+        match text.split_once(' ') {
+            Some((scheme, token)) if scheme.eq_ignore_ascii_case("bearer") => Self::Token(token.trim()),
+            None if text.eq_ignore_ascii_case("bearer") => Self::Malformed,
+            Some(_) | None => Self::None,
+        }
+    }
+
+    /// For calls that need no session: a header that cannot be parsed counts as missing.
+    pub fn token(self) -> Option<&'a str> {
+        match self {
+            Self::Token(token) => Some(token),
+            Self::None | Self::Malformed => None,
+        }
+    }
+}
+
+/// The user of the session that the request's token belongs to. A handler calls this before it reads a body, so that no
+/// body is read without a valid token, and checks again afterwards.
+pub async fn authenticate<S: Ports>(
+    state: &State<S>,
+    app: &App,
+    request: &HeaderMap,
+) -> Result<AuthenticatedSession, Problem> {
+    let token = bearer_token(app, request)?;
+    AuthenticatedSession::authenticate(&state.stores, &state.env, app, token)
+        .await
+        .map_err(|error| session_problem(app, error))
+}
+
+/// Repeats the check after the body was read: that can take up to 30 s, and the session can end in the meantime.
+pub async fn authenticate_again<S: Ports>(
+    state: &State<S>,
+    app: &App,
+    request: &HeaderMap,
+) -> Result<AuthenticatedSession, Problem> {
+    authenticate(state, app, request).await
+}
+
+/// The session of the request's token, for forward auth, which caches sessions for up to a second.
+pub async fn forward_auth_session<S: Ports>(
+    state: &State<S>,
+    app: &App,
+    request: &HeaderMap,
+) -> Result<Arc<LiveSession>, Problem> {
+    let token = bearer_token(app, request)?;
+    let look = |user, session| state.stores.session(app.id(), user, session);
+    let admitted = state.token_cache.authenticate(&state.env, app, token, Instant::now(), look).await;
+    admitted.map_err(|error| session_problem(app, error))
+}
+
+fn bearer_token<'a>(app: &App, request: &'a HeaderMap) -> Result<&'a str, Problem> {
+    match Bearer::from_headers(request) {
+        Bearer::None => Err(invalid_token(app, false)),
+        Bearer::Malformed => Err(invalid_token(app, true)),
+        Bearer::Token(token) => Ok(token),
+    }
+}
+
+fn session_problem(app: &App, error: AuthenticationError) -> Problem {
+    match error {
+        AuthenticationError::InvalidToken => invalid_token(app, true),
+        AuthenticationError::Store(error) => error.into(),
+    }
+}
+
+/// The caller in the cluster. A wrong token and an account that is not listed get the same response, so that nobody
+/// learns which accounts an App lists.
+pub async fn authenticate_administrator<S: Ports>(
+    state: &State<S>,
+    app: &App,
+    request: &HeaderMap,
+) -> Result<Administrator, Problem> {
+    let token = match Bearer::from_headers(request) {
+        Bearer::None => return Err(invalid_client(app, false)),
+        Bearer::Malformed => return Err(invalid_client(app, true)),
+        Bearer::Token(token) => token,
+    };
+    let account = state.callers.authenticate(&state.env, token).await.map_err(|error| match error {
+        CallerError::InvalidToken(refusal) => invalid_client(app, true).with_cause(refusal),
+        CallerError::KeysUnavailable => Problem::unavailable(KEYS_RETRY_AFTER).with_cause(error),
+    })?;
+    match strongest_role(app, &account) {
+        Some(role) => Ok(Administrator { account, role }),
+        None => Err(invalid_client(app, true).with_cause(NotListed(account))),
+    }
+}
+
+/// The strongest role that the App gives to the account.
+fn strongest_role(app: &App, account: &ServiceAccount) -> Option<AdministratorRole> {
+    let strength = |role: &AdministratorRole| match role {
+        AdministratorRole::Introspector => 0,
+        AdministratorRole::Reader => 1,
+        AdministratorRole::UserAdmin => 2,
+    };
+    let listed = app.doc.administrators.iter();
+    let roles = listed
+        .filter(|listed| listed.namespace == account.namespace() && listed.service_account == account.name())
+        .map(|listed| listed.role);
+    roles.max_by_key(strength)
+}
+
+/// A 401. Its challenge is the one of a bearer token (RFC 7662, 2.3), so it names the error of RFC 6750.
+fn invalid_client(app: &App, has_token: bool) -> Problem {
+    let error = if has_token { Some(ErrorCode::InvalidToken) } else { None };
+    Problem::unauthorized(
+        ErrorCode::InvalidClient,
+        "show the token of a ServiceAccount that the App lists as an administrator",
+        challenge(app, error),
+    )
+}
+
+/// A 401. The challenge names the error only if a token was sent (RFC 6750, 3.1).
+pub fn invalid_token(app: &App, has_token: bool) -> Problem {
+    let error = if has_token { Some(ErrorCode::InvalidToken) } else { None };
+    Problem::unauthorized(
+        ErrorCode::InvalidToken,
+        "send Authorization: Bearer with a valid access token of a live session",
+        challenge(app, error),
+    )
+}
+
+/// The challenge that every 401 carries (RFC 9110, 15.5.2). RFC 6750, 3 requires a parameter, hence the realm.
+pub fn challenge(app: &App, error: Option<ErrorCode>) -> HeaderValue {
+    let realm = app.id();
+    let text = match error {
+        None => format!("Bearer realm=\"{realm}\""),
+        Some(error) => format!("Bearer realm=\"{realm}\", error=\"{}\"", error.as_str()),
+    };
+    HeaderValue::try_from(text).expect("an appID and an error code are ASCII")
+}
+
+#[cfg(test)]
+mod tests {
+    use latchkey_crds::rendered::Administrator as Listed;
+
+    use super::*;
+    use crate::fixtures;
+
+    fn of(fields: &[&'static str]) -> String {
+        let headers: HeaderMap = fields.iter().map(|field| (AUTHORIZATION, HeaderValue::from_static(field))).collect();
+        format!("{:?}", Bearer::from_headers(&headers))
+    }
+
+    #[test]
+    fn a_token_is_in_one_field_with_any_case_of_the_scheme() {
+        assert_eq!(of(&["Bearer abc"]), "Token(\"abc\")");
+        assert_eq!(of(&["bearer abc"]), "Token(\"abc\")");
+        assert_eq!(of(&["BEARER  abc "]), "Token(\"abc\")");
+        assert_eq!(of(&[]), "None");
+        assert_eq!(of(&["Basic YTpi"]), "None");
+        assert_eq!(of(&["Bearer"]), "Malformed");
+        assert_eq!(of(&["Bearer abc", "Bearer abc"]), "Malformed");
+    }
+    #[test]
+    fn an_account_has_the_strongest_role_that_the_app_gives_it() {
+        let account = |namespace: &str, name: &str| ServiceAccount::named(namespace, name);
+        let mut doc = fixtures::rendered("shop");
+        for (namespace, name, role) in [
+            ("shop", "one", AdministratorRole::Reader),
+            ("shop", "one", AdministratorRole::UserAdmin),
+            ("shop", "one", AdministratorRole::Introspector),
+            ("blog", "two", AdministratorRole::Introspector),
+        ] {
+            doc.administrators.push(Listed { namespace: namespace.to_owned(), service_account: name.to_owned(), role });
+        }
+        let app = fixtures::app(doc);
+        assert_eq!(strongest_role(&app, &account("shop", "one")), Some(AdministratorRole::UserAdmin));
+        assert_eq!(strongest_role(&app, &account("blog", "two")), Some(AdministratorRole::Introspector));
+        for (namespace, name) in [("blog", "one"), ("shop", "two"), ("shop", "On"), ("", "one")] {
+            assert_eq!(strongest_role(&app, &account(namespace, name)), None, "{namespace}/{name}");
+        }
+    }
+}

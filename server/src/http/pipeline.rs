@@ -1,0 +1,481 @@
+//! The request pipeline of every listener: request id, route, log line, response headers, and catching of panics.
+
+use std::{future::Future, net::IpAddr, panic::AssertUnwindSafe, pin::Pin, sync::Arc, time::Duration};
+
+use futures::FutureExt;
+use http::{
+    HeaderMap, HeaderValue, Method, Request, StatusCode, Version,
+    header::{CONNECTION, CONTENT_LENGTH, USER_AGENT, X_CONTENT_TYPE_OPTIONS},
+};
+use hyper::body::{Body as _, Incoming};
+use tokio::{sync::OwnedSemaphorePermit, time::Instant};
+use tokio_util::task::TaskTracker;
+use tracing::{Instrument, Span, debug, error, info, info_span, warn};
+
+use super::{
+    budgets::{Budgets, ConnectionPermit, ConnectionSlots, SlotPermit},
+    cors::Cors,
+    error::{ErrorChain, Problem, RedirectedProblem},
+    metrics::{HttpMetrics, method_label},
+    quota::Exhausted,
+    refusals::HeldRefusal,
+    request::InboundRequest,
+    request_span,
+    response::{Body, Response, X_REQUEST_ID, full_body},
+    timeouts::Timeouts,
+};
+use crate::{
+    domain::{app::App, client::ClientInfo},
+    state::State,
+};
+
+/// How many characters of `User-Agent` are kept.
+const MAX_USER_AGENT_CHARS: usize = 512;
+/// The longest request id that is kept (specification: HTTP API, Conventions).
+const MAX_REQUEST_ID_CHARS: usize = 128;
+
+/// The endpoints of a listener with everything they need to serve connections.
+#[derive(Clone)]
+pub struct Service {
+    pipeline: Arc<dyn DynPipeline>,
+    slots: Arc<ConnectionSlots>,
+    /// Requests continue when their client disconnects, so that they finish what they started.
+    running: TaskTracker,
+    timeouts: Timeouts,
+}
+
+/// The result of routing.
+pub enum Lookup<R> {
+    Route {
+        route: R,
+        app: Option<Arc<App>>,
+        /// The part of the path that names the object of the request, apart from the App.
+        path_parameter: Option<String>,
+    },
+    /// The route does not support the method.
+    WrongMethod {
+        route: R,
+        app: Option<Arc<App>>,
+        allow: &'static str,
+    },
+    /// OPTIONS on a route of the public listener.
+    Options {
+        route: R,
+        app: Option<Arc<App>>,
+        allow: &'static str,
+    },
+    /// The path is that of an endpoint, but no App has this appID.
+    AppNotFound {
+        route: R,
+    },
+    NotFound,
+}
+
+/// The endpoints of one listener.
+pub trait Endpoints: Send + Sync + 'static {
+    type Route: Copy + Send + Sync + 'static;
+
+    /// The name of the listener in metrics and logs.
+    const LISTENER: &'static str;
+    /// Whether its requests get spans, if spans are exported.
+    const TRACED: bool = true;
+    /// Whether its callers can decide that a trace is sampled.
+    const TRUSTS_SAMPLING: bool = false;
+
+    fn find(&self, method: &Method, path: &str) -> Lookup<Self::Route>;
+
+    fn name(route: Self::Route) -> &'static str;
+
+    /// The path with placeholders.
+    fn path_template(_: Self::Route) -> Option<&'static str> {
+        None
+    }
+
+    /// Whether the platform calls the route every few seconds: such requests are logged only at level debug.
+    fn is_logged_at_debug(route: Self::Route) -> bool;
+
+    /// Whether a refusal of the route can be held. It occupies a connection, of which only the public listener has enough.
+    fn can_hold_refusal(_: Self::Route) -> bool {
+        false
+    }
+
+    /// Whether responses of the route carry CORS headers.
+    fn has_cors(_: Self::Route) -> bool {
+        true
+    }
+
+    /// Handles a request; `app` is set if the route has an App.
+    fn call(
+        &self,
+        route: Self::Route,
+        app: Option<Arc<App>>,
+        request: InboundRequest,
+    ) -> impl Future<Output = Result<Response, Problem>> + Send;
+}
+
+/// The request pipeline without its type parameters.
+trait DynPipeline: Send + Sync {
+    fn handle(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+        peer: IpAddr,
+        alone: bool,
+        body_time: Duration,
+    ) -> Pin<Box<dyn Future<Output = PipelineResponse> + Send>>;
+
+    /// The bytes sent to a client whose headers were not received in time.
+    fn head_timeout_response(&self) -> Vec<u8>;
+
+    /// The bytes sent to a client whose headers do not fit the budget.
+    fn head_refused_response(&self) -> Vec<u8>;
+
+    fn budgets(&self) -> &Budgets;
+
+    fn is_proxy(&self, peer: IpAddr) -> bool;
+
+    fn metrics(&self) -> (&HttpMetrics, &'static str);
+}
+
+/// A response, and whether it is held before it is sent.
+pub(super) struct PipelineResponse {
+    pub(super) response: Response,
+    pub(super) held: Option<HeldRefusal>,
+}
+
+/// A handler panicked; the panic hook has logged the location.
+#[derive(Debug, thiserror::Error)]
+#[error("the handler panicked")]
+struct HandlerPanicked;
+
+struct Pipeline<E, S> {
+    endpoints: E,
+    state: Arc<State<S>>,
+    metrics: HttpMetrics,
+    budgets: Arc<Budgets>,
+}
+
+// === impl Service ===
+
+impl Service {
+    pub(super) fn new<E: Endpoints, S: Send + Sync + 'static>(
+        endpoints: E,
+        state: Arc<State<S>>,
+        metrics: HttpMetrics,
+        budgets: Arc<Budgets>,
+        places: Arc<ConnectionSlots>,
+    ) -> Self {
+        let door = Arc::new(Pipeline { endpoints, state, metrics, budgets });
+        Self { pipeline: door, slots: places, running: TaskTracker::new(), timeouts: Timeouts::DEFAULT }
+    }
+
+    /// Handles a request in its own task, which keeps the slot of its connection. `alone`: it is the only request on
+    /// its connection.
+    pub(super) async fn handle(
+        &self,
+        request: Request<Incoming>,
+        peer: IpAddr,
+        alone: bool,
+        place: Arc<SlotPermit>,
+    ) -> PipelineResponse {
+        let answer = Arc::clone(&self.pipeline).handle(request, peer, alone, self.timeouts.body);
+        let answer = answer.inspect(move |_| drop(place));
+        // Panics are caught inside; the task ends without a response only when the runtime shuts down.
+        let broken = |_| PipelineResponse { response: Problem::server_error().to_response(""), held: None };
+        self.running.spawn(answer).await.unwrap_or_else(broken)
+    }
+
+    /// Waits for a connection slot.
+    pub(super) async fn acquire_slot(&self) -> OwnedSemaphorePermit {
+        self.slots.acquire_slot().await
+    }
+
+    /// Gives the slot to a connection of that peer.
+    ///
+    /// # Errors
+    ///
+    /// [`Exhausted`] if the peer has its maximum number of connections.
+    pub(super) fn admit(&self, free: OwnedSemaphorePermit, peer: IpAddr) -> Result<ConnectionPermit, Exhausted> {
+        let admitted = self.slots.admit(free, peer, self.pipeline.is_proxy(peer), self.pipeline.budgets());
+        if admitted.is_err() {
+            let (metrics, listener) = self.pipeline.metrics();
+            metrics.record_connection_refused(listener, "client");
+        }
+        admitted
+    }
+
+    pub(super) fn head_refused_response(&self) -> Vec<u8> {
+        self.pipeline.head_refused_response()
+    }
+
+    pub(super) fn record_http2_refused(&self) {
+        let (metrics, listener) = self.pipeline.metrics();
+        metrics.record_connection_refused(listener, "http2");
+    }
+
+    pub(super) fn head_timeout_response(&self) -> Vec<u8> {
+        self.pipeline.head_timeout_response()
+    }
+
+    pub(super) fn track_connection(&self) -> super::metrics::GaugeGuard {
+        let (metrics, listener) = self.pipeline.metrics();
+        metrics.track_connection(listener)
+    }
+
+    /// Replaces the timeouts of the specification, for tests that wait for them.
+    #[cfg(test)]
+    pub(super) fn with_timeouts(self, times: Timeouts) -> Self {
+        Self { timeouts: times, ..self }
+    }
+
+    pub(super) fn timeouts(&self) -> Timeouts {
+        self.timeouts
+    }
+
+    pub(super) fn listener(&self) -> &'static str {
+        self.pipeline.metrics().1
+    }
+
+    /// Waits until every request that began has ended.
+    pub(super) async fn wait_until_finished(&self) {
+        self.running.close();
+        self.running.wait().await;
+    }
+}
+
+// === impl Pipeline ===
+
+impl<E: Endpoints, S: Send + Sync + 'static> DynPipeline for Pipeline<E, S> {
+    fn handle(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+        peer: IpAddr,
+        alone: bool,
+        body_time: Duration,
+    ) -> Pin<Box<dyn Future<Output = PipelineResponse> + Send>> {
+        Box::pin(async move { self.handle_request(request, peer, alone, body_time).await })
+    }
+
+    fn head_timeout_response(&self) -> Vec<u8> {
+        self.metrics.record_head_timeout(E::LISTENER);
+        let problem = Problem::invalid_request("the headers were not received in time");
+        self.raw_response(&problem.with_status(StatusCode::REQUEST_TIMEOUT))
+    }
+
+    fn head_refused_response(&self) -> Vec<u8> {
+        self.metrics.record_over_budget(E::LISTENER, "head");
+        self.raw_response(&Problem::over_budget())
+    }
+
+    fn budgets(&self) -> &Budgets {
+        &self.budgets
+    }
+
+    fn is_proxy(&self, peer: IpAddr) -> bool {
+        self.state.settings.is_trusted_proxy(peer)
+    }
+
+    fn metrics(&self) -> (&HttpMetrics, &'static str) {
+        (&self.metrics, E::LISTENER)
+    }
+}
+
+impl<E: Endpoints, S: Send + Sync + 'static> Pipeline<E, S> {
+    /// The bytes of the response to an HTTP/1 client whose request was not read.
+    fn raw_response(&self, problem: &Problem) -> Vec<u8> {
+        let id = self.state.env.new_uuid().to_string();
+        let body = problem.to_json(&id);
+        let status = problem.status;
+        let mut head = format!(
+            "HTTP/1.1 {} {}\r\ncontent-type: application/json\r\ncache-control: no-store\r\n\
+             x-content-type-options: nosniff\r\nx-request-id: {id}\r\nconnection: close\r\ncontent-length: {}\r\n",
+            status.as_str(),
+            status.canonical_reason().unwrap_or_default(),
+            body.len()
+        )
+        .into_bytes();
+        for (name, value) in &problem.headers {
+            head.extend_from_slice(&[name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"].concat());
+        }
+        [head, b"\r\n".to_vec(), body].concat()
+    }
+
+    async fn handle_request(
+        &self,
+        request: Request<Incoming>,
+        peer: IpAddr,
+        alone: bool,
+        body_time: Duration,
+    ) -> PipelineResponse {
+        let began = Instant::now();
+        let _in_flight = self.metrics.track_request(E::LISTENER);
+        self.budgets.refusals().log_omitted(began);
+        let (parts, body) = request.into_parts();
+        let id = request_id(&parts.headers).unwrap_or_else(|| self.state.env.new_uuid().to_string());
+        let caller = self.caller(&parts.headers, peer);
+        let (client, address) = (caller.ip, caller.client_address());
+        let memory = self.budgets.begin_request(address, alone, &parts);
+
+        let lookup = self.endpoints.find(&parts.method, parts.uri.path());
+        let (route, app) = match &lookup {
+            Lookup::Route { route, app, .. }
+            | Lookup::WrongMethod { route, app, .. }
+            | Lookup::Options { route, app, .. } => (Some(*route), app.clone()),
+            Lookup::AppNotFound { route } => (Some(*route), None),
+            Lookup::NotFound => (None, None),
+        };
+        let name = route.map_or("none", E::name);
+        let app_id = app.as_ref().map(|app| app.id().clone());
+        let traced = if E::TRACED {
+            let trusted = E::TRUSTS_SAMPLING || self.state.settings.trusts_sampling(peer);
+            let template = route.and_then(E::path_template);
+            request_span::start_span(&parts.method, parts.version, &parts.headers, trusted, template, app.as_deref())
+        } else {
+            Span::none()
+        };
+        let trace_id = latchkey_trace::trace_id(&traced).map(tracing::field::display);
+        let span = info_span!("request", request_id = %id, route = name, trace_id);
+        let cors = app
+            .as_ref()
+            .filter(|_| route.is_none_or(E::has_cors))
+            .map_or(Cors::NoApp, |app| Cors::from_request(&parts.headers, &app.doc.allowed_origins));
+
+        let method = parts.method;
+        let version = parts.version;
+        let answered = match memory.map(|memory| (lookup, memory)) {
+            Err(Exhausted) => Err(Problem::over_budget()),
+            Ok((Lookup::Route { route, app, path_parameter: item }, memory)) => {
+                let (headers, uri) = (parts.headers, parts.uri);
+                let inbound = InboundRequest {
+                    headers,
+                    uri,
+                    path_parameter: item,
+                    body,
+                    memory,
+                    body_timeout: body_time,
+                    caller,
+                };
+                let call = AssertUnwindSafe(self.endpoints.call(route, app, inbound)).catch_unwind();
+                let call = call.instrument(span.clone()).instrument(traced.clone());
+                call.await.unwrap_or_else(|_| Err(Problem::server_error().with_cause(HandlerPanicked)))
+            }
+            Ok((Lookup::WrongMethod { allow, .. }, _)) => Err(Problem::method_not_allowed(allow)),
+            Ok((Lookup::Options { allow, .. }, _)) => Ok(cors.options(&parts.headers, allow)),
+            Ok((Lookup::AppNotFound { .. }, _)) => Err(Problem::app_not_found()),
+            Ok((Lookup::NotFound, _)) => Err(Problem::not_found()),
+        };
+        let (mut held, mut is_logged, mut closes) = (None, true, false);
+        let (mut response, problem) = match answered {
+            Ok(mut response) => {
+                let redirected = response.extensions_mut().remove::<RedirectedProblem>();
+                (response, redirected.map(|RedirectedProblem(problem)| problem))
+            }
+            Err(problem) => (problem.to_response(&id), Some(Arc::new(problem))),
+        };
+        if let Some(problem) = problem {
+            if let Some(retry_after) = problem.refusal_retry_after {
+                let refusals = self.budgets.refusals();
+                let now = Instant::now();
+                is_logged = refusals.is_logged(name, response.status(), now);
+                // A refusal that closes its connection has slowed its client down already.
+                if route.is_some_and(E::can_hold_refusal) && !problem.closes_connection {
+                    held = refusals.hold(address, began, now, retry_after);
+                }
+            }
+            if problem.closes_connection {
+                closes = true;
+                self.metrics.record_over_budget(E::LISTENER, "request");
+            }
+            if is_logged {
+                span.in_scope(|| log_problem(&problem));
+            }
+        }
+        cors.apply(response.headers_mut());
+        set_common_headers(&mut response, &method, version, closes, &id);
+
+        let status = response.status();
+        request_span::record_status(&traced, status);
+        let took = began.elapsed();
+        self.metrics.record_response(E::LISTENER, name, &method, status, took);
+        let duration_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+        macro_rules! line {
+            ($level:ident) => {
+                $level!(
+                    target: "access",
+                    request_id = %id,
+                    listener = E::LISTENER,
+                    route = name,
+                    method = method_label(&method),
+                    status = status.as_u16(),
+                    duration_ms,
+                    app = app_id.as_ref().map(tracing::field::display),
+                    client = %client,
+                    trace_id,
+                    "answered"
+                )
+            };
+        }
+        if is_logged {
+            if route.is_some_and(E::is_logged_at_debug) { line!(debug) } else { line!(info) }
+        }
+        PipelineResponse { response, held }
+    }
+
+    fn caller(&self, headers: &HeaderMap, peer: IpAddr) -> ClientInfo {
+        // A field that is not text ends the search like any other field that cannot be parsed.
+        let forwarded = headers.get_all("x-forwarded-for").iter().map(|field| field.to_str().unwrap_or(""));
+        let user_agent = headers.get(USER_AGENT).map(|agent| {
+            String::from_utf8_lossy(agent.as_bytes()).chars().take(MAX_USER_AGENT_CHARS).collect::<String>()
+        });
+        ClientInfo {
+            ip: self.state.settings.client_ip(peer, forwarded),
+            user_agent: user_agent.filter(|agent| !agent.is_empty()),
+        }
+    }
+}
+
+/// The incoming request id if it is well-formed (specification: HTTP API, Conventions).
+fn request_id(headers: &HeaderMap) -> Option<String> {
+    let mut ids = headers.get_all(&X_REQUEST_ID).iter();
+    let (Some(only), None) = (ids.next(), ids.next()) else { return None };
+    let well_formed = |id: &str| {
+        (1..=MAX_REQUEST_ID_CHARS).contains(&id.len())
+            && id.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'))
+    };
+    only.to_str().ok().filter(|id| well_formed(id)).map(str::to_owned)
+}
+
+/// Logs the cause of an error, once, if the fault is ours or that of a dependency.
+fn log_problem(problem: &Problem) {
+    let cause = problem.cause.as_deref().map(|cause| ErrorChain(cause).to_string());
+    let code = problem.code.as_str();
+    if problem.status == StatusCode::INTERNAL_SERVER_ERROR {
+        error!(code, cause, "a request failed");
+    } else if problem.status.is_server_error() {
+        warn!(code, cause, "a request could not be served now");
+    } else if cause.is_some() {
+        debug!(code, cause, "a request was refused");
+    }
+}
+
+/// Adds the headers that every response carries, and what the method and the protocol require.
+fn set_common_headers(response: &mut Response, method: &Method, version: Version, closes: bool, id: &str) {
+    let exact = response.body().size_hint().exact();
+    let closes = closes || matches!(response.status(), StatusCode::REQUEST_TIMEOUT | StatusCode::PAYLOAD_TOO_LARGE);
+    let headers = response.headers_mut();
+    headers.insert(X_REQUEST_ID, HeaderValue::try_from(id).expect("a request id is ASCII"));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    // The rest of the body is not read (RFC 9112, 9.3). HTTP/2 has no such header.
+    if closes && version <= Version::HTTP_11 {
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    if method == Method::HEAD {
+        if let Some(length) = exact {
+            headers.insert(CONTENT_LENGTH, length.into());
+        }
+        *response.body_mut() = empty_body();
+    }
+}
+
+fn empty_body() -> Body {
+    full_body(bytes::Bytes::new())
+}

@@ -1,0 +1,422 @@
+//! Timeouts of a connection: for the headers of a request, for the next request, and for a client that reads responses.
+//!
+//! hyper's own header timeout closes without a response, covers the time between requests too, and does not run while
+//! hyper-util detects the HTTP version. The stream here is below both: it enforces the timeouts, and it limits what a
+//! connection can buffer before there is a request.
+
+use std::{
+    future::Future,
+    io,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use futures::task::AtomicWaker;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::{Instant, Sleep, sleep_until},
+};
+
+use super::{
+    budgets::{ConnectionPermit, FREE_HEAD},
+    pipeline::Service,
+    quota::Exhausted,
+};
+
+/// The timeouts of connections and requests.
+#[derive(Clone, Copy, Debug)]
+pub struct Timeouts {
+    /// For the complete headers of a request.
+    pub head: Duration,
+    /// For the body of a request.
+    pub body: Duration,
+    /// How long a connection can stay without a request. In HTTP/2, pings do not count, nor does a response that the
+    /// client does not read.
+    pub idle: Duration,
+    /// How long an idle HTTP/2 connection can take to end after the GOAWAY: a request may have crossed it.
+    pub goaway: Duration,
+    /// A client that reads nothing of its response for this long is considered gone.
+    pub write: Duration,
+    /// How long to read what a client still sends after a response to a request that was not read completely. A closed
+    /// socket would answer that with a reset, which can destroy the response on its way (RFC 9112, 9.6).
+    pub linger: Duration,
+}
+
+/// Maximum bytes of one read.
+const MAX_READ_BYTES: usize = 4096;
+
+/// Maximum bytes that are read from a client that still sends after its response.
+const MAX_LINGER_BYTES: usize = 256 * 1024;
+/// And of that at once, on the stack: a body that is refused mostly lies in the socket's buffer already.
+const LINGER_STEP: usize = 32 * 1024;
+
+/// The connection preface of HTTP/2 (RFC 9113, 3.4).
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// State that the stream below hyper and the requests above it share.
+#[derive(Default)]
+pub struct ConnectionState {
+    /// Requests with a response that is not completely written.
+    unfinished: AtomicUsize,
+    /// The requests among them that have no response yet.
+    unanswered: AtomicUsize,
+    /// Changes when a request arrives, gets its response, or a part of the response is written.
+    activity: AtomicU64,
+    http2: AtomicBool,
+    has_served: AtomicBool,
+    /// The idle timeout of an HTTP/2 connection has expired.
+    is_idle_expired: AtomicBool,
+    /// Wakes the connection when the last response is out, to check again: hyper itself waits for bytes only.
+    connection_waker: AtomicWaker,
+}
+
+/// Counts a request as running while it lives.
+pub struct ActiveRequest {
+    shared: Arc<ConnectionState>,
+    alone: bool,
+    is_unanswered: bool,
+}
+
+/// A stream with timeouts, below hyper.
+pub struct TimeoutStream<T> {
+    io: T,
+    shared: Arc<ConnectionState>,
+    service: Service,
+    timeouts: Timeouts,
+    permit: ConnectionPermit,
+    http_version: HttpVersion,
+    read_state: ReadState,
+    /// The value of the shared activity at the last check.
+    seen_activity: u64,
+    /// Bytes read of the current HTTP/1 header block.
+    head_bytes: usize,
+    read_timer: Pin<Box<Sleep>>,
+    write_timer: Option<Pin<Box<Sleep>>>,
+    linger: Option<Linger>,
+    ended: bool,
+}
+
+/// The detected HTTP version.
+#[derive(Clone, Copy)]
+enum HttpVersion {
+    /// Only this many bytes of the preface have arrived.
+    Preface(usize),
+    Http1,
+    Http2,
+}
+
+/// What the next bytes are expected to be.
+#[derive(Clone, Copy)]
+enum ReadState {
+    /// No deadline: a request is running.
+    RequestRunning,
+    /// The end of the connection: the idle timeout of an HTTP/2 connection has expired.
+    Ending,
+    /// The first request; no byte has arrived.
+    FirstRequest(Instant),
+    /// A further request; no byte has arrived.
+    NextRequest(Instant),
+    /// The rest of a request's headers.
+    Headers(Instant),
+}
+
+struct Linger {
+    until: Pin<Box<Sleep>>,
+    bytes_left: usize,
+}
+
+// === impl Timeouts ===
+
+impl Timeouts {
+    /// Headers and body as in the specification (HTTP API, Request bodies). The idle timeout is longer than the time
+    /// that proxies keep connections to their upstreams (NGINX: 60 s), so that they close first and no request meets a
+    /// closed connection.
+    pub const DEFAULT: Self = Self {
+        head: Duration::from_secs(10),
+        body: Duration::from_secs(30),
+        idle: Duration::from_secs(75),
+        // As long as a drain waits for running requests.
+        goaway: Duration::from_secs(35),
+        write: Duration::from_secs(30),
+        linger: Duration::from_secs(1),
+    };
+}
+
+// === impl ConnectionState ===
+
+impl ConnectionState {
+    pub fn begin_request(self: &Arc<Self>) -> ActiveRequest {
+        let others = self.unfinished.fetch_add(1, Ordering::Relaxed);
+        self.unanswered.fetch_add(1, Ordering::Relaxed);
+        self.activity.fetch_add(1, Ordering::Relaxed);
+        self.has_served.store(true, Ordering::Relaxed);
+        ActiveRequest { shared: Arc::clone(self), alone: others == 0, is_unanswered: true }
+    }
+
+    pub fn is_http2(&self) -> bool {
+        self.http2.load(Ordering::Relaxed)
+    }
+
+    pub fn has_served(&self) -> bool {
+        self.has_served.load(Ordering::Relaxed)
+    }
+
+    pub fn is_idle_expired(&self) -> bool {
+        self.is_idle_expired.load(Ordering::Relaxed)
+    }
+}
+
+// === impl ActiveRequest ===
+
+impl ActiveRequest {
+    /// Whether no other request of the connection was running when this one arrived.
+    pub fn is_alone(&self) -> bool {
+        self.alone
+    }
+
+    /// Records that the response is ready; it is not written yet.
+    pub fn response_ready(&mut self) {
+        if std::mem::take(&mut self.is_unanswered) {
+            self.shared.unanswered.fetch_sub(1, Ordering::Relaxed);
+            self.record_write();
+            self.shared.connection_waker.wake();
+        }
+    }
+
+    /// Records that a part of the response is written.
+    pub fn record_write(&self) {
+        self.shared.activity.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for ActiveRequest {
+    fn drop(&mut self) {
+        self.response_ready();
+        self.shared.unfinished.fetch_sub(1, Ordering::Relaxed);
+        self.shared.connection_waker.wake();
+    }
+}
+
+// === impl TimeoutStream ===
+
+impl<T> TimeoutStream<T> {
+    pub fn new(io: T, shared: Arc<ConnectionState>, service: Service, place: ConnectionPermit) -> Self {
+        let times = service.timeouts();
+        let deadline = Instant::now() + times.head;
+        Self {
+            io,
+            shared,
+            service,
+            timeouts: times,
+            permit: place,
+            http_version: HttpVersion::Preface(0),
+            read_state: ReadState::FirstRequest(deadline),
+            seen_activity: 0,
+            head_bytes: 0,
+            read_timer: Box::pin(sleep_until(deadline)),
+            write_timer: None,
+            linger: None,
+            ended: false,
+        }
+    }
+
+    /// Updates the deadline after what happened in the layer above.
+    fn update_read_state(&mut self) {
+        let activity = self.shared.activity.load(Ordering::Relaxed);
+        // A response that an HTTP/2 client does not read blocks only its stream, which nothing here would notice.
+        let busy = match self.http_version {
+            HttpVersion::Http2 => &self.shared.unanswered,
+            HttpVersion::Preface(_) | HttpVersion::Http1 => &self.shared.unfinished,
+        };
+        if matches!(self.read_state, ReadState::Ending) {
+        } else if busy.load(Ordering::Relaxed) > 0 {
+            self.read_state = ReadState::RequestRunning;
+            self.head_bytes = 0;
+        } else if activity != self.seen_activity || matches!(self.read_state, ReadState::RequestRunning) {
+            self.read_state = ReadState::NextRequest(Instant::now() + self.timeouts.idle);
+            self.head_bytes = 0;
+        }
+        self.seen_activity = activity;
+    }
+
+    /// Records the received bytes and acquires what they cost.
+    fn record_read(&mut self, bytes: &[u8]) -> Result<(), Exhausted> {
+        if let HttpVersion::Preface(matched) = self.http_version {
+            let expected = &PREFACE[matched..];
+            let common = expected.len().min(bytes.len());
+            self.http_version = if bytes[..common] != expected[..common] {
+                HttpVersion::Http1
+            } else if common == expected.len() {
+                self.shared.http2.store(true, Ordering::Relaxed);
+                // From now on any request counts, and there is no HTTP/1 header block to wait for.
+                self.read_state = ReadState::NextRequest(Instant::now() + self.timeouts.idle);
+                self.permit.become_http2()?;
+                HttpVersion::Http2
+            } else {
+                HttpVersion::Preface(matched + common)
+            };
+        }
+        if matches!(self.http_version, HttpVersion::Http2) {
+            return Ok(());
+        }
+        self.read_state = match self.read_state {
+            // The deadline counts from the start of the connection.
+            ReadState::FirstRequest(deadline) | ReadState::Headers(deadline) => ReadState::Headers(deadline),
+            ReadState::NextRequest(_) => ReadState::Headers(Instant::now() + self.timeouts.head),
+            ReadState::RequestRunning => ReadState::RequestRunning,
+            ReadState::Ending => ReadState::Ending,
+        };
+        if matches!(self.read_state, ReadState::Headers(_)) {
+            self.head_bytes += bytes.len();
+            if self.head_bytes > FREE_HEAD {
+                self.permit.allow_large_head()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the connection: over HTTP/1 with a 503, over HTTP/2 without a response.
+    fn refuse(&mut self, cx: &mut Context<'_>) -> io::Error
+    where
+        T: AsyncWrite + Unpin,
+    {
+        if self.shared.is_http2() {
+            self.service.record_http2_refused();
+        } else if self.write_timer.is_none() {
+            let answer = self.service.head_refused_response();
+            let _ = Pin::new(&mut self.io).poll_write(cx, &answer);
+        }
+        self.ended = true;
+        io::Error::other(Exhausted)
+    }
+
+    /// Whether the current deadline has passed.
+    fn is_timed_out(&mut self, cx: &mut Context<'_>) -> bool {
+        let deadline = match self.read_state {
+            ReadState::RequestRunning | ReadState::Ending => return false,
+            ReadState::FirstRequest(deadline) | ReadState::NextRequest(deadline) | ReadState::Headers(deadline) => {
+                deadline
+            }
+        };
+        if self.read_timer.deadline() != deadline {
+            self.read_timer.as_mut().reset(deadline);
+        }
+        self.read_timer.as_mut().poll(cx).is_ready()
+    }
+
+    /// Turns a write that takes too long into an error.
+    fn limit_write<R>(&mut self, cx: &mut Context<'_>, wrote: Poll<io::Result<R>>) -> Poll<io::Result<R>> {
+        if wrote.is_ready() {
+            self.write_timer = None;
+            return wrote;
+        }
+        let limit = self.timeouts.write;
+        let stalled = self.write_timer.get_or_insert_with(|| Box::pin(sleep_until(Instant::now() + limit)));
+        ready!(stalled.as_mut().poll(cx));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for TimeoutStream<T> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.ended {
+            return Poll::Ready(Ok(()));
+        }
+        this.update_read_state();
+        // Read in steps that never fill hyper's buffer, so that hyper does not allocate a larger one.
+        let before = buf.filled().len();
+        let mut step = ReadBuf::new(buf.initialize_unfilled_to(MAX_READ_BYTES.min(buf.remaining())));
+        match Pin::new(&mut this.io).poll_read(cx, &mut step) {
+            Poll::Ready(Ok(())) => {
+                let came = step.filled().len();
+                buf.advance(came);
+                let bytes = &buf.filled()[before..];
+                if bytes.is_empty() {
+                    this.ended = true;
+                } else if let Err(Exhausted) = this.record_read(bytes) {
+                    return Poll::Ready(Err(this.refuse(cx)));
+                }
+                Poll::Ready(Ok(()))
+            }
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Pending => {
+                if matches!(this.read_state, ReadState::RequestRunning) {
+                    this.shared.connection_waker.register(cx.waker());
+                }
+                ready!(if this.is_timed_out(cx) { Poll::Ready(()) } else { Poll::Pending });
+                if matches!(this.http_version, HttpVersion::Http2) {
+                    // The connection's task starts to end it with a GOAWAY.
+                    this.read_state = ReadState::Ending;
+                    this.shared.is_idle_expired.store(true, Ordering::Relaxed);
+                    return Poll::Pending;
+                }
+                // No request has begun: close without a response.
+                if !matches!(this.read_state, ReadState::Headers(_)) {
+                    this.ended = true;
+                    return Poll::Ready(Ok(()));
+                }
+                // Do not write into the middle of a response that is still being written.
+                if matches!(this.http_version, HttpVersion::Http1) && this.write_timer.is_none() {
+                    let answer = this.service.head_timeout_response();
+                    let _ = Pin::new(&mut this.io).poll_write(cx, &answer);
+                }
+                Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+            }
+        }
+    }
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TimeoutStream<T> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let wrote = Pin::new(&mut this.io).poll_write(cx, bytes);
+        this.limit_write(cx, wrote)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let wrote = Pin::new(&mut this.io).poll_write_vectored(cx, slices);
+        this.limit_write(cx, wrote)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_flush(cx)
+    }
+
+    /// Closes the write side, then reads for a while what the client still sends.
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.linger.is_none() {
+            ready!(Pin::new(&mut this.io).poll_shutdown(cx))?;
+            let until = Box::pin(sleep_until(Instant::now() + this.timeouts.linger));
+            this.linger = Some(Linger { until, bytes_left: MAX_LINGER_BYTES });
+        }
+        let Some(linger) = &mut this.linger else { return Poll::Ready(Ok(())) };
+        let mut scratch = [0; LINGER_STEP];
+        while !this.ended && linger.bytes_left > 0 && linger.until.as_mut().poll(cx).is_pending() {
+            let mut buf = ReadBuf::new(&mut scratch);
+            match Pin::new(&mut this.io).poll_read(cx, &mut buf) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Ok(())) if !buf.filled().is_empty() => {
+                    linger.bytes_left = linger.bytes_left.saturating_sub(buf.filled().len());
+                }
+                Poll::Ready(Ok(()) | Err(_)) => this.ended = true,
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+}

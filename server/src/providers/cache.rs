@@ -1,0 +1,399 @@
+//! Cache of provider documents (discovery documents, key sets) by URL. One call fetches a document at a time, and a
+//! stale copy is used while the provider is unavailable.
+
+use std::{
+    collections::HashMap,
+    future::Future,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use futures::{
+    FutureExt,
+    future::{BoxFuture, Shared},
+};
+use time::OffsetDateTime;
+use tokio::time::timeout;
+
+use crate::domain::{
+    clock::Env,
+    identity::{ProviderError, UnavailableReason},
+};
+
+/// A copy younger than this is used without a fetch.
+const MAX_AGE: time::Duration = time::Duration::HOUR;
+/// How long a stale copy is used without a fetch after a fetch failed; also the shortest time between two fetches for
+/// something that a copy lacks (specification: Social login, Provider documents).
+const RETRY_INTERVAL: time::Duration = time::Duration::MINUTE;
+/// How long a caller that has a stale copy waits for a newer one. The fetch continues without the caller.
+const REFRESH_WAIT: Duration = Duration::from_secs(1);
+/// Maximum number of copies. Most have a few KiB.
+const MAX_ENTRIES: usize = 2048;
+/// Maximum size of all copies of one cache, in bytes: 4 KiB for each of [`MAX_ENTRIES`]. The largest key set takes about 50
+/// KiB, so without this bound the documents of hostile providers could exhaust the memory.
+const MAX_CACHE_BYTES: usize = 8 * 1024 * 1024;
+
+type FetchResult<T> = Result<Arc<T>, ProviderError>;
+
+pub(super) struct DocumentCache<T> {
+    env: Arc<Env>,
+    entries: Arc<Mutex<Entries<T>>>,
+}
+
+/// The memory that a cached document takes, in bytes.
+pub(super) trait MemorySize {
+    fn memory_size(&self) -> usize;
+}
+
+struct Entries<T> {
+    by_url: HashMap<String, Arc<Entry<T>>>,
+    /// Sum over all documents.
+    footprint: usize,
+}
+
+/// The cache entry of one URL.
+struct Entry<T>(Mutex<EntryState<T>>);
+
+struct EntryState<T> {
+    /// With the time of the fetch.
+    document: Option<(Arc<T>, OffsetDateTime)>,
+    /// Of the document.
+    footprint: usize,
+    failed_at: Option<OffsetDateTime>,
+    /// When a fetch last began because the document lacked something.
+    last_miss: Option<OffsetDateTime>,
+    last_used: OffsetDateTime,
+    fetch: Option<Shared<BoxFuture<'static, FetchResult<T>>>>,
+}
+
+// === impl DocumentCache ===
+
+impl<T: MemorySize + Send + Sync + 'static> DocumentCache<T> {
+    pub(super) fn new(env: Arc<Env>) -> Self {
+        Self { env, entries: Arc::new(Mutex::new(Entries { by_url: HashMap::new(), footprint: 0 })) }
+    }
+
+    /// The document at `url`. Runs `fetch` only if the copy is missing or stale. Returns the fetch's error if there is
+    /// no copy.
+    pub(super) async fn get(
+        &self,
+        url: &str,
+        fetch: impl Future<Output = Result<T, ProviderError>> + Send + 'static,
+    ) -> FetchResult<T> {
+        let copy = self.entry(url);
+        let now = self.env.now();
+        let (old, flight) = {
+            let mut held = copy.lock();
+            held.last_used = now;
+            let old = held.document.clone();
+            let is_good = old.as_ref().is_some_and(|(_, at)| now - *at < MAX_AGE)
+                || old.is_some() && held.failed_at.is_some_and(|at| now - at < RETRY_INTERVAL);
+            match old {
+                Some((document, _)) if is_good => return Ok(document),
+                old => (old, self.start_fetch(&copy, &mut held, fetch)),
+            }
+        };
+        match old {
+            None => flight.await,
+            Some((old, _)) => Ok(timeout(REFRESH_WAIT, flight).await.ok().and_then(Result::ok).unwrap_or(old)),
+        }
+    }
+
+    /// A newer document than `seen`, which lacks something that the caller needs. `None` if it was fetched less than
+    /// [`RETRY_INTERVAL`] ago or cannot be fetched.
+    pub(super) async fn get_newer(
+        &self,
+        url: &str,
+        stale: &Arc<T>,
+        fetch: impl Future<Output = Result<T, ProviderError>> + Send + 'static,
+    ) -> Option<Arc<T>> {
+        let copy = self.entry(url);
+        let now = self.env.now();
+        let flight = {
+            let mut held = copy.lock();
+            match &held.document {
+                Some((document, _)) if !Arc::ptr_eq(document, stale) => return Some(Arc::clone(document)),
+                _ => {}
+            }
+            if held.last_miss.is_some_and(|at| now - at < RETRY_INTERVAL) {
+                // Callers that miss something at the same time share one fetch.
+                held.fetch.clone()?
+            } else {
+                held.last_miss = Some(now);
+                self.start_fetch(&copy, &mut held, fetch)
+            }
+        };
+        flight.await.ok()
+    }
+
+    fn entry(&self, url: &str) -> Arc<Entry<T>> {
+        let mut copies = lock(&self.entries);
+        if let Some(copy) = copies.by_url.get(url) {
+            return Arc::clone(copy);
+        }
+        if copies.by_url.len() >= MAX_ENTRIES {
+            copies.evict_least_recently_used();
+        }
+        let held = EntryState {
+            document: None,
+            footprint: 0,
+            failed_at: None,
+            last_miss: None,
+            last_used: self.env.now(),
+            fetch: None,
+        };
+        let copy = Arc::new(Entry(Mutex::new(held)));
+        copies.by_url.insert(url.to_owned(), Arc::clone(&copy));
+        copy
+    }
+
+    /// Joins the running fetch or starts one. The fetch is a task of its own, so that it survives its first caller.
+    fn start_fetch(
+        &self,
+        copy: &Arc<Entry<T>>,
+        held: &mut EntryState<T>,
+        fetch: impl Future<Output = Result<T, ProviderError>> + Send + 'static,
+    ) -> Shared<BoxFuture<'static, FetchResult<T>>> {
+        if let Some(flight) = &held.fetch {
+            return flight.clone();
+        }
+        let (env, copies, copy) = (Arc::clone(&self.env), Arc::clone(&self.entries), Arc::clone(copy));
+        let task = tokio::spawn(async move {
+            let fetched = fetch.await;
+            let now = env.now();
+            // Lock order: first the map, then one entry.
+            let mut copies = lock(&copies);
+            let mut held = copy.lock();
+            held.fetch = None;
+            match fetched {
+                Ok(document) => {
+                    let (before, document) = (held.footprint, Arc::new(document));
+                    held.footprint = document.memory_size();
+                    held.document = Some((Arc::clone(&document), now));
+                    held.failed_at = None;
+                    let after = held.footprint;
+                    drop(held);
+                    copies.resized(&copy, before, after);
+                    Ok(document)
+                }
+                Err(error) => {
+                    held.failed_at = Some(now);
+                    Err(error)
+                }
+            }
+        });
+        // A panic in the task is reported as a broken connection.
+        let flight = task
+            .map(|ended| ended.unwrap_or(Err(ProviderError::Unavailable(UnavailableReason::ConnectionClosed))))
+            .boxed()
+            .shared();
+        held.fetch = Some(flight.clone());
+        flight
+    }
+}
+
+fn lock<T>(copies: &Mutex<Entries<T>>) -> MutexGuard<'_, Entries<T>> {
+    copies.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+// === impl Entries ===
+
+impl<T> Entries<T> {
+    /// Updates the sum after a copy changed, and evicts other copies to stay within the bound.
+    fn resized(&mut self, copy: &Arc<Entry<T>>, before: usize, after: usize) {
+        // The copy can have been evicted during the fetch; then it does not count.
+        if !self.by_url.values().any(|kept| Arc::ptr_eq(kept, copy)) {
+            return;
+        }
+        self.footprint = self.footprint - before + after;
+        while self.footprint > MAX_CACHE_BYTES && self.by_url.len() > 1 {
+            self.evict_least_recently_used();
+        }
+    }
+
+    fn evict_least_recently_used(&mut self) {
+        let oldest = self.by_url.iter().min_by_key(|(_, copy)| copy.lock().last_used).map(|(url, _)| url.clone());
+        if let Some(copy) = oldest.and_then(|url| self.by_url.remove(&url)) {
+            self.footprint -= copy.lock().footprint;
+        }
+    }
+}
+
+// === impl Entry ===
+
+impl<T> Entry<T> {
+    fn lock(&self) -> MutexGuard<'_, EntryState<T>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::domain::clock::Clock;
+
+    const UNREACHABLE: ProviderError = ProviderError::Unavailable(UnavailableReason::Unreachable);
+
+    impl MemorySize for usize {
+        fn memory_size(&self) -> usize {
+            *self
+        }
+    }
+
+    #[derive(Clone, Default)]
+    struct TestClock(Arc<AtomicI64>);
+
+    impl Clock for TestClock {
+        fn now(&self) -> OffsetDateTime {
+            OffsetDateTime::UNIX_EPOCH + time::Duration::seconds(self.0.load(Ordering::SeqCst))
+        }
+    }
+
+    struct Fixture {
+        cache: DocumentCache<usize>,
+        clock: TestClock,
+        /// The number of fetches. Each fetch returns its number.
+        fetched: Arc<AtomicUsize>,
+    }
+
+    impl Fixture {
+        fn new() -> Self {
+            let clock = TestClock::default();
+            let env = Arc::new(Env { clock: Box::new(clock.clone()), ..Env::system() });
+            Self { cache: DocumentCache::new(env), clock, fetched: Arc::default() }
+        }
+
+        fn fetch(&self, up: bool) -> impl Future<Output = Result<usize, ProviderError>> + Send + use<> {
+            let fetched = Arc::clone(&self.fetched);
+            async move {
+                tokio::task::yield_now().await;
+                let number = fetched.fetch_add(1, Ordering::SeqCst) + 1;
+                if up { Ok(number) } else { Err(UNREACHABLE) }
+            }
+        }
+
+        async fn get(&self, up: bool) -> Result<usize, ProviderError> {
+            self.cache.get("a", self.fetch(up)).await.map(|document| *document)
+        }
+
+        fn advance(&self, seconds: i64) {
+            self.clock.0.fetch_add(seconds, Ordering::SeqCst);
+        }
+    }
+
+    #[tokio::test]
+    async fn concurrent_callers_share_one_fetch() {
+        let fixture = Fixture::new();
+        let all = futures::future::join_all((0..50).map(|_| fixture.get(true))).await;
+        assert!(all.iter().all(|got| *got == Ok(1)), "{all:?}");
+        fixture.advance(3599);
+        assert_eq!(fixture.get(true).await, Ok(1));
+        fixture.advance(1);
+        assert_eq!(fixture.get(true).await, Ok(2));
+        assert_eq!(fixture.cache.get("b", fixture.fetch(true)).await.map(|document| *document), Ok(3));
+    }
+
+    #[tokio::test]
+    async fn concurrent_callers_share_a_failure_and_the_next_call_fetches_again() {
+        let fixture = Fixture::new();
+        let all = futures::future::join_all((0..50).map(|_| fixture.get(false))).await;
+        assert!(all.iter().all(|got| *got == Err(UNREACHABLE)), "{all:?}");
+        assert_eq!(fixture.fetched.load(Ordering::SeqCst), 1);
+        assert_eq!(fixture.get(true).await, Ok(2));
+    }
+
+    #[tokio::test]
+    async fn a_stale_copy_is_used_while_the_provider_is_unavailable() {
+        let fixture = Fixture::new();
+        assert_eq!(fixture.get(true).await, Ok(1));
+        fixture.advance(100_000);
+        assert_eq!(fixture.get(false).await, Ok(1));
+        assert_eq!(fixture.fetched.load(Ordering::SeqCst), 2);
+        for _ in 0..10 {
+            assert_eq!(fixture.get(false).await, Ok(1));
+        }
+        assert_eq!(fixture.fetched.load(Ordering::SeqCst), 2, "not every call fetches");
+        fixture.advance(60);
+        assert_eq!(fixture.get(true).await, Ok(3));
+    }
+
+    #[tokio::test]
+    async fn with_a_stale_copy_a_hanging_provider_delays_only_briefly() {
+        let fixture = Fixture::new();
+        assert_eq!(fixture.get(true).await, Ok(1));
+        fixture.advance(100_000);
+        let got = fixture.cache.get("a", std::future::pending()).await;
+        assert_eq!(got.map(|document| *document), Ok(1));
+    }
+
+    #[tokio::test]
+    async fn a_newer_document_is_fetched_at_most_once_per_minute() {
+        let fixture = Fixture::new();
+        let first = fixture.cache.get("a", fixture.fetch(true)).await.unwrap();
+        let newer = |seen| {
+            let fetch = fixture.fetch(true);
+            let shelf = &fixture.cache;
+            async move { shelf.get_newer("a", seen, fetch).await.map(|document| *document) }
+        };
+        assert_eq!(newer(&first).await, Some(2), "fetched at once, whatever the age of the copy");
+        assert_eq!(newer(&first).await, Some(2), "the cache already has a newer one");
+        let second = fixture.cache.get("a", fixture.fetch(true)).await.unwrap();
+        assert_eq!(newer(&second).await, None);
+        fixture.advance(59);
+        assert_eq!(newer(&second).await, None);
+        assert_eq!(fixture.fetched.load(Ordering::SeqCst), 2);
+        fixture.advance(1);
+        assert_eq!(newer(&second).await, Some(3));
+    }
+
+    #[tokio::test]
+    async fn a_cancelled_caller_does_not_cancel_the_fetch() {
+        let fixture = Fixture::new();
+        let (open, opened) = tokio::sync::oneshot::channel::<()>();
+        let fetch = async move { opened.await.map(|()| 7).map_err(|_| UNREACHABLE) };
+        let asked = fixture.cache.get("a", fetch);
+        assert!(timeout(Duration::from_millis(1), asked).await.is_err());
+        open.send(()).unwrap();
+        assert_eq!(fixture.get(true).await, Ok(7));
+        assert_eq!(fixture.fetched.load(Ordering::SeqCst), 0);
+    }
+
+    #[tokio::test]
+    async fn the_number_of_entries_is_bounded() {
+        let fixture = Fixture::new();
+        for number in 0..MAX_ENTRIES + 10 {
+            fixture.advance(1);
+            fixture.cache.get(&number.to_string(), fixture.fetch(true)).await.unwrap();
+        }
+        assert_eq!(fixture.cache.entries.lock().unwrap().by_url.len(), MAX_ENTRIES);
+    }
+
+    #[tokio::test]
+    async fn large_documents_evict_the_least_recently_used_ones() {
+        let fixture = Fixture::new();
+        let put = async |url: &str, size: usize| {
+            fixture.advance(1);
+            let fetch = async move { Ok(size) };
+            assert_eq!(fixture.cache.get(url, fetch).await.map(|document| *document), Ok(size));
+        };
+        let kept = || {
+            let copies = fixture.cache.entries.lock().unwrap();
+            let mut urls: Vec<_> = copies.by_url.keys().cloned().collect();
+            urls.sort();
+            (urls.join(" "), copies.footprint)
+        };
+        let half = MAX_CACHE_BYTES / 2;
+        put("a", half).await;
+        put("b", half).await;
+        put("a", half).await;
+        assert_eq!(kept(), ("a b".to_owned(), MAX_CACHE_BYTES));
+        put("c", 1).await;
+        assert_eq!(kept(), ("a c".to_owned(), half + 1));
+        // A newer document replaces the older one in the sum.
+        fixture.advance(3600);
+        put("a", 2).await;
+        assert_eq!(kept(), ("a c".to_owned(), 3));
+    }
+}

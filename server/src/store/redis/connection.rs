@@ -1,0 +1,215 @@
+//! A connection that many calls share: opened on first use, dropped when it breaks. While it fails, calls fail at once.
+
+use std::sync::Arc;
+
+use redis::{
+    AsyncConnectionConfig, Client, ConnectionInfo, Pipeline, RedisError, Value,
+    aio::{ConnectionLike, MultiplexedConnection},
+};
+use tokio::{
+    sync::Mutex as AsyncMutex,
+    time::{Instant, timeout_at},
+};
+use tracing::{info, warn};
+
+use super::{
+    CALL_TIMEOUT, RETRY_PAUSE, Scripts,
+    errors::{CallError, CallErrorKind},
+};
+
+/// The reply to one command.
+pub(super) type Reply = Result<Value, RedisError>;
+
+/// A connection to one address, reopened after it breaks.
+pub(super) struct Connection {
+    info: ConnectionInfo,
+    peer: Peer,
+    state: AsyncMutex<ConnectionState>,
+}
+
+/// The kind of peer, which decides how a new connection is set up.
+#[derive(Clone)]
+pub(super) enum Peer {
+    Server(Arc<Scripts>),
+    /// A server that must report the role of a primary.
+    Primary(Arc<Scripts>),
+    /// An additional connection to a server. Its failures are not logged.
+    Additional(Arc<Scripts>),
+    /// A sentinel or a seed node of a cluster: asked where servers are, stores no keys.
+    Discovery,
+}
+
+#[derive(Default)]
+struct ConnectionState {
+    connection: Option<MultiplexedConnection>,
+    /// Counts connections, so that a call drops only the one it used, not a later one.
+    number: u64,
+    failed: Option<(Instant, CallError)>,
+}
+
+// === impl Peer ===
+
+impl Peer {
+    const fn scripts(&self) -> Option<&Arc<Scripts>> {
+        match self {
+            Self::Server(scripts) | Self::Primary(scripts) | Self::Additional(scripts) => Some(scripts),
+            Self::Discovery => None,
+        }
+    }
+}
+
+// === impl Connection ===
+
+impl Connection {
+    pub(super) fn new(to: ConnectionInfo, end: Peer) -> Self {
+        Self { info: to, peer: end, state: AsyncMutex::default() }
+    }
+
+    pub(super) const fn info(&self) -> &ConnectionInfo {
+        &self.info
+    }
+
+    /// Sends commands as one pipeline. Returns the reply to each.
+    pub(super) async fn send(&self, commands: &Pipeline, until: Instant) -> Result<Vec<Reply>, CallError> {
+        let mut answers = self.send_once(commands, until).await?;
+        let unknown = answers.iter().position(is_script_unknown);
+        let (Some(unknown), Some(scripts)) = (unknown, self.peer.scripts()) else { return Ok(answers) };
+        // An unknown script did nothing, and each command after it is either no script or an unknown one too.
+        for answer in self.send_once(&scripts.load(), until).await? {
+            answer.map_err(|error| CallError::from(&error))?;
+        }
+        let mut again = Pipeline::new();
+        for command in commands.cmd_iter().skip(unknown) {
+            again.add_command(command.clone());
+        }
+        answers.truncate(unknown);
+        answers.extend(self.send_once(&again, until).await?);
+        Ok(answers)
+    }
+
+    async fn send_once(&self, commands: &Pipeline, until: Instant) -> Result<Vec<Reply>, CallError> {
+        let (mut connection, number) = match timeout_at(until, self.connection(until)).await {
+            Ok(connection) => connection?,
+            Err(_) => return Err(CallError::from_kind(CallErrorKind::Deadline)),
+        };
+        let count = commands.len();
+        let answers = match timeout_at(until, connection.req_packed_commands(commands, 0, count)).await {
+            Ok(Ok(values)) if values.len() == count => values.into_iter().map(Value::extract_error).collect::<Vec<_>>(),
+            Ok(Ok(_)) => {
+                self.drop_connection(number).await;
+                return Err(CallError::unexpected_reply());
+            }
+            Ok(Err(error)) => {
+                let fault = CallError::from(&error);
+                if fault.breaks_the_connection() {
+                    self.drop_connection(number).await;
+                }
+                return Err(fault);
+            }
+            Err(_) => {
+                self.drop_connection(number).await;
+                return Err(CallError::from_kind(CallErrorKind::Deadline));
+            }
+        };
+        let breaks =
+            |answer: &Reply| answer.as_ref().is_err_and(|error| CallError::from(error).breaks_the_connection());
+        if answers.iter().any(breaks) {
+            self.drop_connection(number).await;
+        }
+        Ok(answers)
+    }
+
+    async fn connection(&self, until: Instant) -> Result<(MultiplexedConnection, u64), CallError> {
+        let mut state = self.state.lock().await;
+        if let Some(connection) = &state.connection {
+            return Ok((connection.clone(), state.number));
+        }
+        if let Some((at, fault)) = &state.failed
+            && at.elapsed() < RETRY_PAUSE
+        {
+            return Err(fault.clone());
+        }
+        // Boxed: connecting is rare and its future is large. Otherwise every call would need that space.
+        let made = timeout_at(until, Box::pin(self.open())).await;
+        match made.unwrap_or(Err(CallError::from_kind(CallErrorKind::Deadline))) {
+            Ok(connection) => {
+                if state.failed.take().is_some() {
+                    self.log_recovery();
+                }
+                state.number += 1;
+                state.connection = Some(connection.clone());
+                Ok((connection, state.number))
+            }
+            Err(fault) => {
+                if state.failed.is_none() {
+                    self.log_failure(&fault);
+                }
+                state.failed = Some((Instant::now(), fault.clone()));
+                Err(fault)
+            }
+        }
+    }
+
+    async fn open(&self) -> Result<MultiplexedConnection, CallError> {
+        let client = Client::open(self.info.clone()).map_err(|error| CallError::from(&error))?;
+        // Calls have their own deadline, so the connection has no response timeout.
+        let config = AsyncConnectionConfig::new().set_connection_timeout(Some(CALL_TIMEOUT)).set_response_timeout(None);
+        let mut connection = client
+            .get_multiplexed_async_connection_with_config(&config)
+            .await
+            .map_err(|error| CallError::from(&error))?;
+        let mut setup = self.peer.scripts().map(|scripts| scripts.load()).unwrap_or_default();
+        let must_be_primary = matches!(self.peer, Peer::Primary(_));
+        if must_be_primary {
+            setup.cmd("ROLE");
+        }
+        let count = setup.len();
+        if count == 0 {
+            return Ok(connection);
+        }
+        let setup_replies = connection.req_packed_commands(&setup, 0, count).await;
+        let setup_replies: Result<Vec<_>, _> =
+            setup_replies.and_then(|values| values.into_iter().map(Value::extract_error).collect());
+        let last = setup_replies.map_err(|error| CallError::from(&error))?.pop();
+        if must_be_primary && !last.is_some_and(is_primary) {
+            return Err(CallError::not_primary());
+        }
+        Ok(connection)
+    }
+
+    async fn drop_connection(&self, number: u64) {
+        let mut state = self.state.lock().await;
+        if state.number == number {
+            state.connection = None;
+        }
+    }
+
+    fn log_failure(&self, fault: &CallError) {
+        let (at, error) = (self.info.addr(), fault as &dyn std::error::Error);
+        match self.peer {
+            Peer::Server(_) | Peer::Primary(_) => warn!(%at, error, "cannot reach Redis"),
+            Peer::Discovery => warn!(%at, error, "cannot reach a sentinel or cluster node that locates Redis"),
+            Peer::Additional(_) => {}
+        }
+    }
+
+    fn log_recovery(&self) {
+        let at = self.info.addr();
+        match self.peer {
+            Peer::Server(_) | Peer::Primary(_) => info!(%at, "reconnected to Redis"),
+            Peer::Discovery => info!(%at, "reconnected to a sentinel or cluster node that locates Redis"),
+            Peer::Additional(_) => {}
+        }
+    }
+}
+
+/// Redis does not have the script, after a restart or SCRIPT FLUSH.
+fn is_script_unknown(answer: &Reply) -> bool {
+    answer.as_ref().is_err_and(|error| error.code() == Some("NOSCRIPT"))
+}
+
+/// Whether the reply to ROLE names a primary.
+fn is_primary(role: Value) -> bool {
+    let Value::Array(role) = role else { return false };
+    role.into_iter().next().and_then(super::client::text).is_some_and(|role| role == "master")
+}

@@ -1,0 +1,203 @@
+//! Helpers of the fault tests: an App without limits, a service behind proxies, and access to its stores.
+
+use std::time::{Duration, Instant};
+
+use http::StatusCode;
+use latchkey_tests::{
+    builders::App,
+    client::{ApiClient, ApiResponse},
+    stack::Builder,
+};
+use redis::aio::MultiplexedConnection;
+use sqlx::{AssertSqlSafe, PgConnection, postgres::PgRow};
+
+use crate::support::{MAIL_LIMIT, NAME, PASSWORD, TestApp};
+
+/// A count that no test reaches.
+const UNREACHED_COUNT: u32 = 100_000;
+
+/// An App with limits that no test reaches.
+pub(crate) fn unlimited_app(prefix: &str) -> App {
+    [
+        "loginFailuresPerClient",
+        "loginFailuresPerAccount",
+        "loginFailuresPerClientOverall",
+        "loginsPerClient",
+        "registrationsPerClient",
+        "mailsPerRecipient",
+        "mailsPerClient",
+        "codesPerClient",
+    ]
+    .into_iter()
+    .fold(App::new(prefix), |app, limit| app.limit(limit, &[(UNREACHED_COUNT, 60)]))
+}
+
+/// Asserts the refusal during an outage, with a `Retry-After` of 1 to 60 seconds.
+#[track_caller]
+pub(crate) fn expect_unavailable(answer: ApiResponse) -> ApiResponse {
+    let answer = answer.expect_error(StatusCode::SERVICE_UNAVAILABLE, "temporarily_unavailable");
+    let after = answer.header("retry-after").and_then(|after| after.parse().ok());
+    assert!(after.is_some_and(|seconds: u32| (1..=60).contains(&seconds)), "Retry-After in {:?}", answer.headers);
+    answer
+}
+
+/// Asserts the refusal of a wrong, used or expired code.
+#[track_caller]
+pub(crate) fn expect_invalid_code(answer: ApiResponse) -> ApiResponse {
+    answer.expect_error(StatusCode::BAD_REQUEST, "invalid_code")
+}
+
+#[track_caller]
+pub(crate) fn expect_invalid_credentials(answer: ApiResponse) -> ApiResponse {
+    answer.expect_error(StatusCode::UNAUTHORIZED, "invalid_credentials")
+}
+
+/// The keys of an App in Redis at one moment, with their values.
+pub(crate) struct Snapshot {
+    redis: MultiplexedConnection,
+    keys: Vec<(String, Vec<u8>)>,
+}
+
+// === impl Snapshot ===
+
+impl Snapshot {
+    pub(crate) async fn capture(shop: &TestApp) -> Self {
+        let mut redis = shop.stack.redis().connect().await.expect("Redis is reachable");
+        let pattern = format!("lk:{{{}:*", shop.id());
+        let names: Vec<String> =
+            redis::cmd("KEYS").arg(pattern).query_async(&mut redis).await.expect("Redis lists its keys");
+        let mut keys = Vec::new();
+        for name in names {
+            let value: Option<Vec<u8>> =
+                redis::cmd("DUMP").arg(&name).query_async(&mut redis).await.expect("Redis returns a key");
+            keys.extend(value.map(|held| (name, held)));
+        }
+        assert!(!keys.is_empty(), "the App has keys in Redis");
+        Self { redis, keys }
+    }
+
+    /// The names of the keys that no longer exist.
+    pub(crate) async fn removed_keys(&self) -> Vec<String> {
+        let mut redis = self.redis.clone();
+        let mut removed = Vec::new();
+        for (name, _) in &self.keys {
+            let exists: bool =
+                redis::cmd("EXISTS").arg(name).query_async(&mut redis).await.expect("Redis is reachable");
+            if !exists {
+                removed.push(name.clone());
+            }
+        }
+        removed
+    }
+
+    /// Restores the keys that were removed since, like a store that has lost its last writes.
+    pub(crate) async fn restore(&self) {
+        let mut redis = self.redis.clone();
+        let removed = self.removed_keys().await;
+        assert!(!removed.is_empty(), "keys were removed from Redis");
+        for (name, value) in self.keys.iter().filter(|(name, _)| removed.contains(name)) {
+            // Without an expiry: a key that lives for a day outlives the test anyway.
+            redis::cmd("RESTORE")
+                .arg(name)
+                .arg(0)
+                .arg(value.as_slice())
+                .query_async::<()>(&mut redis)
+                .await
+                .expect("Redis restores a key");
+        }
+    }
+}
+
+// === impl TestApp ===
+
+impl TestApp {
+    /// Starts a service from the test's own builder, with this App.
+    pub(crate) async fn from_builder(app: App, builder: Builder) -> Self {
+        Self { stack: builder.app(&app).start().await, app }
+    }
+
+    /// Registers, confirms and logs in a user. Returns the client and the access token.
+    pub(crate) async fn register_and_log_in(&self, email: &str) -> (ApiClient, String) {
+        let client = self.register_and_confirm(email).await;
+        let token = client.login(self.id(), email, PASSWORD).await.expect(StatusCode::OK).string("token").to_owned();
+        (client, token)
+    }
+
+    /// The number of sessions of this App's users in Redis.
+    pub(crate) async fn session_count(&self) -> usize {
+        let mut redis = self.stack.redis().connect().await.expect("Redis is reachable");
+        let pattern = format!("lk:{{{}:*}}:session:*", self.id());
+        let keys: Vec<String> =
+            redis::cmd("KEYS").arg(pattern).query_async(&mut redis).await.expect("Redis lists its keys");
+        keys.len()
+    }
+
+    /// The number of social login flows of this App in Redis.
+    pub(crate) async fn flow_count(&self) -> usize {
+        let mut redis = self.stack.redis().connect().await.expect("Redis is reachable");
+        let pattern = format!("lk:{{{}:flows}}:flow:*", self.id());
+        let keys: Vec<String> =
+            redis::cmd("KEYS").arg(pattern).query_async(&mut redis).await.expect("Redis lists its keys");
+        keys.len()
+    }
+
+    /// Calls *verify* with an access token; 200 while its session is live.
+    pub(crate) async fn verify(&self, token: &str) -> ApiResponse {
+        self.client().with_token(self.id(), token).verify().await
+    }
+
+    /// Repeats a call that is refused during an outage until it succeeds.
+    pub(crate) async fn wait_until_ok(&self, what: &str, call: impl AsyncFn() -> ApiResponse) -> ApiResponse {
+        let end = Instant::now() + MAIL_LIMIT;
+        loop {
+            let answer = call().await;
+            if answer.status == StatusCode::OK {
+                return answer;
+            }
+            let answer = expect_unavailable(answer);
+            assert!(Instant::now() < end, "{what}: not within {MAIL_LIMIT:?}: {}", answer.text);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Makes every waiting row of the outbox due.
+    pub(crate) async fn make_outbox_due(&self) {
+        self.sql(
+            "UPDATE outbox SET due_at = statement_timestamp() WHERE dead_at IS NULL AND lease_until IS NULL; \
+             NOTIFY latchkey_outbox",
+        )
+        .await;
+    }
+
+    /// Ends the leases of dead servers too.
+    pub(crate) async fn expire_leases(&self) {
+        self.sql("UPDATE outbox SET lease_until = NULL").await;
+        self.make_outbox_due().await;
+    }
+
+    /// Waits for the code in a mail, without the delays of the outbox.
+    pub(crate) async fn expedited_code(&self, email: &str, nth: usize) -> String {
+        self.make_outbox_due().await;
+        self.code(email, nth).await
+    }
+
+    /// The number that a query returns.
+    pub(crate) async fn query_number(&self, sql: &str) -> i64 {
+        let mut connection = self.connection().await;
+        sqlx::query_scalar(AssertSqlSafe(sql.to_owned())).fetch_one(&mut connection).await.expect("the SQL is valid")
+    }
+
+    pub(crate) async fn query_row(&self, sql: &str) -> Option<PgRow> {
+        let mut connection = self.connection().await;
+        sqlx::query(AssertSqlSafe(sql.to_owned())).fetch_optional(&mut connection).await.expect("the SQL is valid")
+    }
+
+    async fn connection(&self) -> PgConnection {
+        self.stack.database.connect().await.expect("the database is reachable")
+    }
+
+    /// Registers from a new client address, whatever the response.
+    pub(crate) async fn try_register(&self, email: &str) -> ApiResponse {
+        self.client().register(self.id(), NAME, email, PASSWORD).await
+    }
+}

@@ -1,0 +1,433 @@
+//! Forward auth for ingresses: a real NGINX in front of an application, and the requests that Traefik and Envoy send.
+
+use std::{
+    convert::Infallible,
+    fs,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
+use jsonwebtoken::{Algorithm, EncodingKey, Header};
+use latchkey_tests::{
+    builders::App,
+    client::{ApiClient, ApiResponse, AuthenticatedClient},
+    eventually,
+    nginx::Nginx,
+    process,
+    stack::Stack,
+};
+use serde_json::{Map, Value, json};
+use tokio::{net::TcpListener, task::JoinHandle};
+
+use crate::support::{NAME, PASSWORD, TestApp, app, claims_of};
+
+/// A session is looked up every second; a loaded machine takes longer.
+const SESSION_END_LIMIT: Duration = Duration::from_secs(10);
+/// The time until the loss or the return of a store is noticed.
+const STORE_LIMIT: Duration = Duration::from_secs(30);
+const EMAIL: &str = "ada@example.com";
+const AUTH_HEADERS: [&str; 5] =
+    ["x-auth-user-id", "x-auth-email", "x-auth-email-verified", "x-auth-name", "x-auth-session-id"];
+
+/// An application that returns each request as JSON and counts the requests.
+struct Application {
+    addr: SocketAddr,
+    request_count: Arc<AtomicUsize>,
+    accept_task: JoinHandle<()>,
+}
+
+/// A service, an application, and NGINX in front of it with the configuration of the docs.
+struct NginxSetup {
+    shop: TestApp,
+    application: Application,
+    nginx: Nginx,
+}
+
+// === impl Application ===
+
+impl Application {
+    async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let request_count = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&request_count);
+        let accepting = tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                let counted = Arc::clone(&counted);
+                let service = service_fn(move |request| {
+                    counted.fetch_add(1, Ordering::Relaxed);
+                    echo(request)
+                });
+                // NGINX can close a connection at any time.
+                tokio::spawn(async move {
+                    drop(http1::Builder::new().serve_connection(TokioIo::new(stream), service).await);
+                });
+            }
+        });
+        Self { addr, request_count, accept_task: accepting }
+    }
+
+    fn request_count(&self) -> usize {
+        self.request_count.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Application {
+    fn drop(&mut self) {
+        self.accept_task.abort();
+    }
+}
+
+async fn echo(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+    let (parts, body) = request.into_parts();
+    let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    let mut headers = Map::new();
+    for name in parts.headers.keys() {
+        let values: Vec<&str> = parts.headers.get_all(name).iter().filter_map(|value| value.to_str().ok()).collect();
+        headers.insert(name.to_string(), json!(values));
+    }
+    let received = json!({
+        "method": parts.method.as_str(),
+        "path": parts.uri.path(),
+        "headers": headers,
+        "body": String::from_utf8_lossy(&body),
+    });
+    let mut response = Response::new(Full::from(received.to_string()));
+    response.headers_mut().insert(http::header::CONTENT_TYPE, http::HeaderValue::from_static("application/json"));
+    Ok(response)
+}
+
+// === impl NginxSetup ===
+
+impl NginxSetup {
+    async fn start(shop: TestApp) -> Self {
+        let application = Application::start().await;
+        let addr = process::free_addr();
+        let docs = fs::read_to_string(process::root().join("docs/gate.md")).unwrap();
+        let (_, block) = docs.split_once("```nginx\n").expect("docs/gate.md has a configuration of NGINX");
+        let (configuration, _) = block.split_once("```").unwrap();
+        let mut configuration = configuration.to_owned();
+        for (documented, actual) in [
+            ("server 127.0.0.1:8080;", format!("server {};", shop.stack.server().public)),
+            ("listen 127.0.0.1:8000;", format!("listen {addr};")),
+            ("proxy_pass http://127.0.0.1:3000;", format!("proxy_pass http://{};", application.addr)),
+            ("/v1/shop/authorize;", format!("/v1/{}/authorize;", shop.id())),
+        ] {
+            assert_eq!(configuration.matches(documented).count(), 1, "{documented}");
+            configuration = configuration.replace(documented, &actual);
+        }
+        let nginx = Nginx::start(addr, &configuration).await.unwrap();
+        Self { shop, application, nginx }
+    }
+
+    /// Requests a page with this access token in the application's cookie.
+    async fn get_with_cookie(&self, token: Option<&str>) -> ApiResponse {
+        let browser = ApiClient::new(self.nginx.addr());
+        let request = browser.request(Method::GET, "basket?sort=price");
+        browser.send(with_cookie(request, token)).await
+    }
+
+    #[track_caller]
+    fn assert_not_reached(&self, before: usize) {
+        assert_eq!(self.application.request_count(), before, "a request reached the application");
+    }
+}
+
+fn with_cookie(request: reqwest::RequestBuilder, token: Option<&str>) -> reqwest::RequestBuilder {
+    match token {
+        Some(token) => request.header("Cookie", format!("theme=dark; access_token={token}; lang=en")),
+        None => request.header("Cookie", "theme=dark"),
+    }
+}
+
+/// A header as the application received it; `None` if it did not.
+fn received_header<'a>(answer: &'a ApiResponse, name: &str) -> Option<&'a str> {
+    let values = answer.body["headers"][name].as_array()?;
+    assert_eq!(values.len(), 1, "{name} in {}", answer.text);
+    values[0].as_str()
+}
+
+/// Registers, confirms and logs in a user.
+async fn registered_session(shop: &TestApp, email: &str) -> AuthenticatedClient {
+    shop.register_and_confirm(email).await.authenticate(shop.id(), email, PASSWORD).await
+}
+
+async fn log_out(user: &AuthenticatedClient) {
+    user.send(user.request(Method::POST, "logout")).await.expect(StatusCode::OK);
+}
+
+/// The token with one claim changed, signed again with the App's own key.
+fn re_signed(shop: &TestApp, token: &str, claim: &str, value: Value) -> String {
+    let document = fs::read(shop.stack.rendered().join(format!("{}.json", shop.id()))).unwrap();
+    let document: Value = serde_json::from_slice(&document).unwrap();
+    let key = &document["keys"]["signing"][0];
+    let mut claims = claims_of(token);
+    claims[claim] = value;
+    let header = Header {
+        typ: Some("at+jwt".to_owned()),
+        kid: key["id"].as_str().map(str::to_owned),
+        ..Header::new(Algorithm::ES256)
+    };
+    let pem = key["privateKey"].as_str().unwrap();
+    jsonwebtoken::encode(&header, &claims, &EncodingKey::from_ec_pem(pem.as_bytes()).unwrap()).unwrap()
+}
+
+#[tokio::test]
+async fn nginx_lets_only_a_logged_in_browser_through() {
+    let (app, other) = (app(), App::new("other"));
+    let stack = Stack::builder().app(&app).app(&other).start().await;
+    let setup = NginxSetup::start(TestApp { stack, app }).await;
+    let user = registered_session(&setup.shop, EMAIL).await;
+    let stranger = setup.shop.client();
+    stranger.register(other.id(), NAME, EMAIL, PASSWORD).await.expect(StatusCode::OK);
+    let stranger = stranger.authenticate(other.id(), EMAIL, PASSWORD).await;
+    let login = user.client().login(setup.shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK);
+
+    let allowed = setup.get_with_cookie(Some(user.token())).await.expect(StatusCode::OK);
+    assert_eq!((&allowed.body["method"], &allowed.body["path"]), (&json!("GET"), &json!("/basket")));
+    let before = setup.application.request_count();
+    assert_eq!(before, 1);
+
+    let exp = claims_of(user.token())["exp"].as_i64().unwrap();
+    for (who, token) in [
+        ("no cookie", None),
+        ("an empty cookie", Some(String::new())),
+        ("garbage", Some("garbage".to_owned())),
+        ("half a token", Some(user.token()[..user.token().len() / 2].to_owned())),
+        ("another App's token", Some(stranger.token().to_owned())),
+        ("a refresh token", Some(login.string("refresh_token").to_owned())),
+        ("an expired token", Some(re_signed(&setup.shop, user.token(), "exp", json!(exp - 3600)))),
+        ("a foreign issuer", Some(re_signed(&setup.shop, user.token(), "iss", json!("https://evil.example/shop")))),
+    ] {
+        let refused = setup.get_with_cookie(token.as_deref()).await;
+        assert_eq!(refused.status, StatusCode::UNAUTHORIZED, "{who}: {}", refused.text);
+        assert!(refused.header("www-authenticate").is_some_and(|header| header.starts_with("Bearer realm=")), "{who}");
+        setup.assert_not_reached(before);
+    }
+    // A token that was signed again is refused only for its claim.
+    let renewed = re_signed(&setup.shop, user.token(), "exp", json!(exp + 1));
+    setup.get_with_cookie(Some(&renewed)).await.expect(StatusCode::OK);
+
+    // A program sends its token in a header, and its request arrives unchanged.
+    let program = ApiClient::new(setup.nginx.addr());
+    let request = program.request(Method::POST, "basket").bearer_auth(user.token()).body("two apples");
+    let received = program.send(request).await.expect(StatusCode::OK);
+    assert_eq!((&received.body["method"], &received.body["body"]), (&json!("POST"), &json!("two apples")));
+    let before = setup.application.request_count();
+    let request = program.request(Method::POST, "basket").body("two apples");
+    program.send(request).await.expect(StatusCode::UNAUTHORIZED);
+    setup.assert_not_reached(before);
+}
+
+#[tokio::test]
+async fn nginx_overrides_the_identity_headers_of_a_client() {
+    let setup = NginxSetup::start(TestApp::start().await).await;
+    let shop = &setup.shop;
+    let user = registered_session(shop, EMAIL).await;
+    let claims = claims_of(user.token());
+    let with_forged_headers = |browser: &ApiClient| {
+        let mut request = browser.request(Method::GET, "basket");
+        for name in AUTH_HEADERS {
+            request = request
+                .header(name, "root")
+                .header(name.to_uppercase(), "admin")
+                .header(name.replace('-', "_"), "root");
+        }
+        request
+    };
+    let browser = ApiClient::new(setup.nginx.addr());
+    let received =
+        browser.send(with_cookie(with_forged_headers(&browser), Some(user.token()))).await.expect(StatusCode::OK);
+    assert_eq!(received_header(&received, "x-auth-user-id"), claims["sub"].as_str());
+    assert_eq!(received_header(&received, "x-auth-session-id"), claims["sid"].as_str());
+    assert_eq!(received_header(&received, "x-auth-email"), Some(EMAIL));
+    assert_eq!(received_header(&received, "x-auth-email-verified"), Some("true"));
+    assert_eq!(received_header(&received, "x-auth-name"), Some("Ada%20Lovelace"));
+    assert!(!received.text.contains("root") && !received.text.contains("admin"), "{}", received.text);
+
+    // An unverified user has no address, and a client cannot supply one.
+    let client = shop.client();
+    let unverified = "grace@example.com";
+    client.register(shop.id(), "Zoë „Ω“ O'Neil 100%", unverified, PASSWORD).await.expect(StatusCode::OK);
+    let user = client.authenticate(shop.id(), unverified, PASSWORD).await;
+    let received =
+        browser.send(with_cookie(with_forged_headers(&browser), Some(user.token()))).await.expect(StatusCode::OK);
+    assert_eq!(received_header(&received, "x-auth-email"), None);
+    assert_eq!(received_header(&received, "x-auth-email-verified"), Some("false"));
+    assert_eq!(
+        received_header(&received, "x-auth-name"),
+        Some("Zo%C3%AB%20%E2%80%9E%CE%A9%E2%80%9C%20O%27Neil%20100%25")
+    );
+    assert!(!received.text.contains("root") && !received.text.contains("admin"), "{}", received.text);
+}
+
+#[tokio::test]
+async fn an_ended_session_is_refused_within_a_second_and_another_one_stays() {
+    let setup = NginxSetup::start(TestApp::start().await).await;
+    let user = registered_session(&setup.shop, EMAIL).await;
+    let neighbour = setup.shop.client().authenticate(setup.shop.id(), EMAIL, PASSWORD).await;
+    for _ in 0..20 {
+        setup.get_with_cookie(Some(user.token())).await.expect(StatusCode::OK);
+    }
+    log_out(&user).await;
+    eventually("the browser is refused", SESSION_END_LIMIT, || async {
+        let answer = setup.get_with_cookie(Some(user.token())).await;
+        (answer.status == StatusCode::UNAUTHORIZED).then_some(())
+    })
+    .await;
+    let before = setup.application.request_count();
+    for _ in 0..20 {
+        setup.get_with_cookie(Some(user.token())).await.expect(StatusCode::UNAUTHORIZED);
+    }
+    setup.assert_not_reached(before);
+    setup.get_with_cookie(Some(neighbour.token())).await.expect(StatusCode::OK);
+}
+
+#[tokio::test]
+async fn without_redis_requests_get_503_and_never_401() {
+    let setup = NginxSetup::start(TestApp::from_builder(app(), Stack::builder().proxied()).await).await;
+    let user = registered_session(&setup.shop, EMAIL).await;
+    setup.get_with_cookie(Some(user.token())).await.expect(StatusCode::OK);
+    let redis = setup.shop.stack.redis_proxy.as_ref().unwrap();
+    redis.refuse().await;
+    // A session that was accepted a moment ago is still accepted.
+    let refused = eventually("the browser gets a 503", STORE_LIMIT, || async {
+        let answer = setup.get_with_cookie(Some(user.token())).await;
+        assert_ne!(answer.status, StatusCode::UNAUTHORIZED);
+        (answer.status != StatusCode::OK).then_some(answer)
+    })
+    .await;
+    let refused = refused.expect(StatusCode::SERVICE_UNAVAILABLE);
+    assert!(refused.header("retry-after").is_some());
+    let response = user.get("authorize").await.expect_error(StatusCode::SERVICE_UNAVAILABLE, "temporarily_unavailable");
+    assert!(response.header("retry-after").is_some());
+    // Garbage is refused without a store.
+    setup.get_with_cookie(Some("garbage")).await.expect(StatusCode::UNAUTHORIZED);
+    redis.restore().unwrap();
+    eventually("the browser is accepted again", STORE_LIMIT, || async {
+        (setup.get_with_cookie(Some(user.token())).await.status == StatusCode::OK).then_some(())
+    })
+    .await;
+}
+
+/// The number of session lookups of the server.
+async fn session_lookups(shop: &TestApp) -> u64 {
+    let metrics = shop.stack.server().get_ops("metrics").await.text;
+    let line = "latchkey_redis_seconds_count{operation=\"get_session\"} ";
+    let count = metrics.lines().find_map(|told| told.strip_prefix(line)).unwrap_or("0");
+    count.parse().unwrap()
+}
+
+#[tokio::test]
+async fn a_session_is_looked_up_once_per_second_however_often_its_token_is_sent() {
+    let shop = TestApp::start().await;
+    let user = registered_session(&shop, EMAIL).await;
+    let other = registered_session(&shop, "grace@example.com").await;
+    let before = session_lookups(&shop).await;
+    let began = Instant::now();
+    for _ in 0..300 {
+        user.get("authorize").await.expect(StatusCode::OK);
+    }
+    let most = began.elapsed().as_secs() + 1;
+    let after = session_lookups(&shop).await;
+    assert!((1..=most).contains(&(after - before)), "{} lookups, at most {most} are expected", after - before);
+    // A cached lookup serves only its own token, and garbage is refused without a lookup.
+    other.get("authorize").await.expect(StatusCode::OK);
+    assert_eq!(session_lookups(&shop).await, after + 1);
+    for _ in 0..50 {
+        let stranger = shop.client().with_token(shop.id(), "a.b.c");
+        stranger.get("authorize").await.expect(StatusCode::UNAUTHORIZED);
+    }
+    assert_eq!(session_lookups(&shop).await, after + 1);
+}
+
+/// The values of the five forward auth headers.
+fn auth_header_values(headers: &HeaderMap) -> Vec<String> {
+    let value = |name: &str| {
+        let mut values = headers.get_all(name).iter();
+        let (Some(only), None) = (values.next(), values.next()) else { panic!("{name} once in {headers:?}") };
+        only.to_str().unwrap().to_owned()
+    };
+    AUTH_HEADERS.iter().map(|name| value(name)).collect()
+}
+
+#[tokio::test]
+async fn forward_auth_accepts_the_requests_of_traefik_and_envoy() {
+    let shop = TestApp::start_with(app().set("/allowedOrigins", json!(["https://shop.example.com"]))).await;
+    let user = registered_session(&shop, EMAIL).await;
+    let claims = claims_of(user.token());
+    let id = |claim: &str| claims[claim].as_str().unwrap().to_owned();
+    let expected = [id("sub"), EMAIL.to_owned(), "true".to_owned(), "Ada%20Lovelace".to_owned(), id("sid")];
+    let endpoint = format!("v1/{}/authorize", shop.id());
+    let client = shop.client();
+
+    // Traefik sends a GET to one address and describes the original request in headers, without the length of a POST.
+    let traefik = |request: reqwest::RequestBuilder| {
+        request
+            .header("X-Forwarded-Method", "POST")
+            .header("X-Forwarded-Proto", "https")
+            .header("X-Forwarded-Host", "shop.example.com")
+            .header("X-Forwarded-Uri", "/basket?sort=price")
+            .header("X-Forwarded-For", "203.0.113.9")
+            .header("Origin", "https://shop.example.com")
+            .header("Content-Type", "application/x-www-form-urlencoded")
+    };
+    let ask = traefik(client.request(Method::GET, &endpoint)).bearer_auth(user.token());
+    let answer = client.send(ask).await.expect(StatusCode::OK);
+    assert_eq!(auth_header_values(&answer.headers), expected);
+    assert_eq!((answer.text.as_str(), answer.header("cache-control")), ("", Some("no-store")));
+    client
+        .send(traefik(client.request(Method::GET, &endpoint)))
+        .await
+        .expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+
+    // Envoy keeps the method, appends the path to the prefix, and sends no body.
+    for method in ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "PROPFIND"] {
+        let method: Method = method.parse().unwrap();
+        for path in ["", "/", "/basket", "/a/b/c/d/e/f", "//", "/..%2f..%2femail/login", "/authorize?token=x&y=%00"] {
+            let ask = || {
+                client
+                    .request(method.clone(), &format!("{endpoint}{path}"))
+                    .header("Content-Length", "0")
+                    .header("X-Envoy-Internal", "true")
+                    .header("Origin", "https://shop.example.com")
+                    .header("Access-Control-Request-Method", "PUT")
+            };
+            let answer = client.send(ask().bearer_auth(user.token())).await;
+            assert_eq!(answer.status, StatusCode::OK, "{method} {path}: {}", answer.text);
+            assert_eq!(auth_header_values(&answer.headers), expected, "{method} {path}");
+            let refused = client.send(ask()).await;
+            assert_eq!(refused.status, StatusCode::UNAUTHORIZED, "{method} {path}: {}", refused.text);
+            for answer in [answer, refused] {
+                let cors = answer.headers.keys().find(|name| name.as_str().starts_with("access-control-"));
+                assert_eq!(cors, None, "{method} {path}");
+            }
+        }
+    }
+
+    // A body is ignored, whatever its content type.
+    let ask = client.request(Method::POST, &endpoint).header("Content-Type", "text/plain").body("{".repeat(2000));
+    client.send(ask.bearer_auth(user.token())).await.expect(StatusCode::OK);
+
+    // The token is accepted only in the Authorization header.
+    let cookie = with_cookie(client.request(Method::GET, &endpoint), Some(user.token()));
+    client.send(cookie).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+    let query = format!("{endpoint}?access_token={}", user.token());
+    client.get(&query).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+    let twice = client.request(Method::GET, &endpoint).bearer_auth(user.token()).bearer_auth(user.token());
+    client.send(twice).await.expect_error(StatusCode::UNAUTHORIZED, "invalid_token");
+    client.get("v1/nobody/authorize").await.expect_error(StatusCode::NOT_FOUND, "app_not_found");
+    for near in ["authorized", "authoriz", "Authorize"] {
+        client.get(&format!("v1/{}/{near}", shop.id())).await.expect_error(StatusCode::NOT_FOUND, "not_found");
+    }
+}

@@ -1,0 +1,418 @@
+//! All Redis deployments: one server with users and databases, a primary that sentinels name, a cluster; each also over
+//! TLS, and during failovers and slot moves.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use http::StatusCode;
+use latchkey_tests::{
+    client::{ApiClient, ApiResponse},
+    eventually, postgres, process,
+    redis::{self, Redis, RedisCluster, RedisSentinel, SentinelOptions, User},
+    stack::Stack,
+    tls::ServerTls,
+};
+use tokio::task::JoinHandle;
+
+use crate::{
+    fault_support::{expect_invalid_credentials, expect_unavailable, unlimited_app},
+    support::{NEW_PASSWORD, PASSWORD, TestApp, WRONG_PASSWORD},
+};
+
+const EMAIL: &str = "ada@example.com";
+/// A failover takes some seconds, more on a loaded machine.
+const RECOVERY_LIMIT: Duration = Duration::from_secs(60);
+/// A service is healthy after this number of calls in a row without a refusal.
+const HEALTHY_CALLS: usize = 50;
+/// A user has at most a hundred sessions.
+const MAX_LOGINS: usize = 80;
+
+/// The user of docs/redis.md, with the rules of that page.
+fn documented_user() -> User {
+    let docs = fs::read_to_string(process::root().join("docs/redis.md")).expect("docs/redis.md exists");
+    let line = docs.lines().find_map(|line| line.strip_prefix("ACL SETUSER latchkey on >password "));
+    let rules = line.expect("docs/redis.md says what the user may do").to_owned();
+    User { name: "latchkey".to_owned(), password: "s3cret".to_owned(), rules }
+}
+
+fn acl_options() -> redis::Options {
+    redis::Options {
+        password: Some("the-administrators".to_owned()),
+        user: Some(documented_user()),
+        ..redis::Options::for_tests()
+    }
+}
+
+fn with_tls(options: redis::Options) -> redis::Options {
+    redis::Options { tls: Some(ServerTls::new().expect("an authority")), ..options }
+}
+
+/// Starts a service on that Redis and waits for its first response: over TLS, connecting takes time on a loaded
+/// machine.
+async fn app_on(url: &str, ca: Option<&Path>) -> TestApp {
+    let app = unlimited_app("forms").limit("refreshesPerSession", &[(100_000, 60)]);
+    let shop = TestApp::from_builder(app, Stack::builder().external_redis(url, ca)).await;
+    shop.wait_until_ok("the first call", async || shop.client().forgot_password(shop.id(), "nobody@example.com").await)
+        .await;
+    shop
+}
+
+/// Uses each kind of key: codes, sessions, epochs, limits, known addresses and refusals.
+async fn assert_main_flow_works(shop: &TestApp) {
+    let (client, token) = shop.register_and_log_in(EMAIL).await;
+    shop.verify(&token).await.expect(StatusCode::OK);
+    expect_invalid_credentials(client.login(shop.id(), EMAIL, WRONG_PASSWORD).await);
+
+    // A reset ends the earlier sessions.
+    let code = shop.reset_code(EMAIL, 2).await;
+    client.confirm_password(shop.id(), EMAIL, &code, NEW_PASSWORD).await.expect(StatusCode::OK);
+    shop.verify(&token).await.expect(StatusCode::UNAUTHORIZED);
+    let again = client.confirm_password(shop.id(), EMAIL, &code, NEW_PASSWORD).await;
+    again.expect_error(StatusCode::BAD_REQUEST, "invalid_code");
+    let token = client.login(shop.id(), EMAIL, NEW_PASSWORD).await.expect(StatusCode::OK);
+    shop.verify(token.string("token")).await.expect(StatusCode::OK);
+
+    let counted = || async {
+        let metrics = shop.stack.server().get_ops("metrics").await.expect(StatusCode::OK).text;
+        assert!(metrics.contains("\nlatchkey_audit_refusals_lost_total 0\n"), "{metrics}");
+        let took = |operation| format!("latchkey_redis_seconds_count{{operation=\"{operation}\"}}");
+        ["count_refusals", "write_refusals"].iter().all(|of| metrics.contains(&took(of))).then_some(())
+    };
+    eventually("the refusals to be counted", RECOVERY_LIMIT, counted).await;
+}
+
+/// The keys in a database of one server.
+async fn keys(redis: &Redis, database: u8) -> Vec<String> {
+    let mut connection = redis.connect().await.expect("Redis is reachable");
+    let mut commands = ::redis::pipe();
+    commands.cmd("SELECT").arg(database).ignore().cmd("KEYS").arg("*").cmd("SELECT").arg(0).ignore();
+    let (keys,): (Vec<String>,) = commands.query_async(&mut connection).await.expect("Redis lists its keys");
+    keys
+}
+
+#[tokio::test]
+async fn an_acl_user_uses_its_own_database() {
+    let redis = Redis::start(acl_options()).await.expect("Redis starts");
+    let shop = app_on(&redis.url().replace("/0", "/3"), None).await;
+    assert_main_flow_works(&shop).await;
+    assert_eq!(keys(&redis, 0).await, [""; 0]);
+    let all = keys(&redis, 3).await;
+    assert!(!all.is_empty() && all.iter().all(|key| key.starts_with("lk:")), "{all:?}");
+}
+
+#[tokio::test]
+async fn sentinels_name_the_primary() {
+    let server = redis::Options { password: Some("the-servers".to_owned()), ..redis::Options::for_tests() };
+    let password = Some("sentinels".to_owned());
+    let options = SentinelOptions { server, password, ..SentinelOptions::for_tests() };
+    let redis = RedisSentinel::start(options).await.expect("Redis starts");
+    assert_main_flow_works(&app_on(redis.url(), None).await).await;
+}
+
+#[tokio::test]
+async fn sentinels_and_their_servers_are_used_over_tls_with_an_acl_user() {
+    let options = SentinelOptions { server: with_tls(acl_options()), ..SentinelOptions::for_tests() };
+    let redis = RedisSentinel::start(options).await.expect("Redis starts");
+    assert_main_flow_works(&app_on(redis.url(), redis.ca()).await).await;
+}
+
+#[tokio::test]
+async fn a_cluster_serves_each_key_from_its_node() {
+    let redis = RedisCluster::start().await.expect("Redis starts");
+    let shop = app_on(&redis.url(), None).await;
+    assert_main_flow_works(&shop).await;
+    for email in ["a@example.com", "b@example.com", "c@example.com", "d@example.com"] {
+        shop.register_and_log_in(email).await;
+    }
+    for master in &redis.masters {
+        assert!(!keys(master, 0).await.is_empty(), "each has some of so many keys");
+    }
+}
+
+#[tokio::test]
+async fn a_cluster_node_that_evicts_keys_is_shown_by_a_metric() {
+    let redis = RedisCluster::start().await.expect("Redis starts");
+    let set = ::redis::cmd("CONFIG").arg(&["SET", "maxmemory-policy", "allkeys-lru"]).clone();
+    let mut connection = redis.masters[2].connect().await.expect("Redis is reachable");
+    set.query_async::<()>(&mut connection).await.expect("Redis accepts the setting");
+    let shop = app_on(&redis.url(), None).await;
+    eventually("the eviction policies are checked", RECOVERY_LIMIT, || async {
+        let metrics = shop.stack.server().get_ops("metrics").await.text;
+        metrics.lines().any(|line| line == "latchkey_redis_evicts 1").then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_cluster_with_replicas_is_used_over_tls_with_an_acl_user() {
+    let redis = RedisCluster::start_with(&with_tls(acl_options()), true).await.expect("Redis starts");
+    assert_main_flow_works(&app_on(&redis.url(), redis.ca()).await).await;
+}
+
+#[tokio::test]
+async fn a_wrong_password_is_logged_without_the_password_and_fixed_by_editing_the_url() {
+    let redis = Redis::start(acl_options()).await.expect("Redis starts");
+    let wrong = redis.url().replace("s3cret", "not-the-s3cret");
+    let shop = TestApp::from_builder(unlimited_app("forms"), Stack::builder().external_redis(&wrong, None)).await;
+    let login = async || shop.client().login(shop.id(), EMAIL, PASSWORD).await;
+    expect_unavailable(login().await);
+    let logged = || async {
+        let log = shop.stack.server().read_log();
+        log.lines().find(|line| line.contains("cannot reach Redis")).map(str::to_owned)
+    };
+    let logged = eventually("the log reports it", RECOVERY_LIMIT, logged).await;
+    assert!(logged.contains("refused") && logged.contains(&redis.addr().to_string()), "{logged}");
+    assert!(!shop.stack.server().read_log().contains("s3cret"));
+
+    let file = shop.stack.dir().join("redis-url");
+    postgres::write_private(&file, "redis-sentinel://:s3cret@127.0.0.1").expect("the file can be written");
+    expect_unavailable(login().await);
+    let logged = || async {
+        let log = shop.stack.server().read_log();
+        log.lines().find(|line| line.contains("the URL of Redis cannot be used")).map(str::to_owned)
+    };
+    eventually("an invalid URL is reported", RECOVERY_LIMIT, || async {
+        expect_unavailable(login().await);
+        logged().await
+    })
+    .await;
+    assert!(!shop.stack.server().read_log().contains("s3cret"));
+
+    postgres::write_private(&file, &redis.url()).expect("the file can be written");
+    let answer = eventually("the right password is used", RECOVERY_LIMIT, || async {
+        let answer = login().await;
+        (answer.status != StatusCode::SERVICE_UNAVAILABLE).then_some(answer)
+    })
+    .await;
+    expect_invalid_credentials(answer);
+    shop.register_and_log_in(EMAIL).await;
+}
+
+#[tokio::test]
+async fn a_url_of_another_deployment_is_used_without_a_restart() {
+    let single = Redis::start(redis::Options::for_tests()).await.expect("Redis starts");
+    let cluster = RedisCluster::start().await.expect("Redis starts");
+    let shop = app_on(&single.url(), None).await;
+    let (client, token) = shop.register_and_log_in(EMAIL).await;
+    let file = shop.stack.dir().join("redis-url");
+    postgres::write_private(&file, &cluster.url()).expect("the file can be written");
+    // While the connection works, the new URL is not used.
+    shop.verify(&token).await.expect(StatusCode::OK);
+    assert!(single.stop(RECOVERY_LIMIT));
+    let token = shop.wait_until_ok("a login", async || client.login(shop.id(), EMAIL, PASSWORD).await).await;
+    shop.verify(token.string("token")).await.expect(StatusCode::OK);
+}
+
+// === Under load ===
+
+/// Workers that log in, verify and refresh without pause until they are stopped.
+struct Load {
+    stop: Arc<AtomicBool>,
+    /// Successful calls since the last refusal.
+    successes_in_a_row: Arc<AtomicUsize>,
+    workers: Vec<JoinHandle<LoadResults>>,
+}
+
+/// The calls of one worker.
+enum Worker {
+    LogIn { times: usize },
+    Verify { token: String },
+    Refresh { token: String },
+}
+
+/// The results of the calls.
+#[derive(Debug, Default)]
+struct LoadResults {
+    served: usize,
+    unavailable: usize,
+    /// Responses that no call may get.
+    wrong: BTreeSet<String>,
+}
+
+impl Worker {
+    async fn call(&mut self, client: &ApiClient, app: &str) -> Option<ApiResponse> {
+        Some(match self {
+            Self::LogIn { times } => {
+                *times = times.checked_sub(1)?;
+                client.login(app, EMAIL, PASSWORD).await
+            }
+            Self::Verify { token } => client.with_token(app, token).verify().await,
+            Self::Refresh { token } => {
+                let answer = client.refresh(app, token).await;
+                // A client without a response sends the same token again.
+                if answer.status == StatusCode::OK {
+                    answer.string("refresh_token").clone_into(token);
+                }
+                answer
+            }
+        })
+    }
+}
+
+impl Load {
+    /// Starts the load of [`EMAIL`] with these sessions, which must all stay live.
+    fn start(shop: &TestApp, sessions: &[ApiResponse]) -> Self {
+        let mut load = Self { stop: Arc::default(), successes_in_a_row: Arc::default(), workers: Vec::new() };
+        // Hashing passwords is slow and this test needs many calls to Redis, so only one worker logs in.
+        load.add(shop, Worker::LogIn { times: MAX_LOGINS });
+        for session in sessions {
+            load.add(shop, Worker::Verify { token: session.string("token").to_owned() });
+            load.add(shop, Worker::Refresh { token: session.string("refresh_token").to_owned() });
+        }
+        load
+    }
+
+    fn add(&mut self, shop: &TestApp, mut caller: Worker) {
+        let (client, app) = (shop.client(), shop.id().to_owned());
+        let (stop, in_a_row) = (Arc::clone(&self.stop), Arc::clone(&self.successes_in_a_row));
+        self.workers.push(tokio::spawn(async move {
+            let mut tally = LoadResults::default();
+            while !stop.load(Ordering::Relaxed) {
+                let Some(answer) = caller.call(&client, &app).await else { break };
+                match answer.status {
+                    StatusCode::OK => {
+                        tally.served += 1;
+                        in_a_row.fetch_add(1, Ordering::Relaxed);
+                    }
+                    StatusCode::SERVICE_UNAVAILABLE => {
+                        tally.unavailable += 1;
+                        in_a_row.store(0, Ordering::Relaxed);
+                        expect_unavailable(answer);
+                    }
+                    _ => drop(tally.wrong.insert(answer.text)),
+                }
+            }
+            tally
+        }));
+    }
+
+    /// Waits until enough calls in a row succeed.
+    async fn wait_until_healthy(&self, what: &str) {
+        self.successes_in_a_row.store(0, Ordering::Relaxed);
+        eventually(what, RECOVERY_LIMIT, || async {
+            (self.successes_in_a_row.load(Ordering::Relaxed) >= HEALTHY_CALLS).then_some(())
+        })
+        .await;
+    }
+
+    async fn stop(self) -> LoadResults {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut all = LoadResults::default();
+        for worker in self.workers {
+            let tally = worker.await.expect("a worker does not panic");
+            all.served += tally.served;
+            all.unavailable += tally.unavailable;
+            all.wrong.extend(tally.wrong);
+        }
+        all
+    }
+}
+
+/// Opens several sessions of [`EMAIL`].
+async fn open_sessions(shop: &TestApp) -> Vec<ApiResponse> {
+    let client = shop.register_and_confirm(EMAIL).await;
+    let mut sessions = Vec::new();
+    for _ in 0..4 {
+        sessions.push(client.login(shop.id(), EMAIL, PASSWORD).await.expect(StatusCode::OK));
+    }
+    sessions
+}
+
+/// Asserts that no session was lost and that nothing else went wrong.
+async fn assert_sessions_live(shop: &TestApp, sessions: &[ApiResponse], tally: &LoadResults) {
+    assert_eq!(tally.wrong, BTreeSet::new(), "{tally:?}");
+    for session in sessions {
+        shop.verify(session.string("token")).await.expect(StatusCode::OK);
+    }
+    assert_eq!(shop.stack.server().exit_status(), None);
+}
+
+/// Waits until a replica has all writes so far.
+async fn wait_for_replica(connection: &mut ::redis::aio::MultiplexedConnection, key: &str) {
+    let mut commands = ::redis::pipe();
+    commands.cmd("SET").arg(key).arg(1).ignore().cmd("WAIT").arg(1).arg(5000);
+    let (replicas,): (usize,) = commands.query_async(connection).await.expect("the primary is reachable");
+    assert!(replicas > 0, "a replica follows");
+}
+
+#[tokio::test]
+async fn after_a_primary_is_killed_under_load_the_new_primary_of_the_sentinels_is_used() {
+    let redis = RedisSentinel::start(SentinelOptions::for_tests()).await.expect("Redis starts");
+    let shop = app_on(redis.url(), None).await;
+    let sessions = open_sessions(&shop).await;
+    let load = Load::start(&shop, &sessions);
+    for round in 0..2 {
+        load.wait_until_healthy("before the primary is killed").await;
+        wait_for_replica(&mut redis.connect().await.expect("the primary is reachable"), "round").await;
+        let killed = redis.kill_primary().await.expect("there is a primary");
+        redis.wait_for_failover(killed).await.expect("the sentinels make another primary");
+        load.wait_until_healthy("after the failover").await;
+        if round == 0 {
+            // The killed server comes back as a replica, and becomes the next primary.
+            redis.restart(killed).await.expect("it starts again");
+        }
+    }
+    let tally = load.stop().await;
+    assert!(tally.unavailable > 0, "a failover causes refusals: {tally:?}");
+    assert_sessions_live(&shop, &sessions, &tally).await;
+}
+
+/// The key of a session of the App, on any node.
+async fn a_session_key(redis: &RedisCluster, app: &str) -> String {
+    for master in &redis.masters {
+        let key = keys(master, 0).await.into_iter().find(|key| key.contains(app) && key.contains(":session:"));
+        if let Some(key) = key {
+            return key;
+        }
+    }
+    panic!("the App has a session")
+}
+
+#[tokio::test]
+async fn a_slot_that_moves_under_load_fails_no_call() {
+    let redis = RedisCluster::start().await.expect("Redis starts");
+    let shop = app_on(&redis.url(), None).await;
+    let sessions = open_sessions(&shop).await;
+    let slot = redis.slot_of(&a_session_key(&redis, shop.id()).await).await.expect("a slot");
+    let load = Load::start(&shop, &sessions);
+    let mut moved = 0;
+    for _ in 0..12 {
+        load.wait_until_healthy("between two moves").await;
+        let owner = redis.owner(slot).await.expect("the slot has an owner");
+        moved += redis.move_slot(slot, (owner + 1) % redis.masters.len()).await.expect("the slot moves");
+    }
+    load.wait_until_healthy("after the moves").await;
+    let tally = load.stop().await;
+    assert_eq!(tally.unavailable, 0, "{tally:?}");
+    assert!(moved >= 12 * sessions.len(), "the sessions moved along: {moved}");
+    assert_sessions_live(&shop, &sessions, &tally).await;
+}
+
+#[tokio::test]
+async fn after_a_cluster_primary_is_killed_under_load_its_replica_is_used() {
+    let redis = RedisCluster::start_with(&redis::Options::for_tests(), true).await.expect("Redis starts");
+    let shop = app_on(&redis.url_of_all(), None).await;
+    let sessions = open_sessions(&shop).await;
+    let key = a_session_key(&redis, shop.id()).await;
+    let slot = redis.slot_of(&key).await.expect("a slot");
+    let owner = &redis.masters[redis.owner(slot).await.expect("the slot has an owner")];
+    let load = Load::start(&shop, &sessions);
+    load.wait_until_healthy("before the primary is killed").await;
+    // In the slot of the session.
+    let tag = &key[..=key.find('}').expect("a key has a hash tag")];
+    wait_for_replica(&mut owner.connect().await.expect("the primary is reachable"), &format!("{tag}:acknowledged"))
+        .await;
+    owner.process().kill();
+    load.wait_until_healthy("after the failover").await;
+    let tally = load.stop().await;
+    assert!(tally.unavailable > 0, "a failover causes refusals: {tally:?}");
+    assert_sessions_live(&shop, &sessions, &tally).await;
+}

@@ -1,0 +1,277 @@
+//! A small scripted OAuth 2.0 provider that authenticates the persons of the test.
+
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use aws_lc_rs::digest::{SHA256, digest};
+use base64::{
+    Engine,
+    engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD},
+};
+use bytes::Bytes;
+use http::{Request, Response, StatusCode, header::AUTHORIZATION};
+use http_body_util::{BodyExt, Full};
+use hyper::{body::Incoming, service::service_fn};
+use hyper_util::rt::TokioIo;
+use latchkey_tests::builders::Provider;
+use serde_json::{Value, json};
+use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
+use url::Url;
+
+/// A person with an account at the provider.
+#[derive(Clone, Debug)]
+pub(crate) struct Person {
+    pub(crate) subject: String,
+    pub(crate) email: Option<String>,
+    pub(crate) verified: bool,
+    pub(crate) name: Option<String>,
+}
+
+/// The provider. It ends when this value is dropped.
+pub(crate) struct ScriptedProvider {
+    addr: SocketAddr,
+    script: Arc<Mutex<Script>>,
+    /// The subject that waits at the token endpoint.
+    held: watch::Sender<Option<String>>,
+    task: JoinHandle<()>,
+}
+
+#[derive(Default)]
+struct Script {
+    /// Logins by authorization code.
+    logins_by_code: HashMap<String, PendingLogin>,
+    /// Persons by access token.
+    persons_by_token: HashMap<String, Person>,
+    /// Whether every response is 500.
+    broken: bool,
+    /// The number of exchanges with codes of this provider, failed ones included.
+    exchanges: usize,
+    /// Fixed responses by path.
+    fixed_responses: HashMap<&'static str, Bytes>,
+}
+
+struct PendingLogin {
+    person: Person,
+    code_challenge: String,
+    redirect_uri: String,
+}
+
+/// The authorization request that *redirect* sends to the provider.
+pub(crate) struct AuthorizationRequest {
+    pub(crate) url: Url,
+    parameters: HashMap<String, String>,
+}
+
+// === impl Person ===
+
+impl Person {
+    /// A person with an address that the provider has verified.
+    pub(crate) fn verified(subject: &str, email: &str) -> Self {
+        Self {
+            subject: subject.to_owned(),
+            email: Some(email.to_owned()),
+            verified: true,
+            name: Some("Grace Hopper".to_owned()),
+        }
+    }
+
+    /// A person with an address that the provider has not verified.
+    pub(crate) fn unverified(subject: &str, email: &str) -> Self {
+        Self { verified: false, ..Self::verified(subject, email) }
+    }
+
+    pub(crate) fn without_email(subject: &str) -> Self {
+        Self { email: None, verified: false, ..Self::verified(subject, "") }
+    }
+
+    fn user_info(&self) -> Value {
+        let mut info = json!({ "id": self.subject, "name": self.name });
+        if let Some(email) = &self.email {
+            info["email"] = json!(email);
+            info["email_verified"] = json!(self.verified);
+        }
+        info
+    }
+}
+
+// === impl AuthorizationRequest ===
+
+impl AuthorizationRequest {
+    pub(crate) fn of(location: &str) -> Self {
+        let url: Url = location.parse().expect("an absolute URL");
+        let parameters = url.query_pairs().into_owned().collect();
+        Self { url, parameters }
+    }
+
+    #[track_caller]
+    pub(crate) fn parameter(&self, name: &str) -> &str {
+        self.parameters.get(name).unwrap_or_else(|| panic!("no {name} in {}", self.url))
+    }
+
+    pub(crate) fn state(&self) -> &str {
+        self.parameter("state")
+    }
+}
+
+// === impl ScriptedProvider ===
+
+impl ScriptedProvider {
+    pub(crate) async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let addr = listener.local_addr().expect("it is bound");
+        let script = Arc::new(Mutex::new(Script::default()));
+        let held = watch::Sender::new(None);
+        let serving = tokio::spawn(serve(listener, Arc::clone(&script), held.subscribe()));
+        Self { addr, script, held, task: serving }
+    }
+
+    /// The Provider manifest of a client.
+    pub(crate) fn provider(&self, name: &str) -> Provider {
+        let url = |path: &str| format!("http://{}/{path}", self.addr);
+        Provider::new(name, "oauth2")
+            .set("authorizationURL", url("authorize"))
+            .set("tokenURL", url("token"))
+            .set("userInfoURL", url("userinfo"))
+            .set("introspectionURL", url("introspect"))
+            .set(
+                "claims",
+                json!({ "subject": "id", "email": "email", "emailVerified": "email_verified", "name": "name" }),
+            )
+    }
+
+    /// The person logs in and consents. Returns the code for *callback*.
+    pub(crate) fn approve(&self, asked: &AuthorizationRequest, person: &Person) -> String {
+        assert_eq!(asked.url.path(), "/authorize");
+        assert_eq!(asked.parameter("response_type"), "code");
+        assert_eq!(asked.parameter("code_challenge_method"), "S256");
+        let code = format!("code-{:032x}", rand::random::<u128>());
+        let login = PendingLogin {
+            person: person.clone(),
+            code_challenge: asked.parameter("code_challenge").to_owned(),
+            redirect_uri: asked.parameter("redirect_uri").to_owned(),
+        };
+        self.lock().logins_by_code.insert(code.clone(), login);
+        code
+    }
+
+    /// An access token of the person, as a mobile app has one.
+    pub(crate) fn access_token(&self, person: &Person) -> String {
+        let token = format!("token-{:032x}", rand::random::<u128>());
+        self.lock().persons_by_token.insert(token.clone(), person.clone());
+        token
+    }
+
+    pub(crate) fn set_broken(&self, broken: bool) {
+        self.lock().broken = broken;
+    }
+
+    /// Sets the response at this path.
+    pub(crate) fn set_response(&self, path: &'static str, body: impl Into<Bytes>) {
+        self.lock().fixed_responses.insert(path, body.into());
+    }
+
+    /// Holds the token responses for this subject; `None` releases all.
+    pub(crate) fn hold_subject(&self, subject: Option<&str>) {
+        self.held.send_replace(subject.map(str::to_owned));
+    }
+
+    pub(crate) fn exchange_count(&self) -> usize {
+        self.lock().exchanges
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Script> {
+        self.script.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for ScriptedProvider {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn serve(listener: TcpListener, script: Arc<Mutex<Script>>, held: watch::Receiver<Option<String>>) {
+    while let Ok((stream, _)) = listener.accept().await {
+        let (script, held) = (Arc::clone(&script), held.clone());
+        tokio::spawn(async move {
+            let answering = service_fn(move |request| respond(Arc::clone(&script), held.clone(), request));
+            drop(hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), answering).await);
+        });
+    }
+}
+
+async fn respond(
+    script: Arc<Mutex<Script>>,
+    mut held: watch::Receiver<Option<String>>,
+    request: Request<Incoming>,
+) -> Result<Response<Full<Bytes>>, Infallible> {
+    let path = request.uri().path().to_owned();
+    let bearer = request.headers().get(AUTHORIZATION).and_then(|field| field.to_str().ok());
+    let client = bearer.and_then(|field| field.strip_prefix("Basic ")).and_then(|basic| STANDARD.decode(basic).ok());
+    let client = client.and_then(|client| String::from_utf8(client).ok());
+    let client = client.and_then(|client| client.split_once(':').map(|(id, _)| id.to_owned())).unwrap_or_default();
+    let bearer = bearer.and_then(|field| field.strip_prefix("Bearer ")).map(str::to_owned);
+    let body = request.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    let form: HashMap<String, String> = url::form_urlencoded::parse(&body).into_owned().collect();
+    if path == "/token" {
+        let subject = script.lock().unwrap_or_else(PoisonError::into_inner).count_exchange(&form);
+        // Nothing is held after the provider is dropped.
+        drop(held.wait_for(|held| held.is_none() || *held != subject).await);
+    }
+    let mut script = script.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(body) = script.fixed_responses.get(path.as_str()) {
+        let response = Response::builder().header("content-type", "application/json").body(Full::new(body.clone()));
+        return Ok(response.expect("a plain response"));
+    }
+    let (status, body) = if script.broken {
+        (StatusCode::INTERNAL_SERVER_ERROR, json!({ "error": "tell-tale" }))
+    } else {
+        match path.as_str() {
+            "/token" => script.exchange(&form),
+            "/userinfo" => match bearer.and_then(|token| script.persons_by_token.get(&token)) {
+                Some(person) => (StatusCode::OK, person.user_info()),
+                None => (StatusCode::UNAUTHORIZED, json!({ "error": "invalid_token" })),
+            },
+            "/introspect" => match form.get("token").and_then(|token| script.persons_by_token.get(token)) {
+                Some(person) => (StatusCode::OK, json!({ "active": true, "client_id": client, "sub": person.subject })),
+                None => (StatusCode::OK, json!({ "active": false })),
+            },
+            _ => (StatusCode::NOT_FOUND, json!({})),
+        }
+    };
+    let response = Response::builder().status(status).header("content-type", "application/json");
+    Ok(response.body(Full::new(body.to_string().into())).expect("a plain response"))
+}
+
+// === impl Script ===
+
+impl Script {
+    /// Counts an exchange. Returns the subject of its code.
+    fn count_exchange(&mut self, form: &HashMap<String, String>) -> Option<String> {
+        let code = form.get("code").map(String::as_str).unwrap_or_default();
+        // Servers check that the client is known with a made-up code, which is not counted.
+        if code.starts_with("code-") {
+            self.exchanges += 1;
+        }
+        self.logins_by_code.get(code).map(|login| login.person.subject.clone())
+    }
+
+    fn exchange(&mut self, form: &HashMap<String, String>) -> (StatusCode, Value) {
+        let field = |name: &str| form.get(name).map(String::as_str).unwrap_or_default();
+        let challenge = URL_SAFE_NO_PAD.encode(digest(&SHA256, field("code_verifier").as_bytes()));
+        // A code is valid once.
+        let login = self.logins_by_code.remove(field("code")).filter(|login| {
+            login.code_challenge == challenge
+                && login.redirect_uri == field("redirect_uri")
+                && field("grant_type") == "authorization_code"
+        });
+        let Some(login) = login else { return (StatusCode::BAD_REQUEST, json!({ "error": "invalid_grant" })) };
+        let token = format!("token-{:032x}", rand::random::<u128>());
+        self.persons_by_token.insert(token.clone(), login.person);
+        (StatusCode::OK, json!({ "access_token": token, "token_type": "Bearer", "expires_in": 3600 }))
+    }
+}

@@ -1,0 +1,252 @@
+//! One attacker against one server, next to ordinary users.
+
+use std::{
+    future::Future,
+    net::SocketAddr,
+    process::ExitStatus,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use http::StatusCode;
+use latchkey_tests::{
+    builders::App,
+    client::ApiClient,
+    process,
+    stack::{self, Stack},
+};
+
+use super::{
+    attackers::{AttackerRuntime, ResponseCounts},
+    memory_limit::{self, MemoryLimit},
+    users::{PASSWORD, User, UserAction, UserMeasurements, measure_users},
+};
+use crate::{
+    logins,
+    measurements::{Bound, anonymous_bytes, format_millis, mib, micros_of},
+};
+
+/// Users that log in continuously. On two cores they use the whole machine, so that the attacker's share is visible.
+const USERS: u32 = 8;
+/// Upper limit of the p99 of logins next to an attacker, relative to the p99 without one.
+const MAX_RATIO: f64 = 3.0;
+const MAX_P99: Duration = Duration::from_secs(1);
+/// The namespace of ordinary users' Apps; attackers' Apps are in others.
+pub(super) const ORDINARY_NAMESPACE: &str = "ordinary";
+
+/// A server under the memory limit, its ordinary users, and the attackers' runtime.
+pub(super) struct ServerAttack {
+    pub(super) stack: Stack,
+    pub(super) outsiders: AttackerRuntime,
+    /// Counts the responses that the attacker gets.
+    pub(super) tally: ResponseCounts,
+    app: String,
+    users: Vec<User>,
+    others: Vec<User>,
+    duration: Duration,
+    calm: Option<Baseline>,
+    /// Dropped after the server, which runs inside it.
+    limit: MemoryLimit,
+}
+
+/// Measurements without the attack.
+struct Baseline {
+    logins: UserMeasurements,
+    others: Option<UserMeasurements>,
+    memory: u64,
+}
+
+/// Watches the server process during the attack.
+struct ServerWatch {
+    /// Set when the process has ended.
+    gone: Arc<AtomicBool>,
+    done: Arc<AtomicBool>,
+    peak: Arc<AtomicU64>,
+}
+
+/// Raises the limits of an App so far that they do not affect the users of a benchmark.
+pub(super) fn with_raised_limits(app: App) -> App {
+    let loose: &[(u32, u32)] = &[(10_000_000, 60)];
+    ["loginsPerClient", "loginFailuresPerClient", "loginFailuresPerAccount", "loginFailuresPerClientOverall"]
+        .into_iter()
+        .fold(app, |app, limit| app.limit(limit, loose))
+        .limit("registrationsPerClient", loose)
+}
+
+// === impl ServerAttack ===
+
+impl ServerAttack {
+    /// Starts the service of `builder` with the App of ordinary users added.
+    pub(super) async fn start(builder: stack::Builder, lasts: Duration) -> Result<Self> {
+        let limit = MemoryLimit::new()?;
+        let app = with_raised_limits(App::new("ordinary").namespace(ORDINARY_NAMESPACE));
+        let stack = builder.app(&app).wrapper(&limit.wrapper()).try_start().await?;
+        let server = stack.server().public;
+        let mut users = Vec::new();
+        for number in 0..USERS {
+            let (from, email) = (logins::client_address(number), format!("user-{number}@example.com"));
+            let registered = ApiClient::from_address(server, from).register(app.id(), "Ada", &email, PASSWORD).await;
+            ensure!(registered.status == StatusCode::OK, "register returned {}", registered.status);
+            users.push(User { from, errand: UserAction::PasswordLogin { app: app.id().to_owned(), email } });
+        }
+        Ok(Self {
+            stack,
+            outsiders: AttackerRuntime::start()?,
+            tally: ResponseCounts::default(),
+            app: app.id().to_owned(),
+            users,
+            others: Vec::new(),
+            duration: lasts,
+            calm: None,
+            limit,
+        })
+    }
+
+    pub(super) fn server(&self) -> SocketAddr {
+        self.stack.server().public
+    }
+
+    /// Adds ordinary users of another kind, who are measured separately.
+    pub(super) fn add_users(&mut self, others: Vec<User>) {
+        self.others = others;
+    }
+
+    /// Measures the users without the attacker.
+    pub(super) async fn measure_baseline(&mut self) -> Result<()> {
+        let alive = Arc::new(AtomicBool::new(false));
+        // Warms up caches and connections to the stores.
+        let _ = self.measure(Duration::from_secs(2), &alive).await?;
+        let (logins, others) = self.measure(self.duration, &alive).await?;
+        println!("  users alone                   {}", logins.report_line());
+        if let Some(others) = &others {
+            println!("  social logins alone           {}", others.report_line());
+        }
+        ensure!(logins.failed() == 0, "logins to {} fail without an attacker", self.app);
+        ensure!(others.as_ref().is_none_or(|others| others.failed() == 0), "social logins fail without an attacker");
+        let pid = self.stack.server().pid().context("the server runs")?;
+        self.calm = Some(Baseline { logins, others, memory: anonymous_bytes(pid)? });
+        Ok(())
+    }
+
+    /// Measures the users next to the attacker, prints the measurements, and returns the bounds.
+    pub(super) async fn run_attack(self, attacker: impl Future<Output = ()> + Send + 'static) -> Result<Vec<Bound>> {
+        let calm = self.calm.as_ref().context("users were measured alone first")?;
+        let watch = ServerWatch::new();
+        let attacking = self.outsiders.spawn(attacker);
+        let (observed, ended) =
+            tokio::join!(self.measure_until_done(&watch), watch.follow(&self.stack, Instant::now()));
+        attacking.abort();
+        let (logins, others) = observed?;
+        println!("  users next to the attacker    {}", logins.report_line());
+        if let Some(others) = &others {
+            println!("  social logins next to it      {}", others.report_line());
+        }
+        println!("  the attacker                  {}", self.tally);
+        let mut bounds = bounds("logins", &calm.logins, &logins);
+        if let (Some(calm), Some(others)) = (&calm.others, &others) {
+            bounds.extend(self::bounds("social logins", calm, others));
+        }
+        bounds.push(self.memory_bound(calm.memory, watch.peak.load(Ordering::Relaxed), ended));
+        Ok(bounds)
+    }
+
+    async fn measure_until_done(&self, watch: &ServerWatch) -> Result<(UserMeasurements, Option<UserMeasurements>)> {
+        let observed = self.measure(self.duration, &watch.gone).await;
+        watch.done.store(true, Ordering::Relaxed);
+        observed
+    }
+
+    async fn measure(
+        &self,
+        lasts: Duration,
+        gone: &Arc<AtomicBool>,
+    ) -> Result<(UserMeasurements, Option<UserMeasurements>)> {
+        let server = self.server();
+        if self.others.is_empty() {
+            return Ok((measure_users(server, &self.users, lasts, gone).await?, None));
+        }
+        let (logins, others) = tokio::join!(
+            measure_users(server, &self.users, lasts, gone),
+            measure_users(server, &self.others, lasts, gone)
+        );
+        Ok((logins?, Some(others?)))
+    }
+
+    fn memory_bound(&self, before: u64, peak: u64, ended: Option<(ExitStatus, Duration)>) -> Bound {
+        let charged = self.limit.peak().map(|peak| format!(", {:.0} MiB charged including files", mib(peak)));
+        println!(
+            "  memory                        {:.1} MiB before, peak {:.1} MiB{}",
+            mib(before),
+            mib(peak),
+            charged.unwrap_or_default()
+        );
+        let what = format!("memory stays under {:.0} MiB and the server keeps running", mib(memory_limit::LIMIT_BYTES));
+        let Some((status, after)) = ended else {
+            return Bound::new(format!("{what}: peak {:.1} MiB", mib(peak)), self.limit.is_met(peak));
+        };
+        println!("  the server's last lines:\n{}", process::tail(&self.stack.server().log(), 3));
+        let by_limit = match self.limit.oom_kills() {
+            Some(0) => ", not because of its memory",
+            Some(_) => ", because of its memory",
+            None => "",
+        };
+        Bound::new(format!("{what}: it ended after {:.1} s with {status}{by_limit}", after.as_secs_f64()), false)
+    }
+}
+
+fn bounds(what: &str, calm: &UserMeasurements, beside: &UserMeasurements) -> Vec<Bound> {
+    let failed = Bound::new(
+        format!("no {what} fail: {} of {}", beside.failed(), beside.failed() + beside.latency.len()),
+        beside.failed() == 0,
+    );
+    let (Some(calm_p99), Some(p99)) = (calm.p99(), beside.p99()) else {
+        let what = format!("p99 of {what} is under {MAX_RATIO} times the p99 alone and {MAX_P99:?}: too many fail");
+        return vec![Bound::new(what, false), failed];
+    };
+    #[expect(clippy::cast_precision_loss, reason = "microseconds of a benchmark are far below 2^52")]
+    let ratio = p99 as f64 / calm_p99 as f64;
+    vec![
+        Bound::new(
+            format!("p99 of {what} is under {MAX_RATIO} times the p99 alone: {ratio:.2} times"),
+            ratio < MAX_RATIO,
+        ),
+        Bound::new(
+            format!("p99 of {what} is under {MAX_P99:?}: {}", format_millis(&beside.latency, 0.99)),
+            p99 < micros_of(MAX_P99),
+        ),
+        failed,
+    ]
+}
+
+// === impl ServerWatch ===
+
+impl ServerWatch {
+    fn new() -> Self {
+        Self {
+            gone: Arc::new(AtomicBool::new(false)),
+            done: Arc::new(AtomicBool::new(false)),
+            peak: Arc::new(AtomicU64::new(0)),
+        }
+    }
+
+    /// Samples the server's memory until the end of the attack. If the server ends first, returns its status and when.
+    async fn follow(&self, stack: &Stack, started: Instant) -> Option<(ExitStatus, Duration)> {
+        loop {
+            if let Some(status) = stack.server().exit_status() {
+                self.gone.store(true, Ordering::Relaxed);
+                return Some((status, started.elapsed()));
+            }
+            if let Some(memory) = stack.server().pid().and_then(|pid| anonymous_bytes(pid).ok()) {
+                self.peak.fetch_max(memory, Ordering::Relaxed);
+            }
+            if self.done.load(Ordering::Relaxed) {
+                return None;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Where attackers run, and what they share.
+
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    fmt,
+    future::Future,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use anyhow::Result;
+use bytes::Bytes;
+use http::Request;
+use http_body_util::{BodyExt, Full};
+use rustix::process::{Resource, Rlimit, getrlimit, setpriority_process, setrlimit};
+use tokio::{
+    runtime::{self, Runtime},
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
+
+use crate::logins::{Connection, connect};
+
+/// The lowest priority is 19; the server's hashing threads have 5.
+const NICE: i32 = 10;
+/// Printed description of the attackers' priority.
+pub(super) const PRIORITY: &str = "one thread at nice 10, so that they use only CPU time that is left over";
+/// Longer than any response of the service takes.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Pause after a failed connection attempt: thousands of attempts per second show nothing more.
+const RETRY: Duration = Duration::from_millis(10);
+
+/// A runtime with one thread of low priority. Its tasks end when this value is dropped.
+pub(super) struct AttackerRuntime(Option<Runtime>);
+
+/// Counts of the responses that attackers got, for the printed report.
+#[derive(Clone, Default)]
+pub(super) struct ResponseCounts(Arc<Mutex<BTreeMap<String, u64>>>);
+
+// === impl AttackerRuntime ===
+
+impl AttackerRuntime {
+    pub(super) fn start() -> Result<Self> {
+        let runtime = runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("outsiders")
+            .on_thread_start(|| {
+                // On Linux each thread has its own priority.
+                setpriority_process(None, NICE).expect("a thread can lower its priority");
+            })
+            .enable_all()
+            .build()?;
+        Ok(Self(Some(runtime)))
+    }
+
+    pub(super) fn spawn<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
+        self.0.as_ref().expect("the runtime exists until it is dropped").spawn(work)
+    }
+}
+
+impl Drop for AttackerRuntime {
+    fn drop(&mut self) {
+        // Dropping a runtime blocks, which is not allowed on a thread of another runtime.
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+// === impl ResponseCounts ===
+
+impl ResponseCounts {
+    pub(super) fn count(&self, what: impl fmt::Display) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(what.to_string()).or_default() += 1;
+    }
+}
+
+impl fmt::Display for ResponseCounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if counts.is_empty() {
+            return f.write_str("no response");
+        }
+        let counts: Vec<_> = counts.iter().map(|(what, count)| format!("{count} × {what}")).collect();
+        f.write_str(&counts.join(", "))
+    }
+}
+
+/// Client address of an attacker. Ordinary users have 127.100.0.0/16.
+pub(super) fn address(number: u32) -> IpAddr {
+    // A /15; of each /24 neither the first nor the last address.
+    let [.., second, third, fourth] = ((number / 254) << 8 | (number % 254 + 1)).to_be_bytes();
+    Ipv4Addr::new(127, 130 + second % 2, third, fourth).into()
+}
+
+/// Sends requests over one connection, each immediately after the response to the previous one.
+pub(super) async fn flood(
+    server: SocketAddr,
+    from: IpAddr,
+    tally: ResponseCounts,
+    mut request: impl FnMut() -> Request<Full<Bytes>>,
+) -> Infallible {
+    loop {
+        let Ok(mut connection) = connect(server, from).await else {
+            tally.count("no connection");
+            sleep(RETRY).await;
+            continue;
+        };
+        while let Some(status) = send(&mut connection, request()).await {
+            tally.count(status);
+        }
+        tally.count("connection ended");
+        sleep(RETRY).await;
+    }
+}
+
+/// The status of the response; `None` if the connection ended.
+pub(super) async fn send(connection: &mut Connection, request: Request<Full<Bytes>>) -> Option<u16> {
+    let asking = async {
+        connection.ready().await.ok()?;
+        let response = connection.send_request(request).await.ok()?;
+        let status = response.status().as_u16();
+        response.into_body().collect().await.ok()?;
+        Some(status)
+    };
+    timeout(LIMIT, asking).await.ok().flatten()
+}
+
+/// A POST request with JSON.
+pub(super) fn post_request(server: SocketAddr, path: &str, body: &serde_json::Value) -> Request<Full<Bytes>> {
+    Request::post(path)
+        .header("host", server.to_string())
+        .header("content-type", "application/json")
+        .body(Full::from(body.to_string()))
+        .expect("a request of fixed parts")
+}
+
+/// Raises the limit of open files of this process and its children to the maximum.
+pub(super) fn raise_file_limit() -> Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    Ok(setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })?)
+}
+
+/// The wanted number of connections, or fewer if the limit of open files is lower.
+pub(super) fn max_connections(wanted: u32) -> u32 {
+    // Files that everything else needs.
+    const OTHER: u64 = 500;
+    let most = getrlimit(Resource::Nofile).current.map_or(u64::MAX, |files| files.saturating_sub(OTHER));
+    let connections = wanted.min(u32::try_from(most).unwrap_or(u32::MAX));
+    if connections < wanted {
+        println!("  only {connections} of {wanted} connections, because of the limit of open files (ulimit -n)");
+    }
+    connections
+}

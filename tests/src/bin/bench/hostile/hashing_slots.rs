@@ -1,0 +1,78 @@
+//! Slots of the hashing queue, used over many Apps.
+//!
+//! The queue is fair between Apps and, inside an App, between client addresses. So many Apps mean many slots.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
+
+use anyhow::Result;
+use latchkey_tests::{builders::App, stack::Stack};
+use serde_json::json;
+
+use super::{
+    attack::{ServerAttack, with_raised_limits},
+    attackers::{ResponseCounts, address, flood, post_request},
+};
+use crate::measurements::Bound;
+
+/// As many as the hashing queue has slots on two cores.
+const APPS_OF_A_CLIENT: u32 = 128;
+const APPS_OF_A_TENANT: u32 = 130;
+/// Clients of each of the tenant's Apps.
+const CLIENTS: u32 = 2;
+
+/// One client address has one login in flight in each of 128 Apps of as many tenants, within all default limits.
+///
+/// Attacks the bound on the slots of a client address, which must hold over the whole queue.
+pub(super) async fn client_in_many_apps(lasts: Duration) -> Result<Vec<Bound>> {
+    let apps: Vec<App> =
+        (0..APPS_OF_A_CLIENT).map(|number| App::new("visited").namespace(&format!("tenant-{number}"))).collect();
+    log_in_to_all(lasts, &apps, |_| vec![address(0)]).await
+}
+
+/// A tenant has 130 Apps in one namespace with raised limits, and two clients log in to each continuously.
+///
+/// Attacks the queue's rotation, which must be fair between namespaces before it is fair between Apps.
+pub(super) async fn tenant_of_many_apps(lasts: Duration) -> Result<Vec<Bound>> {
+    let apps: Vec<App> =
+        (0..APPS_OF_A_TENANT).map(|_| with_raised_limits(App::new("owned").namespace("attacker"))).collect();
+    log_in_to_all(lasts, &apps, |number| (0..CLIENTS).map(|client| address(number * CLIENTS + client)).collect()).await
+}
+
+/// Logs in to each App from the addresses that `clients` returns for it.
+async fn log_in_to_all(lasts: Duration, apps: &[App], clients: impl Fn(u32) -> Vec<IpAddr>) -> Result<Vec<Bound>> {
+    let builder = apps.iter().fold(Stack::builder(), |builder, app| builder.app(app));
+    let mut trial = ServerAttack::start(builder, lasts).await?;
+    trial.measure_baseline().await?;
+    let (server, tally) = (trial.server(), trial.tally.clone());
+    let mut storms = Vec::new();
+    for (number, app) in (0..).zip(apps) {
+        for from in clients(number) {
+            storms.push(flood_logins(server, from, app.id().to_owned(), tally.clone()));
+        }
+    }
+    trial
+        .run_attack(async move {
+            for storm in storms {
+                tokio::spawn(storm);
+            }
+        })
+        .await
+}
+
+async fn flood_logins(server: SocketAddr, from: IpAddr, app: String, tally: ResponseCounts) {
+    let path = format!("/v1/{app}/email/login");
+    let mut number = 0_u32;
+    flood(server, from, tally, move || {
+        // A different account each time, so that no limit per account is reached.
+        number += 1;
+        post_request(
+            server,
+            &path,
+            &json!({ "email": format!("nobody-{number}@example.com"), "password": "wrong by intent" }),
+        )
+    })
+    .await;
+}

@@ -1,0 +1,134 @@
+//! The memory limit of a server, enforced as a kubelet enforces it.
+
+use std::{
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use anyhow::{Context, Result};
+
+/// Default of `server.resources.limits.memory` in the chart, in bytes.
+pub(super) const LIMIT_BYTES: u64 = 256 * 1024 * 1024;
+
+const CGROUP_V1: &str = "/sys/fs/cgroup/memory";
+const CGROUP_V2: &str = "/sys/fs/cgroup";
+/// Name prefix of this benchmark's cgroups.
+const CGROUP_PREFIX: &str = "latchkey-bench-";
+
+/// A memory limit for one server. A cgroup is removed on drop, so drop this after the server.
+pub(super) enum MemoryLimit {
+    /// The memory controller of cgroups version 1.
+    V1(PathBuf),
+    /// Cgroups version 2.
+    V2(PathBuf),
+    /// No memory controller is writable: setrlimit(2) limits the data segment instead.
+    Data,
+}
+
+// === impl MemoryLimit ===
+
+impl MemoryLimit {
+    pub(super) fn new() -> Result<Self> {
+        remove_stale_cgroups(Path::new(CGROUP_V1));
+        remove_stale_cgroups(Path::new(CGROUP_V2));
+        if let Ok(group) = create_cgroup(Path::new(CGROUP_V1), "memory.limit_in_bytes") {
+            // This file exists only with swap accounting.
+            let _ = fs::write(group.join("memory.memsw.limit_in_bytes"), LIMIT_BYTES.to_string());
+            return Ok(Self::V1(group));
+        }
+        if let Ok(group) = create_cgroup(Path::new(CGROUP_V2), "memory.max") {
+            let _ = fs::write(group.join("memory.swap.max"), "0");
+            return Ok(Self::V2(group));
+        }
+        Ok(Self::Data)
+    }
+
+    /// The command that starts a program under the limit.
+    pub(super) fn wrapper(&self) -> Vec<String> {
+        match self {
+            Self::V1(group) | Self::V2(group) => {
+                // The shell joins the group and then executes the program, so all of its memory is charged to the
+                // group.
+                let script = r#"echo $$ > "$0" && exec "$@""#;
+                let procs = group.join("cgroup.procs").display().to_string();
+                vec!["sh".to_owned(), "-c".to_owned(), script.to_owned(), procs]
+            }
+            Self::Data => vec!["prlimit".to_owned(), format!("--data={LIMIT_BYTES}"), "--".to_owned()],
+        }
+    }
+
+    pub(super) fn describe(&self) -> String {
+        let mib = LIMIT_BYTES / 1024 / 1024;
+        match self {
+            Self::V1(_) => format!("{mib} MiB, by a cgroup (version 1): the kernel kills a process that exceeds it"),
+            Self::V2(_) => format!("{mib} MiB, by a cgroup (version 2): the kernel kills a process that exceeds it"),
+            Self::Data => format!(
+                "{mib} MiB of data by setrlimit, and of anonymous memory by sampling: no memory cgroup is writable here"
+            ),
+        }
+    }
+
+    /// Whether a running server stayed within the limit; `peak` is the maximum of its own memory, in bytes. A cgroup
+    /// kills a server that exceeds the limit; without one, `peak` decides.
+    pub(super) fn is_met(&self, peak: u64) -> bool {
+        peak < LIMIT_BYTES && self.oom_kills().is_none_or(|kills| kills == 0)
+    }
+
+    /// How many processes the kernel killed for exceeding the limit; `None` if the kernel does not report it.
+    pub(super) fn oom_kills(&self) -> Option<u64> {
+        let file = match self {
+            Self::V1(group) => group.join("memory.oom_control"),
+            Self::V2(group) => group.join("memory.events"),
+            Self::Data => return None,
+        };
+        let text = fs::read_to_string(file).ok()?;
+        text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
+    }
+
+    /// The maximum that the kernel charged to the group, in bytes, including cached files.
+    pub(super) fn peak(&self) -> Option<u64> {
+        let file = match self {
+            Self::V1(group) => group.join("memory.max_usage_in_bytes"),
+            Self::V2(group) => group.join("memory.peak"),
+            Self::Data => return None,
+        };
+        fs::read_to_string(file).ok()?.trim().parse().ok()
+    }
+}
+
+impl Drop for MemoryLimit {
+    fn drop(&mut self) {
+        match self {
+            // If a process is still in it, the next run removes it.
+            Self::V1(group) | Self::V2(group) => drop(fs::remove_dir(group)),
+            Self::Data => {}
+        }
+    }
+}
+
+/// Creates a group below `root` with the limit.
+fn create_cgroup(root: &Path, limit: &str) -> Result<PathBuf> {
+    static MADE: AtomicU32 = AtomicU32::new(0);
+    let mut name = CGROUP_PREFIX.to_owned();
+    write!(name, "{}-{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed))?;
+    // Without the controller, the folder can exist anyway, or a file system that accepts any folder.
+    anyhow::ensure!(root.join("cgroup.procs").is_file(), "{} is no cgroup", root.display());
+    let group = root.join(name);
+    fs::create_dir(&group)?;
+    let limited = fs::write(group.join(limit), LIMIT_BYTES.to_string()).context("setting the limit");
+    if limited.is_err() || !group.join("cgroup.procs").is_file() {
+        drop(fs::remove_dir(&group));
+    }
+    limited.map(|()| group)
+}
+
+/// Removes the groups of runs that were killed. The kernel refuses to remove a group that has a process.
+fn remove_stale_cgroups(root: &Path) {
+    for entry in fs::read_dir(root).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(CGROUP_PREFIX) {
+            drop(fs::remove_dir(entry.path()));
+        }
+    }
+}

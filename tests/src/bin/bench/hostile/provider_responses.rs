@@ -1,0 +1,51 @@
+//! A provider that responds with 1 MiB of nested JSON.
+//!
+//! A tenant's provider behaves normally while users are measured alone. Then the tenant adds eight more Providers,
+//! which the server checks by itself within seconds, and sixteen clients call *login* with an invalid provider token.
+//! The provider responds to every request with nested JSON of the largest size that the server reads.
+//!
+//! Attacks the memory of parsed documents: nodes, depth, and how many are parsed at the same time.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use latchkey_tests::{builders::App, stack::Stack};
+use serde_json::json;
+
+use super::{
+    attack::{ServerAttack, with_raised_limits},
+    attackers::{AttackerRuntime, address, flood, post_request},
+    provider::BenchProvider,
+};
+use crate::measurements::Bound;
+
+const CLIENTS: u32 = 16;
+/// As many as the server checks concurrently.
+const ADDED_PROVIDERS: u32 = 8;
+const NAMESPACE: &str = "attacker";
+
+pub(super) async fn run(lasts: Duration) -> Result<Vec<Bound>> {
+    // Runs with the attackers' share of CPU.
+    let outsiders = AttackerRuntime::start()?;
+    let provider = outsiders.spawn(BenchProvider::start()).await??;
+    let corp = provider.oauth2("corp").namespace(NAMESPACE);
+    let app = with_raised_limits(App::new("attacked").namespace(NAMESPACE)).provider(&corp);
+    let mut trial = ServerAttack::start(Stack::builder().app(&app).provider(&corp), lasts).await?;
+    trial.measure_baseline().await?;
+
+    provider.turn_hostile();
+    let more: Vec<_> =
+        (0..ADDED_PROVIDERS).map(|number| provider.oidc(&format!("id-{number}")).namespace(NAMESPACE)).collect();
+    let app = more.iter().fold(app, |app, provider| app.provider(provider));
+    trial.stack.apply_all(std::slice::from_ref(&app), &more)?;
+    let (server, tally, path) = (trial.server(), trial.tally.clone(), format!("/{}/corp/login", app.id()));
+    trial
+        .run_attack(async move {
+            for number in 0..CLIENTS {
+                let path = path.clone();
+                let request = move || post_request(server, &path, &json!({ "token": "nobody-gave-this" }));
+                tokio::spawn(flood(server, address(number), tally.clone(), request));
+            }
+        })
+        .await
+}

@@ -1,0 +1,431 @@
+//! The operator and its servers on a real control plane: how fast an App and its edits take effect, and what many Apps
+//! cost.
+//!
+//! Each number of Apps gets its own control plane, so that earlier runs do not influence it. The API server's audit log
+//! counts every request.
+
+mod population;
+mod revisions;
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use hdrhistogram::Histogram;
+use k8s_openapi::{ByteString, api::core::v1::Secret};
+use kube::{
+    Api, Client,
+    api::{DeleteParams, Patch, PatchParams},
+    runtime::wait::{Condition, await_condition},
+};
+use latchkey_crds::{
+    app,
+    conditions::{ConditionStatus, ConditionType},
+    names::{RENDERED_APP_KEY, rendered_app_secret},
+    types::AppId,
+};
+use latchkey_tests::{
+    builders::{App, Provider, Relay},
+    client::ApiClient,
+    cluster::{Endpoint, Installation, OperatorProcess, PodServer, TestCluster, apply},
+    control_plane::audit::{self, AuditEvent, Mark},
+};
+use serde_json::json;
+
+pub(crate) use self::population::has_condition;
+use self::{population::AppSet, revisions::RevisionStreams};
+use crate::measurements::{Bound, format_millis, histogram, micros_of, peak_resident_mib, resident_mib};
+
+/// With so few Apps, nothing is slow because of their number.
+const FEW_APPS: usize = 10;
+const APPLIES: usize = 20;
+const EDITS: usize = 200;
+const REPAIRS: usize = 10;
+const APPLY_LIMIT: Duration = Duration::from_secs(2);
+const EDIT_LIMIT: Duration = Duration::from_secs(1);
+const REPAIR_LIMIT: Duration = Duration::from_secs(2);
+/// Upper limit for the median edit time with many Apps, relative to the median with few. The two are measured one after
+/// the other.
+const MAX_EDIT_RATIO: f64 = 1.5;
+/// Limit for an operation that is done once.
+const STEP_LIMIT: Duration = Duration::from_secs(60);
+/// Longer than a server may be silent (15 s), so that writes caused by a silent server happen within it.
+const SETTLE_TIME: Duration = Duration::from_secs(20);
+
+#[derive(clap::Args)]
+pub(crate) struct OperatorArgs {
+    /// Numbers of Apps, comma-separated.
+    #[arg(long, value_delimiter = ',', default_value = "100,1000,10000")]
+    apps: Vec<usize>,
+    /// How long to watch for writes of an idle operator, with the largest number of Apps, in seconds.
+    #[arg(long, default_value_t = 300)]
+    idle_seconds: u64,
+}
+
+/// The measurements at one number of Apps.
+struct Measurements {
+    apps: usize,
+    applied: Histogram<u64>,
+    edited: Histogram<u64>,
+    repaired: Histogram<u64>,
+    /// Unexpected writes, by the activity in which they happened.
+    writes: Vec<(String, Vec<AuditEvent>)>,
+}
+
+/// Two servers and an operator, with a number of Apps.
+struct BenchCluster<'a> {
+    install: Installation<'a>,
+    client: Client,
+    population: AppSet,
+    servers: Vec<PodServer>,
+    operator: OperatorProcess,
+}
+
+/// Runs the benchmark, prints the measurements, and returns the bounds.
+pub(crate) async fn run(options: &OperatorArgs) -> Result<Vec<Bound>> {
+    let threads = std::thread::available_parallelism()?.get();
+    println!("Apps in a cluster, on {threads} cores shared by etcd, the API server, operator, servers and Postgres\n");
+    let most = options.apps.iter().copied().max();
+    let few = measure(FEW_APPS, None).await?;
+    let mut bounds = few.bounds();
+    for apps in &options.apps {
+        let idle = (Some(*apps) == most).then(|| Duration::from_secs(options.idle_seconds));
+        let many = measure(*apps, idle).await?;
+        bounds.extend(many.bounds());
+        bounds.push(many.bound_against(&few));
+    }
+    Ok(bounds)
+}
+
+async fn measure(apps: usize, idle: Option<Duration>) -> Result<Measurements> {
+    println!("{apps} Apps");
+    let cluster = TestCluster::start().await?;
+    let mut fleet = BenchCluster::start(&cluster, apps).await?;
+    let mut figures =
+        Measurements { apps, applied: histogram(), edited: histogram(), repaired: histogram(), writes: Vec::new() };
+    figures.writes.push(("the operator's restart".to_owned(), fleet.restart_operator().await?));
+    fleet.measure_server_start().await?;
+    fleet.measure_edits(&mut figures.edited).await?;
+    print_times("an edit, from the API server's response until the last server serves it", &figures.edited);
+    fleet.measure_applies(&mut figures.applied).await?;
+    print_times("from apply of App, Provider and Secret until Ready", &figures.applied);
+    fleet.measure_repairs(&mut figures.repaired).await?;
+    print_times("until a rendered Secret is repaired after an edit or deletion by hand", &figures.repaired);
+    // Waits until the writes that the edits caused are done.
+    tokio::time::sleep(SETTLE_TIME).await;
+    if let Some(idle) = idle {
+        figures
+            .writes
+            .push((format!("{:.1} idle minutes", idle.as_secs_f64() / 60.0), fleet.measure_idle(idle).await?));
+        figures.writes.extend(fleet.roll_out().await?);
+        fleet.print_memory("after all of it")?;
+    }
+    println!();
+    Ok(figures)
+}
+
+fn print_times(what: &str, times: &Histogram<u64>) {
+    println!(
+        "  {what}: p50 {}, p90 {}, p99 {}, max {} ({} times)",
+        format_millis(times, 0.5),
+        format_millis(times, 0.9),
+        format_millis(times, 0.99),
+        format_millis(times, 1.0),
+        times.len()
+    );
+}
+
+// === impl Measurements ===
+
+impl Measurements {
+    fn bounds(&self) -> Vec<Bound> {
+        let apps = self.apps;
+        let most = |times: &Histogram<u64>| times.value_at_quantile(1.0);
+        let mut bounds = vec![
+            Bound::new(
+                format!("{apps} Apps: from apply to Ready under 2 s: max {}", format_millis(&self.applied, 1.0)),
+                most(&self.applied) < micros_of(APPLY_LIMIT),
+            ),
+            Bound::new(
+                format!("{apps} Apps: an edit takes effect within 1 s: p99 {}", format_millis(&self.edited, 0.99)),
+                self.edited.value_at_quantile(0.99) < micros_of(EDIT_LIMIT),
+            ),
+            Bound::new(
+                format!(
+                    "{apps} Apps: a rendered Secret is repaired within 2 s: max {}",
+                    format_millis(&self.repaired, 1.0)
+                ),
+                most(&self.repaired) < micros_of(REPAIR_LIMIT),
+            ),
+        ];
+        bounds.extend(self.writes.iter().map(|(when, writes)| {
+            let count = audit::count(writes);
+            let kinds: Vec<_> = count.iter().map(|((verb, what), count)| format!("{count} {verb} {what}")).collect();
+            let kinds = if kinds.is_empty() { "none".to_owned() } else { kinds.join(", ") };
+            Bound::new(format!("{apps} Apps: no write except of the Lease during {when}: {kinds}"), writes.is_empty())
+        }));
+        bounds
+    }
+
+    /// The bound that an edit takes about as long as with few Apps.
+    fn bound_against(&self, few: &Self) -> Bound {
+        #[expect(clippy::cast_precision_loss, reason = "microseconds of a benchmark are far below 2^52")]
+        let at = |figures: &Self, quantile| figures.edited.value_at_quantile(quantile) as f64;
+        let [p50, p99] = [0.5, 0.99].map(|quantile| at(self, quantile) / at(few, quantile));
+        Bound::new(
+            format!(
+                "{} Apps: an edit takes at most {MAX_EDIT_RATIO} times as long as among {FEW_APPS} Apps: p50 {p50:.2}, p99 {p99:.2}",
+                self.apps
+            ),
+            p50 <= MAX_EDIT_RATIO,
+        )
+    }
+}
+
+// === impl BenchCluster ===
+
+impl<'a> BenchCluster<'a> {
+    /// Creates the Apps, then starts the operator, and waits until all Apps are Programmed.
+    async fn start(cluster: &'a TestCluster, apps: usize) -> Result<Self> {
+        let install = cluster.builder().watch_all_namespaces().tenants(FEW_APPS).install().await;
+        let client = install.admin();
+        let population = AppSet::new(&install, apps);
+        let took = population.create(&client).await?;
+        println!("  created by the administrator in {:.1} s", took.as_secs_f64());
+        let servers = install.start_servers(2).await;
+        let programmed = population.watch_until_programmed(&client).await?;
+        let mark = cluster.plane().audit_mark();
+        let started = Instant::now();
+        let operator = install.start_operator().await;
+        programmed.await??;
+        let took = started.elapsed().as_secs_f64();
+        println!("  from the operator's start until all are Programmed: {took:.2} s");
+        let fleet = Self { install, client, population, servers, operator };
+        // The operator writes Events after the last status.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        fleet.print_requests("until then the operator sent", mark)?;
+        fleet.print_memory("once all are Programmed")?;
+        Ok(fleet)
+    }
+
+    /// Restarts the operator. It finds nothing to change.
+    async fn restart_operator(&self) -> Result<Vec<AuditEvent>> {
+        self.operator.terminate().await.context("the operator ends after SIGTERM")?;
+        let mark = self.audit_mark();
+        let started = Instant::now();
+        self.operator.start()?;
+        self.wait_until_reconciled(&self.operator).await?;
+        println!("  a restarted operator has reconciled all: {:.2} s", started.elapsed().as_secs_f64());
+        self.print_requests("until then it sent", mark)?;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        self.print_memory("after the operator's restart")?;
+        self.writes(mark)
+    }
+
+    /// Waits until the operator has reconciled every App.
+    async fn wait_until_reconciled(&self, operator: &OperatorProcess) -> Result<()> {
+        const DONE: &str = "controller_runtime_reconcile_total{controller=\"app\",result=\"success\"} ";
+        let ops = ApiClient::new(operator.ops);
+        let end = Instant::now() + 10 * STEP_LIMIT;
+        loop {
+            let page = ops.try_send(ops.request(http::Method::GET, "metrics")).await.map(|answer| answer.text);
+            let done = page.ok().and_then(|page| {
+                page.lines().find_map(|line| line.strip_prefix(DONE)).and_then(|count| count.parse::<usize>().ok())
+            });
+            if done.is_some_and(|done| done >= self.population.len()) {
+                return Ok(());
+            }
+            ensure!(Instant::now() < end, "the operator has not reconciled all: {done:?}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Starts a server in a new Pod, then restarts its container, which serves from its cache.
+    async fn measure_server_start(&mut self) -> Result<()> {
+        let server = self.install.create_server(self.install.server_account(), &[]).await?;
+        let started = Instant::now();
+        server.start_ready().await?;
+        let first = started.elapsed().as_secs_f64();
+        server.terminate().await.context("the server ends after SIGTERM")?;
+        let started = Instant::now();
+        server.start_ready().await?;
+        println!(
+            "  a new server is ready after {first:.2} s, a restarted container after {:.2} s",
+            started.elapsed().as_secs_f64()
+        );
+        server.set_endpoint(Endpoint::SERVING).await?;
+        server.remove().await
+    }
+
+    /// Edits a few Apps that are spread over the list, one after the other.
+    async fn measure_edits(&self, times: &mut Histogram<u64>) -> Result<()> {
+        let mut streams = RevisionStreams::connect(&self.servers).await?;
+        let step = (self.population.len() / FEW_APPS).max(1);
+        for number in 0..EDITS {
+            let (namespace, app) = self.population.app((number * step) % self.population.len());
+            let apps: Api<app::App> = Api::namespaced(self.client.clone(), namespace);
+            let before = streams.revisions_of(app.id());
+            let patch = json!({ "spec": { "displayName": format!("Shop {number}") } });
+            apps.patch(app.id(), &PatchParams::default(), &Patch::Merge(&patch)).await?;
+            let answered = Instant::now();
+            let live = tokio::time::timeout(STEP_LIMIT, streams.wait_for_change(app.id(), &before)).await;
+            let live = live.with_context(|| format!("edit {number} of {} does not take effect", app.id()))??;
+            times.record(micros_of(live.saturating_duration_since(answered)))?;
+        }
+        Ok(())
+    }
+
+    /// Creates new Apps, each with a Provider and Secrets, one after the other.
+    async fn measure_applies(&self, times: &mut Histogram<u64>) -> Result<()> {
+        for number in 0..APPLIES {
+            let provider = Provider::new(&format!("github-{number}"), "github");
+            let app = App::new("new").relay(Relay::of(&self.install.smtp)).provider(&provider);
+            let tenant = self.install.tenant();
+            let mut objects = app.objects(tenant);
+            objects.extend([provider.object(tenant), provider.secret_object(tenant)]);
+            let apps: Api<app::App> = Api::namespaced(self.client.clone(), tenant);
+            let name = app.id().to_owned();
+            let ready =
+                tokio::spawn(
+                    async move { await_condition(apps, &name, is_condition_true(ConditionType::Ready)).await },
+                );
+            let started = Instant::now();
+            for object in &objects {
+                apply(&self.client, object).await?;
+            }
+            let ready = tokio::time::timeout(STEP_LIMIT, ready).await;
+            ready.with_context(|| format!("{} is not Ready", app.id()))???;
+            times.record(micros_of(started.elapsed()))?;
+        }
+        Ok(())
+    }
+
+    /// Edits or deletes rendered Secrets and waits for the repair.
+    async fn measure_repairs(&self, times: &mut Histogram<u64>) -> Result<()> {
+        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), self.install.namespace());
+        for number in 0..2 * REPAIRS {
+            let (_, app) = self.population.app(number % self.population.len());
+            let id: AppId = app.id().parse()?;
+            let name = rendered_app_secret(&id);
+            let document = secrets.get(&name).await?.data.unwrap_or_default().remove(RENDERED_APP_KEY);
+            let document = document.context("a rendered Secret has a document")?;
+            if number % 2 == 0 {
+                let patch = json!({ "stringData": { RENDERED_APP_KEY: "{}" } });
+                secrets.patch(&name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
+            } else {
+                secrets.delete(&name, &DeleteParams::default()).await?;
+            }
+            let began = Instant::now();
+            let back = await_condition(secrets.clone(), &name, publishes(document));
+            let back = tokio::time::timeout(STEP_LIMIT, back).await;
+            back.with_context(|| format!("{name} is not repaired"))??;
+            times.record(micros_of(began.elapsed()))?;
+        }
+        Ok(())
+    }
+
+    async fn measure_idle(&self, time: Duration) -> Result<Vec<AuditEvent>> {
+        let mark = self.audit_mark();
+        tokio::time::sleep(time).await;
+        self.print_requests("while idle the operator sent", mark)?;
+        self.writes(mark)
+    }
+
+    /// Servers and operators start and stop while no App changes.
+    async fn roll_out(&mut self) -> Result<Vec<(String, Vec<AuditEvent>)>> {
+        let mut writes = Vec::new();
+        self.servers.push(self.install.start_server().await);
+        tokio::time::sleep(SETTLE_TIME).await;
+
+        let mark = self.audit_mark();
+        for server in std::mem::take(&mut self.servers) {
+            self.servers.push(self.install.start_server().await);
+            server.remove().await?;
+        }
+        tokio::time::sleep(SETTLE_TIME).await;
+        writes.push(("a rolling restart of 3 servers".to_owned(), self.writes(mark)?));
+
+        let mark = self.audit_mark();
+        let more = self.install.start_servers(3).await;
+        for server in more {
+            server.remove().await?;
+        }
+        tokio::time::sleep(SETTLE_TIME).await;
+        writes.push(("scaling 3 → 6 → 3".to_owned(), self.writes(mark)?));
+
+        let mark = self.audit_mark();
+        let standby = self.install.start_operator().await;
+        tokio::time::sleep(SETTLE_TIME).await;
+        let began = Instant::now();
+        self.operator.terminate().await.context("the operator ends after SIGTERM")?;
+        self.wait_until_reconciled(&standby).await?;
+        println!(
+            "  a standby has reconciled all {:.2} s after the leader received SIGTERM",
+            began.elapsed().as_secs_f64()
+        );
+        tokio::time::sleep(SETTLE_TIME).await;
+        writes.push(("a change of leader".to_owned(), self.writes(mark)?));
+        self.operator = standby;
+        Ok(writes)
+    }
+
+    // --- Cost
+
+    fn audit_mark(&self) -> Mark {
+        self.install.cluster().plane().audit_mark()
+    }
+
+    /// The requests that the operator has sent to the API server since the mark.
+    fn operator_requests(&self, since: Mark) -> Result<Vec<AuditEvent>> {
+        let user = self.install.operator_account().user_name();
+        let mut events = self.install.cluster().plane().audit_since(since)?;
+        events.retain(|event| event.user == user);
+        Ok(events)
+    }
+
+    fn writes(&self, since: Mark) -> Result<Vec<AuditEvent>> {
+        let mut events = self.operator_requests(since)?;
+        events.retain(|event| event.is_write() && event.resource != "leases");
+        Ok(events)
+    }
+
+    fn print_requests(&self, what: &str, since: Mark) -> Result<()> {
+        let asked = self.operator_requests(since)?;
+        let mut verbs: BTreeMap<&str, usize> = BTreeMap::new();
+        for event in &asked {
+            *verbs.entry(&event.verb).or_default() += 1;
+        }
+        let verbs: Vec<_> = verbs.iter().map(|(verb, count)| format!("{verb} {count}")).collect();
+        #[expect(clippy::cast_precision_loss, reason = "counts of a benchmark are far below 2^52")]
+        let each = asked.len() as f64 / self.population.len() as f64;
+        println!("  {what} {} requests to the API server ({}), {each:.1} per App", asked.len(), verbs.join(", "));
+        Ok(())
+    }
+
+    fn print_memory(&self, when: &str) -> Result<()> {
+        let operator = self.operator.pid().context("the operator runs")?;
+        let server = self.servers[0].pid().context("the server runs")?;
+        println!(
+            "  memory {when}: operator {:.1} MiB (peak {:.1}), server {:.1} MiB (peak {:.1})",
+            resident_mib(operator)?,
+            peak_resident_mib(operator)?,
+            resident_mib(server)?,
+            peak_resident_mib(server)?
+        );
+        Ok(())
+    }
+}
+
+/// The condition is true for the current generation of the App.
+fn is_condition_true(type_: ConditionType) -> impl Condition<app::App> {
+    move |app: Option<&app::App>| app.is_some_and(|app| population::has_condition(app, type_, ConditionStatus::True))
+}
+
+fn publishes(document: ByteString) -> impl Condition<Secret> {
+    move |secret: Option<&Secret>| {
+        let data = secret.and_then(|secret| secret.data.as_ref());
+        data.and_then(|data| data.get(RENDERED_APP_KEY)) == Some(&document)
+    }
+}

@@ -1,0 +1,247 @@
+//! A complete user scenario against the service, step by step, from inside the cluster.
+
+use std::{
+    net::{IpAddr, SocketAddr, UdpSocket},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use latchkey_tests::dex;
+use reqwest::{
+    Method, RequestBuilder, Response, StatusCode,
+    header::{COOKIE, HeaderMap, HeaderValue, LOCATION, SET_COOKIE},
+    redirect,
+};
+use serde_json::{Value, json};
+use url::{Host, Url};
+
+use crate::cluster_client::retry_until_ok;
+
+#[derive(clap::Args)]
+pub(crate) struct ScenarioArgs {
+    /// The public API: the URL of the Service, or of the proxy's host name.
+    #[arg(long)]
+    url: Url,
+    #[arg(long)]
+    app: String,
+    /// URL of the inbox to read mail from, by IP address. Without it the scenario skips the steps that need a mail.
+    #[arg(long)]
+    inbox: Option<Url>,
+    /// IP address of the proxy in front of the Service. With it the scenario also covers forward auth and a social
+    /// login.
+    #[arg(long)]
+    front: Option<IpAddr>,
+}
+
+/// URL behind forward auth, redirect address of the social login, name of the Provider, and the user who logs in there.
+const PROTECTED_URL: &str = "http://shop.example.com/basket";
+pub(crate) const REDIRECT_URL: &str = "https://shop.example.com/done";
+pub(crate) const PROVIDER_NAME: &str = "dex";
+const PROVIDER_USER: &str = "grace@example.com";
+
+const PASSWORD: &str = "a quiet harbour at noon";
+const OTHER_PASSWORD: &str = "nine lanterns over the pier";
+/// A forged client address, which nothing must trust.
+const FORGED_ADDRESS: &str = "203.0.113.7";
+/// Mail is sent within seconds.
+const MAIL_SECONDS: u64 = 60;
+/// Forward auth notices a logout within a second.
+const LOGOUT_LIMIT: Duration = Duration::from_secs(10);
+
+struct Scenario<'a> {
+    http: reqwest::Client,
+    options: &'a ScenarioArgs,
+    email: String,
+}
+
+pub(crate) async fn run(options: &ScenarioArgs) -> Result<()> {
+    let email = format!("ada-{:08x}@example.com", rand::random::<u32>());
+    let user = Scenario { http: http_client(options)?, options, email };
+    user.account_steps().await?;
+    if options.inbox.is_some() {
+        user.mail_steps().await?;
+    }
+    if options.front.is_some() {
+        user.social_login_steps().await?;
+    }
+    println!("{}: all steps succeeded", user.email);
+    Ok(())
+}
+
+/// A client that does not follow redirects, and sends a forged client address if there is a proxy.
+fn http_client(options: &ScenarioArgs) -> Result<reqwest::Client> {
+    let http = reqwest::Client::builder().no_proxy().redirect(redirect::Policy::none());
+    let mut http = http.timeout(Duration::from_secs(90));
+    if let Some(front) = options.front {
+        for url in [&options.url, &Url::parse(PROTECTED_URL)?] {
+            // The URL's port is used.
+            http = http.resolve(url.host_str().context("a URL names a host")?, SocketAddr::new(front, 0));
+        }
+        http = http.default_headers(HeaderMap::from_iter([(
+            "x-forwarded-for".parse()?,
+            HeaderValue::from_static(FORGED_ADDRESS),
+        )]));
+    }
+    Ok(http.build()?)
+}
+
+fn location(response: &Response) -> Result<&str> {
+    ensure!(response.status() == StatusCode::FOUND, "it returned {}", response.status());
+    Ok(response.headers().get(LOCATION).context("a redirect has a Location")?.to_str()?)
+}
+
+/// The same URL without TLS, which the proxy does not need.
+fn without_tls(url: &str) -> String {
+    url.replacen("https://", "http://", 1)
+}
+
+fn text<'a>(value: &'a Value, field: &str) -> Result<&'a str> {
+    value[field].as_str().with_context(|| format!("no {field}: {value}"))
+}
+
+// === impl Scenario ===
+
+impl Scenario<'_> {
+    async fn account_steps(&self) -> Result<()> {
+        let email = &self.email;
+        self.post("email/register", &json!({ "name": "Ada", "email": email, "password": PASSWORD }), None).await?;
+        let login = self.post("email/login", &json!({ "email": email, "password": PASSWORD }), None).await?;
+        ensure!(login["user"]["email"] == *email, "the login belongs to {}", login["user"]);
+        let refresh = json!({ "refresh_token": text(&login, "refresh_token")? });
+        let refreshed = self.post("token", &refresh, None).await?;
+        let token = text(&refreshed, "access_token")?;
+        ensure!(token != text(&login, "token")?, "the refreshed token is the old one");
+
+        let jwks = self
+            .send_for_json(self.http.get(self.url(&format!("{}/.well-known/jwks.json", self.options.app))?))
+            .await?;
+        ensure!(jwks["keys"].as_array().is_some_and(|keys| !keys.is_empty()), "no keys: {jwks}");
+        let sessions = self.send_for_json(self.http.get(self.app_url("sessions")?).bearer_auth(token)).await?;
+        let own = self.own_address()?.to_string();
+        ensure!(sessions["sessions"][0]["ip"] == own, "the client is {own}, the sessions are {sessions}");
+
+        let user = text(&login["user"], "id")?;
+        let (status, said) = self.forward_auth(token).await?;
+        ensure!((status, &*said) == (StatusCode::OK, user), "forward auth returned {status} for {user}: {said}");
+        println!("forward auth: {status}");
+        self.post("logout", &Value::Null, Some(token)).await?;
+        retry_until_ok("forward auth refuses the token", LOGOUT_LIMIT, || async {
+            let (status, _) = self.forward_auth(token).await?;
+            ensure!(status == StatusCode::UNAUTHORIZED, "it returned {status}");
+            Ok(())
+        })
+        .await
+    }
+
+    async fn mail_steps(&self) -> Result<()> {
+        let email = &self.email;
+        let (code, mail) = self.wait_for_code(0).await?;
+        let confirmed = self.post("email/confirm", &json!({ "code": code }), None).await?;
+        let token = text(&confirmed, "access_token")?;
+        self.post("email/verify", &Value::Null, Some(token)).await?;
+        self.post("email/forgot-password", &json!({ "email": email }), None).await?;
+        let (code, _) = self.wait_for_code(mail).await?;
+        let change = json!({ "email": email, "code": code, "password": OTHER_PASSWORD });
+        self.post("email/confirm-password", &change, None).await?;
+        self.post("email/login", &json!({ "email": email, "password": OTHER_PASSWORD }), None).await?;
+        let old = self.http.post(self.app_url("email/login")?).json(&json!({ "email": email, "password": PASSWORD }));
+        let old = old.send().await?.status();
+        ensure!(old == StatusCode::UNAUTHORIZED, "a login with the old password returned {old}");
+        Ok(())
+    }
+
+    async fn social_login_steps(&self) -> Result<()> {
+        let at = |operation| self.url(&format!("{}/{PROVIDER_NAME}/{operation}", self.options.app));
+        let mut begin = at("redirect")?;
+        begin.query_pairs_mut().append_pair("redirect_url", REDIRECT_URL);
+        let begun = self.http.get(begin).send().await.context("redirect")?;
+        let cookie = begun.headers().get(SET_COOKIE).context("a flow has a cookie")?.to_str()?;
+        let cookie = cookie.split(';').next().unwrap_or_default();
+        let back = dex::callback_url(&self.http, &without_tls(location(&begun)?), PROVIDER_USER)
+            .await
+            .context("at the provider")?;
+        let (back, callback) = (without_tls(back.as_str()), at("callback")?);
+        ensure!(back.starts_with(callback.as_str()), "the provider does not redirect to {callback}");
+        let came = self.http.get(back).header(COOKIE, cookie).send().await.context("callback")?;
+        let done = Url::parse(location(&came)?)?;
+        ensure!(done.as_str().starts_with(REDIRECT_URL), "the callback redirects to {}", done.path());
+        let token = done.query_pairs().find(|(name, _)| name == "access_token").context("no access token")?.1;
+        let (status, said) = self.forward_auth(&token).await?;
+        ensure!(status == StatusCode::OK, "forward auth returned {status}: {said}");
+        println!("social: {status}");
+        Ok(())
+    }
+
+    fn url(&self, path: &str) -> Result<Url> {
+        Ok(self.options.url.join(path)?)
+    }
+
+    /// The URL of an App's endpoint.
+    fn app_url(&self, name: &str) -> Result<Url> {
+        self.url(&format!("v1/{}/{name}", self.options.app))
+    }
+
+    /// The status of forward auth and the user it reports: from the application behind the proxy, or from the endpoint
+    /// itself.
+    async fn forward_auth(&self, token: &str) -> Result<(StatusCode, String)> {
+        let behind = self.options.front.is_some();
+        let url = if behind { Url::parse(PROTECTED_URL)? } else { self.app_url("authorize")? };
+        let response = self.http.get(url).bearer_auth(token).send().await.context("forward auth")?;
+        let status = response.status();
+        let user =
+            response.headers().get("x-auth-user-id").map(|user| String::from_utf8_lossy(user.as_bytes()).into_owned());
+        let body = response.text().await?;
+        Ok((status, if behind { body } else { user.unwrap_or_default() }))
+    }
+
+    async fn send_for_json(&self, request: RequestBuilder) -> Result<Value> {
+        let response = request.send().await?;
+        let (url, status) = (response.url().clone(), response.status());
+        ensure!(status.is_success(), "{url}: {status}");
+        Ok(response.json().await?)
+    }
+
+    async fn post(&self, name: &str, body: &Value, token: Option<&str>) -> Result<Value> {
+        let mut request = self.http.request(Method::POST, self.app_url(name)?);
+        if !body.is_null() {
+            request = request.json(body);
+        }
+        if let Some(token) = token {
+            request = request.bearer_auth(token);
+        }
+        let response = request.send().await.with_context(|| name.to_owned())?;
+        let (status, text) = (response.status(), response.text().await?);
+        if status != StatusCode::OK {
+            bail!("{name} returned {status}: {text}");
+        }
+        println!("{name}: {status}");
+        Ok(serde_json::from_str(&text)?)
+    }
+
+    /// The code of the first mail after the mail with id `after`, and that mail's id.
+    async fn wait_for_code(&self, after: u64) -> Result<(String, u64)> {
+        let inbox = self.options.inbox.as_ref().context("there is an inbox")?;
+        let mut url = inbox.join("api/messages/latest")?;
+        let (after, wait) = (after.to_string(), MAIL_SECONDS.to_string());
+        url.query_pairs_mut().extend_pairs([("to", &self.email), ("after", &after), ("wait", &wait)]);
+        let mail = self.send_for_json(self.http.get(url)).await.context("the mail")?;
+        Ok((text(&mail, "code")?.to_owned(), mail["id"].as_u64().context("a mail has an id")?))
+    }
+
+    /// This pod's address on the way to the service.
+    fn own_address(&self) -> Result<IpAddr> {
+        let port = self.options.url.port_or_known_default().unwrap_or(80);
+        let to = match (self.options.front, self.options.url.host()) {
+            (Some(front), _) => SocketAddr::new(front, port),
+            (None, Some(Host::Domain(name))) => {
+                std::net::ToSocketAddrs::to_socket_addrs(&(name, port))?.next().context("the name has an address")?
+            }
+            (None, _) => bail!("the Service must be given by its name"),
+        };
+        let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+        // Connecting a UDP socket sends nothing.
+        let socket = UdpSocket::bind(any)?;
+        socket.connect(to)?;
+        Ok(socket.local_addr()?.ip())
+    }
+}
