@@ -100,7 +100,8 @@ fn check_sealed(draw: &mut Draw<'_>) {
         false => (FlowBinding::Unbound, FlowBinding::Browser),
     };
     let flow = Flow {
-        app_state: draw.flag().then(|| draw.any_text(512)),
+        // Start of the flow refuses control characters.
+        app_state: draw.flag().then(|| draw.any_text(512).replace(char::is_control, "\u{10ffff}")),
         code_challenge: draw.flag().then(|| CodeChallenge::parse(&URL_SAFE_NO_PAD.encode(draw.array::<32>())).unwrap()),
         ..Flow::start(&env)
     };

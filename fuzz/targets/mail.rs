@@ -175,6 +175,7 @@ fn check_input(
 
 /// A text with uniform line endings, and without the byte order mark that UTF-8 decoders drop.
 fn normalized(text: &str) -> String {
+    let text = text.replace("\r\n", "\n").replace('\r', "\n").replace('\0', "");
     let text = text.trim_start_matches('\u{feff}').lines().collect::<Vec<_>>().join("\n");
     text.trim_end().to_owned()
 }

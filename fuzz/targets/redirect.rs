@@ -134,6 +134,12 @@ fn matches(entry: &str, asked: &str) -> bool {
         authority.find(':').unwrap_or(authority.len())
     };
     let (host, after) = (&rest[..after_host], &rest[authority.len()..]);
+    // Ports are written without leading zeros. An entry with another port, or an empty one, matches only itself.
+    let port = &rest[after_host..authority.len()];
+    let is_port = |digits: &str| digits.parse::<u16>().is_ok_and(|port| port > 0 && port.to_string() == digits);
+    if !port.is_empty() && !port.strip_prefix(':').is_some_and(is_port) {
+        return false;
+    }
     let ports = asked.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse::<u16>().ok());
     asked == format!("http://{host}{after}")
         || ports.filter(|port| *port != 0).any(|port| asked == format!("http://{host}:{port}{after}"))

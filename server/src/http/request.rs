@@ -238,11 +238,14 @@ fn media_type(headers: &HeaderMap) -> Option<&str> {
 
 /// A form as an object of strings. A parameter must not occur twice (RFC 6749, 3.2); an empty one counts as missing.
 pub fn parse_form(bytes: &[u8]) -> Result<Map<String, Value>, Problem> {
+    let not_utf8 = || Problem::invalid_request("the body is not UTF-8");
+    // The parser joins raw and percent-encoded bytes, so it could make valid text of an invalid body.
+    let text = str::from_utf8(bytes).map_err(|_| not_utf8())?;
     let mut object = Map::new();
-    for (name, value) in url::form_urlencoded::parse(bytes) {
+    for (name, value) in url::form_urlencoded::parse(text.as_bytes()) {
         // The parser replaces what is not UTF-8 with this character; no value of our forms contains it.
         if name.contains(char::REPLACEMENT_CHARACTER) || value.contains(char::REPLACEMENT_CHARACTER) {
-            return Err(Problem::invalid_request("the body is not UTF-8"));
+            return Err(not_utf8());
         }
         if object.insert(name.into_owned(), value.into_owned().into()).is_some() {
             return Err(Problem::invalid_request("the body has a parameter twice"));
@@ -496,6 +499,8 @@ mod tests {
         assert_eq!(refusal(b"{\"name\": \"\xff\"}"), "the body is not UTF-8");
         assert_eq!(refusal(b"{\"name\": \"\xed\xa0\x80\"}"), "the body is not UTF-8");
         assert_eq!(refusal(b""), "the body is empty; send a JSON object");
+        // Only together with the encoded byte it is valid.
+        assert!(parse_form(b"a=\xd9%BD").is_err() && parse_form(b"a=%D9%BD").is_ok());
         for not_an_object in ["[]", "\"x\"", "1", "null", "true"] {
             assert_eq!(refusal(not_an_object.as_bytes()), "the body is not a JSON object");
         }

@@ -292,8 +292,14 @@ pub(super) fn build_message(route: &Route, mail: OutgoingMail) -> Result<Message
         message = message.reply_to(reply_to.clone());
     }
     message
-        .multipart(MultiPart::alternative_plain_html(content.text, content.html))
+        .multipart(MultiPart::alternative_plain_html(body_text(&content.text), body_text(&content.html)))
         .map_err(|_| SendError::InvalidMessage)
+}
+
+/// Makes LF the only line end, which lettre sends as CR LF, and removes NUL. A CR alone and NUL are not allowed in a
+/// message (RFC 5322, sections 2.3 and 4): a relay that reads a CR as a line end could find an SMTP command in a template.
+fn body_text(text: &str) -> String {
+    text.replace("\r\n", "\n").replace('\r', "\n").replace('\0', "")
 }
 
 #[cfg(test)]
@@ -420,6 +426,17 @@ pub(super) mod tests {
         let message = build_message(&route(25, SmtpTls::None), letter).unwrap().formatted();
         let message = String::from_utf8(message).unwrap();
         assert!(message.contains("\r\nSubject: Hello = ?utf-8?q?evil?=\r\n"), "{message}");
+    }
+
+    #[test]
+    fn a_carriage_return_is_sent_only_with_a_line_feed_and_nul_never() {
+        let mut mail = test_mail();
+        mail.content.text = "one\r\0two\r\nthree\n\r.\rMAIL FROM:<evil@example.com>".to_owned();
+        mail.content.html = "<p>\r</p>".to_owned();
+        let message = build_message(&route(25, SmtpTls::None), mail).unwrap().formatted();
+        let message = String::from_utf8(message).unwrap();
+        assert!(message.contains("one\r\ntwo\r\nthree\r\n\r\n.\r\nMAIL FROM:"), "{message}");
+        assert!(!message.replace("\r\n", "").contains(['\r', '\n']), "{message}");
     }
 
     #[tokio::test]

@@ -89,7 +89,10 @@ impl AppTemplates {
         values: TemplateValues<'_>,
     ) -> Result<MailContent, TemplateError> {
         let mail = templates_of(kind);
-        let subject = |text: String| to_one_line(&text).chars().take(MAX_SUBJECT_CHARS).collect::<String>();
+        let subject = |text: String| {
+            let start: String = to_one_line(&text).chars().take(MAX_SUBJECT_CHARS).collect();
+            start.trim_end().to_owned()
+        };
         let mut subject_line = subject(self.part(app, mail, MailPart::Subject, values)?);
         if subject_line.is_empty() {
             subject_line = subject(BUILT_IN.render(mail, MailPart::Subject, values)?);
