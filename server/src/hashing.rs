@@ -97,7 +97,7 @@ type Owner = JobOwner<String, AppId, ClientAddress>;
 struct Job {
     work: Work,
     queued: Instant,
-    /// Set by whoever is first: the thread that starts the job, or its caller at the deadline.
+    /// Set by the thread that starts the job or by its caller at the deadline: the first one decides.
     claimed: Arc<AtomicBool>,
     span: Span,
     reply: oneshot::Sender<JobResult>,

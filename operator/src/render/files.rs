@@ -85,7 +85,7 @@ fn keys_path(folder: &Path, app_id: &AppId) -> PathBuf {
 /// The stored keys, or `None` if the file does not exist.
 pub(crate) fn read_keys(folder: &Path, app_id: &AppId) -> Result<Option<KeyDocument>, KeyFileError> {
     let bytes = match fs::read(keys_path(folder, app_id)) {
-        Ok(octets) => octets,
+        Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(KeyFileError::Io(error)),
     };

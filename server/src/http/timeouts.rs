@@ -52,8 +52,8 @@ const MAX_READ_BYTES: usize = 4096;
 
 /// Maximum bytes that are read from a client that still sends after its response.
 const MAX_LINGER_BYTES: usize = 256 * 1024;
-/// And of that at once, on the stack: a body that is refused mostly lies in the socket's buffer already.
-const LINGER_STEP: usize = 32 * 1024;
+/// Maximum bytes of one such read. Most of a refused body is in the socket's buffer already, so few reads are needed.
+const MAX_LINGER_READ_BYTES: usize = 32 * 1024;
 
 /// The connection preface of HTTP/2 (RFC 9113, 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -406,7 +406,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TimeoutStream<T> {
             this.linger = Some(Linger { until, bytes_left: MAX_LINGER_BYTES });
         }
         let Some(linger) = &mut this.linger else { return Poll::Ready(Ok(())) };
-        let mut scratch = [0; LINGER_STEP];
+        let mut scratch = [0; MAX_LINGER_READ_BYTES];
         while !this.ended && linger.bytes_left > 0 && linger.until.as_mut().poll(cx).is_pending() {
             let mut buf = ReadBuf::new(&mut scratch);
             match Pin::new(&mut this.io).poll_read(cx, &mut buf) {

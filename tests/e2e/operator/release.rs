@@ -196,10 +196,11 @@ async fn the_keys_of_a_deleted_app_stay_until_its_last_request_has_ended() {
     }
     let keys_stay = async |app: &App| {
         let row = format!("SELECT count(*) FROM apps WHERE app_id = '{}' AND state = 'deleted'", app.id());
-        eventually("no user is left", LIMIT, || async { (query_count(&install, &row).await == 1).then_some(()) }).await;
+        eventually("the users are deleted", LIMIT, || async { (query_count(&install, &row).await == 1).then_some(()) })
+            .await;
         let since = Instant::now();
         wait_until_nothing_is_left(&install, app).await;
-        // Without the wait the keys go as soon as the servers have reported, which takes them two seconds.
+        // Without the wait the keys are deleted after the next report of the servers, which takes about two seconds.
         assert!(since.elapsed() >= Duration::from_secs(5), "{}: {:?}", app.id(), since.elapsed());
     };
     tokio::join!(keys_stay(&retained), keys_stay(&deleted));

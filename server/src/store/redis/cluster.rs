@@ -422,9 +422,9 @@ fn first_key(command: &Cmd) -> Option<&[u8]> {
 /// The slot of a key, by the Redis Cluster specification, "Hash tags".
 fn key_slot(key: &[u8]) -> u16 {
     let tag = || {
-        let open = key.iter().position(|octet| *octet == b'{')?;
+        let open = key.iter().position(|byte| *byte == b'{')?;
         let tag = &key[open + 1..];
-        let close = tag.iter().position(|octet| *octet == b'}')?;
+        let close = tag.iter().position(|byte| *byte == b'}')?;
         (close > 0).then(|| &tag[..close])
     };
     CRC.checksum(tag().unwrap_or(key)) % SLOTS
