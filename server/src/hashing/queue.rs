@@ -41,10 +41,18 @@ pub(super) struct FairQueue<N, A, C, T> {
     capacity: usize,
     length: usize,
     namespaces: FairScheduler<N, FairScheduler<A, FairScheduler<C, Vec<T>>>>,
-    /// The number of waiting jobs of a client address over all Apps.
-    jobs_per_client: HashMap<C, usize>,
+    /// What a client address has waiting, over all Apps. Clients without waiting jobs have no entry.
+    waiting_per_client: HashMap<C, ClientLoad>,
     /// The number of clients' queues, including those without jobs that only record used time.
     client_queues: usize,
+}
+
+/// The waiting jobs of a client address.
+#[derive(Default)]
+struct ClientLoad {
+    jobs: usize,
+    /// In how many Apps they are.
+    apps: usize,
 }
 
 /// The outcome of a push.
@@ -73,6 +81,9 @@ pub(super) struct Charge<N, A, C> {
 
 /// The most slots of a client address over all Apps once the queue is half full.
 const MAX_CLIENT_SLOTS_WHEN_CROWDED: usize = 2;
+/// The turns of a namespace for one turn of a client that waits in many Apps. A user logs in to one App at a time: such
+/// a client is a program, and must not get the share of a namespace.
+const TURNS_PER_SCATTERED_TURN: u32 = 4;
 /// Clients' queues per slot, including those that only record used time. Each takes about 150 bytes.
 const CLIENT_QUEUES_PER_SLOT: usize = 4;
 
@@ -84,52 +95,52 @@ impl<K: Clone + Eq + Hash, V> FairScheduler<K, V> {
     }
 
     fn waiting(&self, key: &K) -> usize {
-        self.queues.get(key).map_or(0, |line| line.waiting)
+        self.queues.get(key).map_or(0, |queue| queue.waiting)
     }
 
     /// The longest queue; any of them if several are equal.
     fn longest(&self) -> Option<(&K, &SubQueue<V>)> {
-        self.queues.iter().filter(|(_, line)| line.waiting > 0).max_by_key(|(_, line)| line.waiting)
+        self.queues.iter().filter(|(_, queue)| queue.waiting > 0).max_by_key(|(_, queue)| queue.waiting)
     }
 
     /// Counts one more job of a queue. The job is due `delay` after the queue's used time.
     fn enqueue(&mut self, key: &K, delay: Duration, new: impl FnOnce() -> V) -> &mut V {
-        let line = self.queues.entry(key.clone()).or_insert_with(|| SubQueue {
+        let queue = self.queues.entry(key.clone()).or_insert_with(|| SubQueue {
             finish_time: Duration::ZERO,
             position: None,
             waiting: 0,
             content: new(),
         });
-        line.waiting += 1;
-        let due = line.finish_time.max(self.virtual_time) + delay;
-        if line.position.is_none_or(|(other, _)| due < other) {
-            line.reposition(due, &mut self.next_sequence, &mut self.schedule, key);
+        queue.waiting += 1;
+        let due = queue.finish_time.max(self.virtual_time) + delay;
+        if queue.position.is_none_or(|(other, _)| due < other) {
+            queue.reposition(due, &mut self.next_sequence, &mut self.schedule, key);
         }
-        &mut line.content
+        &mut queue.content
     }
 
     /// Takes a job from the queue that is due first, and charges the queue.
     fn dequeue<T>(&mut self, expected: Duration, take: impl FnOnce(&mut V) -> Option<T>) -> Option<(K, T)> {
         let ((due, _), key) = self.schedule.pop_first()?;
-        let line = self.queues.get_mut(&key)?;
-        line.position = None;
+        let queue = self.queues.get_mut(&key)?;
+        queue.position = None;
         self.virtual_time = self.virtual_time.max(due);
-        line.finish_time = due + expected;
-        let taken = take(&mut line.content)?;
-        line.waiting -= 1;
-        if line.waiting > 0 {
-            line.reposition(line.finish_time, &mut self.next_sequence, &mut self.schedule, &key);
+        queue.finish_time = due + expected;
+        let taken = take(&mut queue.content)?;
+        queue.waiting -= 1;
+        if queue.waiting > 0 {
+            queue.reposition(queue.finish_time, &mut self.next_sequence, &mut self.schedule, &key);
         }
         Some((key, taken))
     }
 
     /// Removes a job out of turn, without a charge.
     fn remove_out_of_turn<T>(&mut self, key: &K, take: impl FnOnce(&mut V) -> Option<T>) -> Option<T> {
-        let line = self.queues.get_mut(key)?;
-        let taken = take(&mut line.content)?;
-        line.waiting -= 1;
-        if line.waiting == 0
-            && let Some(place) = line.position.take()
+        let queue = self.queues.get_mut(key)?;
+        let taken = take(&mut queue.content)?;
+        queue.waiting -= 1;
+        if queue.waiting == 0
+            && let Some(place) = queue.position.take()
         {
             self.schedule.remove(&place);
         }
@@ -138,13 +149,13 @@ impl<K: Clone + Eq + Hash, V> FairScheduler<K, V> {
 
     /// Replaces the expected time of a job by the time that it took.
     fn correct_charge(&mut self, key: &K, expected: Duration, took: Duration) -> Option<&mut V> {
-        let line = self.queues.get_mut(key)?;
+        let queue = self.queues.get_mut(key)?;
         let settled = |charged: Duration| charged.saturating_sub(expected) + took;
-        line.finish_time = settled(line.finish_time);
-        if let Some((due, _)) = line.position {
-            line.reposition(settled(due), &mut self.next_sequence, &mut self.schedule, key);
+        queue.finish_time = settled(queue.finish_time);
+        if let Some((due, _)) = queue.position {
+            queue.reposition(settled(due), &mut self.next_sequence, &mut self.schedule, key);
         }
-        Some(&mut line.content)
+        Some(&mut queue.content)
     }
 }
 
@@ -174,7 +185,7 @@ impl<N: Clone + Eq + Hash, A: Clone + Eq + Hash, C: Clone + Eq + Hash, T> FairQu
             capacity,
             length: 0,
             namespaces: FairScheduler::new(),
-            jobs_per_client: HashMap::new(),
+            waiting_per_client: HashMap::new(),
             client_queues: 0,
         }
     }
@@ -213,8 +224,8 @@ impl<N: Clone + Eq + Hash, A: Clone + Eq + Hash, C: Clone + Eq + Hash, T> FairQu
                 clients.dequeue(expected, |jobs| (!jobs.is_empty()).then(|| jobs.remove(0)))
             })
         })?;
-        self.count_removed_job(&client);
         let owner = JobOwner { namespace, app, client };
+        self.count_removed_job(&owner);
         Some(ScheduledJob { job, charge: Charge { owner, expected } })
     }
 
@@ -230,10 +241,13 @@ impl<N: Clone + Eq + Hash, A: Clone + Eq + Hash, C: Clone + Eq + Hash, T> FairQu
     }
 
     fn insert(&mut self, owner: &JobOwner<N, A, C>, expected: Duration, job: T) {
-        // A client with jobs in many Apps gets the share of one: each waiting job delays the new one.
-        let places = self.jobs_per_client.entry(owner.client.clone()).or_default();
-        let delay = expected * u32::try_from(*places).unwrap_or(u32::MAX);
-        *places += 1;
+        let is_first_in_app = self.waiting_in_app(owner) == 0;
+        let load = self.waiting_per_client.entry(owner.client.clone()).or_default();
+        // A client gets no more turns by waiting in many Apps: each of the other Apps delays the new job.
+        let other_apps = load.apps - usize::from(!is_first_in_app);
+        let delay = expected * TURNS_PER_SCATTERED_TURN * u32::try_from(other_apps).unwrap_or(u32::MAX);
+        load.jobs += 1;
+        load.apps += usize::from(is_first_in_app);
         self.length += 1;
         let apps = self.namespaces.enqueue(&owner.namespace, delay, FairScheduler::new);
         let clients = apps.enqueue(&owner.app, delay, FairScheduler::new);
@@ -249,16 +263,25 @@ impl<N: Clone + Eq + Hash, A: Clone + Eq + Hash, C: Clone + Eq + Hash, T> FairQu
         let job = self.namespaces.remove_out_of_turn(&owner.namespace, |apps| {
             apps.remove_out_of_turn(&owner.app, |clients| clients.remove_out_of_turn(&owner.client, Vec::pop))
         })?;
-        self.count_removed_job(&owner.client);
+        self.count_removed_job(owner);
         Some(job)
     }
 
-    fn count_removed_job(&mut self, client: &C) {
+    /// The waiting jobs of the owner's client in the owner's App.
+    fn waiting_in_app(&self, owner: &JobOwner<N, A, C>) -> usize {
+        let apps = self.namespaces.queues.get(&owner.namespace);
+        let clients = apps.and_then(|apps| apps.content.queues.get(&owner.app));
+        clients.map_or(0, |clients| clients.content.waiting(&owner.client))
+    }
+
+    fn count_removed_job(&mut self, owner: &JobOwner<N, A, C>) {
         self.length -= 1;
-        if let Some(places) = self.jobs_per_client.get_mut(client) {
-            *places -= 1;
-            if *places == 0 {
-                self.jobs_per_client.remove(client);
+        let was_last_in_app = self.waiting_in_app(owner) == 0;
+        if let Some(load) = self.waiting_per_client.get_mut(&owner.client) {
+            load.jobs -= 1;
+            load.apps -= usize::from(was_last_in_app);
+            if load.jobs == 0 {
+                self.waiting_per_client.remove(&owner.client);
             }
         }
     }
@@ -278,8 +301,8 @@ impl<N: Clone + Eq + Hash, A: Clone + Eq + Hash, C: Clone + Eq + Hash, T> FairQu
     }
 
     fn is_client_limit_reached(&self, client: &C) -> bool {
-        let places = self.jobs_per_client.get(client).copied().unwrap_or(0);
-        self.length * 2 >= self.capacity && places >= MAX_CLIENT_SLOTS_WHEN_CROWDED
+        let slots = self.waiting_per_client.get(client).map_or(0, |load| load.jobs);
+        self.length * 2 >= self.capacity && slots >= MAX_CLIENT_SLOTS_WHEN_CROWDED
     }
 
     /// The owner of the job that a new job displaces: the newest of the longest namespace, in it of the longest App, in
@@ -421,6 +444,39 @@ mod tests {
     }
 
     #[test]
+    fn a_client_in_many_apps_gets_a_small_share_of_the_time() {
+        let mut queue = Queue::new(128);
+        for app in 0..64 {
+            queue.add(only_app_owner(name(app), 1), u32::from(app));
+        }
+        for client in 100..108 {
+            queue.add(only_app_owner("shop", client), client.into());
+        }
+        // Each job is followed by another one of the same owner.
+        let mut scattered = 0;
+        for _ in 0..1000 {
+            let job = queue.pop(JOB).unwrap();
+            queue.correct_charge(&job.charge, JOB);
+            scattered += u32::from(job.job < 64);
+            assert_eq!(queue.add(job.charge.owner, job.job), PushOutcome::Queued);
+        }
+        assert!((150..=250).contains(&scattered), "{scattered} of 1000");
+    }
+
+    #[test]
+    fn a_client_that_waits_several_times_in_one_app_does_not_delay_its_app() {
+        let mut queue = Queue::new(128);
+        for item in 0..20 {
+            queue.add(only_app_owner("office", 1), item);
+        }
+        for item in 100..120 {
+            queue.add(only_app_owner("shop", 2), item);
+        }
+        let office = (0..20).filter(|_| queue.next().is_some_and(|item| item < 100)).count();
+        assert_eq!(office, 10);
+    }
+
+    #[test]
     fn turns_are_charged_by_the_time_that_they_took() {
         let mut queue = Queue::new(100);
         let (slow, quick) = (JOB * 10, JOB);
@@ -431,8 +487,8 @@ mod tests {
         let mut used = [Duration::ZERO; 2];
         for _ in 0..22 {
             let turn = queue.pop(JOB).unwrap();
-            let (line, took) = if turn.job < 100 { (0, slow) } else { (1, quick) };
-            used[line] += took;
+            let (owner, took) = if turn.job < 100 { (0, slow) } else { (1, quick) };
+            used[owner] += took;
             queue.correct_charge(&turn.charge, took);
         }
         assert!(used[0].abs_diff(used[1]) <= slow, "{used:?}");
@@ -473,7 +529,7 @@ mod tests {
             assert_eq!(kept, queue.client_queues);
             assert!(kept <= 8 * CLIENT_QUEUES_PER_SLOT + 1, "{kept}");
         }
-        assert!(queue.jobs_per_client.is_empty());
+        assert!(queue.waiting_per_client.is_empty());
     }
 
     #[test]
