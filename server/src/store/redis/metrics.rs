@@ -13,7 +13,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use super::errors::CallErrorKind;
+use super::client::error::CallErrorKind;
 
 /// The operations that calls perform. `as_str` is the metric's label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

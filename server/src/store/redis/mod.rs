@@ -14,21 +14,14 @@ use super::{UrlReadError, UrlSource};
 use crate::domain::ports::StoreError;
 
 mod client;
-mod cluster;
-mod codes;
-mod connection;
-mod errors;
-mod flows;
-mod limits;
 mod metrics;
-mod node;
-mod redis_url;
-pub(crate) mod refusals;
-mod sentinel;
-mod sessions;
+mod stores;
 
-pub use errors::{CallError, CallErrorKind};
-pub use redis_url::RedisUrlError;
+pub use client::{
+    error::{CallError, CallErrorKind},
+    url::RedisUrlError,
+};
+pub(crate) use stores::refusals;
 
 use client::RedisClient;
 use metrics::{Metrics, Operation};
@@ -76,39 +69,49 @@ struct Shared {
     refusal_counter: refusals::RefusalCounter,
 }
 
-/// Declares the scripts. Each is a concatenation of Lua files and touches the keys of one slot.
+/// The code of a script: the shared parts from `scripts/lib`, then `scripts/NAME.lua`.
+macro_rules! code {
+    ($name:ident $($part:ident)*) => {
+        concat!(
+            $(include_str!(concat!("scripts/lib/", stringify!($part), ".lua")),)*
+            include_str!(concat!("scripts/", stringify!($name), ".lua")),
+        )
+    };
+}
+
+/// Declares the scripts, each with its shared parts. A script touches the keys of one slot.
 macro_rules! scripts {
-    ($($name:ident = $($part:literal)+;)+) => {
+    ($($name:ident: $($part:ident),*;)+) => {
         struct Scripts {
             $($name: Script,)+
         }
 
         impl Scripts {
-            const CODES: &[&str] = &[$(concat!($(include_str!($part)),+)),+];
+            const CODES: &[&str] = &[$(code!($name $($part)*)),+];
 
             fn new() -> Self {
-                Self { $($name: Script::new(concat!($(include_str!($part)),+)),)+ }
+                Self { $($name: Script::new(code!($name $($part)*)),)+ }
             }
         }
     };
 }
 
 scripts! {
-    open = "now.lua" "session.lua" "open.lua";
-    get = "now.lua" "session.lua" "get.lua";
-    refresh = "now.lua" "session.lua" "marks.lua" "refresh.lua";
-    list = "now.lua" "list.lua";
-    end = "now.lua" "session.lua" "end.lua";
-    end_others = "end_others.lua";
-    raise = "session.lua" "raise.lua";
-    retire = "now.lua" "retire.lua";
-    profile = "session.lua" "profile.lua";
-    take = "now.lua" "windows.lua" "take.lua";
-    give_back = "give_back.lua";
-    keep_flow = "now.lua" "forget_flow.lua" "keep_flow.lua";
-    use_flow = "forget_flow.lua" "use_flow.lua";
-    refuse = "now.lua" "refuse.lua";
-    due = "now.lua" "due.lua";
+    acquire: now, windows;
+    consume_flow: flows;
+    count_refusal: now;
+    due_quarters: now;
+    end_other_sessions:;
+    end_session: now, session;
+    get_session: now, session;
+    list_sessions: now;
+    open_session: now, session;
+    raise_epoch: session;
+    refresh: now, session, rate_marks;
+    release:;
+    retire_user: now;
+    store_flow: now, flows;
+    store_profile: session;
 }
 
 // === impl Options ===

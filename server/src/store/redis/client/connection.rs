@@ -13,8 +13,8 @@ use tokio::{
 use tracing::{info, warn};
 
 use super::{
-    CALL_TIMEOUT, RETRY_PAUSE, Scripts,
-    errors::{CallError, CallErrorKind},
+    super::{CALL_TIMEOUT, RETRY_PAUSE, Scripts},
+    error::{CallError, CallErrorKind},
 };
 
 /// The reply to one command.
@@ -211,5 +211,5 @@ fn is_script_unknown(answer: &Reply) -> bool {
 /// Whether the reply to ROLE names a primary.
 fn is_primary(role: Value) -> bool {
     let Value::Array(role) = role else { return false };
-    role.into_iter().next().and_then(super::client::text).is_some_and(|role| role == "master")
+    role.into_iter().next().and_then(super::text).is_some_and(|role| role == "master")
 }

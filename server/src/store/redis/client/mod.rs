@@ -7,16 +7,22 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 use zeroize::Zeroizing;
 
-use super::{
-    ConnectError, RETRY_PAUSE, Scripts, UrlSource,
-    cluster::Cluster,
-    connection::{Peer, Reply},
-    errors::{CallError, CallErrorKind},
-    node::Node,
-    redis_url::RedisUrl,
-    sentinel::SentinelGroup,
-};
+use super::{ConnectError, RETRY_PAUSE, Scripts, UrlSource};
 use crate::domain::ports::Replication;
+
+mod cluster;
+mod connection;
+pub(super) mod error;
+mod node;
+mod sentinel;
+pub(super) mod url;
+
+use cluster::Cluster;
+use connection::{Peer, Reply};
+use error::{CallError, CallErrorKind};
+use node::Node;
+use sentinel::SentinelGroup;
+use url::RedisUrl;
 
 /// Sends commands to the backend that the current URL names.
 pub(super) struct RedisClient {

@@ -15,11 +15,11 @@ use tokio::{
 };
 
 use super::{
-    RETRY_PAUSE, Scripts,
+    super::{RETRY_PAUSE, Scripts},
     connection::{Connection, Peer, Reply},
-    errors::{CallError, CallErrorKind},
+    error::{CallError, CallErrorKind},
     node::Node,
-    redis_url::Address,
+    url::Address,
 };
 use crate::domain::ports::Replication;
 

@@ -16,11 +16,11 @@ use tokio::{
 use tracing::info;
 
 use super::{
-    CALL_TIMEOUT, RETRY_PAUSE, Scripts,
+    super::{CALL_TIMEOUT, RETRY_PAUSE, Scripts},
     connection::{Connection, Peer},
-    errors::{CallError, CallErrorKind},
+    error::{CallError, CallErrorKind},
     node::Node,
-    redis_url::Address,
+    url::Address,
 };
 
 /// After this time, sentinels that have not answered are ignored if another has answered.

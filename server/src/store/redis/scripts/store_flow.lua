@@ -1,7 +1,7 @@
 -- Stores an unbound flow. If the App has the maximum number of flows, removes the oldest flow of the client with the
 -- most flows: a client that uses up the App's maximum loses only its own flows. The work is bounded: each call removes
 -- at most 64 expired flows and one or two live ones.
--- KEYS: as in forget_flow.lua. ARGV: clock offset (ms), the two key prefixes of forget_flow.lua, lifetime (ms), maximum
+-- KEYS: as in lib/flows.lua. ARGV: clock offset (ms), the two key prefixes of lib/flows.lua, lifetime (ms), maximum
 -- number of flows, flow id, flow, client. Returns how many live flows were removed.
 local life, most, id, client = ARGV[4], tonumber(ARGV[5]), ARGV[6], ARGV[8]
 for _, ended in ipairs(redis.call('ZRANGEBYSCORE', keys.alive, '-inf', now, 'LIMIT', 0, 64)) do

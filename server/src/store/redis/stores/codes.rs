@@ -3,7 +3,7 @@
 use latchkey_crds::types::AppId;
 use redis::{Pipeline, Value};
 
-use super::{RedisStore, metrics::Operation};
+use super::super::{RedisStore, metrics::Operation};
 use crate::{
     domain::{
         code::{CodeKey, CodeRecord},

@@ -8,10 +8,10 @@ use redis::{Pipeline, Value};
 use tokio::{sync::mpsc, time::Instant};
 use tracing::{info, warn};
 
-use super::{RedisStore, Shared, metrics::Operation, script_command};
+use super::super::{RedisStore, Shared, metrics::Operation, script_command};
 use crate::domain::{audit::Refusal, ports::StoreError};
 
-/// The length of a quarter of an hour. refuse.lua contains the same number.
+/// The length of a quarter of an hour. count_refusal.lua contains the same number.
 pub(crate) const QUARTER_MILLIS: i64 = 15 * 60 * 1000;
 /// How long refusals are kept if Postgres is unavailable.
 const TTL_MILLIS: i64 = 24 * 60 * 60 * 1000;
@@ -30,7 +30,7 @@ const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(60);
 const DUE_KEY: &str = "lk:{:audit}:due";
 
 /// A handle to the task that counts.
-pub(super) struct RefusalCounter {
+pub(in crate::store::redis) struct RefusalCounter {
     queue: mpsc::Sender<(AppId, Refusal)>,
     lost: Counter,
 }
@@ -71,7 +71,7 @@ fn accounts_key(app: &AppId, quarter: i64) -> String {
 
 impl RefusalCounter {
     /// Starts the task that counts. It ends when the last handle to Redis is dropped.
-    pub(super) fn start(redis: Weak<Shared>, clock_offset: time::Duration) -> Self {
+    pub(in crate::store::redis) fn start(redis: Weak<Shared>, clock_offset: time::Duration) -> Self {
         let (queue, refusals) = mpsc::channel(QUEUE_CAPACITY);
         let lost = Counter::default();
         tokio::spawn(run_counter(redis, clock_offset, refusals, lost.clone()));
@@ -174,7 +174,7 @@ impl RedisStore {
                     MAX_ANONYMOUS_ROWS.to_string(),
                     TTL_MILLIS.to_string(),
                 ];
-                commands.add_command(script_command(&self.scripts().refuse, &keys, &arguments));
+                commands.add_command(script_command(&self.scripts().count_refusal, &keys, &arguments));
             }
             let answers = self.send(Operation::CountRefusals, &commands).await?;
             let mut left = Vec::new();
@@ -222,7 +222,7 @@ impl RedisStore {
     pub(crate) async fn due_quarters(&self, skip: usize, most: usize) -> Result<Vec<QuarterHour>, StoreError> {
         let arguments = [self.offset_millis(), skip.to_string(), most.to_string(), TTL_MILLIS.to_string()];
         let mut commands = Pipeline::new();
-        commands.add_command(script_command(&self.scripts().due, &[DUE_KEY.to_owned()], &arguments));
+        commands.add_command(script_command(&self.scripts().due_quarters, &[DUE_KEY.to_owned()], &arguments));
         let answers = self.send(Operation::WriteRefusals, &commands).await?;
         let value = answers.into_iter().next().ok_or_else(|| self.unexpected_value())?;
         let members: Vec<String> = redis::from_redis_value(value).map_err(|_| self.unexpected_value())?;

@@ -12,10 +12,10 @@ use tokio::{
 };
 
 use super::{
-    Scripts,
-    client::{info_field, text},
+    super::Scripts,
     connection::{Connection, Peer, Reply},
-    errors::CallError,
+    error::CallError,
+    info_field, text,
 };
 use crate::domain::ports::Replication;
 

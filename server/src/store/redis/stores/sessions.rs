@@ -6,7 +6,10 @@ use latchkey_crds::{rendered::Window, types::AppId};
 use redis::{Pipeline, Value};
 use time::OffsetDateTime;
 
-use super::{RedisStore, limits, metrics::Operation, script_command};
+use super::{
+    super::{RedisStore, metrics::Operation, script_command},
+    limits,
+};
 use crate::{
     domain::{
         mail::EpochChange,
@@ -157,7 +160,7 @@ impl RedisStore {
             let keys = UserKeys::new(app, *user);
             let arguments = [MAX_EPOCH.to_string(), USER_TTL_MILLIS.to_string(), String::new(), keys.session.clone()];
             let names = [keys.user.clone(), keys.index.clone()];
-            commands.add_command(script_command(&self.scripts().raise, &names, &arguments));
+            commands.add_command(script_command(&self.scripts().raise_epoch, &names, &arguments));
             commands.cmd("DEL").arg(&names);
         }
         self.send(Operation::RaiseEpoch, &commands).await.map(drop)
@@ -178,7 +181,7 @@ impl RedisStore {
             let keys = UserKeys::new(app, *user);
             let life = RETIRED_TTL_MILLIS.to_string();
             let arguments = [self.offset_millis(), keys.session, epoch.0.to_string(), life];
-            commands.add_command(script_command(&self.scripts().retire, &[keys.user, keys.index], &arguments));
+            commands.add_command(script_command(&self.scripts().retire_user, &[keys.user, keys.index], &arguments));
         }
         let answers = self.send(Operation::RetireUsers, &commands).await?;
         if answers.len() != users.len() {
@@ -223,7 +226,7 @@ impl Sessions for Stores {
             "user_agent".to_owned(),
             truncated_user_agent(session.user_agent.as_deref().unwrap_or("")).to_owned(),
         ];
-        let command = script_command(&self.redis.scripts().open, &names, &arguments);
+        let command = script_command(&self.redis.scripts().open_session, &names, &arguments);
         // The replica's acknowledgement is ignored: if a failover loses the session, the user logs in again.
         let (opened, _) = self.redis.send_replicated(Operation::OpenSession, command).await?;
         match opened {
@@ -238,7 +241,7 @@ impl Sessions for Stores {
         let arguments = [self.redis.offset_millis(), session.to_string()];
         let answer = self
             .redis
-            .send_one(Operation::GetSession, script_command(&self.redis.scripts().get, &names, &arguments))
+            .send_one(Operation::GetSession, script_command(&self.redis.scripts().get_session, &names, &arguments))
             .await?;
         let reply: Option<String> = redis::from_redis_value(answer).map_err(|_| self.redis.unexpected_value())?;
         reply.map(|reply| parse_session(user, session, &reply).ok_or_else(|| self.redis.unexpected_value())).transpose()
@@ -247,7 +250,7 @@ impl Sessions for Stores {
     async fn sessions(&self, app: &AppId, user: UserId) -> Result<Vec<SessionInfo>, StoreError> {
         let keys = UserKeys::new(app, user);
         let arguments = [self.redis.offset_millis(), keys.session];
-        let command = script_command(&self.redis.scripts().list, &[keys.user, keys.index], &arguments);
+        let command = script_command(&self.redis.scripts().list_sessions, &[keys.user, keys.index], &arguments);
         let answer = self.redis.send_one(Operation::ListSessions, command).await?;
         let rows: Vec<Vec<String>> = redis::from_redis_value(answer).map_err(|_| self.redis.unexpected_value())?;
         rows.iter().map(|row| parse_session_info(row).ok_or_else(|| self.redis.unexpected_value())).collect()
@@ -287,7 +290,7 @@ impl Sessions for Stores {
     async fn end_session(&self, app: &AppId, user: UserId, session: SessionId) -> Result<bool, StoreError> {
         let names = UserKeys::new(app, user).for_session(session);
         let arguments = [self.redis.offset_millis(), session.to_string()];
-        let command = script_command(&self.redis.scripts().end, &names, &arguments);
+        let command = script_command(&self.redis.scripts().end_session, &names, &arguments);
         let (ended, _) = self.redis.send_replicated(Operation::EndSession, command).await?;
         match ended {
             Value::Int(ended) => Ok(ended > 0),
@@ -303,7 +306,7 @@ impl Sessions for Stores {
     ) -> Result<Vec<SessionId>, StoreError> {
         let keys = UserKeys::new(app, user);
         let command =
-            script_command(&self.redis.scripts().end_others, &[keys.index], &[keep.to_string(), keys.session]);
+            script_command(&self.redis.scripts().end_other_sessions, &[keys.index], &[keep.to_string(), keys.session]);
         let (ended, _) = self.redis.send_replicated(Operation::EndOtherSessions, command).await?;
         let ended: Vec<String> = redis::from_redis_value(ended).map_err(|_| self.redis.unexpected_value())?;
         ended.iter().map(|id| id.parse().map_err(|_| self.redis.unexpected_value())).collect()
@@ -323,13 +326,13 @@ impl Sessions for Stores {
             keys.session,
         ];
         arguments.extend(profile.into_iter().flat_map(profile_arguments));
-        let command = script_command(&self.redis.scripts().raise, &[keys.user, keys.index], &arguments);
+        let command = script_command(&self.redis.scripts().raise_epoch, &[keys.user, keys.index], &arguments);
         self.redis.send_replicated(Operation::RaiseEpoch, command).await.map(|(_, carried)| carried)
     }
 
     async fn store_profile(&self, app: &AppId, user: UserId, profile: &Profile) -> Result<(), StoreError> {
         let command = script_command(
-            &self.redis.scripts().profile,
+            &self.redis.scripts().store_profile,
             &[UserKeys::new(app, user).user],
             &profile_arguments(profile),
         );

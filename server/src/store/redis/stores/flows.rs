@@ -6,10 +6,8 @@ use latchkey_crds::{rendered::Window, types::AppId};
 use redis::{Pipeline, Value};
 
 use super::{
-    RedisStore,
+    super::{RedisStore, metrics::Operation, script_command},
     limits::{bucket_millis, hashed_subject},
-    metrics::Operation,
-    script_command,
 };
 use crate::{
     domain::{
@@ -90,7 +88,7 @@ impl RedisStore {
         let mut commands = Pipeline::new();
         for (key, window) in &counters {
             let arguments = [self.offset_millis(), window.count.to_string(), bucket_millis(window).to_string()];
-            commands.add_command(script_command(&self.scripts().take, std::slice::from_ref(key), &arguments));
+            commands.add_command(script_command(&self.scripts().acquire, std::slice::from_ref(key), &arguments));
         }
         let values = self.send(Operation::AcquireLimits, &commands).await?;
         let mut taken = Pipeline::new();
@@ -101,7 +99,7 @@ impl RedisStore {
                 refused = Some(too_many_flows("unboundFlowsPerClient", *window, number));
             } else {
                 let arguments = [(number / bucket_millis(window)).to_string()];
-                taken.add_command(script_command(&self.scripts().give_back, std::slice::from_ref(key), &arguments));
+                taken.add_command(script_command(&self.scripts().release, std::slice::from_ref(key), &arguments));
             }
         }
         let Some(refused) = refused else { return Ok(()) };
@@ -134,7 +132,7 @@ impl Flows for Stores {
             eviction_client(client),
         ];
         match redis
-            .send_one(Operation::StoreFlow, script_command(&redis.scripts().keep_flow, &keys.indexes, &arguments))
+            .send_one(Operation::StoreFlow, script_command(&redis.scripts().store_flow, &keys.indexes, &arguments))
             .await?
         {
             Value::Int(_) => Ok(()),
@@ -162,7 +160,7 @@ impl Flows for Stores {
             FlowBinding::Unbound => {
                 let keys = FlowKeys::new(app);
                 let arguments = [id.as_str().to_owned(), keys.flow_prefix, keys.client_prefix];
-                script_command(&redis.scripts().use_flow, &keys.indexes, &arguments)
+                script_command(&redis.scripts().consume_flow, &keys.indexes, &arguments)
             }
         };
         match redis.send_one(Operation::ConsumeFlow, command).await? {

@@ -71,42 +71,42 @@ impl CallErrorKind {
 // === impl CallError ===
 
 impl CallError {
-    pub(super) const fn from_kind(kind: CallErrorKind) -> Self {
+    pub(in crate::store::redis) const fn from_kind(kind: CallErrorKind) -> Self {
         Self { kind, code: None }
     }
 
-    pub(super) const fn unexpected_reply() -> Self {
+    pub(in crate::store::redis) const fn unexpected_reply() -> Self {
         Self::from_kind(CallErrorKind::Unexpected)
     }
 
     /// The server does not support the URL's topology. `code` names the command or the problem.
-    pub(super) fn configuration(code: &str) -> Self {
+    pub(in crate::store::redis) fn configuration(code: &str) -> Self {
         Self { kind: CallErrorKind::Configuration, code: Some(code.to_owned()) }
     }
 
-    pub(super) fn not_primary() -> Self {
+    pub(in crate::store::redis) fn not_primary() -> Self {
         Self { kind: CallErrorKind::Unavailable, code: Some("not a primary".to_owned()) }
     }
 
     /// No node serves the slot, or the slot does not stop migrating.
-    pub(super) fn slot_unserved() -> Self {
+    pub(in crate::store::redis) fn slot_unserved() -> Self {
         Self { kind: CallErrorKind::Unavailable, code: Some("CLUSTERDOWN".to_owned()) }
     }
 
     /// The error of a command that only sentinels or cluster nodes support.
-    pub(super) fn for_discovery(self, command: &str) -> Self {
+    pub(in crate::store::redis) fn for_discovery(self, command: &str) -> Self {
         if self.kind == CallErrorKind::Unexpected { Self::configuration(command) } else { self }
     }
 
     /// Whether a new connection can succeed: to a restarted server, to a new primary, or with a new password.
-    pub(super) fn breaks_the_connection(&self) -> bool {
+    pub(in crate::store::redis) fn breaks_the_connection(&self) -> bool {
         // A cluster node returns these on a working connection.
         let is_of_cluster = matches!(self.code.as_deref(), Some("MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN"));
         !is_of_cluster && self.needs_rediscovery()
     }
 
     /// Whether Redis may have a new primary or a new URL.
-    pub(super) fn needs_rediscovery(&self) -> bool {
+    pub(in crate::store::redis) fn needs_rediscovery(&self) -> bool {
         match self.kind {
             CallErrorKind::Connection
             | CallErrorKind::Configuration

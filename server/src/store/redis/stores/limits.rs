@@ -8,7 +8,7 @@ use latchkey_crds::{rendered::Window, types::AppId};
 use redis::{Pipeline, Value};
 use tracing::warn;
 
-use super::{RedisStore, metrics::Operation, script_command};
+use super::super::{RedisStore, metrics::Operation, script_command};
 use crate::{
     domain::{
         client::ClientAddress,
@@ -19,7 +19,7 @@ use crate::{
     store::Stores,
 };
 
-/// The number of buckets in a window. windows.lua and marks.lua contain the same number.
+/// The number of buckets in a window. windows.lua and rate_marks.lua contain the same number.
 const BUCKETS: i64 = 50;
 /// How long an account knows a client address (specification: Limits, Rate limits).
 const KNOWN_CLIENT_SECONDS: u32 = 30 * 24 * 60 * 60;
@@ -92,7 +92,7 @@ impl RateLimits for Stores {
                 arguments.push(bucket_millis(window).to_string());
             }
             commands.add_command(script_command(
-                &redis.scripts().take,
+                &redis.scripts().acquire,
                 &counter_keys(app, check, &windows),
                 &arguments,
             ));
@@ -132,7 +132,7 @@ impl RateLimits for Stores {
             let windows = distinct_windows(&check.windows);
             let parts: Vec<String> = windows.iter().map(|window| (at / bucket_millis(window)).to_string()).collect();
             commands.add_command(script_command(
-                &self.redis.scripts().give_back,
+                &self.redis.scripts().release,
                 &counter_keys(app, check, &windows),
                 &parts,
             ));
