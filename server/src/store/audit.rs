@@ -1,4 +1,4 @@
-//! The `AuditLog` port over both stores: events go to Postgres. Refusals are counted in Redis and written to Postgres when
+//! The `AuditLog` port over both stores. Events go to Postgres. Redis counts refusals, and the counts go to Postgres when
 //! their quarter of an hour is over.
 
 use aws_lc_rs::digest::{SHA256, digest};
@@ -7,9 +7,9 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
-    Stores,
     postgres::RefusalColumns,
     redis::refusals::{CountedRefusal, QUARTER_MILLIS, QuarterHour},
+    stores::Stores,
 };
 use crate::domain::{
     audit::{ActivityEntry, Event, Refusal},
@@ -46,16 +46,16 @@ impl AuditLog for Stores {
 }
 
 impl Stores {
-    /// Writes the refusals of every finished quarter of an hour of the Apps that are `served`. Returns the number of
-    /// quarters. Several servers can do this at once, and others finish the work of one that dies: a row's id follows
-    /// from what it counts, so each row is written once.
-    pub async fn write_refusals(&self, served: impl Fn(&AppId) -> bool + Send + Sync) -> Result<usize, StoreError> {
+    /// Writes the refusals of every finished quarter of an hour of the Apps that are served. Returns the number of
+    /// quarters. Several servers can do this at the same time, and others finish the work of one that dies: the id of a
+    /// row follows from what the row counts, so each row is written once.
+    pub async fn write_refusals(&self, is_served: impl Fn(&AppId) -> bool + Send + Sync) -> Result<usize, StoreError> {
         let (mut written, mut skipped) = (0, 0);
         loop {
             let due = self.redis.due_quarters(skipped, MAX_DUE_QUARTERS).await?;
             let is_last_batch = due.len() < MAX_DUE_QUARTERS;
             for quarter in due {
-                if !served(&quarter.app) {
+                if !is_served(&quarter.app) {
                     skipped += 1;
                     continue;
                 }
@@ -71,19 +71,19 @@ impl Stores {
     async fn write_quarter(&self, quarter: &QuarterHour) -> Result<(), StoreError> {
         let mut counted = self.redis.quarter_refusals(quarter).await?;
         // In a fixed order, so that two servers do not deadlock.
-        counted.sort_by(|one, other| one.name.cmp(&other.name));
+        counted.sort_by(|a, b| a.name.cmp(&b.name));
         let start_nanos = i128::from(quarter.number) * i128::from(QUARTER_MILLIS) * 1_000_000;
         let started_at = OffsetDateTime::from_unix_timestamp_nanos(start_nanos).unwrap_or(OffsetDateTime::UNIX_EPOCH);
-        for counted in counted.chunks(ROWS_PER_STATEMENT) {
+        for chunk in counted.chunks(ROWS_PER_STATEMENT) {
             let mut rows = RefusalColumns::default();
-            counted.iter().for_each(|counted| rows.push(quarter, counted));
+            chunk.iter().for_each(|counted| rows.push(quarter, counted));
             self.postgres.insert_refusals(&quarter.app, started_at, &rows).await?;
         }
         self.redis.delete_refusals(quarter).await
     }
 }
 
-/// Derives a row's id from what it counts: a UUIDv8 (RFC 9562, section 5.8).
+/// Derives the id of a row from what the row counts: a UUIDv8 (RFC 9562, section 5.8).
 fn row_id(quarter: &QuarterHour, name: &str) -> Uuid {
     let hash = digest(&SHA256, format!("{}\n{}\n{name}", quarter.app, quarter.number).as_bytes());
     let mut bytes = [0; 16];

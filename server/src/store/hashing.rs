@@ -1,6 +1,6 @@
 //! The `PasswordHasher` port: forwards to the hashing threads.
 
-use super::Stores;
+use super::stores::Stores;
 use crate::domain::{
     app::App,
     client::ClientAddress,

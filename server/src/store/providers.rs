@@ -2,7 +2,7 @@
 
 use latchkey_crds::rendered::RenderedProvider;
 
-use super::Stores;
+use super::stores::Stores;
 use crate::{
     domain::{
         app::App,

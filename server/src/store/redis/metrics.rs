@@ -98,13 +98,13 @@ impl Operation {
 
 impl Metrics {
     pub(super) fn new() -> Self {
-        let faults = Family::<KindLabel, Counter>::default();
+        let errors = Family::<KindLabel, Counter>::default();
         for kind in CallErrorKind::ALL {
-            drop(faults.get_or_create(&KindLabel { kind: kind.as_str() }));
+            drop(errors.get_or_create(&KindLabel { kind: kind.as_str() }));
         }
         // 100 µs to 3.3 s.
         let seconds = Family::new_with_constructor((|| Histogram::new(exponential_buckets(0.000_1, 2.0, 16))) as _);
-        Self { seconds, errors: faults, evicts: Gauge::default() }
+        Self { seconds, errors, evicts: Gauge::default() }
     }
 
     pub(super) fn register(&self, registry: &mut Registry) {

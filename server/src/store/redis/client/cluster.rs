@@ -1,37 +1,33 @@
 //! A Redis Cluster: each command goes to the primary that serves its slot. Commands follow redirections.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::{Arc, LazyLock, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use crc::{CRC_16_XMODEM, Crc};
 use futures::{StreamExt, future::join_all, stream::FuturesUnordered};
-use redis::{Arg, Cmd, ConnectionInfo, Pipeline, RedisError, ServerErrorKind, Value};
+use parking_lot::Mutex;
+use redis::{Cmd, ConnectionInfo, Pipeline, RedisError, ServerErrorKind, Value};
 use tokio::{
     sync::Mutex as AsyncMutex,
     time::{Instant, sleep_until, timeout_at},
 };
 
 use super::{
-    super::{RETRY_PAUSE, Scripts},
-    connection::{Connection, Peer, Reply},
+    super::scripts::Scripts,
+    address::ServerAddress,
+    connection::{Connection, Peer},
     error::{CallError, CallErrorKind},
     node::Node,
-    url::Address,
+    reply::Reply,
+    slots::{SlotMap, SlotRanges, command_slot, parse_slots},
+    timeouts::RETRY_PAUSE,
 };
 use crate::domain::ports::Replication;
 
-/// The hash of the Redis Cluster specification, "Key distribution model".
-static CRC: LazyLock<Crc<u16>> = LazyLock::new(|| Crc::<u16>::new(&CRC_16_XMODEM));
-const SLOTS: u16 = 16_384;
 /// If the queried nodes do not return the slot map within this time, further nodes are queried too.
 const REPLY_TIMEOUT: Duration = Duration::from_millis(500);
 /// How many nodes are queried for the slot map at a time.
 const NODES_PER_QUERY: usize = 3;
-/// The wait before a command is sent again grows by this step up to `MAX_RETRY_PAUSE`. The first `IMMEDIATE_RETRIES` retries
-/// do not wait.
+/// The wait before a command is sent again grows by this step up to `MAX_RETRY_PAUSE`. The first `IMMEDIATE_RETRIES`
+/// retries do not wait.
 const RETRY_STEP: Duration = Duration::from_millis(10);
 const MAX_RETRY_PAUSE: Duration = Duration::from_millis(50);
 const IMMEDIATE_RETRIES: u32 = 2;
@@ -42,21 +38,27 @@ pub(super) struct Cluster {
     /// The settings of every node; only the address differs.
     node_settings: ConnectionInfo,
     scripts: Arc<Scripts>,
-    map: Mutex<SlotMap>,
+    state: Mutex<ClusterState>,
     /// When the slot map was last queried, and the outcome.
     last_query: AsyncMutex<Option<(Instant, Result<(), CallError>)>>,
 }
 
 #[derive(Default)]
-struct SlotMap {
-    /// By the first slot of a range: the last slot and the primary.
-    ranges: BTreeMap<u16, (u16, Address)>,
-    /// Slots that moved since the ranges were queried.
-    moved: HashMap<u16, Address>,
-    nodes: HashMap<Address, Arc<Node>>,
+struct ClusterState {
+    slots: SlotMap,
+    nodes: HashMap<ServerAddress, Arc<Node>>,
+    /// A call has failed since the slot map was queried, or a slot has moved.
     stale: bool,
-    /// Counts queries for the map, so that each starts with another node.
+    /// Counts queries for the slot map, so that each starts with another node.
     queries: usize,
+}
+
+/// A call of several commands: what is still to be sent, and the results so far.
+struct RoutedCall {
+    pending: Vec<RoutedCommand>,
+    /// By the command's index.
+    results: Vec<Option<Result<Value, CallError>>>,
+    replication: Replication,
 }
 
 /// A command and its routing state.
@@ -71,28 +73,31 @@ struct RoutedCommand {
 /// A redirection by a node.
 enum Redirect {
     /// MOVED: for all commands from now on.
-    Moved(Address),
+    Moved(ServerAddress),
     /// ASK: for this command only, while its slot migrates.
-    Ask(Address),
+    Ask(ServerAddress),
 }
+
+/// The node for a command, and whether the command needs ASKING.
+type Route = (ServerAddress, bool);
 
 // === impl Cluster ===
 
 impl Cluster {
-    pub(super) fn new(seeds: Vec<ConnectionInfo>, like: ConnectionInfo, scripts: &Arc<Scripts>) -> Self {
+    pub(super) fn new(seeds: Vec<ConnectionInfo>, node_settings: ConnectionInfo, scripts: &Arc<Scripts>) -> Self {
         Self {
             seeds: seeds.into_iter().map(|seed| Connection::new(seed, Peer::Discovery)).collect(),
-            node_settings: like,
+            node_settings,
             scripts: Arc::clone(scripts),
-            map: Mutex::default(),
+            state: Mutex::default(),
             last_query: AsyncMutex::default(),
         }
     }
 
     /// Sends each command to its node. Returns a value for each, or the first error.
     pub(super) async fn send(&self, commands: &Pipeline, until: Instant) -> Result<Vec<Value>, CallError> {
-        let orders = commands.cmd_iter().enumerate().map(|(place, command)| RoutedCommand::new(place, command.clone()));
-        self.send_routed(orders.collect(), false, until).await.map(|(values, _)| values)
+        let call = RoutedCall::new(commands.cmd_iter().cloned());
+        self.send_routed(call, false, until).await.map(|(values, _)| values)
     }
 
     /// Like `send`, for one command. If its node has replicas, waits up to 100 ms for one to acknowledge the write.
@@ -101,137 +106,153 @@ impl Cluster {
         command: Cmd,
         until: Instant,
     ) -> Result<(Value, Replication), CallError> {
-        let (mut values, carried) = self.send_routed(vec![RoutedCommand::new(0, command)], true, until).await?;
-        Ok((values.pop().ok_or_else(CallError::unexpected_reply)?, carried))
+        let call = RoutedCall::new(std::iter::once(command));
+        let (mut values, replication) = self.send_routed(call, true, until).await?;
+        Ok((values.pop().ok_or_else(CallError::unexpected_reply)?, replication))
     }
 
     /// Sends the same commands to every primary, one after the other. Returns the replies of each.
     pub(super) async fn send_to_all(&self, commands: &Pipeline, until: Instant) -> Result<Vec<Vec<Reply>>, CallError> {
         self.rediscover_if_stale(until).await?;
         let primaries: Vec<_> = {
-            let mut map = self.map();
-            let mut addresses: Vec<Address> = map.ranges.values().map(|(_, address)| address.clone()).collect();
-            addresses.sort_by(|a, b| (&a.host, a.port).cmp(&(&b.host, b.port)));
-            addresses.dedup();
-            addresses.iter().map(|address| self.node(&mut map, address)).collect()
+            let mut state = self.state.lock();
+            state.slots.primaries().iter().map(|address| self.node(&mut state, address)).collect()
         };
-        let mut answers = Vec::new();
+        let mut replies = Vec::new();
         for primary in primaries {
-            answers.push(primary.send(commands, until).await?);
+            replies.push(primary.send(commands, until).await?);
         }
-        Ok(answers)
+        Ok(replies)
     }
 
-    /// Sends commands, and sends one again only if its node reports that it did nothing.
+    /// Sends the commands of a call. Sends a command again only if its node reports that it did nothing.
     async fn send_routed(
         &self,
-        mut orders: Vec<RoutedCommand>,
+        mut call: RoutedCall,
         replicated: bool,
         until: Instant,
     ) -> Result<(Vec<Value>, Replication), CallError> {
-        let mut answers: Vec<Option<Result<Value, CallError>>> = orders.iter().map(|_| None).collect();
-        let mut carried = Replication::Complete;
-        for turn in 0.. {
+        for attempt in 0.. {
             self.rediscover_if_stale(until).await?;
-            let mut groups: HashMap<(Address, bool), Vec<RoutedCommand>> = HashMap::new();
-            for order in orders.drain(..) {
-                match self.route(&order) {
-                    Some(way) => groups.entry(way).or_default().push(order),
-                    None => answers[order.index] = Some(Err(CallError::slot_unserved())),
-                }
-            }
-            let sent = groups.into_iter().map(|((to, asking), orders)| async move {
-                let (said, carried) = self.send_group(&to, asking, &orders, replicated, until).await;
-                (to, orders, said, carried)
+            let groups = self.group_by_route(&mut call);
+            let sent = groups.into_iter().map(|((node, asking), group)| async move {
+                let (replies, replication) = self.send_group(&node, asking, &group, replicated, until).await;
+                (node, group, replies, replication)
             });
-            for (to, group, said, how) in join_all(sent).await {
-                if how == Replication::Unconfirmed {
-                    carried = how;
+            for (node, group, replies, replication) in join_all(sent).await {
+                if replication == Replication::Unconfirmed {
+                    call.replication = replication;
                 }
-                match said {
-                    Err(fault) => {
-                        self.mark_stale();
-                        for order in group {
-                            answers[order.index] = Some(Err(fault.clone()));
-                        }
-                    }
-                    Ok(said) => {
-                        for (order, answer) in group.into_iter().zip(said) {
-                            match answer {
-                                Ok(value) => answers[order.index] = Some(Ok(value)),
-                                Err(error) => match self.retry(&to, order, &error) {
-                                    Ok(order) => orders.push(order),
-                                    Err(place) => answers[place] = Some(Err(CallError::from(&error))),
-                                },
-                            }
-                        }
-                    }
-                }
+                self.apply_replies(&mut call, &node, group, replies);
             }
-            if orders.is_empty() {
+            if call.pending.is_empty() {
                 break;
             }
-            if turn >= IMMEDIATE_RETRIES {
-                let next = Instant::now() + MAX_RETRY_PAUSE.min(RETRY_STEP * (turn - IMMEDIATE_RETRIES + 1));
+            if attempt >= IMMEDIATE_RETRIES {
+                let next = Instant::now() + MAX_RETRY_PAUSE.min(RETRY_STEP * (attempt - IMMEDIATE_RETRIES + 1));
                 if next >= until {
                     return Err(CallError::slot_unserved());
                 }
                 sleep_until(next).await;
             }
         }
-        let values = answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(CallError::unexpected_reply())));
-        Ok((values.collect::<Result<_, _>>()?, carried))
+        call.into_values()
+    }
+
+    /// Takes the pending commands out of the call. Commands to the same node share a pipeline.
+    fn group_by_route(&self, call: &mut RoutedCall) -> HashMap<Route, Vec<RoutedCommand>> {
+        let mut groups: HashMap<Route, Vec<RoutedCommand>> = HashMap::new();
+        for command in std::mem::take(&mut call.pending) {
+            match self.route(&command) {
+                Some(route) => groups.entry(route).or_default().push(command),
+                None => call.results[command.index] = Some(Err(CallError::slot_unserved())),
+            }
+        }
+        groups
+    }
+
+    fn route(&self, command: &RoutedCommand) -> Option<Route> {
+        match &command.redirect {
+            Some(Redirect::Ask(node)) => Some((node.clone(), true)),
+            Some(Redirect::Moved(node)) => Some((node.clone(), false)),
+            None => self.state.lock().slots.primary(command.slot).cloned().map(|node| (node, false)),
+        }
     }
 
     async fn send_group(
         &self,
-        to: &Address,
+        address: &ServerAddress,
         asking: bool,
-        orders: &[RoutedCommand],
+        group: &[RoutedCommand],
         replicated: bool,
         until: Instant,
     ) -> (Result<Vec<Reply>, CallError>, Replication) {
-        let node = self.node(&mut self.map(), to);
+        let node = self.node(&mut self.state.lock(), address);
         let mut commands = Pipeline::new();
-        for order in orders {
+        for routed in group {
             if asking {
                 commands.cmd("ASKING");
             }
-            commands.add_command(order.command.clone());
+            commands.add_command(routed.command.clone());
         }
-        let (said, carried) = if replicated {
+        let (replies, replication) = if replicated {
             match node.send_replicated(commands, until).await {
-                Ok((said, carried)) => (Ok(said), carried),
-                Err(fault) => (Err(fault), Replication::Unconfirmed),
+                Ok((replies, replication)) => (Ok(replies), replication),
+                Err(error) => (Err(error), Replication::Unconfirmed),
             }
         } else {
             (node.send(&commands, until).await, Replication::Complete)
         };
         // Without the replies to ASKING.
-        let said =
-            said.map(|said| said.into_iter().skip(usize::from(asking)).step_by(1 + usize::from(asking)).collect());
-        (said, carried)
+        let (skipped, step) = if asking { (1, 2) } else { (0, 1) };
+        let replies = replies.map(|replies| replies.into_iter().skip(skipped).step_by(step).collect());
+        (replies, replication)
     }
 
-    /// The node for a command, and whether the command needs ASKING.
-    fn route(&self, order: &RoutedCommand) -> Option<(Address, bool)> {
-        match &order.redirect {
-            Some(Redirect::Ask(to)) => Some((to.clone(), true)),
-            Some(Redirect::Moved(to)) => Some((to.clone(), false)),
-            None => self.map().primary(order.slot).cloned().map(|to| (to, false)),
+    /// Writes the results of a group into the call. Commands that must be sent again become pending.
+    fn apply_replies(
+        &self,
+        call: &mut RoutedCall,
+        node: &ServerAddress,
+        group: Vec<RoutedCommand>,
+        replies: Result<Vec<Reply>, CallError>,
+    ) {
+        match replies {
+            Err(error) => {
+                self.mark_stale();
+                for command in group {
+                    call.results[command.index] = Some(Err(error.clone()));
+                }
+            }
+            Ok(replies) => {
+                for (command, reply) in group.into_iter().zip(replies) {
+                    match reply {
+                        Ok(value) => call.results[command.index] = Some(Ok(value)),
+                        Err(error) => match self.retry(node, command, &error) {
+                            Ok(command) => call.pending.push(command),
+                            Err(index) => call.results[index] = Some(Err(CallError::from(&error))),
+                        },
+                    }
+                }
+            }
         }
     }
 
     /// The command to send again, if its node did nothing and a retry can succeed. Otherwise its index.
-    fn retry(&self, at: &Address, mut order: RoutedCommand, error: &RedisError) -> Result<RoutedCommand, usize> {
+    fn retry(
+        &self,
+        node: &ServerAddress,
+        mut command: RoutedCommand,
+        error: &RedisError,
+    ) -> Result<RoutedCommand, usize> {
         use redis::ErrorKind::Server;
 
-        let redirect = || error.redirect_node().and_then(|(to, _)| Address::parse(to, &at.host));
-        order.redirect = match (error.kind(), redirect()) {
+        let redirect = || error.redirect_node().and_then(|(to, _)| ServerAddress::parse(to, &node.host));
+        command.redirect = match (error.kind(), redirect()) {
             (Server(ServerErrorKind::Moved), Some(to)) => {
-                let mut map = self.map();
-                map.moved.insert(order.slot, to.clone());
-                map.stale = true;
+                let mut state = self.state.lock();
+                state.slots.record_move(command.slot, to.clone());
+                state.stale = true;
                 Some(Redirect::Moved(to))
             }
             (Server(ServerErrorKind::Ask), Some(to)) => Some(Redirect::Ask(to)),
@@ -240,37 +261,34 @@ impl Cluster {
             _ if is_key_migrated(error) => None,
             (Server(ServerErrorKind::ClusterDown | ServerErrorKind::ReadOnly), _) => {
                 self.mark_stale();
-                return Err(order.index);
+                return Err(command.index);
             }
-            _ => return Err(order.index),
+            _ => return Err(command.index),
         };
-        Ok(order)
+        Ok(command)
     }
 
+    /// Records that a call failed: the slot map may be outdated.
     pub(super) fn mark_stale(&self) {
-        self.map().stale = true;
+        self.state.lock().stale = true;
     }
 
-    fn map(&self) -> std::sync::MutexGuard<'_, SlotMap> {
-        self.map.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn node(&self, map: &mut SlotMap, at: &Address) -> Arc<Node> {
-        if let Some(node) = map.nodes.get(at) {
+    fn node(&self, state: &mut ClusterState, address: &ServerAddress) -> Arc<Node> {
+        if let Some(node) = state.nodes.get(address) {
             return Arc::clone(node);
         }
-        let end = Peer::Server(Arc::clone(&self.scripts));
-        let node = Arc::new(Node::new(at.with_settings_of(&self.node_settings), end, &self.scripts));
-        map.nodes.insert(at.clone(), Arc::clone(&node));
+        let peer = Peer::Server(Arc::clone(&self.scripts));
+        let node = Arc::new(Node::new(address.with_settings_of(&self.node_settings), peer, &self.scripts));
+        state.nodes.insert(address.clone(), Arc::clone(&node));
         node
     }
 
     async fn rediscover_if_stale(&self, until: Instant) -> Result<(), CallError> {
-        let (is_known, is_doubtful) = {
-            let map = self.map();
-            (!map.ranges.is_empty(), map.stale)
+        let (is_known, is_stale) = {
+            let state = self.state.lock();
+            (!state.slots.is_empty(), state.stale)
         };
-        if is_known && !is_doubtful {
+        if is_known && !is_stale {
             return Ok(());
         }
         // Silent nodes must leave time to call the others.
@@ -294,8 +312,8 @@ impl Cluster {
         {
             return outcome.clone();
         }
-        // A failure from here on sets `doubtful` again.
-        self.map().stale = false;
+        // A call that fails from here on sets `stale` again.
+        self.state.lock().stale = false;
         let outcome = self.query_slots(until).await;
         if outcome.is_err() {
             self.mark_stale();
@@ -304,36 +322,27 @@ impl Cluster {
         outcome
     }
 
-    /// Queries nodes for the map, a few at a time. The first valid map counts; MOVED corrects outdated entries.
+    /// Queries nodes for the slot map, a few at a time, and uses the first valid map. MOVED corrects outdated entries.
     async fn query_slots(&self, until: Instant) -> Result<(), CallError> {
-        let nodes: Vec<Arc<Node>> = {
-            let mut map = self.map();
-            map.queries += 1;
-            let mut nodes: Vec<_> = map.nodes.values().cloned().collect();
-            if !nodes.is_empty() {
-                let first = map.queries % nodes.len();
-                nodes.rotate_left(first);
-            }
-            nodes
-        };
-        let lines: Vec<&Connection> = nodes.iter().map(|node| node.shared()).chain(&self.seeds).collect();
-        let mut fault = CallError::from_kind(CallErrorKind::Deadline);
-        let mut further = lines.chunks(NODES_PER_QUERY);
-        let mut answers = FuturesUnordered::new();
+        let nodes = self.state.lock().rotated_nodes();
+        let connections: Vec<&Connection> = nodes.iter().map(|node| node.shared()).chain(&self.seeds).collect();
+        let mut last_error = CallError::from_kind(CallErrorKind::Deadline);
+        let mut batches = connections.chunks(NODES_PER_QUERY);
+        let mut queries = FuturesUnordered::new();
         loop {
-            if let Some(lines) = further.next() {
-                answers.extend(lines.iter().map(|line| query_node(line, until)));
-            } else if answers.is_empty() || Instant::now() >= until {
-                return Err(fault);
+            if let Some(batch) = batches.next() {
+                queries.extend(batch.iter().map(|connection| query_node(connection, until)));
+            } else if queries.is_empty() || Instant::now() >= until {
+                return Err(last_error);
             }
             let limit = until.min(Instant::now() + REPLY_TIMEOUT);
-            while let Ok(Some(answer)) = timeout_at(limit, answers.next()).await {
-                match answer {
+            while let Ok(Some(result)) = timeout_at(limit, queries.next()).await {
+                match result {
                     Ok(ranges) => {
-                        self.map().replace(ranges);
+                        self.state.lock().replace_slots(ranges);
                         return Ok(());
                     }
-                    Err(error) => fault = error,
+                    Err(error) => last_error = error,
                 }
             }
         }
@@ -345,151 +354,61 @@ fn is_key_migrated(error: &RedisError) -> bool {
     error.detail().is_some_and(|detail| detail.contains("attempted to access a non local key"))
 }
 
-/// Queries one node for its slot map.
-async fn query_node(line: &Connection, until: Instant) -> Result<BTreeMap<u16, (u16, Address)>, CallError> {
-    let mut commands = Pipeline::new();
-    commands.cmd("CLUSTER").arg("SLOTS");
-    let answer = line.send(&commands, until).await?.pop().ok_or_else(CallError::unexpected_reply)?;
-    let answer = answer.map_err(|error| CallError::from(&error).for_discovery("CLUSTER SLOTS"))?;
-    let asked = Address::of(line.info()).map(|address| address.host).unwrap_or_default();
-    let ranges = parse_slots(answer, &asked).ok_or_else(|| CallError::configuration("CLUSTER SLOTS"))?;
+/// Queries one node for the slot map.
+async fn query_node(connection: &Connection, until: Instant) -> Result<SlotRanges, CallError> {
+    let mut command = redis::cmd("CLUSTER");
+    command.arg("SLOTS");
+    let reply = connection.send_one(command, until).await?;
+    let slots = reply.map_err(|error| CallError::from(&error).for_discovery("CLUSTER SLOTS"))?;
+    let node_host = ServerAddress::of(connection.info()).map(|address| address.host).unwrap_or_default();
+    let ranges = parse_slots(slots, &node_host).ok_or_else(|| CallError::configuration("CLUSTER SLOTS"))?;
     // A new node that has not met the other nodes yet.
     if ranges.is_empty() { Err(CallError::slot_unserved()) } else { Ok(ranges) }
 }
 
-fn parse_slots(slots: Value, asked: &str) -> Option<BTreeMap<u16, (u16, Address)>> {
-    let slots: Vec<Vec<Value>> = redis::from_redis_value(slots).ok()?;
-    let mut ranges = BTreeMap::new();
-    for range in slots {
-        let mut range = range.into_iter();
-        let first: u16 = redis::from_redis_value(range.next()?).ok()?;
-        let last: u16 = redis::from_redis_value(range.next()?).ok()?;
-        let Some(primary) = range.next() else { continue };
-        let primary: Vec<Value> = redis::from_redis_value(primary).ok()?;
-        let mut primary = primary.into_iter();
-        let host: Option<String> = redis::from_redis_value(primary.next()?).ok()?;
-        let port: u16 = redis::from_redis_value(primary.next()?).ok()?;
-        let host = match host.as_deref() {
-            // The host that was queried, by the documentation of CLUSTER SLOTS.
-            None | Some("") => asked.to_owned(),
-            // The node must be called by a hostname, but has none configured.
-            Some("?") => continue,
-            Some(host) => host.to_owned(),
-        };
-        ranges.insert(first, (last, Address { host, port }));
+// === impl ClusterState ===
+
+impl ClusterState {
+    /// The known nodes. Each call starts with another one.
+    fn rotated_nodes(&mut self) -> Vec<Arc<Node>> {
+        self.queries += 1;
+        let mut nodes: Vec<_> = self.nodes.values().cloned().collect();
+        if !nodes.is_empty() {
+            let first = self.queries % nodes.len();
+            nodes.rotate_left(first);
+        }
+        nodes
     }
-    Some(ranges)
+
+    /// Uses a new slot map, and drops nodes that serve no slot any more.
+    fn replace_slots(&mut self, ranges: SlotRanges) {
+        self.nodes.retain(|address, _| ranges.values().any(|(_, primary)| primary == address));
+        self.slots.replace(ranges);
+    }
 }
 
-// === impl SlotMap ===
+// === impl RoutedCall ===
 
-impl SlotMap {
-    fn primary(&self, slot: u16) -> Option<&Address> {
-        self.moved.get(&slot).or_else(|| {
-            let (_, (last, owner)) = self.ranges.range(..=slot).next_back()?;
-            (slot <= *last).then_some(owner)
-        })
+impl RoutedCall {
+    fn new(commands: impl Iterator<Item = Cmd>) -> Self {
+        let pending: Vec<RoutedCommand> =
+            commands.enumerate().map(|(index, command)| RoutedCommand::new(index, command)).collect();
+        let results = pending.iter().map(|_| None).collect();
+        Self { pending, results, replication: Replication::Complete }
     }
 
-    fn replace(&mut self, ranges: BTreeMap<u16, (u16, Address)>) {
-        self.nodes.retain(|address, _| ranges.values().any(|(_, owner)| owner == address));
-        self.moved.clear();
-        self.ranges = ranges;
+    /// The values in the order of the commands, or the first error.
+    fn into_values(self) -> Result<(Vec<Value>, Replication), CallError> {
+        let results =
+            self.results.into_iter().map(|result| result.unwrap_or_else(|| Err(CallError::unexpected_reply())));
+        Ok((results.collect::<Result<_, _>>()?, self.replication))
     }
 }
 
 // === impl RoutedCommand ===
 
 impl RoutedCommand {
-    fn new(place: usize, command: Cmd) -> Self {
-        // A command without a key can go to any node.
-        let slot = first_key(&command).map(key_slot).unwrap_or_default();
-        Self { index: place, slot, command, redirect: None }
-    }
-}
-
-/// The first key. All keys of a command are in one slot.
-fn first_key(command: &Cmd) -> Option<&[u8]> {
-    let mut arguments = command.args_iter().filter_map(|argument| match argument {
-        Arg::Simple(argument) => Some(argument),
-        _ => None,
-    });
-    // The script's hash and the number of keys come first.
-    let skipped = if arguments.next()? == b"EVALSHA" { 2 } else { 0 };
-    arguments.nth(skipped)
-}
-
-/// The slot of a key, by the Redis Cluster specification, "Hash tags".
-fn key_slot(key: &[u8]) -> u16 {
-    let tag = || {
-        let open = key.iter().position(|byte| *byte == b'{')?;
-        let tag = &key[open + 1..];
-        let close = tag.iter().position(|byte| *byte == b'}')?;
-        (close > 0).then(|| &tag[..close])
-    };
-    CRC.checksum(tag().unwrap_or(key)) % SLOTS
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn address(host: &str, port: u16) -> Address {
-        Address { host: host.to_owned(), port }
-    }
-
-    #[test]
-    fn a_key_has_the_slot_that_redis_computes() {
-        // Expected values from CLUSTER KEYSLOT.
-        for (key, slot) in [
-            ("123456789", 12739),
-            ("foo", 12182),
-            ("{user1000}.following", 3443),
-            ("{user1000}.followers", 3443),
-            ("foo{}{bar}", 8363),
-            ("foo{{bar}}zap", 4015),
-            ("foo{bar}{zap}", 5061),
-            ("", 0),
-        ] {
-            assert_eq!(key_slot(key.as_bytes()), slot, "{key}");
-        }
-        assert_eq!(key_slot(b"bar"), key_slot(b"x{bar}y"));
-    }
-
-    #[test]
-    fn a_script_is_routed_by_its_first_key() {
-        let mut call = redis::cmd("EVALSHA");
-        call.arg("hash").arg(2).arg("lk:{a:b}:x").arg("lk:{a:b}:y").arg("argument");
-        assert_eq!(first_key(&call), Some(&b"lk:{a:b}:x"[..]));
-        let mut get = redis::cmd("GETDEL");
-        get.arg("lk:{a:c}:code");
-        assert_eq!(first_key(&get), Some(&b"lk:{a:c}:code"[..]));
-        assert_eq!(first_key(&redis::cmd("PING")), None);
-    }
-
-    #[test]
-    fn a_slot_map_is_parsed_with_and_without_host_names() {
-        let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
-        let range = |first, last, host, port| {
-            let node = Value::Array(vec![host, Value::Int(port), text("id"), Value::Array(Vec::new())]);
-            Value::Array(vec![Value::Int(first), Value::Int(last), node.clone(), node])
-        };
-        let slots = Value::Array(vec![
-            range(0, 99, text("10.0.0.1"), 1),
-            range(200, 299, Value::Nil, 2),
-            range(300, 399, text(""), 3),
-            range(400, 499, text("?"), 4),
-        ]);
-        let mut map = SlotMap::default();
-        map.replace(parse_slots(slots, "asked").unwrap());
-        assert_eq!(map.primary(0), Some(&address("10.0.0.1", 1)));
-        assert_eq!(map.primary(99), Some(&address("10.0.0.1", 1)));
-        assert_eq!(map.primary(100), None);
-        assert_eq!(map.primary(250), Some(&address("asked", 2)));
-        assert_eq!(map.primary(399), Some(&address("asked", 3)));
-        assert_eq!(map.primary(400), None);
-        map.moved.insert(42, address("10.0.0.9", 9));
-        assert_eq!(map.primary(42), Some(&address("10.0.0.9", 9)));
-        assert!(parse_slots(Value::Okay, "asked").is_none());
+    fn new(index: usize, command: Cmd) -> Self {
+        Self { index, slot: command_slot(&command), command, redirect: None }
     }
 }

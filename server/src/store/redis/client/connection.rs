@@ -1,9 +1,10 @@
-//! A connection that many calls share: opened on first use, dropped when it breaks. While it fails, calls fail at once.
+//! A connection that many calls share: opened on first use, dropped when it breaks. While it cannot be opened, calls
+//! fail immediately.
 
 use std::sync::Arc;
 
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionInfo, Pipeline, RedisError, Value,
+    AsyncConnectionConfig, Client, Cmd, ConnectionInfo, Pipeline, Value,
     aio::{ConnectionLike, MultiplexedConnection},
 };
 use tokio::{
@@ -13,14 +14,13 @@ use tokio::{
 use tracing::{info, warn};
 
 use super::{
-    super::{CALL_TIMEOUT, RETRY_PAUSE, Scripts},
+    super::scripts::Scripts,
     error::{CallError, CallErrorKind},
+    reply::{Reply, text},
+    timeouts::{CALL_TIMEOUT, RETRY_PAUSE},
 };
 
-/// The reply to one command.
-pub(super) type Reply = Result<Value, RedisError>;
-
-/// A connection to one address, reopened after it breaks.
+/// A connection to one server, reopened after it breaks.
 pub(super) struct Connection {
     info: ConnectionInfo,
     peer: Peer,
@@ -35,15 +35,16 @@ pub(super) enum Peer {
     Primary(Arc<Scripts>),
     /// An additional connection to a server. Its failures are not logged.
     Additional(Arc<Scripts>),
-    /// A sentinel or a seed node of a cluster: asked where servers are, stores no keys.
+    /// A sentinel or a seed node of a cluster: it reports where servers are, and stores no keys.
     Discovery,
 }
 
 #[derive(Default)]
 struct ConnectionState {
     connection: Option<MultiplexedConnection>,
-    /// Counts connections, so that a call drops only the one it used, not a later one.
+    /// Numbers the connections, so that a call drops only the one it used, not a later one.
     number: u64,
+    /// The last attempt to connect, if it failed.
     failed: Option<(Instant, CallError)>,
 }
 
@@ -61,8 +62,8 @@ impl Peer {
 // === impl Connection ===
 
 impl Connection {
-    pub(super) fn new(to: ConnectionInfo, end: Peer) -> Self {
-        Self { info: to, peer: end, state: AsyncMutex::default() }
+    pub(super) fn new(info: ConnectionInfo, peer: Peer) -> Self {
+        Self { info, peer, state: AsyncMutex::default() }
     }
 
     pub(super) const fn info(&self) -> &ConnectionInfo {
@@ -71,20 +72,27 @@ impl Connection {
 
     /// Sends commands as one pipeline. Returns the reply to each.
     pub(super) async fn send(&self, commands: &Pipeline, until: Instant) -> Result<Vec<Reply>, CallError> {
-        let mut answers = self.send_once(commands, until).await?;
-        let unknown = answers.iter().position(is_script_unknown);
-        let (Some(unknown), Some(scripts)) = (unknown, self.peer.scripts()) else { return Ok(answers) };
+        let mut replies = self.send_once(commands, until).await?;
+        let unknown = replies.iter().position(is_script_unknown);
+        let (Some(unknown), Some(scripts)) = (unknown, self.peer.scripts()) else { return Ok(replies) };
         // An unknown script did nothing, and each command after it is either no script or an unknown one too.
-        for answer in self.send_once(&scripts.load(), until).await? {
-            answer.map_err(|error| CallError::from(&error))?;
+        for reply in self.send_once(&scripts.load(), until).await? {
+            reply.map_err(|error| CallError::from(&error))?;
         }
         let mut again = Pipeline::new();
         for command in commands.cmd_iter().skip(unknown) {
             again.add_command(command.clone());
         }
-        answers.truncate(unknown);
-        answers.extend(self.send_once(&again, until).await?);
-        Ok(answers)
+        replies.truncate(unknown);
+        replies.extend(self.send_once(&again, until).await?);
+        Ok(replies)
+    }
+
+    /// Sends one command.
+    pub(super) async fn send_one(&self, command: Cmd, until: Instant) -> Result<Reply, CallError> {
+        let mut commands = Pipeline::new();
+        commands.add_command(command);
+        self.send(&commands, until).await?.pop().ok_or_else(CallError::unexpected_reply)
     }
 
     async fn send_once(&self, commands: &Pipeline, until: Instant) -> Result<Vec<Reply>, CallError> {
@@ -93,45 +101,45 @@ impl Connection {
             Err(_) => return Err(CallError::from_kind(CallErrorKind::Deadline)),
         };
         let count = commands.len();
-        let answers = match timeout_at(until, connection.req_packed_commands(commands, 0, count)).await {
+        let replies = match timeout_at(until, connection.req_packed_commands(commands, 0, count)).await {
             Ok(Ok(values)) if values.len() == count => values.into_iter().map(Value::extract_error).collect::<Vec<_>>(),
             Ok(Ok(_)) => {
                 self.drop_connection(number).await;
                 return Err(CallError::unexpected_reply());
             }
             Ok(Err(error)) => {
-                let fault = CallError::from(&error);
-                if fault.breaks_the_connection() {
+                let error = CallError::from(&error);
+                if error.breaks_the_connection() {
                     self.drop_connection(number).await;
                 }
-                return Err(fault);
+                return Err(error);
             }
             Err(_) => {
                 self.drop_connection(number).await;
                 return Err(CallError::from_kind(CallErrorKind::Deadline));
             }
         };
-        let breaks =
-            |answer: &Reply| answer.as_ref().is_err_and(|error| CallError::from(error).breaks_the_connection());
-        if answers.iter().any(breaks) {
+        let breaks = |reply: &Reply| reply.as_ref().is_err_and(|error| CallError::from(error).breaks_the_connection());
+        if replies.iter().any(breaks) {
             self.drop_connection(number).await;
         }
-        Ok(answers)
+        Ok(replies)
     }
 
+    /// The open connection and its number. Opens one if there is none.
     async fn connection(&self, until: Instant) -> Result<(MultiplexedConnection, u64), CallError> {
         let mut state = self.state.lock().await;
         if let Some(connection) = &state.connection {
             return Ok((connection.clone(), state.number));
         }
-        if let Some((at, fault)) = &state.failed
+        if let Some((at, error)) = &state.failed
             && at.elapsed() < RETRY_PAUSE
         {
-            return Err(fault.clone());
+            return Err(error.clone());
         }
         // Boxed: connecting is rare and its future is large. Otherwise every call would need that space.
-        let made = timeout_at(until, Box::pin(self.open())).await;
-        match made.unwrap_or(Err(CallError::from_kind(CallErrorKind::Deadline))) {
+        let opened = timeout_at(until, Box::pin(self.open())).await;
+        match opened.unwrap_or(Err(CallError::from_kind(CallErrorKind::Deadline))) {
             Ok(connection) => {
                 if state.failed.take().is_some() {
                     self.log_recovery();
@@ -140,16 +148,17 @@ impl Connection {
                 state.connection = Some(connection.clone());
                 Ok((connection, state.number))
             }
-            Err(fault) => {
+            Err(error) => {
                 if state.failed.is_none() {
-                    self.log_failure(&fault);
+                    self.log_failure(&error);
                 }
-                state.failed = Some((Instant::now(), fault.clone()));
-                Err(fault)
+                state.failed = Some((Instant::now(), error.clone()));
+                Err(error)
             }
         }
     }
 
+    /// Connects, loads the scripts and checks the role.
     async fn open(&self) -> Result<MultiplexedConnection, CallError> {
         let client = Client::open(self.info.clone()).map_err(|error| CallError::from(&error))?;
         // Calls have their own deadline, so the connection has no response timeout.
@@ -167,16 +176,17 @@ impl Connection {
         if count == 0 {
             return Ok(connection);
         }
-        let setup_replies = connection.req_packed_commands(&setup, 0, count).await;
-        let setup_replies: Result<Vec<_>, _> =
-            setup_replies.and_then(|values| values.into_iter().map(Value::extract_error).collect());
-        let last = setup_replies.map_err(|error| CallError::from(&error))?.pop();
+        let replies = connection.req_packed_commands(&setup, 0, count).await;
+        let replies: Result<Vec<_>, _> =
+            replies.and_then(|values| values.into_iter().map(Value::extract_error).collect());
+        let last = replies.map_err(|error| CallError::from(&error))?.pop();
         if must_be_primary && !last.is_some_and(is_primary) {
             return Err(CallError::not_primary());
         }
         Ok(connection)
     }
 
+    /// Drops the connection with this number. A later connection stays open.
     async fn drop_connection(&self, number: u64) {
         let mut state = self.state.lock().await;
         if state.number == number {
@@ -184,8 +194,8 @@ impl Connection {
         }
     }
 
-    fn log_failure(&self, fault: &CallError) {
-        let (at, error) = (self.info.addr(), fault as &dyn std::error::Error);
+    fn log_failure(&self, error: &CallError) {
+        let (at, error) = (self.info.addr(), error as &dyn std::error::Error);
         match self.peer {
             Peer::Server(_) | Peer::Primary(_) => warn!(%at, error, "cannot reach Redis"),
             Peer::Discovery => warn!(%at, error, "cannot reach a sentinel or cluster node that locates Redis"),
@@ -204,12 +214,12 @@ impl Connection {
 }
 
 /// Redis does not have the script, after a restart or SCRIPT FLUSH.
-fn is_script_unknown(answer: &Reply) -> bool {
-    answer.as_ref().is_err_and(|error| error.code() == Some("NOSCRIPT"))
+fn is_script_unknown(reply: &Reply) -> bool {
+    reply.as_ref().is_err_and(|error| error.code() == Some("NOSCRIPT"))
 }
 
 /// Whether the reply to ROLE names a primary.
 fn is_primary(role: Value) -> bool {
     let Value::Array(role) = role else { return false };
-    role.into_iter().next().and_then(super::text).is_some_and(|role| role == "master")
+    role.into_iter().next().and_then(text).is_some_and(|role| role == "master")
 }

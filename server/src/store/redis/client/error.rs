@@ -1,4 +1,4 @@
-//! Errors of Redis by kind, without any key or value.
+//! Errors of calls to Redis, by kind. They contain no key and no value.
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
@@ -19,11 +19,11 @@ pub enum CallErrorKind {
     Unavailable,
     /// The server's memory is full.
     OutOfMemory,
-    /// Anything else: a bug of this server.
+    /// Everything else: a bug of this server.
     Unexpected,
 }
 
-/// An error. Messages of Redis can quote arguments, so only the code is kept.
+/// Why a call failed. Messages of Redis can quote arguments, so it contains only their code.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{}{}", .kind.as_str(), .code.as_deref().map(|code| format!(", {code}")).unwrap_or_default())]
 pub struct CallError {
@@ -71,7 +71,7 @@ impl CallErrorKind {
 // === impl CallError ===
 
 impl CallError {
-    pub(in crate::store::redis) const fn from_kind(kind: CallErrorKind) -> Self {
+    pub(super) const fn from_kind(kind: CallErrorKind) -> Self {
         Self { kind, code: None }
     }
 
@@ -79,34 +79,34 @@ impl CallError {
         Self::from_kind(CallErrorKind::Unexpected)
     }
 
-    /// The server does not support the URL's topology. `code` names the command or the problem.
-    pub(in crate::store::redis) fn configuration(code: &str) -> Self {
+    /// The servers do not support the topology of the URL. `code` names the command or the problem.
+    pub(super) fn configuration(code: &str) -> Self {
         Self { kind: CallErrorKind::Configuration, code: Some(code.to_owned()) }
     }
 
-    pub(in crate::store::redis) fn not_primary() -> Self {
+    pub(super) fn not_primary() -> Self {
         Self { kind: CallErrorKind::Unavailable, code: Some("not a primary".to_owned()) }
     }
 
     /// No node serves the slot, or the slot does not stop migrating.
-    pub(in crate::store::redis) fn slot_unserved() -> Self {
+    pub(super) fn slot_unserved() -> Self {
         Self { kind: CallErrorKind::Unavailable, code: Some("CLUSTERDOWN".to_owned()) }
     }
 
     /// The error of a command that only sentinels or cluster nodes support.
-    pub(in crate::store::redis) fn for_discovery(self, command: &str) -> Self {
+    pub(super) fn for_discovery(self, command: &str) -> Self {
         if self.kind == CallErrorKind::Unexpected { Self::configuration(command) } else { self }
     }
 
     /// Whether a new connection can succeed: to a restarted server, to a new primary, or with a new password.
-    pub(in crate::store::redis) fn breaks_the_connection(&self) -> bool {
+    pub(super) fn breaks_the_connection(&self) -> bool {
         // A cluster node returns these on a working connection.
-        let is_of_cluster = matches!(self.code.as_deref(), Some("MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN"));
-        !is_of_cluster && self.needs_rediscovery()
+        let is_cluster_reply = matches!(self.code.as_deref(), Some("MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN"));
+        !is_cluster_reply && self.needs_rediscovery()
     }
 
     /// Whether Redis may have a new primary or a new URL.
-    pub(in crate::store::redis) fn needs_rediscovery(&self) -> bool {
+    pub(super) fn needs_rediscovery(&self) -> bool {
         match self.kind {
             CallErrorKind::Connection
             | CallErrorKind::Configuration
@@ -139,22 +139,22 @@ impl From<&RedisError> for CallError {
             _ => CallErrorKind::Unexpected,
         };
         // The client library drops the code of a failed AUTH.
-        let login = (kind == CallErrorKind::AccessDenied).then_some("AUTH");
-        Self { kind, code: error.code().or(login).map(str::to_owned) }
+        let auth = (kind == CallErrorKind::AccessDenied).then_some("AUTH");
+        Self { kind, code: error.code().or(auth).map(str::to_owned) }
     }
 }
 
 impl From<CallError> for StoreError {
-    fn from(fault: CallError) -> Self {
+    fn from(error: CallError) -> Self {
         let store = "Redis";
-        match fault.kind {
-            CallErrorKind::Unexpected => Self::Unexpected { store, source: fault.into() },
+        match error.kind {
+            CallErrorKind::Unexpected => Self::Unexpected { store, source: error.into() },
             CallErrorKind::Connection
             | CallErrorKind::Configuration
             | CallErrorKind::AccessDenied
             | CallErrorKind::Deadline
             | CallErrorKind::Unavailable
-            | CallErrorKind::OutOfMemory => Self::Unavailable { store, source: fault.into() },
+            | CallErrorKind::OutOfMemory => Self::Unavailable { store, source: error.into() },
         }
     }
 }

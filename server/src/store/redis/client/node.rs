@@ -1,10 +1,8 @@
 //! One Redis server: a connection that calls share, and a few more for calls that wait for its replicas.
 
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use redis::{ConnectionInfo, Pipeline, Value};
 use tokio::{
     sync::Semaphore,
@@ -12,10 +10,10 @@ use tokio::{
 };
 
 use super::{
-    super::Scripts,
-    connection::{Connection, Peer, Reply},
+    super::scripts::Scripts,
+    connection::{Connection, Peer},
     error::CallError,
-    info_field, text,
+    reply::{Reply, info_field, text},
 };
 use crate::domain::ports::Replication;
 
@@ -23,7 +21,7 @@ use crate::domain::ports::Replication;
 const MAX_WAITERS: usize = 8;
 /// The maximum wait for a replica (specification: Sessions and tokens, Revocation).
 const REPLICA_TIMEOUT: Duration = Duration::from_millis(100);
-/// How long the number of replicas is cached.
+/// How long the server remembers whether a node has replicas.
 const REPLICA_COUNT_TTL: Duration = Duration::from_secs(5);
 
 /// One Redis server.
@@ -33,7 +31,8 @@ pub(super) struct Node {
     /// it.
     idle: Mutex<Vec<Arc<Connection>>>,
     permits: Semaphore,
-    replicas: Mutex<Option<(Instant, bool)>>,
+    /// Whether the server has replicas, and when it reported that.
+    has_replicas: Mutex<Option<(Instant, bool)>>,
 }
 
 /// Puts a connection back on drop, also when the call is cancelled.
@@ -45,13 +44,13 @@ struct BorrowedConnection<'a> {
 // === impl Node ===
 
 impl Node {
-    pub(super) fn new(to: ConnectionInfo, end: Peer, scripts: &Arc<Scripts>) -> Self {
-        let further = || Arc::new(Connection::new(to.clone(), Peer::Additional(Arc::clone(scripts))));
+    pub(super) fn new(server: ConnectionInfo, peer: Peer, scripts: &Arc<Scripts>) -> Self {
+        let additional = || Arc::new(Connection::new(server.clone(), Peer::Additional(Arc::clone(scripts))));
         Self {
-            idle: Mutex::new((0..MAX_WAITERS).map(|_| further()).collect()),
-            shared: Connection::new(to, end),
+            idle: Mutex::new((0..MAX_WAITERS).map(|_| additional()).collect()),
+            shared: Connection::new(server, peer),
             permits: Semaphore::new(MAX_WAITERS),
-            replicas: Mutex::new(None),
+            has_replicas: Mutex::new(None),
         }
     }
 
@@ -75,9 +74,8 @@ impl Node {
         }
         let replica_deadline = Instant::now() + REPLICA_TIMEOUT;
         let permit = timeout_at(replica_deadline, self.permits.acquire()).await;
-        let line = || self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let borrowed = match &permit {
-            Ok(Ok(_)) => line().map(|line| BorrowedConnection { node: self, connection: line }),
+            Ok(Ok(_)) => self.borrow_idle(),
             Ok(Err(_)) | Err(_) => None,
         };
         let Some(borrowed) = borrowed else {
@@ -85,30 +83,34 @@ impl Node {
             return Ok((self.shared.send(&commands, until).await?, Replication::Unconfirmed));
         };
         commands.cmd("WAIT").arg(1).arg(REPLICA_TIMEOUT.as_millis().to_string());
-        let mut answers = borrowed.connection.send(&commands, until).await?;
-        let acknowledged = matches!(answers.pop(), Some(Ok(Value::Int(replicas))) if replicas > 0);
-        Ok((answers, if acknowledged { Replication::Complete } else { Replication::Unconfirmed }))
+        let mut replies = borrowed.connection.send(&commands, until).await?;
+        let acknowledged = matches!(replies.pop(), Some(Ok(Value::Int(replicas))) if replicas > 0);
+        Ok((replies, if acknowledged { Replication::Complete } else { Replication::Unconfirmed }))
+    }
+
+    fn borrow_idle(&self) -> Option<BorrowedConnection<'_>> {
+        self.idle.lock().pop().map(|connection| BorrowedConnection { node: self, connection })
     }
 
     async fn has_replicas(&self, until: Instant) -> Result<bool, CallError> {
-        let known = *self.replicas.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((at, replicas)) = known
+        let known = *self.has_replicas.lock();
+        if let Some((at, has_replicas)) = known
             && at.elapsed() < REPLICA_COUNT_TTL
         {
-            return Ok(replicas);
+            return Ok(has_replicas);
         }
-        let mut commands = Pipeline::new();
-        commands.cmd("INFO").arg("replication");
-        let answer = self.shared.send(&commands, until).await?.pop().ok_or_else(CallError::unexpected_reply)?;
-        let info = text(answer.map_err(|error| CallError::from(&error))?).ok_or_else(CallError::unexpected_reply)?;
+        let mut command = redis::cmd("INFO");
+        command.arg("replication");
+        let reply = self.shared.send_one(command, until).await?;
+        let info = text(reply.map_err(|error| CallError::from(&error))?).ok_or_else(CallError::unexpected_reply)?;
         let count = info_field(&info, "connected_slaves").and_then(|count| count.parse::<u32>().ok()).unwrap_or(0);
-        *self.replicas.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), count > 0));
+        *self.has_replicas.lock() = Some((Instant::now(), count > 0));
         Ok(count > 0)
     }
 }
 
 impl Drop for BorrowedConnection<'_> {
     fn drop(&mut self) {
-        self.node.idle.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&self.connection));
+        self.node.idle.lock().push(Arc::clone(&self.connection));
     }
 }

@@ -3,12 +3,13 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Weak},
     time::Duration,
 };
 
 use futures::{StreamExt, stream::FuturesUnordered};
-use redis::{ConnectionInfo, Pipeline};
+use parking_lot::Mutex;
+use redis::ConnectionInfo;
 use tokio::{
     sync::Mutex as AsyncMutex,
     time::{Instant, timeout_at},
@@ -16,14 +17,15 @@ use tokio::{
 use tracing::info;
 
 use super::{
-    super::{CALL_TIMEOUT, RETRY_PAUSE, Scripts},
+    super::scripts::Scripts,
+    address::ServerAddress,
     connection::{Connection, Peer},
     error::{CallError, CallErrorKind},
     node::Node,
-    url::Address,
+    timeouts::{CALL_TIMEOUT, RETRY_PAUSE},
 };
 
-/// After this time, sentinels that have not answered are ignored if another has answered.
+/// After this time, sentinels that have not replied are ignored if another has replied.
 const REPLY_TIMEOUT: Duration = Duration::from_millis(500);
 /// How often sentinels are queried when no call fails. A primary that is cut off from them still accepts writes, which
 /// are lost when it rejoins.
@@ -33,16 +35,17 @@ const QUERY_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) struct SentinelGroup {
     master_name: String,
     sentinels: Vec<Connection>,
+    /// The settings of the primary; only its address comes from the sentinels.
     primary_settings: ConnectionInfo,
     scripts: Arc<Scripts>,
-    known: Mutex<Known>,
+    known: Mutex<KnownPrimary>,
     /// When sentinels were last queried, and the outcome.
     last_query: AsyncMutex<Option<(Instant, Result<(), CallError>)>>,
 }
 
 #[derive(Default)]
-struct Known {
-    primary: Option<(Address, Arc<Node>)>,
+struct KnownPrimary {
+    primary: Option<(ServerAddress, Arc<Node>)>,
     /// A call has failed since sentinels were queried.
     stale: bool,
 }
@@ -52,21 +55,21 @@ struct Known {
 impl SentinelGroup {
     /// Must be called in a tokio runtime.
     pub(super) fn start(
-        name: String,
+        master_name: String,
         sentinels: Vec<ConnectionInfo>,
-        primary: ConnectionInfo,
+        primary_settings: ConnectionInfo,
         scripts: &Arc<Scripts>,
     ) -> Arc<Self> {
-        let this = Arc::new(Self {
-            master_name: name,
+        let group = Arc::new(Self {
+            master_name,
             sentinels: sentinels.into_iter().map(|sentinel| Connection::new(sentinel, Peer::Discovery)).collect(),
-            primary_settings: primary,
+            primary_settings,
             scripts: Arc::clone(scripts),
             known: Mutex::default(),
             last_query: AsyncMutex::default(),
         });
-        tokio::spawn(watch_primary(Arc::downgrade(&this)));
-        this
+        tokio::spawn(watch_primary(Arc::downgrade(&group)));
+        group
     }
 
     /// The last known primary.
@@ -86,63 +89,64 @@ impl SentinelGroup {
 
     /// Records that a call failed: there may be a new primary.
     pub(super) fn mark_stale(&self) {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner).stale = true;
+        self.known.lock().stale = true;
     }
 
+    /// The known primary, and whether a call has failed since sentinels were queried.
     fn known(&self) -> (Option<Arc<Node>>, bool) {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.known.lock();
         (known.primary.as_ref().map(|(_, node)| Arc::clone(node)), known.stale)
     }
 
     /// Queries the sentinels. One call does this; others use the known primary, or wait if there is none.
     async fn rediscover(&self, until: Instant) -> Result<(), CallError> {
-        let mut looked = match self.last_query.try_lock() {
-            Ok(looked) => looked,
+        let mut last_query = match self.last_query.try_lock() {
+            Ok(last_query) => last_query,
             Err(_) if self.known().0.is_some() => return Ok(()),
             Err(_) => timeout_at(until, self.last_query.lock())
                 .await
                 .map_err(|_| CallError::from_kind(CallErrorKind::Deadline))?,
         };
-        if let Some((at, outcome)) = &*looked
+        if let Some((at, outcome)) = &*last_query
             && at.elapsed() < RETRY_PAUSE
         {
             return outcome.clone();
         }
-        // A failure from here on sets `doubtful` again.
-        let was_stale = std::mem::take(&mut self.known.lock().unwrap_or_else(PoisonError::into_inner).stale);
+        // A call that fails from here on sets `stale` again.
+        let was_stale = std::mem::take(&mut self.known.lock().stale);
         let outcome = self.query_primary(until).await.map(|address| self.set_primary(address));
         // Unavailable sentinels are no reason to doubt a primary that works.
         if outcome.is_err() && was_stale {
             self.mark_stale();
         }
-        *looked = Some((Instant::now(), outcome.clone()));
+        *last_query = Some((Instant::now(), outcome.clone()));
         outcome
     }
 
-    fn set_primary(&self, address: Address) {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.primary.as_ref().is_some_and(|(before, _)| *before == address) {
+    fn set_primary(&self, address: ServerAddress) {
+        let mut known = self.known.lock();
+        if known.primary.as_ref().is_some_and(|(previous, _)| *previous == address) {
             return;
         }
-        let to = address.with_settings_of(&self.primary_settings);
+        let server = address.with_settings_of(&self.primary_settings);
         if known.primary.is_some() {
-            info!(at = %to.addr(), "Redis has a new primary");
+            info!(at = %server.addr(), "Redis has a new primary");
         }
-        let node = Node::new(to, Peer::Primary(Arc::clone(&self.scripts)), &self.scripts);
+        let node = Node::new(server, Peer::Primary(Arc::clone(&self.scripts)), &self.scripts);
         known.primary = Some((address, Arc::new(node)));
     }
 
     /// The address that a majority of sentinels name, otherwise the one with the most votes.
-    async fn query_primary(&self, until: Instant) -> Result<Address, CallError> {
-        let soon = until.min(Instant::now() + REPLY_TIMEOUT);
-        let mut answers: FuturesUnordered<_> =
+    async fn query_primary(&self, until: Instant) -> Result<ServerAddress, CallError> {
+        let reply_deadline = until.min(Instant::now() + REPLY_TIMEOUT);
+        let mut queries: FuturesUnordered<_> =
             self.sentinels.iter().map(|sentinel| query_sentinel(sentinel, &self.master_name, until)).collect();
-        let mut votes: HashMap<Address, usize> = HashMap::new();
-        let mut fault = CallError::from_kind(CallErrorKind::Configuration);
+        let mut votes: HashMap<ServerAddress, usize> = HashMap::new();
+        let mut last_error = CallError::from_kind(CallErrorKind::Configuration);
         loop {
-            let limit = if votes.is_empty() { until } else { soon };
-            let Ok(Some(answer)) = timeout_at(limit, answers.next()).await else { break };
-            match answer {
+            let limit = if votes.is_empty() { until } else { reply_deadline };
+            let Ok(Some(named)) = timeout_at(limit, queries.next()).await else { break };
+            match named {
                 Ok(address) => {
                     let count = votes.entry(address.clone()).or_default();
                     *count += 1;
@@ -150,34 +154,36 @@ impl SentinelGroup {
                         return Ok(address);
                     }
                 }
-                Err(error) => fault = error,
+                Err(error) => last_error = error,
             }
         }
-        // Too few sentinels answered, or they disagree, as during a failover.
-        votes.into_iter().max_by_key(|(_, count)| *count).map(|(address, _)| address).ok_or(fault)
+        // Too few sentinels replied, or they disagree, as during a failover.
+        votes.into_iter().max_by_key(|(_, count)| *count).map(|(address, _)| address).ok_or(last_error)
     }
 }
 
-async fn query_sentinel(sentinel: &Connection, name: &str, until: Instant) -> Result<Address, CallError> {
-    let mut commands = Pipeline::new();
-    commands.cmd("SENTINEL").arg("get-master-addr-by-name").arg(name);
-    let answer = sentinel.send(&commands, until).await?.pop().ok_or_else(CallError::unexpected_reply)?;
-    let answer = answer.map_err(|error| CallError::from(&error).for_discovery("SENTINEL"))?;
+/// The address of the primary that a sentinel names.
+async fn query_sentinel(sentinel: &Connection, master_name: &str, until: Instant) -> Result<ServerAddress, CallError> {
+    let mut command = redis::cmd("SENTINEL");
+    command.arg("get-master-addr-by-name").arg(master_name);
+    let reply = sentinel.send_one(command, until).await?;
+    let value = reply.map_err(|error| CallError::from(&error).for_discovery("SENTINEL"))?;
     let address: Option<(String, u16)> =
-        redis::from_redis_value(answer).map_err(|_| CallError::configuration("SENTINEL"))?;
+        redis::from_redis_value(value).map_err(|_| CallError::configuration("SENTINEL"))?;
     // The sentinel does not know the master name.
     let (host, port) = address.ok_or_else(|| CallError::configuration("no such primary"))?;
-    Ok(Address { host, port })
+    Ok(ServerAddress { host, port })
 }
 
-async fn watch_primary(sentinel: Weak<SentinelGroup>) {
+/// Queries the sentinels in an interval, until the group is dropped.
+async fn watch_primary(group: Weak<SentinelGroup>) {
     loop {
         tokio::time::sleep(QUERY_INTERVAL).await;
-        let Some(sentinel) = sentinel.upgrade() else { return };
+        let Some(group) = group.upgrade() else { return };
         // While no primary is known, calls query the sentinels themselves.
-        if sentinel.known().0.is_some() {
-            // The connection logs a failure, and `looked` records it.
-            drop(sentinel.rediscover(Instant::now() + CALL_TIMEOUT).await);
+        if group.known().0.is_some() {
+            // The connection logs a failure, and `last_query` records it.
+            drop(group.rediscover(Instant::now() + CALL_TIMEOUT).await);
         }
     }
 }

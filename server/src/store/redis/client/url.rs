@@ -4,6 +4,8 @@ use percent_encoding::percent_decode_str;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
 use zeroize::Zeroizing;
 
+use crate::store::source::{UrlReadError, UrlSource};
+
 /// The ports of servers and sentinels unless the URL names others.
 const SERVER_PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
@@ -25,6 +27,15 @@ pub(super) enum RedisUrl {
         /// The settings of every node; only the address differs.
         node_settings: Box<ConnectionInfo>,
     },
+}
+
+/// The URL cannot be read or is not a Redis URL. The message does not contain the URL.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    #[error(transparent)]
+    UnreadableUrl(#[from] UrlReadError),
+    #[error("the URL of Redis cannot be used: {0}")]
+    InvalidUrl(#[from] RedisUrlError),
 }
 
 /// Why a URL is not a Redis URL. The message does not quote it.
@@ -51,13 +62,6 @@ pub enum RedisUrlError {
     Parameter,
 }
 
-/// The address of a server.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Address {
-    pub(super) host: String,
-    pub(super) port: u16,
-}
-
 /// The parts of a URL with several hosts.
 struct UrlParts<'a> {
     tls: bool,
@@ -68,12 +72,18 @@ struct UrlParts<'a> {
     parameters: Vec<(&'a str, &'a str)>,
 }
 
+/// Reads and parses the URL, so that the start fails if it is invalid.
+pub(in crate::store::redis) fn check_url(url: &UrlSource) -> Result<(), ConnectError> {
+    RedisUrl::parse(&url.read()?)?;
+    Ok(())
+}
+
 // === impl RedisUrl ===
 
 impl RedisUrl {
     pub(super) fn parse(url: &str) -> Result<Self, RedisUrlError> {
         let (scheme, rest) = url.split_once("://").ok_or(RedisUrlError::Scheme)?;
-        let form = match scheme.to_ascii_lowercase().as_str() {
+        let parsed = match scheme.to_ascii_lowercase().as_str() {
             "redis-sentinel" | "redis+sentinel" => parse_sentinel(&UrlParts::split(rest, false)?)?,
             "rediss-sentinel" | "rediss+sentinel" => parse_sentinel(&UrlParts::split(rest, true)?)?,
             "redis-cluster" | "redis+cluster" => parse_cluster(&UrlParts::split(rest, false)?)?,
@@ -83,20 +93,20 @@ impl RedisUrl {
             }
             _ => return Err(RedisUrlError::Scheme),
         };
-        if form.has_tls() {
+        if parsed.has_tls() {
             // Fails if a provider is installed already, which is fine.
             drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
         }
-        Ok(form)
+        Ok(parsed)
     }
 
     fn has_tls(&self) -> bool {
-        let one = match self {
+        let settings = match self {
             Self::Single(server) => server,
-            Self::Sentinel { primary_settings: primary, .. } => primary,
-            Self::Cluster { node_settings: node, .. } => node,
+            Self::Sentinel { primary_settings, .. } => primary_settings,
+            Self::Cluster { node_settings, .. } => node_settings,
         };
-        matches!(one.addr(), ConnectionAddr::TcpTls { .. })
+        matches!(settings.addr(), ConnectionAddr::TcpTls { .. })
     }
 }
 
@@ -109,24 +119,24 @@ fn parse_sentinel(parts: &UrlParts<'_>) -> Result<RedisUrl, RedisUrlError> {
     let name = percent_decoded(name).filter(|name| !name.is_empty()).ok_or(RedisUrlError::PrimaryName)?;
     let (mut user, mut password) = (None, None);
     for (parameter, value) in &parts.parameters {
-        let place = match *parameter {
+        let setting = match *parameter {
             "sentinel_username" => &mut user,
             "sentinel_password" => &mut password,
             _ => return Err(RedisUrlError::Parameter),
         };
-        *place = Some(Zeroizing::new(percent_decoded(value).ok_or(RedisUrlError::Credentials)?));
+        *setting = Some(Zeroizing::new(percent_decoded(value).ok_or(RedisUrlError::Credentials)?));
     }
     // The URL's user and password are for the servers. Sentinels have their own, or none.
-    let mut login = RedisConnectionInfo::default();
+    let mut credentials = RedisConnectionInfo::default();
     if let Some(user) = user {
-        login = login.set_username(user.as_str());
+        credentials = credentials.set_username(user.as_str());
     }
     if let Some(password) = password {
-        login = login.set_password(password.as_str());
+        credentials = credentials.set_password(password.as_str());
     }
     let servers = parts.servers(SENTINEL_PORT, database)?;
     let primary = servers.first().cloned().ok_or(RedisUrlError::Host)?;
-    let sentinels = servers.into_iter().map(|server| server.set_redis_settings(login.clone())).collect();
+    let sentinels = servers.into_iter().map(|server| server.set_redis_settings(credentials.clone())).collect();
     Ok(RedisUrl::Sentinel { master_name: name, sentinels, primary_settings: Box::new(primary) })
 }
 
@@ -158,10 +168,10 @@ impl<'a> UrlParts<'a> {
         }
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = rest.split_once('/').map_or((rest, None), |(authority, path)| (authority, Some(path)));
-        let (login, hosts) = authority.split_at(authority.rfind('@').map_or(0, |at| at + 1));
+        let (credentials, hosts) = authority.split_at(authority.rfind('@').map_or(0, |at| at + 1));
         Ok(Self {
             tls,
-            credentials: login,
+            credentials,
             hosts: hosts.split(',').collect(),
             path: path.map(|path| path.split('/').collect()).unwrap_or_default(),
             parameters: query
@@ -178,8 +188,10 @@ impl<'a> UrlParts<'a> {
             return Err(RedisUrlError::Database);
         }
         let scheme = if self.tls { "rediss" } else { "redis" };
-        let login = self.credentials;
-        if percent_decoded(login).is_none() || format!("{scheme}://{login}host/").into_connection_info().is_err() {
+        let credentials = self.credentials;
+        let is_valid = percent_decoded(credentials).is_some()
+            && format!("{scheme}://{credentials}host/").into_connection_info().is_ok();
+        if !is_valid {
             return Err(RedisUrlError::Credentials);
         }
         let server = |host: &&str| {
@@ -190,7 +202,7 @@ impl<'a> UrlParts<'a> {
             }
             let with_port =
                 format!("{scheme}://{host}{port}/").into_connection_info().map_err(|_| RedisUrlError::Host)?;
-            let url = Zeroizing::new(format!("{scheme}://{login}{host}{port}/{database}"));
+            let url = Zeroizing::new(format!("{scheme}://{credentials}{host}{port}/{database}"));
             let info = url.as_str().into_connection_info().map_err(|_| RedisUrlError::Database)?;
             Ok(info.set_addr(with_port.addr().clone()))
         };
@@ -198,41 +210,9 @@ impl<'a> UrlParts<'a> {
     }
 }
 
-// === impl Address ===
-
-impl Address {
-    /// Parses `host:port` from a node's redirection. An empty host means the redirecting node's host `of`.
-    pub(super) fn parse(text: &str, of: &str) -> Option<Self> {
-        let (host, port) = text.rsplit_once(':')?;
-        let host = host.trim_start_matches('[').trim_end_matches(']');
-        Some(Self { host: if host.is_empty() { of } else { host }.to_owned(), port: port.parse().ok()? })
-    }
-
-    pub(super) fn of(server: &ConnectionInfo) -> Option<Self> {
-        match server.addr() {
-            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
-                Some(Self { host: host.clone(), port: *port })
-            }
-            _ => None,
-        }
-    }
-
-    /// The settings of `server` with this address.
-    pub(super) fn with_settings_of(&self, server: &ConnectionInfo) -> ConnectionInfo {
-        let (host, port) = (self.host.clone(), self.port);
-        let addr = match server.addr() {
-            ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
-                ConnectionAddr::TcpTls { host, port, insecure: *insecure, tls_params: tls_params.clone() }
-            }
-            _ => ConnectionAddr::Tcp(host, port),
-        };
-        server.clone().set_addr(addr)
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::address::ServerAddress, *};
 
     fn addresses(servers: &[ConnectionInfo]) -> Vec<String> {
         servers.iter().map(|server| server.addr().to_string()).collect()
@@ -274,10 +254,10 @@ mod tests {
         assert!(sentinels.iter().all(is_tls) && is_tls(&primary));
         assert!(sentinels.iter().all(|sentinel| login(sentinel) == (Some("eve"), Some("a&b+c"), 0)));
         assert_eq!(login(&primary), (Some("ada"), Some("p,/"), 5));
-        let there = Address { host: "10.0.0.7".to_owned(), port: 6379 }.with_settings_of(&primary);
-        assert_eq!(there.addr().to_string(), "10.0.0.7:6379");
-        assert!(is_tls(&there));
-        assert_eq!(login(&there), (Some("ada"), Some("p,/"), 5));
+        let moved = ServerAddress { host: "10.0.0.7".to_owned(), port: 6379 }.with_settings_of(&primary);
+        assert_eq!(moved.addr().to_string(), "10.0.0.7:6379");
+        assert!(is_tls(&moved));
+        assert_eq!(login(&moved), (Some("ada"), Some("p,/"), 5));
 
         let Ok(RedisUrl::Sentinel { sentinels, primary_settings: primary, .. }) =
             RedisUrl::parse("redis+sentinel://:pw@one/main")
@@ -345,16 +325,5 @@ mod tests {
         ] {
             assert!(!format!("{:?}", RedisUrl::parse(url)).contains("hidden"));
         }
-    }
-
-    #[test]
-    fn a_redirect_without_a_host_means_the_host_that_was_asked() {
-        let parse = |text| Address::parse(text, "asked").map(|address| (address.host, address.port));
-        assert_eq!(parse("10.0.0.1:6379"), Some(("10.0.0.1".to_owned(), 6379)));
-        assert_eq!(parse("::1:6379"), Some(("::1".to_owned(), 6379)));
-        assert_eq!(parse("[::1]:6379"), Some(("::1".to_owned(), 6379)));
-        assert_eq!(parse(":6379"), Some(("asked".to_owned(), 6379)));
-        assert_eq!(parse("10.0.0.1"), None);
-        assert_eq!(parse("10.0.0.1:"), None);
     }
 }

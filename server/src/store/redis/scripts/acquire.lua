@@ -1,8 +1,8 @@
 -- Counts one use in each window of a limit, or in none. KEYS: one counter per window. ARGV: clock offset (ms), then for
 -- each window its count and the length of a bucket (ms). Returns {0, now}, or, if the limit is reached, {the window's
 -- index from 1, ms until a retry succeeds}.
-local refused, wait = take(now, KEYS, {unpack(ARGV, 2)})
-if refused > 0 then
-  return {refused, wait}
+local limited, wait = acquire(now, KEYS, {unpack(ARGV, 2)})
+if limited > 0 then
+  return {limited, wait}
 end
 return {0, now}

@@ -1,6 +1,6 @@
 -- Counts a refusal in the row of its kind, user and client address. The rows of an App and quarter of an hour are
 -- bounded.
--- KEYS: the rows of the quarter; the user of each account that was named in it; the same of the quarter before.
+-- KEYS: the rows of the quarter; the user of each account in it; the same of the quarter before.
 -- ARGV: clock offset (ms), quarter, kind, account or '', user or '', client address, maximum number of client addresses
 -- per user, maximum number of rows with a user, the same without a user, lifetime of the rows (ms).
 -- Returns 0. If Redis's clock is in another quarter, counts nothing and returns that quarter, so a finished quarter
@@ -10,12 +10,12 @@ if quarter ~= tonumber(ARGV[2]) then
   return quarter
 end
 local kind, account, user, client = ARGV[3], ARGV[4], ARGV[5], ARGV[6]
-local per_user, users, nobody = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+local max_per_user, max_user_rows, max_anonymous_rows = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 if account ~= '' then
-  -- Refused before the account was looked up: an earlier refusal may have named its user.
+  -- The refusal came before the account was looked up. An earlier refusal may have recorded the account's user.
   if user == '' then
     user = redis.call('HGET', KEYS[2], account) or redis.call('HGET', KEYS[3], account) or ''
-  elseif redis.call('HLEN', KEYS[2]) < users then
+  elseif redis.call('HLEN', KEYS[2]) < max_user_rows then
     redis.call('HSET', KEYS[2], account, user)
     redis.call('PEXPIRE', KEYS[2], 2 * 900000)
   end
@@ -25,18 +25,19 @@ local function number(field)
 end
 local row = kind .. ' ' .. user .. ' ' .. client
 if redis.call('HEXISTS', KEYS[1], row) == 0 then
-  if user ~= '' and number('#' .. user) >= per_user then
+  if user ~= '' and number('#' .. user) >= max_per_user then
     row = kind .. ' ' .. user .. ' '
   end
   if redis.call('HEXISTS', KEYS[1], row) == 0 then
-    local all, most = '#', nobody
+    -- The fields that count rows: '#' those without a user, '##' those with one, '#USER' those of a user.
+    local total, max = '#', max_anonymous_rows
     if user ~= '' then
-      all, most = '##', users
+      total, max = '##', max_user_rows
     end
-    if number(all) >= most then
+    if number(total) >= max then
       row = kind .. '  '
     else
-      redis.call('HINCRBY', KEYS[1], all, 1)
+      redis.call('HINCRBY', KEYS[1], total, 1)
       if user ~= '' then
         redis.call('HINCRBY', KEYS[1], '#' .. user, 1)
       end

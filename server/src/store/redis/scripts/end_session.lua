@@ -1,6 +1,6 @@
 -- Ends one session. Returns 1 if it was live, otherwise 0. KEYS: the user, the user's session index, the session. ARGV:
 -- clock offset (ms), session id.
-local s = look(now, KEYS[1], KEYS[2], KEYS[3], ARGV[2])
+local s = find_live(now, KEYS[1], KEYS[2], KEYS[3], ARGV[2])
 redis.call('DEL', KEYS[3])
 redis.call('ZREM', KEYS[2], ARGV[2])
 return s and 1 or 0

@@ -1,8 +1,8 @@
--- Returns a live session as `told` formats it, otherwise nil. KEYS: the user, the user's session index, the session.
+-- Returns a live session as `session_lines` formats it, otherwise nil. KEYS: the user, the user's session index, the session.
 -- ARGV: clock offset (ms), session id.
-local s, u = look(now, KEYS[1], KEYS[2], KEYS[3], ARGV[2])
+local s, u = find_live(now, KEYS[1], KEYS[2], KEYS[3], ARGV[2])
 if not s then
   return false
 end
 note_use(now, KEYS[2], KEYS[3], ARGV[2], s)
-return told(s, u, s[2])
+return session_lines(s, u, s[2])

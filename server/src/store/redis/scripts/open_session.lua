@@ -12,19 +12,19 @@ profile(KEYS[1], ARGV[9], ARGV[10], ARGV[11], ARGV[12])
 redis.call('PEXPIRE', KEYS[1], ARGV[6])
 
 local ends = tonumber(ARGV[4])
-local life = math.max(ends - now, 1)
+local ttl = math.max(ends - now, 1)
 redis.call('DEL', KEYS[3])
 -- Fields that are read most often come first: Redis stores a small hash as a list.
 redis.call('HSET', KEYS[3], 'epoch', ARGV[2], 'n', 1, 'taken', now, 'used', now, 'noted', now, 'ends', ARGV[4],
   'idle', ARGV[5], unpack(ARGV, 13))
 redis.call('HSET', KEYS[3], 'created', now)
-redis.call('PEXPIRE', KEYS[3], math.min(life, tonumber(ARGV[5]) + NOTED_EVERY))
+redis.call('PEXPIRE', KEYS[3], math.min(ttl, tonumber(ARGV[5]) + RENEW_INTERVAL))
 
 -- If there are too many sessions, drops expired ones from the index, then ends the least recently used. The new session
--- counts as the most recently used, even if the clock went back.
-local most = tonumber(ARGV[7])
+-- is always the most recently used one, even if the clock went back.
+local max_sessions = tonumber(ARGV[7])
 redis.call('ZADD', KEYS[2], now, ARGV[3])
-if redis.call('ZCARD', KEYS[2]) > most then
+if redis.call('ZCARD', KEYS[2]) > max_sessions then
   local others = {}
   for _, id in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
     local used = redis.call('HGET', ARGV[8] .. id, 'used')
@@ -35,12 +35,12 @@ if redis.call('ZCARD', KEYS[2]) > most then
     end
   end
   table.sort(others, function(a, b) return a[2] < b[2] end)
-  for i = 1, #others + 1 - most do
+  for i = 1, #others + 1 - max_sessions do
     redis.call('DEL', ARGV[8] .. others[i][1])
     redis.call('ZREM', KEYS[2], others[i][1])
   end
 end
-if redis.call('PTTL', KEYS[2]) < life then
-  redis.call('PEXPIRE', KEYS[2], life)
+if redis.call('PTTL', KEYS[2]) < ttl then
+  redis.call('PEXPIRE', KEYS[2], ttl)
 end
 return 1

@@ -1,5 +1,5 @@
--- Raises the user's epoch: ends every session except the kept one, which moves to the new epoch. Returns 1, or 0 if the
--- stored epoch is newer. KEYS: the user, the user's session index. ARGV: epoch, lifetime of the user's hash (ms), id of
+-- Raises the user's epoch. This ends every session except the kept one, which moves to the new epoch. Returns 1, or 0 if
+-- the stored epoch is newer. KEYS: the user, the user's session index. ARGV: epoch, lifetime of the user's hash (ms), id of
 -- the session to keep or '', key prefix of the user's sessions, then the profile (version, email address, whether it is
 -- verified, name), which is absent if the user was deleted.
 local epoch = tonumber(ARGV[1])
@@ -18,10 +18,10 @@ end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 for _, id in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
   local session = ARGV[4] .. id
-  local own = tonumber(redis.call('HGET', session, 'epoch') or '-1')
-  if own < 0 then
+  local session_epoch = tonumber(redis.call('HGET', session, 'epoch') or '-1')
+  if session_epoch < 0 then
     redis.call('ZREM', KEYS[2], id)
-  elseif own < epoch then
+  elseif session_epoch < epoch then
     if id == ARGV[3] then
       redis.call('HSET', session, 'epoch', ARGV[1])
     else

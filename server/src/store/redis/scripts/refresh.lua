@@ -1,69 +1,69 @@
 -- Decides a refresh (specification: Sessions and tokens, Refresh). KEYS: the user, the user's session index, the
 -- session.
--- ARGV: clock offset (ms), session id, the token's generation, grace period (ms), maximum number of late answers and
--- the time in which they count (ms), what a late answer adds to the session's lateness and the maximum lateness, then
--- for each window of the limit on new generations its count and the length of a bucket (ms).
--- Returns lines, which parse faster than a list: the outcome and, if the session continues, the lines of `told`; or
--- 'limited', the window's index from 1 and the ms until a retry succeeds.
-local marked = {}
+-- ARGV: clock offset (ms), session id, the token's generation, grace period (ms), maximum number of late responses and
+-- the time in which they are counted (ms), what a late response adds to the session's lateness and the maximum lateness,
+-- then for each window of the limit on new generations its count and the length of a bucket (ms).
+-- Returns lines, which parse faster than a list: the outcome and, if the session continues, the result of
+-- `session_lines`; or 'limited', the window's index from 1 and the ms until a retry succeeds.
+local mark_fields = {}
 for i = 10, #ARGV, 2 do
-  table.insert(marked, 'w' .. ARGV[i])
+  table.insert(mark_fields, 'w' .. ARGV[i])
 end
-local s, u = look(now, KEYS[1], KEYS[2], KEYS[3], ARGV[2], unpack(marked))
+local s, u = find_live(now, KEYS[1], KEYS[2], KEYS[3], ARGV[2], unpack(mark_fields))
 if not s then
-  return 'gone'
+  return 'not_found'
 end
 local n, generation = tonumber(s[2]), tonumber(ARGV[3])
 local session = KEYS[3]
 if generation >= n then
-  local changed, refused, longest = {}, 0, -1
-  for i, field in ipairs(marked) do
-    local marks, wait = mark(now, generation, tonumber(ARGV[2 * i + 7]), tonumber(ARGV[2 * i + 8]), s[9 + i] or '')
+  local changed, limited, longest = {}, 0, -1
+  for i, field in ipairs(mark_fields) do
+    local marks, wait = add_mark(now, generation, tonumber(ARGV[2 * i + 7]), tonumber(ARGV[2 * i + 8]), s[9 + i] or '')
     if wait and wait > longest then
-      refused, longest = i, wait
+      limited, longest = i, wait
     elseif marks then
       table.insert(changed, field)
       table.insert(changed, marks)
     end
   end
-  if refused > 0 then
-    return 'limited\n' .. refused .. '\n' .. longest
+  if limited > 0 then
+    return 'limited\n' .. limited .. '\n' .. longest
   end
-  local after, at = string.format('%.0f', generation + 1), string.format('%.0f', now)
-  redis.call('HSET', session, 'n', after, 'taken', at, 'used', at, unpack(changed))
+  local new_generation, at = string.format('%.0f', generation + 1), string.format('%.0f', now)
+  redis.call('HSET', session, 'n', new_generation, 'taken', at, 'used', at, unpack(changed))
   renew(now, KEYS[2], session, ARGV[2], s)
   -- If the token is newer than the stored generation, the store lost writes, and the token proves the generation.
-  return (generation == n and 'next\n' or 'adopted\n') .. told(s, u, after)
+  return (generation == n and 'rotated\n' or 'adopted\n') .. session_lines(s, u, new_generation)
 end
-local how
+local outcome
 if generation == n - 1 then
   if now - tonumber(s[3]) < tonumber(ARGV[4]) then
-    how = 'again'
+    outcome = 'repeated'
   else
     -- Token n was never used: the response with it may have been lost. Its grace period starts again now.
-    local known = redis.call('HMGET', session, 'late', 'lateness')
+    local stored = redis.call('HMGET', session, 'late', 'lateness')
     local late = {}
-    for at in string.gmatch(known[1] or '', '%d+') do
+    for at in string.gmatch(stored[1] or '', '%d+') do
       if now - tonumber(at) < tonumber(ARGV[6]) then
         table.insert(late, at)
       end
     end
-    -- `lateness` holds the value after the last late answer and the generation at that time. Each generation since then
-    -- subtracts one, whichever version of the server made it.
-    local lateness, since = string.match(known[2] or '', '^(%d+) (%d+)$')
+    -- The field `lateness` contains the value after the last late response and the generation at that time. Each
+    -- generation since then subtracts one, whichever version of the server made it.
+    local lateness, since = string.match(stored[2] or '', '^(%d+) (%d+)$')
     lateness = math.max(tonumber(lateness or '0') - math.max(n - tonumber(since or '0'), 0), 0) + tonumber(ARGV[7])
     if #late < tonumber(ARGV[5]) and lateness <= tonumber(ARGV[8]) then
       table.insert(late, string.format('%.0f', now))
       redis.call('HSET', session, 'taken', now, 'late', table.concat(late, ' '), 'lateness',
         string.format('%.0f %.0f', lateness, n))
-      how = 'late'
+      outcome = 'late'
     end
   end
 end
-if how then
+if outcome then
   note_use(now, KEYS[2], session, ARGV[2], s)
-  return how .. '\n' .. told(s, u, s[2])
+  return outcome .. '\n' .. session_lines(s, u, s[2])
 end
 redis.call('DEL', session)
 redis.call('ZREM', KEYS[2], ARGV[2])
-return 'stolen'
+return 'reuse_detected'

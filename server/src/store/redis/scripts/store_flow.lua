@@ -1,14 +1,14 @@
 -- Stores an unbound flow. If the App has the maximum number of flows, removes the oldest flow of the client with the
--- most flows: a client that uses up the App's maximum loses only its own flows. The work is bounded: each call removes
--- at most 64 expired flows and one or two live ones.
+-- most flows, so that a client that uses up the App's maximum loses only its own flows. The work is bounded: each call
+-- removes at most 64 expired flows and one or two live ones.
 -- KEYS: as in lib/flows.lua. ARGV: clock offset (ms), the two key prefixes of lib/flows.lua, lifetime (ms), maximum
 -- number of flows, flow id, flow, client. Returns how many live flows were removed.
-local life, most, id, client = ARGV[4], tonumber(ARGV[5]), ARGV[6], ARGV[8]
+local ttl, max_flows, id, client = ARGV[4], tonumber(ARGV[5]), ARGV[6], ARGV[8]
 for _, ended in ipairs(redis.call('ZRANGEBYSCORE', keys.alive, '-inf', now, 'LIMIT', 0, 64)) do
-  forget(keys, ended)
+  remove_flow(keys, ended)
 end
-local forgotten = 0
-if redis.call('ZCARD', keys.alive) >= most then
+local removed = 0
+if redis.call('ZCARD', keys.alive) >= max_flows then
   local heaviest, oldest
   for _ = 1, 2 do
     heaviest = redis.call('ZREVRANGE', keys.counts, 0, 0)[1]
@@ -16,26 +16,26 @@ if redis.call('ZCARD', keys.alive) >= most then
     if oldest or not heaviest then
       break
     end
-    -- An older version of the server removes flows but not their counts.
+    -- An older version of the server removed flows but not their counts.
     redis.call('ZREM', keys.counts, heaviest)
   end
   if oldest then
-    forget(keys, oldest)
-    forgotten = 1
+    remove_flow(keys, oldest)
+    removed = 1
   end
-  -- An older version of the server keeps no counts.
-  if redis.call('ZCARD', keys.alive) >= most then
-    forget(keys, redis.call('ZRANGE', keys.alive, 0, 0)[1])
-    forgotten = forgotten + 1
+  -- An older version of the server kept no counts.
+  if redis.call('ZCARD', keys.alive) >= max_flows then
+    remove_flow(keys, redis.call('ZRANGE', keys.alive, 0, 0)[1])
+    removed = removed + 1
   end
 end
-local ends = now + life
+local ends = now + ttl
 redis.call('ZADD', keys.alive, ends, id)
 redis.call('ZADD', keys.of .. client, ends, id)
 redis.call('HSET', keys.clients, id, client)
 redis.call('ZINCRBY', keys.counts, 1, client)
 for _, key in ipairs({ keys.alive, keys.clients, keys.counts, keys.of .. client }) do
-  redis.call('PEXPIRE', key, life)
+  redis.call('PEXPIRE', key, ttl)
 end
-redis.call('SET', keys.flow .. id, ARGV[7], 'PX', life)
-return forgotten
+redis.call('SET', keys.flow .. id, ARGV[7], 'PX', ttl)
+return removed

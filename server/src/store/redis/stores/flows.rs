@@ -1,13 +1,15 @@
 //! Login flows: unbound flows, the ids of used flows, and login codes that wait for their exchange.
 
-use std::time::Duration;
-
 use latchkey_crds::{rendered::Window, types::AppId};
-use redis::{Pipeline, Value};
+use redis::{Cmd, Pipeline, Value};
 
 use super::{
-    super::{RedisStore, metrics::Operation, script_command},
-    limits::{bucket_millis, hashed_subject},
+    super::{
+        metrics::Operation,
+        scripts::script_command,
+        store::{RedisStore, TTL_SLACK_SECONDS},
+    },
+    windows::{AcquireReply, hashed_subject},
 };
 use crate::{
     domain::{
@@ -16,11 +18,9 @@ use crate::{
         ports::{Flows, StoreError, StoreFlowError},
         session::SessionId,
     },
-    store::Stores,
+    store::stores::Stores,
 };
 
-/// How much longer a key lives than its content is valid: the content holds the exact end, and clocks differ.
-const SLACK_SECONDS: i64 = 60;
 /// Unbound flows that one client address can start (specification: Social login, Redirect), and the /48 of an IPv6
 /// address.
 const FLOWS_PER_CLIENT: Window = Window { count: 30, window_seconds: 60 };
@@ -52,14 +52,21 @@ impl FlowKeys {
     }
 }
 
-/// The client that a flow counts for when flows are evicted: the IPv4 address, or the /48 of an IPv6 address. Counted
-/// by the /64, a site could spread its flows over 65,536 client addresses.
+/// The client to which a flow belongs when flows are evicted: the IPv4 address, or the /48 of an IPv6 address. If it
+/// were the /64, a site could spread its flows over 65,536 client addresses.
 fn eviction_client(client: ClientAddress) -> String {
     hashed_subject(&client.ipv6_site().map_or_else(|| client.to_string(), |site| site.to_string()))
 }
 
 fn used_flow_key(app: &AppId, id: &FlowId) -> String {
     format!("lk:{{{app}:{}}}:flow-used", id.as_str())
+}
+
+/// Sets the key of a used flow, unless it is set.
+fn mark_flow_used(app: &AppId, id: &FlowId) -> Cmd {
+    let mut command = redis::cmd("SET");
+    command.arg(used_flow_key(app, id)).arg(1).arg("NX").arg("EX").arg(FLOW_SECONDS + TTL_SLACK_SECONDS);
+    command
 }
 
 fn login_code_key(app: &AppId, key: &LoginCodeKey) -> String {
@@ -74,11 +81,6 @@ fn counter_keys(app: &AppId, client: ClientAddress) -> Vec<(String, Window)> {
     counters
 }
 
-fn too_many_flows(name: &'static str, window: Window, millis: i64) -> TooManyFlows {
-    let millis = u64::try_from(millis).unwrap_or(0);
-    TooManyFlows { name, window, retry_after: Duration::from_millis(millis).max(Duration::from_secs(1)) }
-}
-
 // === impl RedisStore ===
 
 impl RedisStore {
@@ -87,26 +89,26 @@ impl RedisStore {
         let counters = counter_keys(app, client);
         let mut commands = Pipeline::new();
         for (key, window) in &counters {
-            let arguments = [self.offset_millis(), window.count.to_string(), bucket_millis(window).to_string()];
-            commands.add_command(script_command(&self.scripts().acquire, std::slice::from_ref(key), &arguments));
+            commands.add_command(self.acquire_command(std::slice::from_ref(key), &[*window]));
         }
         let values = self.send(Operation::AcquireLimits, &commands).await?;
-        let mut taken = Pipeline::new();
-        let mut refused = None;
+        let mut releases = Pipeline::new();
+        let mut limited = None;
         for ((key, window), value) in counters.iter().zip(values) {
-            let (place, number): (usize, i64) = redis::from_redis_value(value).map_err(|_| self.unexpected_value())?;
-            if place > 0 {
-                refused = Some(too_many_flows("unboundFlowsPerClient", *window, number));
-            } else {
-                let arguments = [(number / bucket_millis(window)).to_string()];
-                taken.add_command(script_command(&self.scripts().release, std::slice::from_ref(key), &arguments));
+            match self.parse_acquire(value)? {
+                AcquireReply::Counted(at) => {
+                    releases.add_command(self.release_command(std::slice::from_ref(key), &[*window], at));
+                }
+                AcquireReply::Limited { retry_after, .. } => {
+                    limited = Some(TooManyFlows { name: "unboundFlowsPerClient", window: *window, retry_after });
+                }
             }
         }
-        let Some(refused) = refused else { return Ok(()) };
-        if !taken.is_empty() {
-            self.send(Operation::ReleaseLimits, &taken).await?;
+        let Some(limited) = limited else { return Ok(()) };
+        if !releases.is_empty() {
+            self.send(Operation::ReleaseLimits, &releases).await?;
         }
-        Err(refused.into())
+        Err(limited.into())
     }
 }
 
@@ -131,32 +133,24 @@ impl Flows for Stores {
             sealed.to_owned(),
             eviction_client(client),
         ];
-        match redis
-            .send_one(Operation::StoreFlow, script_command(&redis.scripts().store_flow, &keys.indexes, &arguments))
-            .await?
-        {
+        let command = script_command(&redis.scripts().store_flow, &keys.indexes, &arguments);
+        match redis.send_one(Operation::StoreFlow, command).await? {
             Value::Int(_) => Ok(()),
             _ => Err(redis.unexpected_value().into()),
         }
     }
 
     async fn find_flow(&self, app: &AppId, id: &FlowId) -> Result<Option<String>, StoreError> {
-        let mut commands = Pipeline::new();
-        commands.cmd("GET").arg(FlowKeys::new(app).flow(id));
-        let values = self.redis.send(Operation::FindFlow, &commands).await?;
-        let value = values.into_iter().next().ok_or_else(|| self.redis.unexpected_value())?;
-        redis::from_redis_value(value).map_err(|_| self.redis.unexpected_value())
+        let mut command = redis::cmd("GET");
+        command.arg(FlowKeys::new(app).flow(id));
+        let value = self.redis.send_one(Operation::FindFlow, command).await?;
+        self.redis.parse(value)
     }
 
     async fn consume_flow(&self, app: &AppId, id: &FlowId, binding: FlowBinding) -> Result<bool, StoreError> {
         let redis = &self.redis;
         let command = match binding {
-            FlowBinding::Browser => {
-                let life = FLOW_SECONDS + SLACK_SECONDS;
-                let mut command = redis::cmd("SET");
-                command.arg(used_flow_key(app, id)).arg(1).arg("NX").arg("EX").arg(life);
-                command
-            }
+            FlowBinding::Browser => mark_flow_used(app, id),
             FlowBinding::Unbound => {
                 let keys = FlowKeys::new(app);
                 let arguments = [id.as_str().to_owned(), keys.flow_prefix, keys.client_prefix];
@@ -173,22 +167,19 @@ impl Flows for Stores {
     async fn store_login(&self, app: &AppId, key: &LoginCodeKey, login: &PendingLogin) -> Result<(), StoreError> {
         let redis = &self.redis;
         let json = serde_json::to_vec(login).map_err(|_| redis.unexpected_value())?;
-        let until = (login.expires_at + SLACK_SECONDS - redis.clock_offset.whole_seconds()).max(1);
         let key = login_code_key(app, key);
         let mut commands = Pipeline::new();
         commands.cmd("HSET").arg(&key).arg("login").arg(json);
-        commands.cmd("EXPIREAT").arg(&key).arg(until);
+        commands.cmd("EXPIREAT").arg(&key).arg(redis.key_expiry(login.expires_at));
         redis.send(Operation::StoreLogin, &commands).await.map(drop)
     }
 
     async fn find_login(&self, app: &AppId, key: &LoginCodeKey) -> Result<Option<StoredLogin>, StoreError> {
         let unreadable = || self.redis.unexpected_value();
-        let mut commands = Pipeline::new();
-        commands.cmd("HMGET").arg(login_code_key(app, key)).arg("login").arg("session");
-        let values = self.redis.send(Operation::FindLogin, &commands).await?;
-        let value = values.into_iter().next().ok_or_else(unreadable)?;
-        let (login, session): (Option<Vec<u8>>, Option<String>) =
-            redis::from_redis_value(value).map_err(|_| unreadable())?;
+        let mut command = redis::cmd("HMGET");
+        command.arg(login_code_key(app, key)).arg("login").arg("session");
+        let value = self.redis.send_one(Operation::FindLogin, command).await?;
+        let (login, session): (Option<Vec<u8>>, Option<String>) = self.redis.parse(value)?;
         let Some(login) = login else { return Ok(None) };
         let login = serde_json::from_slice(&login).map_err(|_| unreadable())?;
         let session = session.map(|session| session.parse()).transpose().map_err(|_| unreadable())?;
@@ -210,12 +201,12 @@ impl Flows for Stores {
         commands.cmd("EXPIRE").arg(&key).arg(USED_CODE_SECONDS);
         let values = self.redis.send(Operation::RedeemLogin, &commands).await?;
         let mut values = values.into_iter();
-        let (first, held) = (values.next().ok_or_else(unreadable)?, values.next().ok_or_else(unreadable)?);
-        match first {
+        let (is_first, stored) = (values.next().ok_or_else(unreadable)?, values.next().ok_or_else(unreadable)?);
+        match is_first {
             Value::Int(1) => Ok(None),
             Value::Int(0) => {
-                let held: String = redis::from_redis_value(held).map_err(|_| unreadable())?;
-                held.parse().map(Some).map_err(|_| unreadable())
+                let stored: String = self.redis.parse(stored)?;
+                stored.parse().map(Some).map_err(|_| unreadable())
             }
             _ => Err(unreadable()),
         }

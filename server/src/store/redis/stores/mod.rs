@@ -3,5 +3,7 @@
 mod codes;
 mod flows;
 mod limits;
+pub(super) mod refusal_queue;
 pub(crate) mod refusals;
 mod sessions;
+mod windows;

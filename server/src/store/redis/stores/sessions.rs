@@ -7,8 +7,8 @@ use redis::{Pipeline, Value};
 use time::OffsetDateTime;
 
 use super::{
-    super::{RedisStore, metrics::Operation, script_command},
-    limits,
+    super::{metrics::Operation, scripts::script_command, store::RedisStore},
+    windows::{distinct_windows, window_arguments},
 };
 use crate::{
     domain::{
@@ -21,24 +21,24 @@ use crate::{
         token::RefreshToken,
         user::{Epoch, UserId},
     },
-    store::Stores,
+    store::stores::Stores,
 };
 
 /// The maximum number of sessions per user (specification: Sessions and tokens, Session list).
 const MAX_SESSIONS: u32 = 100;
-/// The lifetime of an epoch: longer than any session. An App can allow sessions of 730 days.
+/// The lifetime of a user's hash with the epoch: longer than any session. An App can allow sessions of 730 days.
 const USER_TTL_MILLIS: u64 = 800 * 24 * 60 * 60 * 1000;
 /// Newer than any other epoch: the largest integer that a Lua number holds exactly.
 const MAX_EPOCH: i64 = (1 << 53) - 1;
 /// How long a user who is being deleted cannot log in: longer than any request that has already read the user. If the
 /// deletion fails, the user can log in after this time. It is short, since anybody can create unverified accounts.
 const RETIRED_TTL_MILLIS: u64 = 5 * 60 * 1000;
-/// How many late answers a session gets in `LATE_WINDOW_MILLIS`. A further late token counts as stolen (specification:
+/// How many late responses a session gets in `LATE_WINDOW_MILLIS`. A further late token counts as stolen (specification:
 /// Sessions and tokens, Reuse detection).
 const MAX_LATE_RESPONSES: u32 = 5;
 const LATE_WINDOW_MILLIS: u32 = 24 * 60 * 60 * 1000;
-/// What a late answer adds to a session's lateness. Each new generation subtracts one. Above the maximum, the token
-/// counts as stolen. Two holders who take turns cause one late answer per generation, so their fourteenth ends the
+/// What a late response adds to a session's lateness. Each new generation subtracts one. Above the maximum, the token
+/// counts as stolen. Two holders who take turns cause one late response per generation, so their fourteenth ends the
 /// session. docs/decisions/0026-late-refreshes.md derives both numbers.
 const LATENESS_STEP: u32 = 2;
 const MAX_LATENESS: u32 = 14;
@@ -49,9 +49,10 @@ const MAX_USER_AGENT_BYTES: usize = 512;
 struct UserKeys {
     /// The hash with epoch and profile.
     user: String,
+    /// The ids of the sessions.
     index: String,
     /// The key prefix of sessions; the id follows.
-    session: String,
+    session_prefix: String,
 }
 
 // === impl UserKeys ===
@@ -59,12 +60,16 @@ struct UserKeys {
 impl UserKeys {
     fn new(app: &AppId, user: UserId) -> Self {
         let user = format!("lk:{{{app}:{user}}}");
-        Self { user: format!("{user}:user"), index: format!("{user}:sessions"), session: format!("{user}:session:") }
+        Self {
+            user: format!("{user}:user"),
+            index: format!("{user}:sessions"),
+            session_prefix: format!("{user}:session:"),
+        }
     }
 
     /// User, index and session, in the order that scripts expect.
     fn for_session(&self, session: SessionId) -> [String; 3] {
-        [self.user.clone(), self.index.clone(), format!("{}{session}", self.session)]
+        [self.user.clone(), self.index.clone(), format!("{}{session}", self.session_prefix)]
     }
 }
 
@@ -82,16 +87,20 @@ fn parse_amr(text: &str) -> Option<Amr> {
     [Amr::Password, Amr::Code, Amr::Federated].into_iter().find(|amr| amr.as_str() == text)
 }
 
-/// Parses the lines of `told` in session.lua.
-fn parse_session(user: UserId, id: SessionId, told: &str) -> Option<LiveSession> {
-    let lines: Vec<&str> = told.splitn(8, '\n').collect();
-    let [epoch, generation, method, auth_time, version, email, verified, name] = lines[..] else { return None };
+fn from_millis(text: &str) -> Option<OffsetDateTime> {
+    OffsetDateTime::from_unix_timestamp_nanos(text.parse::<i128>().ok()? * 1_000_000).ok()
+}
+
+/// Parses the lines that `session_lines` of lib/session.lua makes.
+fn parse_session(user: UserId, id: SessionId, lines: &str) -> Option<LiveSession> {
+    let lines: Vec<&str> = lines.splitn(8, '\n').collect();
+    let [epoch, generation, amr, auth_time, version, email, verified, name] = lines[..] else { return None };
     let session = Session {
         id,
         user,
         epoch: Epoch(epoch.parse().ok()?),
         generation: generation.parse().ok()?,
-        amr: parse_amr(method)?,
+        amr: parse_amr(amr)?,
         auth_time: from_millis(auth_time)?,
     };
     let profile = Profile {
@@ -103,32 +112,29 @@ fn parse_session(user: UserId, id: SessionId, told: &str) -> Option<LiveSession>
     Some(LiveSession { session, profile })
 }
 
-fn from_millis(text: &str) -> Option<OffsetDateTime> {
-    OffsetDateTime::from_unix_timestamp_nanos(text.parse::<i128>().ok()? * 1_000_000).ok()
-}
-
-fn parse_session_info(fields: &[String]) -> Option<SessionInfo> {
-    let [id, created, used, ip, user_agent, means] = fields else { return None };
+/// Parses a row of list_sessions.lua.
+fn parse_session_info(row: &[String]) -> Option<SessionInfo> {
+    let [id, created, used, ip, user_agent, amr] = row else { return None };
     Some(SessionInfo {
         id: id.parse().ok()?,
         created_at: from_millis(created)?,
         last_used_at: from_millis(used)?,
         ip: ip.clone(),
         user_agent: Some(user_agent.clone()).filter(|agent| !agent.is_empty()),
-        amr: parse_amr(means)?,
+        amr: parse_amr(amr)?,
     })
 }
 
 /// Parses the reply of refresh.lua.
-fn parse_refresh(token: &RefreshToken, windows: &[Window], answer: &str) -> Option<RefreshOutcome> {
-    let (how, rest) = answer.split_once('\n').unwrap_or((answer, ""));
-    let renewal = match how {
-        "next" => RefreshKind::Rotated,
-        "again" => RefreshKind::Repeated,
+fn parse_refresh(token: &RefreshToken, windows: &[Window], reply: &str) -> Option<RefreshOutcome> {
+    let (outcome, rest) = reply.split_once('\n').unwrap_or((reply, ""));
+    let kind = match outcome {
+        "rotated" => RefreshKind::Rotated,
+        "repeated" => RefreshKind::Repeated,
         "late" => RefreshKind::Late,
         "adopted" => RefreshKind::Adopted,
-        "gone" => return Some(RefreshOutcome::NotFound),
-        "stolen" => return Some(RefreshOutcome::ReuseDetected),
+        "not_found" => return Some(RefreshOutcome::NotFound),
+        "reuse_detected" => return Some(RefreshOutcome::ReuseDetected),
         "limited" => {
             let (window, wait) = rest.split_once('\n')?;
             let window = *windows.get(window.parse::<usize>().ok()?.checked_sub(1)?)?;
@@ -137,7 +143,7 @@ fn parse_refresh(token: &RefreshToken, windows: &[Window], answer: &str) -> Opti
         }
         _ => return None,
     };
-    Some(RefreshOutcome::Renewed(renewal, parse_session(token.user, token.session, rest)?))
+    Some(RefreshOutcome::Renewed(kind, parse_session(token.user, token.session, rest)?))
 }
 
 /// A profile as scripts expect it: version, email address, whether it is verified, name.
@@ -158,10 +164,10 @@ impl RedisStore {
         let mut commands = Pipeline::new();
         for user in users {
             let keys = UserKeys::new(app, *user);
-            let arguments = [MAX_EPOCH.to_string(), USER_TTL_MILLIS.to_string(), String::new(), keys.session.clone()];
-            let names = [keys.user.clone(), keys.index.clone()];
-            commands.add_command(script_command(&self.scripts().raise_epoch, &names, &arguments));
-            commands.cmd("DEL").arg(&names);
+            let arguments = [MAX_EPOCH.to_string(), USER_TTL_MILLIS.to_string(), String::new(), keys.session_prefix];
+            let keys = [keys.user, keys.index];
+            commands.add_command(script_command(&self.scripts().raise_epoch, &keys, &arguments));
+            commands.cmd("DEL").arg(&keys);
         }
         self.send(Operation::RaiseEpoch, &commands).await.map(drop)
     }
@@ -179,17 +185,17 @@ impl RedisStore {
         let mut commands = Pipeline::new();
         for (user, epoch) in users {
             let keys = UserKeys::new(app, *user);
-            let life = RETIRED_TTL_MILLIS.to_string();
-            let arguments = [self.offset_millis(), keys.session, epoch.0.to_string(), life];
+            let ttl = RETIRED_TTL_MILLIS.to_string();
+            let arguments = [self.offset_millis(), keys.session_prefix, epoch.0.to_string(), ttl];
             commands.add_command(script_command(&self.scripts().retire_user, &[keys.user, keys.index], &arguments));
         }
-        let answers = self.send(Operation::RetireUsers, &commands).await?;
-        if answers.len() != users.len() {
+        let values = self.send(Operation::RetireUsers, &commands).await?;
+        if values.len() != users.len() {
             return Err(self.unexpected_value());
         }
         let mut retired = Vec::new();
-        for ((user, _), answer) in users.iter().zip(answers) {
-            match answer {
+        for ((user, _), value) in users.iter().zip(values) {
+            match value {
                 Value::Int(1) => retired.push(*user),
                 Value::Int(0) => {}
                 _ => return Err(self.unexpected_value()),
@@ -201,8 +207,8 @@ impl RedisStore {
 
 impl Sessions for Stores {
     async fn open_session(&self, app: &AppId, session: &NewSession) -> Result<OpenOutcome, StoreError> {
-        let keys = UserKeys::new(app, session.user);
-        let names = keys.for_session(session.id);
+        let user_keys = UserKeys::new(app, session.user);
+        let keys = user_keys.for_session(session.id);
         let [version, email, verified, name] = profile_arguments(&session.profile);
         let arguments = [
             self.redis.offset_millis(),
@@ -212,7 +218,7 @@ impl Sessions for Stores {
             (u64::from(session.idle_seconds) * 1000).to_string(),
             USER_TTL_MILLIS.to_string(),
             MAX_SESSIONS.to_string(),
-            keys.session,
+            user_keys.session_prefix,
             version,
             email,
             verified,
@@ -226,7 +232,7 @@ impl Sessions for Stores {
             "user_agent".to_owned(),
             truncated_user_agent(session.user_agent.as_deref().unwrap_or("")).to_owned(),
         ];
-        let command = script_command(&self.redis.scripts().open_session, &names, &arguments);
+        let command = script_command(&self.redis.scripts().open_session, &keys, &arguments);
         // The replica's acknowledgement is ignored: if a failover loses the session, the user logs in again.
         let (opened, _) = self.redis.send_replicated(Operation::OpenSession, command).await?;
         match opened {
@@ -237,22 +243,20 @@ impl Sessions for Stores {
     }
 
     async fn session(&self, app: &AppId, user: UserId, session: SessionId) -> Result<Option<LiveSession>, StoreError> {
-        let names = UserKeys::new(app, user).for_session(session);
+        let keys = UserKeys::new(app, user).for_session(session);
         let arguments = [self.redis.offset_millis(), session.to_string()];
-        let answer = self
-            .redis
-            .send_one(Operation::GetSession, script_command(&self.redis.scripts().get_session, &names, &arguments))
-            .await?;
-        let reply: Option<String> = redis::from_redis_value(answer).map_err(|_| self.redis.unexpected_value())?;
-        reply.map(|reply| parse_session(user, session, &reply).ok_or_else(|| self.redis.unexpected_value())).transpose()
+        let command = script_command(&self.redis.scripts().get_session, &keys, &arguments);
+        let value = self.redis.send_one(Operation::GetSession, command).await?;
+        let lines: Option<String> = self.redis.parse(value)?;
+        lines.map(|lines| parse_session(user, session, &lines).ok_or_else(|| self.redis.unexpected_value())).transpose()
     }
 
     async fn sessions(&self, app: &AppId, user: UserId) -> Result<Vec<SessionInfo>, StoreError> {
         let keys = UserKeys::new(app, user);
-        let arguments = [self.redis.offset_millis(), keys.session];
+        let arguments = [self.redis.offset_millis(), keys.session_prefix];
         let command = script_command(&self.redis.scripts().list_sessions, &[keys.user, keys.index], &arguments);
-        let answer = self.redis.send_one(Operation::ListSessions, command).await?;
-        let rows: Vec<Vec<String>> = redis::from_redis_value(answer).map_err(|_| self.redis.unexpected_value())?;
+        let value = self.redis.send_one(Operation::ListSessions, command).await?;
+        let rows: Vec<Vec<String>> = self.redis.parse(value)?;
         rows.iter().map(|row| parse_session_info(row).ok_or_else(|| self.redis.unexpected_value())).collect()
     }
 
@@ -262,9 +266,8 @@ impl Sessions for Stores {
         token: &RefreshToken,
         rules: &RefreshRules,
     ) -> Result<RefreshOutcome, StoreError> {
-        let keys = UserKeys::new(app, token.user);
-        let windows = limits::distinct_windows(&rules.windows);
-        let names = keys.for_session(token.session);
+        let keys = UserKeys::new(app, token.user).for_session(token.session);
+        let windows = distinct_windows(&rules.windows);
         let mut arguments = vec![
             self.redis.offset_millis(),
             token.session.to_string(),
@@ -275,22 +278,17 @@ impl Sessions for Stores {
             LATENESS_STEP.to_string(),
             MAX_LATENESS.to_string(),
         ];
-        for window in &windows {
-            arguments.push(window.count.to_string());
-            arguments.push(limits::bucket_millis(window).to_string());
-        }
-        let answer = self
-            .redis
-            .send_one(Operation::Refresh, script_command(&self.redis.scripts().refresh, &names, &arguments))
-            .await?;
-        let answer: String = redis::from_redis_value(answer).map_err(|_| self.redis.unexpected_value())?;
-        parse_refresh(token, &windows, &answer).ok_or_else(|| self.redis.unexpected_value())
+        arguments.extend(window_arguments(&windows));
+        let command = script_command(&self.redis.scripts().refresh, &keys, &arguments);
+        let value = self.redis.send_one(Operation::Refresh, command).await?;
+        let reply: String = self.redis.parse(value)?;
+        parse_refresh(token, &windows, &reply).ok_or_else(|| self.redis.unexpected_value())
     }
 
     async fn end_session(&self, app: &AppId, user: UserId, session: SessionId) -> Result<bool, StoreError> {
-        let names = UserKeys::new(app, user).for_session(session);
+        let keys = UserKeys::new(app, user).for_session(session);
         let arguments = [self.redis.offset_millis(), session.to_string()];
-        let command = script_command(&self.redis.scripts().end_session, &names, &arguments);
+        let command = script_command(&self.redis.scripts().end_session, &keys, &arguments);
         let (ended, _) = self.redis.send_replicated(Operation::EndSession, command).await?;
         match ended {
             Value::Int(ended) => Ok(ended > 0),
@@ -305,37 +303,34 @@ impl Sessions for Stores {
         keep: SessionId,
     ) -> Result<Vec<SessionId>, StoreError> {
         let keys = UserKeys::new(app, user);
-        let command =
-            script_command(&self.redis.scripts().end_other_sessions, &[keys.index], &[keep.to_string(), keys.session]);
+        let arguments = [keep.to_string(), keys.session_prefix];
+        let command = script_command(&self.redis.scripts().end_other_sessions, &[keys.index], &arguments);
         let (ended, _) = self.redis.send_replicated(Operation::EndOtherSessions, command).await?;
-        let ended: Vec<String> = redis::from_redis_value(ended).map_err(|_| self.redis.unexpected_value())?;
+        let ended: Vec<String> = self.redis.parse(ended)?;
         ended.iter().map(|id| id.parse().map_err(|_| self.redis.unexpected_value())).collect()
     }
 
     async fn raise_epoch(
         &self,
         app: &AppId,
-        news: &EpochChange,
+        change: &EpochChange,
         profile: Option<&Profile>,
     ) -> Result<Replication, StoreError> {
-        let keys = UserKeys::new(app, news.user);
+        let keys = UserKeys::new(app, change.user);
         let mut arguments = vec![
-            news.epoch.0.to_string(),
+            change.epoch.0.to_string(),
             USER_TTL_MILLIS.to_string(),
-            news.kept_session.map(|session| session.to_string()).unwrap_or_default(),
-            keys.session,
+            change.kept_session.map(|session| session.to_string()).unwrap_or_default(),
+            keys.session_prefix,
         ];
         arguments.extend(profile.into_iter().flat_map(profile_arguments));
         let command = script_command(&self.redis.scripts().raise_epoch, &[keys.user, keys.index], &arguments);
-        self.redis.send_replicated(Operation::RaiseEpoch, command).await.map(|(_, carried)| carried)
+        self.redis.send_replicated(Operation::RaiseEpoch, command).await.map(|(_, replication)| replication)
     }
 
     async fn store_profile(&self, app: &AppId, user: UserId, profile: &Profile) -> Result<(), StoreError> {
-        let command = script_command(
-            &self.redis.scripts().store_profile,
-            &[UserKeys::new(app, user).user],
-            &profile_arguments(profile),
-        );
+        let keys = [UserKeys::new(app, user).user];
+        let command = script_command(&self.redis.scripts().store_profile, &keys, &profile_arguments(profile));
         self.redis.send_one(Operation::StoreProfile, command).await.map(drop)
     }
 }

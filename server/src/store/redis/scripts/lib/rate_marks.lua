@@ -1,17 +1,17 @@
--- Limits the new generations of one session in one window, by the rule of windows.lua. It needs no counter: the
--- session's generation is one. `marks` are pairs of doubles (bucket, generation), oldest first: the generation of the
--- session when that bucket began. The first new generation in a bucket adds a mark. A mark is dropped when its bucket
--- lies completely outside the window. `count`: new generations that the window allows; `width`: length of a bucket
--- (ms).
+-- Limits the new generations of one session in one window, by the rule of windows.lua. No counter is needed: the
+-- generation of the session is one. `marks` are pairs of doubles (bucket, generation), oldest first: the generation of
+-- the session when that bucket began. The first new generation in a bucket adds a mark. A mark is dropped when its
+-- bucket lies completely outside the window. `count`: new generations that the window allows; `width`: length of a
+-- bucket (ms).
 -- Returns the marks if they change, otherwise nil. If the limit is reached, returns nil and the ms until a retry
 -- succeeds.
-local function mark(now, generation, count, width, marks)
+local function add_mark(now, generation, count, width, marks)
   local this, size = math.floor(now / width), #marks
   local at, first = 1, nil
   while at < size do
-    local fiftieth, before = struct.unpack('<dd', marks, at)
-    -- A mark in the future was made before the clock went back. It counts if it is at most one window ahead.
-    if fiftieth >= this - 50 and fiftieth <= this + 50 then
+    local bucket, before = struct.unpack('<dd', marks, at)
+    -- A mark in the future was made before the clock went back. It is used if it is at most one window ahead.
+    if bucket >= this - 50 and bucket <= this + 50 then
       first = before
       break
     end
@@ -23,11 +23,11 @@ local function mark(now, generation, count, width, marks)
   if generation - first + 1 > count then
     local last = struct.unpack('<d', marks, at)
     for later = at + 16, size, 16 do
-      local fiftieth, before = struct.unpack('<dd', marks, later)
+      local bucket, before = struct.unpack('<dd', marks, later)
       if generation - before + 1 <= count then
         break
       end
-      last = fiftieth
+      last = bucket
     end
     return nil, (last + 51) * width - now
   end

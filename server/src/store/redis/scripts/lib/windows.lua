@@ -1,11 +1,11 @@
 -- Counts one use in each window of a limit, or in none. `counters`: one key per window; `windows`: for each window its
 -- count and the length of a bucket (ms). Returns 0, or, if the limit is reached, the window's index from 1 and the ms
--- until a retry succeeds. A window has 50 buckets; a counter holds those in which there were uses. A bucket counts
--- until it lies completely outside the window. So no window ever admits more than its count, and a use stops counting
--- at most one bucket late. A bucket in the future was counted before the clock went back; it is ignored if it is more
--- than one window ahead.
-local function take(now, counters, windows)
-  local refused, longest = 0, -1
+-- until a retry succeeds.
+-- A window has 50 buckets; a counter contains those with uses. A bucket is counted until it lies completely outside the
+-- window. Therefore no window ever admits more than its count, and a use is counted at most one bucket too long. A
+-- bucket in the future was counted before the clock went back; it is ignored if it is more than one window ahead.
+local function acquire(now, counters, windows)
+  local limited, longest = 0, -1
   local stale = {}
   for i, key in ipairs(counters) do
     local count, width = tonumber(windows[2 * i - 1]), tonumber(windows[2 * i])
@@ -40,12 +40,12 @@ local function take(now, counters, windows)
         end
       end
       if wait > longest then
-        refused, longest = i, wait
+        limited, longest = i, wait
       end
     end
   end
-  if refused > 0 then
-    return refused, longest
+  if limited > 0 then
+    return limited, longest
   end
   for i, key in ipairs(counters) do
     local width = tonumber(windows[2 * i])

@@ -1,0 +1,61 @@
+//! Watches Redis's eviction policy. If Redis evicts keys when its memory is full, sessions end and limits are lost.
+
+use std::{sync::Arc, time::Duration};
+
+use redis::{Pipeline, Value};
+use tokio::time::{Instant, sleep};
+use tracing::{error, info};
+
+use super::{
+    client::{
+        RedisClient,
+        reply::{info_field, text},
+        timeouts::CALL_TIMEOUT,
+    },
+    metrics::Metrics,
+};
+
+/// How often the server checks the policy, and how often it tries to while Redis is unavailable.
+const CHECK_INTERVAL: Duration = Duration::from_secs(60);
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+/// The policy that never evicts.
+const NO_EVICTION: &str = "noeviction";
+
+/// Logs an error and sets a metric while Redis evicts keys. Never ends.
+pub(super) async fn watch_eviction_policy(client: Arc<RedisClient>, metrics: Metrics) {
+    let mut reported = None;
+    loop {
+        let Some(policy) = eviction_policy(&client).await else {
+            sleep(RETRY_INTERVAL).await;
+            continue;
+        };
+        let evicts = policy != NO_EVICTION;
+        metrics.set_evicts(evicts);
+        if reported != Some(evicts) && evicts {
+            error!(
+                policy,
+                "Redis evicts keys when full: sessions and limits can be lost; set maxmemory-policy to noeviction"
+            );
+        } else if reported == Some(true) {
+            info!(policy, "Redis no longer evicts keys");
+        }
+        reported = Some(evicts);
+        sleep(CHECK_INTERVAL).await;
+    }
+}
+
+/// The policy of Redis. In a cluster, one that evicts on any primary. `None` if no server reports it.
+async fn eviction_policy(client: &RedisClient) -> Option<String> {
+    let mut commands = Pipeline::new();
+    commands.cmd("INFO").arg("memory");
+    let replies = client.send_to_all(&commands, Instant::now() + CALL_TIMEOUT).await.unwrap_or_default();
+    let mut policies: Vec<String> = replies.into_iter().filter_map(parse_policy).collect();
+    let evicting = policies.iter().position(|policy| policy != NO_EVICTION).unwrap_or(0);
+    (evicting < policies.len()).then(|| policies.swap_remove(evicting))
+}
+
+/// Parses the reply to INFO.
+fn parse_policy(values: Vec<Value>) -> Option<String> {
+    let info = values.into_iter().next().and_then(text)?;
+    info_field(&info, "maxmemory_policy").map(str::to_owned)
+}

@@ -1,0 +1,68 @@
+//! The Lua scripts. A script runs atomically and touches the keys of one slot.
+
+use redis::{Cmd, Pipeline, Script};
+
+/// The code of a script: the shared parts from `scripts/lib`, then `scripts/NAME.lua`.
+macro_rules! code {
+    ($name:ident $($part:ident)*) => {
+        concat!(
+            $(include_str!(concat!("scripts/lib/", stringify!($part), ".lua")),)*
+            include_str!(concat!("scripts/", stringify!($name), ".lua")),
+        )
+    };
+}
+
+/// Declares the scripts, each with its shared parts.
+macro_rules! scripts {
+    ($($name:ident: $($part:ident),*;)+) => {
+        pub(super) struct Scripts {
+            $(pub(super) $name: Script,)+
+        }
+
+        impl Scripts {
+            const CODES: &[&str] = &[$(code!($name $($part)*)),+];
+
+            pub(super) fn new() -> Self {
+                Self { $($name: Script::new(code!($name $($part)*)),)+ }
+            }
+        }
+    };
+}
+
+scripts! {
+    acquire: now, windows;
+    consume_flow: flows;
+    count_refusal: now;
+    due_quarters: now;
+    end_other_sessions:;
+    end_session: now, session;
+    get_session: now, session;
+    list_sessions: now;
+    open_session: now, session;
+    raise_epoch: session;
+    refresh: now, session, rate_marks;
+    release:;
+    retire_user: now;
+    store_flow: now, flows;
+    store_profile: session;
+}
+
+// === impl Scripts ===
+
+impl Scripts {
+    /// Commands that load all scripts, so that calls can use EVALSHA.
+    pub(super) fn load(&self) -> Pipeline {
+        let mut pipeline = Pipeline::new();
+        for code in Self::CODES {
+            pipeline.cmd("SCRIPT").arg("LOAD").arg(*code);
+        }
+        pipeline
+    }
+}
+
+/// A command that runs a loaded script.
+pub(super) fn script_command(script: &Script, keys: &[String], arguments: &[String]) -> Cmd {
+    let mut command = redis::cmd("EVALSHA");
+    command.arg(script.get_hash()).arg(keys.len()).arg(keys).arg(arguments);
+    command
+}

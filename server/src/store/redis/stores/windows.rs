@@ -1,0 +1,85 @@
+//! Windows of limits: their counters in Redis, and the scripts that count uses in them.
+
+use std::time::Duration;
+
+use aws_lc_rs::digest::{SHA256, digest};
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use latchkey_crds::rendered::Window;
+use redis::{Cmd, Value};
+
+use super::super::{scripts::script_command, store::RedisStore};
+use crate::domain::ports::StoreError;
+
+/// The number of buckets in a window. lib/windows.lua and lib/rate_marks.lua contain the same number.
+const BUCKETS: i64 = 50;
+
+/// The reply of acquire.lua.
+pub(super) enum AcquireReply {
+    /// When the use was counted, by Redis's clock, in milliseconds.
+    Counted(i64),
+    /// The window with this index is full.
+    Limited { window: usize, retry_after: Duration },
+}
+
+/// Hashes a subject for use in a key, so that keys contain no client address or account in clear text.
+pub(super) fn hashed_subject(subject: &str) -> String {
+    URL_SAFE_NO_PAD.encode(&digest(&SHA256, subject.as_bytes()).as_ref()[..18])
+}
+
+/// Windows, one per length. Of two with the same length, the stricter one applies.
+pub(super) fn distinct_windows(windows: &[Window]) -> Vec<Window> {
+    let mut windows = windows.to_vec();
+    windows.sort_by_key(|window| (window.window_seconds, window.count));
+    windows.dedup_by_key(|window| window.window_seconds);
+    windows
+}
+
+/// The windows as scripts expect them: of each the count and the length of a bucket in milliseconds.
+pub(super) fn window_arguments(windows: &[Window]) -> impl Iterator<Item = String> {
+    windows.iter().flat_map(|window| [window.count.to_string(), bucket_millis(window).to_string()])
+}
+
+/// The length of a bucket in milliseconds. Exact, since windows are whole seconds.
+fn bucket_millis(window: &Window) -> i64 {
+    i64::from(window.window_seconds) * 1000 / BUCKETS
+}
+
+// === impl RedisStore ===
+
+impl RedisStore {
+    /// Counts one use in each window, or in none. `counters` has the key of each window's counter.
+    pub(super) fn acquire_command(&self, counters: &[String], windows: &[Window]) -> Cmd {
+        let arguments: Vec<String> = [self.offset_millis()].into_iter().chain(window_arguments(windows)).collect();
+        script_command(&self.scripts().acquire, counters, &arguments)
+    }
+
+    pub(super) fn parse_acquire(&self, value: Value) -> Result<AcquireReply, StoreError> {
+        let (window, number): (usize, i64) = self.parse(value)?;
+        Ok(match window.checked_sub(1) {
+            None => AcquireReply::Counted(number),
+            Some(window) => {
+                let wait = Duration::from_millis(u64::try_from(number).unwrap_or(0));
+                AcquireReply::Limited { window, retry_after: wait.max(Duration::from_secs(1)) }
+            }
+        })
+    }
+
+    /// Subtracts one use from each window. `counted_at` is the time of `AcquireReply::Counted`.
+    pub(super) fn release_command(&self, counters: &[String], windows: &[Window], counted_at: i64) -> Cmd {
+        let buckets: Vec<String> =
+            windows.iter().map(|window| (counted_at / bucket_millis(window)).to_string()).collect();
+        script_command(&self.scripts().release, counters, &buckets)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_two_windows_of_one_length_the_stricter_applies() {
+        let window = |count, window_seconds| Window { count, window_seconds };
+        let windows = [window(9, 60), window(100, 3600), window(5, 60)];
+        assert_eq!(distinct_windows(&windows), [window(5, 60), window(100, 3600)]);
+    }
+}

@@ -1,0 +1,13 @@
+//! The bundle of all stores. The files next to this one and in `redis/stores` and `postgres` implement the ports for it.
+
+use super::{postgres::PostgresStore, redis::RedisStore};
+use crate::{hashing::HashingPool, providers::SocialProviders};
+
+/// Implements every port that the use cases need.
+#[derive(Clone)]
+pub struct Stores {
+    pub postgres: PostgresStore,
+    pub redis: RedisStore,
+    pub hashing: HashingPool,
+    pub providers: SocialProviders,
+}
