@@ -13,8 +13,8 @@ const DELAYS: [Duration; 7] = [
     Duration::from_secs(60 * 60),
 ];
 
-/// The first six delays take 51 minutes, then there are 47 of an hour: two days. This counts attempts, not days, so
-/// that a mail does not become a dead letter because of time in which no attempt was possible.
+/// The first six delays take 51 minutes, then there are 47 of an hour: two days. The limit is a number of attempts, not
+/// of days, so that a mail does not become a dead letter because of time in which no attempt was possible.
 pub(super) const MAX_ATTEMPTS: u32 = 54;
 
 /// The delay after a failure, with `attempts` failures before it. `None` if it was the last attempt.
@@ -27,8 +27,8 @@ pub(super) fn after_failure(attempts: u32, unit: f64) -> Option<Duration> {
     Some(jitter(DELAYS[index], unit))
 }
 
-/// The delay of a row for which no attempt was possible: a quarter of its age. So the queue of an App with a relay that
-/// is missing for a week costs little, and a relay that is missing for a minute causes little delay.
+/// The delay of a row for which no attempt was possible: a quarter of its age. Therefore the queue of an App costs little
+/// if its relay is missing for a week, and mails are delayed little if it is missing for a minute.
 pub(super) fn while_waiting(age: Duration, unit: f64) -> Duration {
     jitter((age / 4).clamp(Duration::from_secs(2), Duration::from_secs(600)), unit)
 }

@@ -15,11 +15,13 @@ use time::{OffsetDateTime, macros::format_description};
 use tracing::{debug, error, info, warn};
 
 use super::{
-    MailMetrics, MailSettings, backoff, link,
-    metrics::AttemptOutcome,
+    backoff,
+    deliverer::Deliverer,
+    link,
+    metrics::{AttemptOutcome, MailMetrics},
     relay::{OutgoingMail, RelayPool, Route},
+    settings::MailSettings,
     template_cache::TemplateCache,
-    worker::Deliverer,
 };
 use crate::{
     config::Apps,
@@ -49,7 +51,7 @@ pub(super) struct OutboxDeliverer<S> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Recipient {
     address: Email,
-    /// Empty if the address is not verified: such a mail contains nothing that a client wrote.
+    /// Empty if the email address is not verified: such a mail contains nothing that a client wrote.
     name: String,
     code: Option<CodePurpose>,
 }
@@ -67,18 +69,18 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> OutboxDeliverer<S> {
         Self { stores, apps, env, relays: RelayPool::new(settings), metrics, templates: TemplateCache::default() }
     }
 
-    /// `former`: the recipient, if it is a former address of the user.
+    /// `former`: the recipient, if it is a former email address of the user.
     async fn deliver_mail(&self, claimed: &ClaimedRow, mail: &Mail, former: Option<&Email>) -> DeliveryOutcome {
-        let (outcome, fate) = match self.try_deliver_mail(claimed, mail, former).await {
-            Ok(ended) => ended,
-            // Nothing was sent, so this does not count as an attempt.
+        let (outcome, attempt) = match self.try_deliver_mail(claimed, mail, former).await {
+            Ok(outcomes) => outcomes,
+            // Nothing was sent, so this is not an attempt.
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
                 warn!(app = %claimed.app, row = %claimed.id, error, "a store is unavailable; the mail waits");
                 self.postpone(mail)
             }
         };
-        self.metrics.count_mail(mail.kind, fate);
+        self.metrics.count_mail(mail.kind, attempt);
         outcome
     }
 
@@ -111,14 +113,14 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> OutboxDeliverer<S> {
             Ok(outgoing) => outgoing,
             Err(reason) => return Ok(self.retry_or_give_up(claimed, mail, reason, false)),
         };
-        let begun = Instant::now();
+        let started = Instant::now();
         let span = latchkey_trace::child_span!("client", "send mail");
         let sent = self.relays.send(&route, outgoing).await;
         if sent.is_err() {
             latchkey_trace::record_error(&span, "not_sent");
         }
         drop(span);
-        self.metrics.observe_send(begun.elapsed());
+        self.metrics.observe_send(started.elapsed());
         Ok(match sent {
             Ok(()) => {
                 debug!(app = %app.id(), row = %claimed.id, mail = mail.kind.as_str(), "sent");
@@ -128,9 +130,9 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> OutboxDeliverer<S> {
         })
     }
 
-    /// The user and the kind of the mail. If another user has verified the pending address, that user gets the "you
-    /// already have an account" mail instead of a code. This is decided here, so that the request does not depend on
-    /// it.
+    /// The user and the kind of the mail. If another user has verified the pending email address, that user gets the
+    /// "you already have an account" mail instead of a code. This is decided here, so that the request does not depend
+    /// on it.
     async fn recipient_and_kind(&self, app: &App, user: User, kind: MailKind) -> Result<(User, MailKind), StoreError> {
         let pending = user.pending_email.as_ref().filter(|_| kind == MailKind::Confirm && !user.disabled);
         let Some(pending) = pending else { return Ok((user, kind)) };
@@ -152,7 +154,7 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> OutboxDeliverer<S> {
         let (mut code, mut url, mut expires_at) = (String::new(), String::new(), String::new());
         if let Some(purpose) = recipient.code {
             let end = now + code_lifetime(app, mail.kind).unwrap_or(Duration::ZERO);
-            let made = Code::generate(&self.env);
+            let new_code = Code::generate(&self.env);
             let record = CodeRecord {
                 user: user.id,
                 purpose,
@@ -160,8 +162,8 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> OutboxDeliverer<S> {
                 address: recipient.address.canonical().to_owned(),
                 expires_at: end.unix_timestamp(),
             };
-            self.stores.store_code(app.id(), &made.key_to_store(app), &record).await?;
-            code = made.display_form();
+            self.stores.store_code(app.id(), &new_code.key_to_store(app), &record).await?;
+            code = new_code.display_form();
             let template = match mail.kind {
                 MailKind::Reset => &app.doc.mail.reset_url,
                 MailKind::Confirm
@@ -200,10 +202,10 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> OutboxDeliverer<S> {
         claimed: &ClaimedRow,
         mail: &Mail,
         error: String,
-        last: bool,
+        is_permanent: bool,
     ) -> (DeliveryOutcome, AttemptOutcome) {
         match backoff::after_failure(claimed.attempts, self.env.random_unit()) {
-            Some(wait) if !last => {
+            Some(wait) if !is_permanent => {
                 info!(
                     app = %claimed.app,
                     row = %claimed.id,
@@ -239,12 +241,12 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> OutboxDeliverer<S> {
         )
     }
 
-    async fn propagate_epoch(&self, claimed: &ClaimedRow, news: &EpochChange) -> DeliveryOutcome {
-        let profile = match self.profile(claimed, news.user).await {
+    async fn propagate_epoch(&self, claimed: &ClaimedRow, change: &EpochChange) -> DeliveryOutcome {
+        let profile = match self.profile(claimed, change.user).await {
             Ok(profile) => profile,
             Err(error) => return self.retry_propagation(claimed, store_error_text(&error)),
         };
-        match self.stores.raise_epoch(&claimed.app, news, profile.as_ref()).await {
+        match self.stores.raise_epoch(&claimed.app, change, profile.as_ref()).await {
             Ok(Replication::Complete) => {
                 self.metrics.count_epoch(AttemptOutcome::Sent);
                 DeliveryOutcome::Done
@@ -257,12 +259,12 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> OutboxDeliverer<S> {
     }
 
     async fn propagate_profile(&self, claimed: &ClaimedRow, user: UserId) -> DeliveryOutcome {
-        let replication = match self.profile(claimed, user).await {
+        let stored = match self.profile(claimed, user).await {
             Ok(Some(profile)) => self.stores.store_profile(&claimed.app, user, &profile).await,
             Ok(None) => Ok(()),
             Err(error) => Err(error),
         };
-        match replication {
+        match stored {
             Ok(()) => {
                 self.metrics.count_epoch(AttemptOutcome::Sent);
                 DeliveryOutcome::Done
@@ -288,7 +290,7 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> Deliverer for OutboxDe
         match &claimed.task {
             OutboxTask::Mail(mail) => self.deliver_mail(claimed, mail, None).await,
             OutboxTask::MailToFormerAddress(mail, address) => self.deliver_mail(claimed, mail, Some(address)).await,
-            OutboxTask::PropagateEpoch(news) => self.propagate_epoch(claimed, news).await,
+            OutboxTask::PropagateEpoch(change) => self.propagate_epoch(claimed, change).await,
             OutboxTask::PropagateProfile(user) => self.propagate_profile(claimed, *user).await,
         }
     }
@@ -319,8 +321,8 @@ fn code_lifetime(app: &App, kind: MailKind) -> Option<Duration> {
     Some(Duration::from_secs(seconds.into()))
 }
 
-/// The recipient of this kind of mail. `None` if nothing needs to be sent. `former`: a former verified address of the
-/// user.
+/// The recipient of this kind of mail. `None` if nothing needs to be sent. `former`: a former verified email address of
+/// the user.
 fn recipient(user: &User, kind: MailKind, former: Option<&Email>) -> Option<Recipient> {
     if user.disabled {
         return None;
@@ -377,7 +379,7 @@ pub(super) fn route(app: &AppId, display_name: &str, mail: &RenderedMail, settin
     }
 }
 
-/// A mailbox from a manifest: an address, or `Name <address>`, with the name optionally in quotes.
+/// A mailbox from a manifest: an email address, or `Name <address>`, with the name optionally in quotes.
 fn parse_mailbox(mailbox: &str) -> Option<Mailbox> {
     let (name, address) = match mailbox.trim_end().strip_suffix('>') {
         Some(rest) => rest.rsplit_once('<')?,
@@ -416,7 +418,7 @@ mod tests {
             user::Epoch,
         },
         fixtures,
-        mail::{InstallRelay, relay::tests::test_relay as listener},
+        mail::{relay::tests::test_relay as listener, settings::InstallRelay},
         outbound::OutboundPolicy,
     };
 
@@ -571,7 +573,7 @@ mod tests {
         assert_eq!(format_time(datetime!(2026-11-02 00:05 +02:00)), "1 November 2026, 22:05 UTC");
     }
 
-    /// Stores that answer only the calls of a delivery.
+    /// Stores that support only the calls of a delivery.
     #[derive(Default)]
     struct FakeStores {
         user: Option<User>,
@@ -687,7 +689,7 @@ mod tests {
     }
 
     /// A delivery for an App `shop` with its own relay on this loopback port.
-    fn delivery(script: FakeStores, port: u16) -> OutboxDeliverer<FakeStores> {
+    fn delivery(stores: FakeStores, port: u16) -> OutboxDeliverer<FakeStores> {
         let mut doc = fixtures::rendered("shop");
         doc.mail.from = Some("hello@shop.example.com".parse().unwrap());
         doc.mail.reset_url = Some("https://shop.example.com/reset?code={code}&email={email}".parse().unwrap());
@@ -701,7 +703,7 @@ mod tests {
         let reach = OutboundPolicy { allow_insecure: true, ..OutboundPolicy::default() };
         let settings = MailSettings { reach, ..MailSettings::default() };
         let metrics = MailMetrics::register(&mut Registry::default());
-        OutboxDeliverer::new(Arc::new(script), Arc::new(apps), Arc::new(Env::system()), settings, metrics)
+        OutboxDeliverer::new(Arc::new(stores), Arc::new(apps), Arc::new(Env::system()), settings, metrics)
     }
 
     fn row(app: &str, task: OutboxTask) -> ClaimedRow {
@@ -715,19 +717,19 @@ mod tests {
 
     #[tokio::test]
     async fn the_code_in_the_mail_is_the_stored_one() {
-        let (port, said) = listener(&[]).await;
-        let script = FakeStores { user: Some(user()), codes: Some(Mutex::default()), replication: None };
-        let delivery = delivery(script, port);
+        let (port, received) = listener(&[]).await;
+        let stores = FakeStores { user: Some(user()), codes: Some(Mutex::default()), replication: None };
+        let delivery = delivery(stores, port);
         let now = delivery.env.now();
         assert!(matches!(delivery.deliver(&row("shop", reset(now))).await, DeliveryOutcome::Done));
         let stores = delivery.stores.clone();
         let app = delivery.apps.get("shop").unwrap();
         drop(delivery);
         // Decodes quoted-printable (RFC 2045, section 6.7), as far as these texts need it.
-        let content = said.await.unwrap().pop().unwrap().replace("=\r\n", "").replace("=3D", "=");
+        let content = received.await.unwrap().pop().unwrap().replace("=\r\n", "").replace("=3D", "=");
         let code = content.lines().find_map(|line| Code::parse(line).ok()).expect("a line with the code");
-        let kept = stores.codes.as_ref().unwrap().lock().unwrap();
-        let [(key, record)] = &kept[..] else { panic!("one code is stored") };
+        let stored = stores.codes.as_ref().unwrap().lock().unwrap();
+        let [(key, record)] = &stored[..] else { panic!("one code is stored") };
         assert_eq!(*key, code.key_to_store(&app));
         assert_eq!(
             (record.purpose, record.epoch, record.address.as_str()),
@@ -741,19 +743,19 @@ mod tests {
 
     #[tokio::test]
     async fn a_permanent_rejection_of_the_recipient_is_dead_and_a_temporary_one_is_retried() {
-        let refused = async |answer: &'static [(&'static str, &'static str)]| {
-            let (port, _said) = listener(answer).await;
-            let script = FakeStores { user: Some(user()), codes: Some(Mutex::default()), replication: None };
-            let delivery = delivery(script, port);
+        let deliver = async |replies: &'static [(&'static str, &'static str)]| {
+            let (port, _received) = listener(replies).await;
+            let stores = FakeStores { user: Some(user()), codes: Some(Mutex::default()), replication: None };
+            let delivery = delivery(stores, port);
             let now = delivery.env.now();
             delivery.deliver(&row("shop", reset(now))).await
         };
-        let outcome = refused(&[("RCPT", "550 Ada@Example.com is unknown\r\n")]).await;
+        let outcome = deliver(&[("RCPT", "550 Ada@Example.com is unknown\r\n")]).await;
         assert!(
             matches!(&outcome, DeliveryOutcome::Dead { error } if error == "the relay refused the recipient (550)"),
             "{outcome:?}"
         );
-        let outcome = refused(&[("RCPT", "451 later\r\n")]).await;
+        let outcome = deliver(&[("RCPT", "451 later\r\n")]).await;
         assert!(
             matches!(&outcome, DeliveryOutcome::Retry { error, .. } if error == "the relay refused the recipient (451)"),
             "{outcome:?}"
@@ -793,17 +795,17 @@ mod tests {
 
     #[tokio::test]
     async fn an_epoch_is_propagated_until_a_replica_has_it() {
-        let news = EpochChange { user: user().id, epoch: Epoch(4), kept_session: None };
-        let carry = async |carried| {
-            let delivery = delivery(FakeStores { replication: carried, ..FakeStores::default() }, 9);
-            let row = ClaimedRow { attempts: 1_000, ..row("not-served", OutboxTask::PropagateEpoch(news.clone())) };
+        let change = EpochChange { user: user().id, epoch: Epoch(4), kept_session: None };
+        let propagate = async |replication| {
+            let delivery = delivery(FakeStores { replication, ..FakeStores::default() }, 9);
+            let row = ClaimedRow { attempts: 1_000, ..row("not-served", OutboxTask::PropagateEpoch(change.clone())) };
             let soon = delivery.env.now() + Duration::from_secs(60);
             (delivery.deliver(&row).await, soon)
         };
-        assert!(matches!(carry(Some(Replication::Complete)).await.0, DeliveryOutcome::Done));
-        for carried in [Some(Replication::Unconfirmed), None] {
-            let (outcome, soon) = carry(carried).await;
-            assert!(matches!(outcome, DeliveryOutcome::Retry { at, .. } if at < soon), "{carried:?}: {outcome:?}");
+        assert!(matches!(propagate(Some(Replication::Complete)).await.0, DeliveryOutcome::Done));
+        for replication in [Some(Replication::Unconfirmed), None] {
+            let (outcome, soon) = propagate(replication).await;
+            assert!(matches!(outcome, DeliveryOutcome::Retry { at, .. } if at < soon), "{replication:?}: {outcome:?}");
         }
     }
 }

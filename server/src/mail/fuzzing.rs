@@ -9,8 +9,9 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
-    InstallRelay, MailSettings, delivery,
+    delivery,
     relay::{self, OutgoingMail},
+    settings::{InstallRelay, MailSettings},
     templates::AppTemplates,
 };
 use crate::domain::mail::MailKind;
@@ -36,7 +37,7 @@ pub struct Sender<'a> {
     pub from: &'a Mailbox,
 }
 
-/// Renders a mail to this address. `None` if it cannot be sent.
+/// Renders a mail to this email address. `None` if it cannot be sent.
 pub fn render(sender: Sender<'_>, to: &str, kind: MailKind, values: TemplateValues<'_>) -> Option<RenderedMessage> {
     let install = InstallRelay { relay: sender.relay.clone(), from: sender.from.clone() };
     let settings = MailSettings { install: Some(install), ..MailSettings::default() };
@@ -44,7 +45,7 @@ pub fn render(sender: Sender<'_>, to: &str, kind: MailKind, values: TemplateValu
     let content = AppTemplates::new("fuzz", &sender.mail.templates).render("fuzz", kind, values).ok()?;
     let (subject, text, html) = (content.subject.clone(), content.text.clone(), content.html.clone());
     let to = lettre::message::Mailbox::new(None, to.parse().ok()?);
-    let letter = OutgoingMail { id: Uuid::nil(), to, date: OffsetDateTime::UNIX_EPOCH, content };
-    let message = relay::build_message(&route, letter).ok()?.formatted();
+    let mail = OutgoingMail { id: Uuid::nil(), to, date: OffsetDateTime::UNIX_EPOCH, content };
+    let message = relay::build_message(&route, mail).ok()?.formatted();
     Some(RenderedMessage { subject, text, html, message })
 }

@@ -1,10 +1,7 @@
 //! Mail: the outbox worker, the templates and the connections to relays.
 
-use latchkey_crds::{rendered::SmtpRelay, types::Mailbox};
-
-use crate::outbound::OutboundPolicy;
-
 mod backoff;
+mod deliverer;
 mod delivery;
 #[doc(hidden)]
 pub mod fuzzing;
@@ -13,25 +10,12 @@ mod metrics;
 mod relay;
 mod relay_ports;
 mod relay_stream;
+mod send_error;
+mod settings;
 mod template_cache;
 mod templates;
 mod worker;
 
 pub use metrics::MailMetrics;
+pub use settings::{InstallRelay, MailSettings};
 pub use worker::Worker;
-
-/// Settings of the install for the mail of all Apps.
-#[derive(Clone, Debug, Default)]
-pub struct MailSettings {
-    /// The relay of the install. Without it, mail of Apps without their own relay waits.
-    pub install: Option<InstallRelay>,
-    /// The addresses that an App's own relay can have.
-    pub reach: OutboundPolicy,
-}
-
-/// The relay of the install, and its sender address.
-#[derive(Clone, Debug)]
-pub struct InstallRelay {
-    pub relay: SmtpRelay,
-    pub from: Mailbox,
-}

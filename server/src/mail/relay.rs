@@ -3,7 +3,6 @@
 use std::{
     collections::HashMap,
     net::SocketAddr,
-    sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -22,10 +21,16 @@ use lettre::{
         extension::ClientId,
     },
 };
+use parking_lot::Mutex;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{MailSettings, relay_ports, relay_stream, templates::MailContent};
+use super::{
+    relay_ports, relay_stream,
+    send_error::{SendError, Stage},
+    settings::MailSettings,
+    templates::MailContent,
+};
 use crate::outbound::{ResolveError, lookup_host, tls_roots::TlsRoots};
 
 /// Timeout of one mail: DNS lookup, connection, TLS, authentication and SMTP.
@@ -37,51 +42,11 @@ const MAX_MAILS_PER_CONNECTION: u32 = 50;
 /// Idle connections per relay and App; as many as the mails of an App that are sent at the same time.
 const MAX_IDLE_CONNECTIONS: usize = 4;
 
-/// The stage of an SMTP session, for errors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
-    Greeting,
-    Tls,
-    Login,
-    Sender,
-    Recipient,
-    Content,
-}
-
-/// Why a mail was not sent. The texts are our own: text from a peer is never kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum SendError {
-    #[error("the relay's port {0} is not a mail port")]
-    PortNotAllowed(u16),
-    #[error("the relay's name does not resolve")]
-    NameNotResolved,
-    #[error("the relay's address is private or reserved")]
-    AddressNotAllowed,
-    #[error("the relay does not accept the connection")]
-    Unreachable,
-    #[error("the relay does not offer STARTTLS")]
-    NoStarttls,
-    #[error("TLS with the relay failed, or its certificate is not valid for its name")]
-    Tls,
-    #[error("the relay offers no supported authentication mechanism")]
-    NoAuthMechanism,
-    #[error("the relay refused {what} ({code})", what = .stage.as_str())]
-    Rejected { stage: Stage, code: u16 },
-    #[error("the relay closed the connection at {stage}", stage = .0.as_str())]
-    ConnectionClosed(Stage),
-    #[error("the relay's answer to {stage} is not SMTP", stage = .0.as_str())]
-    InvalidReply(Stage),
-    #[error("the relay took longer than ten seconds")]
-    Timeout,
-    #[error("the mail cannot be encoded as a message")]
-    InvalidMessage,
-}
-
 /// The relay and the sender of a mail.
 #[derive(Debug)]
 pub(super) struct Route {
     pub(super) relay: SmtpRelay,
-    /// The App that owns the relay. `None` for the relay of the install, which can have any address.
+    /// The App that owns the relay. `None` for the relay of the install, which can have any IP address.
     pub(super) owner: Option<AppId>,
     pub(super) from: Mailbox,
     pub(super) reply_to: Option<Mailbox>,
@@ -112,60 +77,6 @@ struct IdleConnection {
     mails_sent: u32,
 }
 
-// === impl Stage ===
-
-impl Stage {
-    const fn as_str(self) -> &'static str {
-        match self {
-            Self::Greeting => "the greeting",
-            Self::Tls => "STARTTLS",
-            Self::Login => "the login",
-            Self::Sender => "the sender",
-            Self::Recipient => "the recipient",
-            Self::Content => "the message",
-        }
-    }
-}
-
-// === impl SendError ===
-
-impl SendError {
-    pub(super) fn from_smtp(stage: Stage, error: &lettre::transport::smtp::Error) -> Self {
-        if let Some(code) = error.status() {
-            Self::Rejected { stage, code: code.into() }
-        } else if error.is_response() {
-            Self::InvalidReply(stage)
-        } else if error.is_client() && stage == Stage::Login {
-            Self::NoAuthMechanism
-        } else {
-            Self::ConnectionClosed(stage)
-        }
-    }
-
-    /// Whether a retry is useless: this recipient or this message is rejected permanently (RFC 5321, section 4.2.1).
-    /// Errors that the operator of the App or of the relay can fix (authentication, sender, TLS, network) are retried,
-    /// and so is a recipient that is rejected only for missing authentication (530) or a bad command sequence (503).
-    pub(super) fn is_permanent(self) -> bool {
-        match self {
-            Self::Rejected { stage: Stage::Recipient | Stage::Content, code } => {
-                (500..600).contains(&code) && !matches!(code, 503 | 530)
-            }
-            Self::InvalidMessage => true,
-            Self::Rejected { stage: Stage::Greeting | Stage::Tls | Stage::Login | Stage::Sender, .. }
-            | Self::PortNotAllowed(_)
-            | Self::NameNotResolved
-            | Self::AddressNotAllowed
-            | Self::Unreachable
-            | Self::NoStarttls
-            | Self::Tls
-            | Self::NoAuthMechanism
-            | Self::ConnectionClosed(_)
-            | Self::InvalidReply(_)
-            | Self::Timeout => false,
-        }
-    }
-}
-
 // === impl RelayPool ===
 
 impl RelayPool {
@@ -185,8 +96,8 @@ impl RelayPool {
         let bytes = message.formatted();
         let sending = async {
             let key = connection_key(route);
-            let (mut connection, mails) = match self.acquire(&key).await {
-                Some(parked) => parked,
+            let (mut connection, mails_sent) = match self.acquire(&key).await {
+                Some(idle) => idle,
                 None => (self.connect(route).await?, 0),
             };
             let at = |stage| move |error| SendError::from_smtp(stage, &error);
@@ -194,7 +105,7 @@ impl RelayPool {
             connection.command(Rcpt::new(to.clone(), Vec::new())).await.map_err(at(Stage::Recipient))?;
             connection.command(Data).await.map_err(at(Stage::Content))?;
             connection.message(&bytes).await.map_err(at(Stage::Content))?;
-            self.release(key, connection, mails + 1);
+            self.release(key, connection, mails_sent + 1);
             Ok(())
         };
         tokio::time::timeout(SEND_TIMEOUT, sending).await.unwrap_or(Err(SendError::Timeout))
@@ -202,31 +113,33 @@ impl RelayPool {
 
     /// Closes connections that were idle for too long.
     pub(super) fn close_idle(&self) {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle = self.idle.lock();
         idle.retain(|_, connections| {
             connections.retain(|idle| idle.idle_since.elapsed() < MAX_IDLE_TIME);
             !connections.is_empty()
         });
     }
 
+    /// An idle connection that still works, and the number of mails that were sent over it.
     async fn acquire(&self, key: &ConnectionKey) -> Option<(AsyncSmtpConnection, u32)> {
         loop {
-            let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).get_mut(key)?.pop()?;
-            let IdleConnection { mut connection, idle_since: since, mails_sent: mails } = idle;
-            if since.elapsed() < MAX_IDLE_TIME && connection.test_connected().await {
-                return Some((connection, mails));
+            let idle = self.idle.lock().get_mut(key)?.pop()?;
+            let IdleConnection { mut connection, idle_since, mails_sent } = idle;
+            if idle_since.elapsed() < MAX_IDLE_TIME && connection.test_connected().await {
+                return Some((connection, mails_sent));
             }
         }
     }
 
-    fn release(&self, key: ConnectionKey, connection: AsyncSmtpConnection, mails: u32) {
-        if mails >= MAX_MAILS_PER_CONNECTION || connection.has_broken() {
+    /// Keeps a connection for the next mail.
+    fn release(&self, key: ConnectionKey, connection: AsyncSmtpConnection, mails_sent: u32) {
+        if mails_sent >= MAX_MAILS_PER_CONNECTION || connection.has_broken() {
             return;
         }
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle = self.idle.lock();
         let connections = idle.entry(key).or_default();
         if connections.len() < MAX_IDLE_CONNECTIONS {
-            connections.push(IdleConnection { connection, idle_since: Instant::now(), mails_sent: mails });
+            connections.push(IdleConnection { connection, idle_since: Instant::now(), mails_sent });
         }
     }
 
@@ -237,29 +150,30 @@ impl RelayPool {
         let hello = ClientId::Domain(route.from.email.domain().to_owned());
         let mut connection = relay_stream::open(stream, peer, host(relay), relay.tls, &hello, &self.trust).await?;
         if let (Some(username), Some(password)) = (&relay.username, &relay.password) {
-            let login = Credentials::new(username.expose().to_owned(), password.expose().to_owned());
-            let login = connection.auth(&[Mechanism::Plain, Mechanism::Login], &login).await;
+            let credentials = Credentials::new(username.expose().to_owned(), password.expose().to_owned());
+            let login = connection.auth(&[Mechanism::Plain, Mechanism::Login], &credentials).await;
             login.map_err(|error| SendError::from_smtp(Stage::Login, &error))?;
         }
         Ok(connection)
     }
 
-    /// The addresses to connect to. An App's own relay must have an allowed port and address.
+    /// The IP addresses to connect to. An App's own relay must have an allowed port and IP address.
     async fn resolve(&self, route: &Route) -> Result<Vec<SocketAddr>, SendError> {
-        let guarded = route.owner.is_some();
+        let is_restricted = route.owner.is_some();
         let (host, port) = (host(&route.relay), route.relay.port);
-        if guarded && !relay_ports::is_port_allowed(&self.settings, port) {
+        if is_restricted && !relay_ports::is_port_allowed(&self.settings, port) {
             return Err(SendError::PortNotAllowed(port));
         }
-        let found = if guarded { self.settings.reach.resolve(host, port).await } else { lookup_host(host, port).await };
-        found.map_err(|unresolved| match unresolved {
+        let addresses =
+            if is_restricted { self.settings.reach.resolve(host, port).await } else { lookup_host(host, port).await };
+        addresses.map_err(|error| match error {
             ResolveError::NameUnknown => SendError::NameNotResolved,
             ResolveError::AddressNotAllowed => SendError::AddressNotAllowed,
         })
     }
 }
 
-/// The host as an address or a name, without brackets and without a final dot, which certificates never have.
+/// The host as an IP address or a name, without brackets and without a final dot, which certificates never have.
 fn host(relay: &SmtpRelay) -> &str {
     let host = relay.host.strip_suffix('.').unwrap_or(&relay.host);
     host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
@@ -274,16 +188,16 @@ fn connection_key(route: &Route) -> ConnectionKey {
 }
 
 pub(super) fn build_message(route: &Route, mail: OutgoingMail) -> Result<Message, SendError> {
-    let OutgoingMail { id, to, date: at, content } = mail;
+    let OutgoingMail { id, to, date, content } = mail;
     let header =
         |name: &'static str, value: &str| HeaderValue::new(HeaderName::new_from_ascii_str(name), value.to_owned());
     let mut message = Message::builder()
         .from(route.from.clone())
         .to(to)
-        // Mail clients decode text that looks like an encoded word (RFC 2047, section 2). With the name of
-        // an account somebody could show text there that was not checked.
+        // Mail clients decode text that looks like an encoded word (RFC 2047, section 2). Somebody could use the
+        // name of an account to show text there that was not checked.
         .subject(content.subject.replace("=?", "= ?"))
-        .date(at.into())
+        .date(date.into())
         .message_id(Some(format!("<{id}@{}>", route.from.email.domain())))
         // RFC 3834: no out-of-office replies. Exchange needs the second header.
         .raw_header(header("Auto-Submitted", "auto-generated"))
@@ -320,43 +234,43 @@ pub(super) mod tests {
 
     /// Responds to each command by its first word; commands that are not listed are accepted.
     async fn serve_smtp(stream: TcpStream, script: &[(&str, &str)]) -> Vec<String> {
-        let (mut said, mut stream) = (Vec::new(), BufReader::new(stream));
-        let answer = |word: &str, usual: &str| {
-            script.iter().find(|(of, _)| *of == word).map_or(usual, |(_, answer)| *answer).to_owned()
+        let (mut received, mut stream) = (Vec::new(), BufReader::new(stream));
+        let reply_to = |word: &str, default: &str| {
+            script.iter().find(|(command, _)| *command == word).map_or(default, |(_, reply)| *reply).to_owned()
         };
-        let greeting = answer("greeting", "220 relay.example\r\n");
+        let greeting = reply_to("greeting", "220 relay.example\r\n");
         stream.write_all(greeting.as_bytes()).await.unwrap();
         let mut line = String::new();
         while stream.read_line(&mut line).await.is_ok_and(|read| read > 0) {
             let word = line.split([' ', '\r', ':']).next().unwrap_or_default().to_owned();
-            let usual = if word == "DATA" { "354 go on\r\n" } else { "250 fine\r\n" };
-            let answer = answer(&word, usual);
-            said.push(std::mem::take(&mut line).trim_end().to_owned());
-            if stream.write_all(answer.as_bytes()).await.is_err() {
+            let default = if word == "DATA" { "354 go on\r\n" } else { "250 fine\r\n" };
+            let reply = reply_to(&word, default);
+            received.push(std::mem::take(&mut line).trim_end().to_owned());
+            if stream.write_all(reply.as_bytes()).await.is_err() {
                 break;
             }
-            if word == "DATA" && answer.starts_with('3') {
+            if word == "DATA" && reply.starts_with('3') {
                 let mut content = String::new();
                 while !content.ends_with("\r\n.\r\n") {
                     assert_ne!(stream.read_line(&mut content).await.unwrap(), 0);
                 }
-                said.push(content);
+                received.push(content);
                 stream.write_all(b"250 taken\r\n").await.unwrap();
             }
         }
-        said
+        received
     }
 
-    /// A relay for one connection.
+    /// A relay for one connection. Returns its port and what it receives.
     pub(in crate::mail) async fn test_relay(script: Replies) -> (u16, JoinHandle<Vec<String>>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let said = tokio::spawn(async move {
+        let received = tokio::spawn(async move {
             let (stream, _) = listener.accept().await.unwrap();
             drop(listener);
             serve_smtp(stream, script).await
         });
-        (port, said)
+        (port, received)
     }
 
     fn route(port: u16, tls: SmtpTls) -> Route {
@@ -388,19 +302,19 @@ pub(super) mod tests {
 
     #[tokio::test]
     async fn a_mail_is_sent_and_the_connection_is_reused() {
-        let (port, said) = test_relay(&[]).await;
+        let (port, received) = test_relay(&[]).await;
         let (relays, route) = (relays(), route(port, SmtpTls::None));
         relays.send(&route, test_mail()).await.unwrap();
         relays.send(&route, test_mail()).await.unwrap();
         drop(relays);
-        let said = said.await.unwrap();
-        let words: Vec<_> = said.iter().filter_map(|line| line.split([' ', ':']).next()).collect();
+        let received = received.await.unwrap();
+        let words: Vec<_> = received.iter().filter_map(|line| line.split([' ', ':']).next()).collect();
         assert_eq!(words[..4], ["EHLO", "MAIL", "RCPT", "DATA"]);
         assert_eq!(words[5..9], ["NOOP", "MAIL", "RCPT", "DATA"]);
-        assert_eq!(said[0], "EHLO shop.example.com");
-        assert_eq!(said[1], "MAIL FROM:<hello@shop.example.com>");
-        assert_eq!(said[2], "RCPT TO:<Ada@Example.com>");
-        let content = &said[4];
+        assert_eq!(received[0], "EHLO shop.example.com");
+        assert_eq!(received[1], "MAIL FROM:<hello@shop.example.com>");
+        assert_eq!(received[2], "RCPT TO:<Ada@Example.com>");
+        let content = &received[4];
         for header in [
             "From: =?utf-8?b?VGhlICJTaG9wIiA8eD4=?= <hello@shop.example.com>\r\n",
             "To: Ada@Example.com\r\n",
@@ -421,9 +335,9 @@ pub(super) mod tests {
 
     #[test]
     fn a_subject_is_not_decoded_as_an_encoded_word() {
-        let mut letter = test_mail();
-        letter.content.subject = "Hello =?utf-8?q?evil?=".to_owned();
-        let message = build_message(&route(25, SmtpTls::None), letter).unwrap().formatted();
+        let mut mail = test_mail();
+        mail.content.subject = "Hello =?utf-8?q?evil?=".to_owned();
+        let message = build_message(&route(25, SmtpTls::None), mail).unwrap().formatted();
         let message = String::from_utf8(message).unwrap();
         assert!(message.contains("\r\nSubject: Hello = ?utf-8?q?evil?=\r\n"), "{message}");
     }
@@ -474,56 +388,40 @@ pub(super) mod tests {
             ),
         ];
         for (script, expected, text) in cases {
-            let (port, said) = test_relay(script).await;
+            let (port, received) = test_relay(script).await;
             let error = relays().send(&route(port, SmtpTls::None), test_mail()).await.unwrap_err();
             assert_eq!((error, error.to_string().as_str()), (expected, text));
-            said.await.unwrap();
-        }
-    }
-
-    #[test]
-    fn only_rejections_of_recipient_or_message_are_permanent() {
-        let refused = |stage, code| SendError::Rejected { stage, code }.is_permanent();
-        for stage in [Stage::Recipient, Stage::Content] {
-            assert!(refused(stage, 550) && refused(stage, 552) && refused(stage, 554), "{stage:?}");
-            assert!(!refused(stage, 421) && !refused(stage, 451), "{stage:?}");
-            assert!(!refused(stage, 530) && !refused(stage, 503), "{stage:?}");
-        }
-        for stage in [Stage::Greeting, Stage::Tls, Stage::Login, Stage::Sender] {
-            assert!(!refused(stage, 535) && !refused(stage, 554) && !refused(stage, 421), "{stage:?}");
-        }
-        for error in [SendError::Timeout, SendError::Tls, SendError::Unreachable, SendError::AddressNotAllowed] {
-            assert!(!error.is_permanent(), "{error}");
+            received.await.unwrap();
         }
     }
 
     #[tokio::test]
     async fn starttls_is_never_skipped() {
-        let (port, said) = test_relay(&[("EHLO", "250-relay.example\r\n250 SIZE\r\n")]).await;
+        let (port, received) = test_relay(&[("EHLO", "250-relay.example\r\n250 SIZE\r\n")]).await;
         let error = relays().send(&route(port, SmtpTls::Starttls), test_mail()).await.unwrap_err();
         assert_eq!(error, SendError::NoStarttls);
-        assert_eq!(said.await.unwrap(), ["EHLO shop.example.com"]);
+        assert_eq!(received.await.unwrap(), ["EHLO shop.example.com"]);
     }
 
     #[tokio::test]
     async fn plaintext_after_starttls_is_not_trusted() {
-        let (port, said) = test_relay(&[
+        let (port, received) = test_relay(&[
             ("EHLO", "250-relay.example\r\n250 starttls\r\n"),
             ("STARTTLS", "220 go on\r\n250 AUTH PLAIN\r\n"),
         ])
         .await;
         let error = relays().send(&route(port, SmtpTls::Starttls), test_mail()).await.unwrap_err();
         assert_eq!(error, SendError::InvalidReply(Stage::Tls));
-        assert_eq!(said.await.unwrap(), ["EHLO shop.example.com", "STARTTLS"]);
+        assert_eq!(received.await.unwrap(), ["EHLO shop.example.com", "STARTTLS"]);
     }
 
     #[tokio::test]
     async fn without_a_valid_certificate_nothing_is_sent() {
         for tls in [SmtpTls::Implicit, SmtpTls::Starttls] {
-            let (port, said) = test_relay(&[("EHLO", "250 STARTTLS\r\n"), ("STARTTLS", "220 go on\r\n")]).await;
+            let (port, received) = test_relay(&[("EHLO", "250 STARTTLS\r\n"), ("STARTTLS", "220 go on\r\n")]).await;
             let error = relays().send(&route(port, tls), test_mail()).await.unwrap_err();
             assert_eq!(error, SendError::Tls);
-            assert!(!said.await.unwrap().iter().any(|line| line.starts_with("MAIL")));
+            assert!(!received.await.unwrap().iter().any(|line| line.starts_with("MAIL")));
         }
     }
 
@@ -541,46 +439,46 @@ pub(super) mod tests {
 
     #[tokio::test]
     async fn a_missing_auth_mechanism_is_reported() {
-        let (port, said) = test_relay(&[("EHLO", "250-relay.example\r\n250 AUTH GSSAPI\r\n")]).await;
+        let (port, received) = test_relay(&[("EHLO", "250-relay.example\r\n250 AUTH GSSAPI\r\n")]).await;
         let mut route = route(port, SmtpTls::None);
         route.relay.username = Some(SecretString::new("shop"));
         route.relay.password = Some(SecretString::new("secret"));
         assert_eq!(relays().send(&route, test_mail()).await.unwrap_err(), SendError::NoAuthMechanism);
-        said.await.unwrap();
+        received.await.unwrap();
     }
 
     #[tokio::test]
     async fn a_rejected_login_is_reported_and_not_permanent() {
-        let (port, said) = test_relay(&[("EHLO", "250 AUTH PLAIN\r\n"), ("AUTH", "535 who?\r\n")]).await;
+        let (port, received) = test_relay(&[("EHLO", "250 AUTH PLAIN\r\n"), ("AUTH", "535 who?\r\n")]).await;
         let mut route = route(port, SmtpTls::None);
         route.relay.username = Some(SecretString::new("shop"));
         route.relay.password = Some(SecretString::new("secret"));
         let error = relays().send(&route, test_mail()).await.unwrap_err();
         assert_eq!((error, error.is_permanent()), (SendError::Rejected { stage: Stage::Login, code: 535 }, false));
         assert!(!format!("{route:?}{error:?}").contains("secret"));
-        said.await.unwrap();
+        received.await.unwrap();
     }
 
     #[tokio::test]
     async fn an_apps_own_relay_is_restricted_in_address_and_port_and_the_installs_is_not() {
-        let (port, said) = test_relay(&[]).await;
+        let (port, received) = test_relay(&[]).await;
         let relays = RelayPool::new(MailSettings::default());
-        let error = |mut route: Route, host: &str, port| {
+        let with_host = |mut route: Route, host: &str, port| {
             route.relay.host = host.to_owned();
             route.relay.port = port;
             route
         };
-        let refused = relays.send(&error(route(port, SmtpTls::None), "127.0.0.1", port), test_mail()).await;
-        assert_eq!(refused, Err(SendError::PortNotAllowed(port)));
+        let outcome = relays.send(&with_host(route(port, SmtpTls::None), "127.0.0.1", port), test_mail()).await;
+        assert_eq!(outcome, Err(SendError::PortNotAllowed(port)));
         for host in ["127.0.0.1", "localhost", "localhost.", "[::1]", "::ffff:127.0.0.1", "10.0.0.1", "169.254.169.254"]
         {
-            let refused = relays.send(&error(route(port, SmtpTls::None), host, 25), test_mail()).await;
-            assert_eq!(refused, Err(SendError::AddressNotAllowed), "{host}");
+            let outcome = relays.send(&with_host(route(port, SmtpTls::None), host, 25), test_mail()).await;
+            assert_eq!(outcome, Err(SendError::AddressNotAllowed), "{host}");
         }
         let install = Route { owner: None, ..route(port, SmtpTls::None) };
         relays.send(&install, test_mail()).await.unwrap();
         drop(relays);
-        assert!(said.await.unwrap().iter().any(|line| line.starts_with("RCPT")));
+        assert!(received.await.unwrap().iter().any(|line| line.starts_with("RCPT")));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The ports that an App's own relay can have.
 
-use super::MailSettings;
+use super::settings::MailSettings;
 
 /// Ports for mail: relay (RFC 5321), submission with and without implicit TLS (RFC 8314), and the common alternative.
 const MAIL_PORTS: [u16; 4] = [25, 465, 587, 2525];

@@ -1,4 +1,4 @@
-//! A connection to a relay: TCP to an address that was checked, TLS for the configured name, and a limit on the bytes
+//! A connection to a relay: TCP to an IP address that was checked, TLS for the configured name, and a limit on the bytes
 //! that the peer can send.
 
 use std::{
@@ -22,13 +22,13 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
-use super::relay::{SendError, Stage};
+use super::send_error::{SendError, Stage};
 use crate::outbound::tls_roots::TlsRoots;
 
 /// Bytes that a peer can send on one connection. lettre reads lines of any length, and the peer is untrusted. Fifty
 /// mails need a hundredth of it.
 const MAX_READ_BYTES: usize = 1024 * 1024;
-/// Timeout per address, so that an address that does not respond leaves time for the next one.
+/// Timeout per IP address, so that one that does not respond leaves time for the next one.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Adapts a byte stream to lettre.
@@ -85,12 +85,10 @@ pub(super) async fn open(
 async fn starttls(stream: LimitedStream, hello: &ClientId) -> Result<(LimitedStream, Vec<u8>), SendError> {
     let mut stream = BufReader::new(stream);
     let greeting = read_reply(&mut stream, Stage::Greeting).await?;
-    let offers = {
-        send_line(&mut stream, &format!("EHLO {hello}\r\n")).await?;
-        read_reply(&mut stream, Stage::Greeting).await?
-    };
-    let offered = |line: &str| line.get(4..).is_some_and(|word| word.trim().eq_ignore_ascii_case("STARTTLS"));
-    if !String::from_utf8_lossy(&offers).lines().any(offered) {
+    send_line(&mut stream, &format!("EHLO {hello}\r\n")).await?;
+    let extensions = read_reply(&mut stream, Stage::Greeting).await?;
+    let is_starttls = |line: &str| line.get(4..).is_some_and(|word| word.trim().eq_ignore_ascii_case("STARTTLS"));
+    if !String::from_utf8_lossy(&extensions).lines().any(is_starttls) {
         return Err(SendError::NoStarttls);
     }
     send_line(&mut stream, "STARTTLS\r\n").await?;
@@ -109,11 +107,11 @@ async fn send_line(stream: &mut BufReader<LimitedStream>, line: &str) -> Result<
 
 /// Reads one positive response, which can have several lines (RFC 5321, section 4.2).
 async fn read_reply(stream: &mut BufReader<LimitedStream>, stage: Stage) -> Result<Vec<u8>, SendError> {
-    let mut answer = Vec::new();
+    let mut reply = Vec::new();
     loop {
-        let start = answer.len();
-        stream.read_until(b'\n', &mut answer).await.map_err(|_| SendError::ConnectionClosed(stage))?;
-        let line = &answer[start..];
+        let start = reply.len();
+        stream.read_until(b'\n', &mut reply).await.map_err(|_| SendError::ConnectionClosed(stage))?;
+        let line = &reply[start..];
         if line.last() != Some(&b'\n') {
             return Err(SendError::ConnectionClosed(stage));
         }
@@ -121,7 +119,7 @@ async fn read_reply(stream: &mut BufReader<LimitedStream>, stage: Stage) -> Resu
             line.get(..3).and_then(|code| std::str::from_utf8(code).ok()).and_then(|code| code.parse::<u16>().ok());
         match (code, line.get(3)) {
             (Some(200..400), Some(b'-')) => {}
-            (Some(200..400), Some(_)) => return Ok(answer),
+            (Some(200..400), Some(_)) => return Ok(reply),
             (Some(code @ 400..600), _) => return Err(SendError::Rejected { stage, code }),
             (Some(_) | None, _) => return Err(SendError::InvalidReply(stage)),
         }
@@ -138,7 +136,7 @@ async fn tls_handshake(
     TlsConnector::from(config).connect(name, stream).await.map_err(|_| SendError::Tls)
 }
 
-// === impl Wire ===
+// === impl RelayStream ===
 
 impl<T> RelayStream<T> {
     fn new(stream: T, peer: SocketAddr, greeting: Vec<u8>) -> Self {
@@ -148,7 +146,7 @@ impl<T> RelayStream<T> {
 
 impl<T> fmt::Debug for RelayStream<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Wire(…)")
+        f.write_str("RelayStream(…)")
     }
 }
 
@@ -191,8 +189,8 @@ impl AsyncRead for LimitedStream {
         ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
         let read = buf.filled().len() - before;
         match self.remaining.checked_sub(read) {
-            Some(left) => {
-                self.remaining = left;
+            Some(remaining) => {
+                self.remaining = remaining;
                 Poll::Ready(Ok(()))
             }
             None => Poll::Ready(Err(io::Error::other("the peer sent too much"))),

@@ -2,8 +2,10 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Weak},
 };
+
+use parking_lot::Mutex;
 
 use super::templates::AppTemplates;
 
@@ -20,8 +22,8 @@ type Sources = BTreeMap<String, Arc<String>>;
 pub(super) struct TemplateCache(Mutex<VecDeque<CompiledSet>>);
 
 struct CompiledSet {
-    /// `Weak`, so that the cache does not keep the texts of removed Apps alive, and an address is not reused for
-    /// another text. Documents share equal texts, so comparing addresses is enough.
+    /// `Weak`, so that the cache does not keep the texts of removed Apps in memory, and a memory address is not reused
+    /// for another text. Documents share equal texts, so comparing memory addresses is enough.
     sources: BTreeMap<String, Weak<String>>,
     bytes: usize,
     templates: Arc<AppTemplates>,
@@ -42,7 +44,7 @@ impl TemplateCache {
             bytes: sources.values().map(|source| source.len()).sum(),
             templates: Arc::clone(&templates),
         };
-        let mut sets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sets = self.0.lock();
         sets.retain(CompiledSet::is_in_use);
         sets.push_front(set);
         let mut bytes = 0;
@@ -56,7 +58,7 @@ impl TemplateCache {
     }
 
     fn find(&self, sources: &Sources) -> Option<Arc<AppTemplates>> {
-        let mut sets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sets = self.0.lock();
         let at = sets.iter().position(|set| set.matches(sources))?;
         let found = sets.remove(at)?;
         let templates = Arc::clone(&found.templates);
@@ -91,7 +93,7 @@ mod tests {
     }
 
     fn len(cache: &TemplateCache) -> usize {
-        cache.0.lock().unwrap().len()
+        cache.0.lock().len()
     }
 
     #[test]

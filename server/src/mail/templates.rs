@@ -10,8 +10,8 @@ use tracing::warn;
 
 use crate::domain::mail::MailKind;
 
-/// Maximum characters of a subject. RFC 5322, section 2.1.1 allows lines of 998 characters, and no mail client shows
-/// more than this.
+/// Maximum characters of a subject. RFC 5322, section 2.1.1 allows lines of 998 characters, but no mail client shows
+/// more than these.
 const MAX_SUBJECT_CHARS: usize = 200;
 
 macro_rules! defaults {
@@ -55,8 +55,8 @@ pub(super) struct AppTemplates {
     own: TemplateSet,
 }
 
-/// The templates for a kind of mail.
-const fn templates_of(kind: MailKind) -> MailTemplate {
+/// The template of a kind of mail.
+const fn template_of(kind: MailKind) -> MailTemplate {
     match kind {
         MailKind::Confirm => MailTemplate::Confirm,
         MailKind::Reset => MailTemplate::Reset,
@@ -88,7 +88,7 @@ impl AppTemplates {
         kind: MailKind,
         values: TemplateValues<'_>,
     ) -> Result<MailContent, TemplateError> {
-        let mail = templates_of(kind);
+        let mail = template_of(kind);
         let subject = |text: String| {
             let start: String = to_one_line(&text).chars().take(MAX_SUBJECT_CHARS).collect();
             start.trim_end().to_owned()
@@ -165,12 +165,12 @@ mod tests {
             for body in [&mail.text, &mail.html] {
                 assert!(body.contains("Hello Ada,"), "{kind:?}: {body}");
                 assert!(body.contains(SAMPLE.registered_at), "{kind:?}: {body}");
-                assert_eq!(body.contains(SAMPLE.code), templates_of(kind).has_code(), "{kind:?}: {body}");
-                assert_eq!(body.contains(SAMPLE.expires_at), templates_of(kind).has_code(), "{kind:?}: {body}");
+                assert_eq!(body.contains(SAMPLE.code), template_of(kind).has_code(), "{kind:?}: {body}");
+                assert_eq!(body.contains(SAMPLE.expires_at), template_of(kind).has_code(), "{kind:?}: {body}");
             }
-            assert_eq!(mail.text.contains(SAMPLE.url), templates_of(kind).has_code(), "{kind:?}: {}", mail.text);
+            assert_eq!(mail.text.contains(SAMPLE.url), template_of(kind).has_code(), "{kind:?}: {}", mail.text);
             let link = format!("href=\"{}\"", SAMPLE.url.replace('&', "&amp;"));
-            assert_eq!(mail.html.contains(&link), templates_of(kind).has_code(), "{kind:?}: {}", mail.html);
+            assert_eq!(mail.html.contains(&link), template_of(kind).has_code(), "{kind:?}: {}", mail.html);
             for external in ["src=", "http://", "url(", "<link", "<script"] {
                 assert!(!mail.html.contains(external), "{kind:?} loads from outside: {external}");
             }
@@ -184,7 +184,7 @@ mod tests {
             for body in [&mail.text, &mail.html] {
                 assert!(body.contains("Hello,"), "{kind:?}: {body}");
                 assert!(!body.contains("https://"), "{kind:?}: {body}");
-                assert_eq!(body.contains(SAMPLE.code), templates_of(kind).has_code(), "{kind:?}: {body}");
+                assert_eq!(body.contains(SAMPLE.code), template_of(kind).has_code(), "{kind:?}: {body}");
             }
         }
     }
@@ -264,30 +264,30 @@ mod tests {
     /// The operator's tests use the same samples: the server accepts what the operator publishes, and rejects the rest.
     #[test]
     fn templates_that_the_operator_publishes_are_accepted_and_no_others() {
-        let taken = |name: &str, source: &str| {
+        let accepted = |name: &str, source: &str| {
             let own = with(&[(name, source)]).own;
-            let places = MailTemplate::ALL.into_iter().flat_map(|mail| MailPart::ALL.map(|part| (mail, part)));
-            places
+            let parts = MailTemplate::ALL.into_iter().flat_map(|mail| MailPart::ALL.map(|part| (mail, part)));
+            parts
                 .filter(|(mail, part)| own.contains(*mail, *part))
                 .map(|(mail, part)| mail.template_name(part))
                 .collect::<Vec<_>>()
         };
         for (name, source) in samples::valid_templates() {
-            assert_eq!(taken(name, &source), [name], "{source:.80}");
+            assert_eq!(accepted(name, &source), [name], "{source:.80}");
         }
         for samples::InvalidTemplate { name, source, line, reason } in samples::invalid_templates() {
-            assert_eq!(taken(name, &source), Vec::<String>::new(), "{name}: {source:.80}");
-            let refused = check(name, &source).expect_err(&source);
-            assert_eq!((refused.line, refused.reason.contains(reason)), (line, true), "{name}: {refused}");
+            assert_eq!(accepted(name, &source), Vec::<String>::new(), "{name}: {source:.80}");
+            let error = check(name, &source).expect_err(&source);
+            assert_eq!((error.line, error.reason.contains(reason)), (line, true), "{name}: {error}");
         }
     }
 
     #[test]
     fn a_bomb_is_replaced_by_the_default_or_rendered_in_time() {
         for bombs::Bomb { name, template, source, refusal } in bombs::bombs() {
-            let began = std::time::Instant::now();
+            let started = std::time::Instant::now();
             let mail = rendered(&[(template, &source)], MailKind::Confirm, SAMPLE);
-            let took = began.elapsed();
+            let took = started.elapsed();
             assert!(took < bombs::LIMIT, "{name}: {took:?}");
             let default = rendered(&[], MailKind::Confirm, SAMPLE);
             let is_default = (mail.text, mail.html) == (default.text, default.html);
@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn a_mail_and_its_templates_have_one_name() {
-        assert_eq!(MailKind::ALL.map(templates_of), MailTemplate::ALL);
+        assert_eq!(MailKind::ALL.map(template_of), MailTemplate::ALL);
         assert_eq!(MailKind::ALL.map(MailKind::as_str), MailTemplate::ALL.map(MailTemplate::as_str));
     }
 }

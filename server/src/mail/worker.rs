@@ -1,6 +1,6 @@
 //! Claims rows from the outbox and delivers them concurrently, so that no App delays another.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use tokio::{
     task::JoinSet,
@@ -9,7 +9,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span, error, info, warn};
 
-use super::{MailMetrics, MailSettings, backoff, delivery::OutboxDeliverer};
+use super::{backoff, deliverer::Deliverer, delivery::OutboxDeliverer, metrics::MailMetrics, settings::MailSettings};
 use crate::{
     config::Apps,
     domain::{
@@ -20,7 +20,7 @@ use crate::{
 
 /// Rows in delivery at a time. Each needs a connection and a few buffers.
 const MAX_IN_FLIGHT: usize = 16;
-/// Rows of one App in delivery, over all servers: a hanging relay uses a quarter of this server.
+/// Rows of one App in delivery, over all servers: a hanging relay uses at most a quarter of this server.
 const MAX_IN_FLIGHT_PER_APP: usize = 4;
 /// At least twice the time of stores, DNS lookup and the ten seconds of SMTP. After this, the rows of a dead server are
 /// free again.
@@ -30,7 +30,7 @@ const DELIVERY_TIMEOUT: Duration = Duration::from_secs(40);
 /// How often the outbox is polled without notifications.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 const BACKLOG_INTERVAL: Duration = Duration::from_secs(15);
-/// How long running deliveries can continue at shutdown: enough to send one mail and settle its row.
+/// How long running deliveries can continue at shutdown: enough to send one mail and finish its row.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Delivers the rows of the outbox until shutdown.
@@ -39,14 +39,6 @@ pub struct Worker<S> {
     delivery: Arc<OutboxDeliverer<S>>,
     env: Arc<Env>,
     metrics: MailMetrics,
-}
-
-/// Delivers a row.
-pub(super) trait Deliverer: Send + Sync + 'static {
-    fn deliver(&self, claimed: &ClaimedRow) -> impl Future<Output = DeliveryOutcome> + Send;
-
-    /// Called every few seconds.
-    fn close_idle(&self) {}
 }
 
 // === impl Worker ===
@@ -58,8 +50,8 @@ impl<S: Outbox + Users + Codes + Sessions + Send + Sync + 'static> Worker<S> {
         Self { stores, delivery: Arc::new(delivery), env, metrics }
     }
 
-    /// Runs until `shutdown`, then waits at most [`DRAIN_TIMEOUT`] for running deliveries. A row that is not finished is free
-    /// again when its lease ends.
+    /// Runs until `shutdown`, then waits at most [`DRAIN_TIMEOUT`] for running deliveries. A row that is not finished is
+    /// free again when its lease ends.
     pub async fn run(self, shutdown: CancellationToken) {
         tokio::join!(
             schedule(self.stores.clone(), self.delivery, &self.env, &self.metrics, &shutdown),
@@ -69,24 +61,24 @@ impl<S: Outbox + Users + Codes + Sessions + Send + Sync + 'static> Worker<S> {
 }
 
 /// Claims rows while fewer than [`MAX_IN_FLIGHT`] are in delivery: after a delivery, on a notification, and every second.
-async fn schedule<O, C>(
+async fn schedule<O, D>(
     outbox: Arc<O>,
-    deliverer: Arc<C>,
+    deliverer: Arc<D>,
     env: &Env,
     metrics: &MailMetrics,
     shutdown: &CancellationToken,
 ) where
     O: Outbox + Send + Sync + 'static,
-    C: Deliverer,
+    D: Deliverer,
 {
     let mut running = JoinSet::new();
     let mut is_unavailable = false;
     while !shutdown.is_cancelled() {
         metrics.set_in_flight(running.len());
-        let room = MAX_IN_FLIGHT - running.len();
-        if room > 0 {
+        let free = MAX_IN_FLIGHT - running.len();
+        if free > 0 {
             let claimed = tokio::select! {
-                claimed = outbox.claim(room, MAX_IN_FLIGHT_PER_APP, LEASE) => claimed,
+                claimed = outbox.claim(free, MAX_IN_FLIGHT_PER_APP, LEASE) => claimed,
                 () = shutdown.cancelled() => break,
             };
             match claimed {
@@ -107,7 +99,7 @@ async fn schedule<O, C>(
             }
             metrics.set_in_flight(running.len());
         }
-        let full = running.len() >= MAX_IN_FLIGHT;
+        let is_full = running.len() >= MAX_IN_FLIGHT;
         tokio::select! {
             () = shutdown.cancelled() => break,
             Some(ended) = running.join_next() => {
@@ -116,10 +108,10 @@ async fn schedule<O, C>(
                     log_panic(ended);
                 }
             }
-            // During an outage of the store its notifications are ignored, so that a failing one does not cause a busy
-            // loop.
-            () = outbox.wait_for_notification(), if !full && !is_unavailable => {}
-            () = sleep(backoff::jitter(POLL_INTERVAL, env.random_unit())), if !full => {}
+            // During an outage of Postgres, notifications are ignored: waiting for them would fail immediately and cause
+            // a busy loop.
+            () = outbox.wait_for_notification(), if !is_full && !is_unavailable => {}
+            () = sleep(backoff::jitter(POLL_INTERVAL, env.random_unit())), if !is_full => {}
         }
         deliverer.close_idle();
     }
@@ -156,23 +148,23 @@ fn row_span(row: &ClaimedRow) -> Span {
     span
 }
 
-async fn deliver_row<O: Outbox, C: Deliverer>(outbox: Arc<O>, deliverer: Arc<C>, row: ClaimedRow) {
-    let until = Instant::now() + LEASE;
+async fn deliver_row<O: Outbox, D: Deliverer>(outbox: Arc<O>, deliverer: Arc<D>, row: ClaimedRow) {
+    let lease_end = Instant::now() + LEASE;
     let Ok(outcome) = timeout(DELIVERY_TIMEOUT, deliverer.deliver(&row)).await else {
         warn!(app = %row.app, row = %row.id, "the delivery of a row timed out; it is retried when its lease ends");
         return;
     };
-    let ended = match &outcome {
+    let outcome_name = match &outcome {
         DeliveryOutcome::Done => "done",
         DeliveryOutcome::Retry { .. } => "retry",
         DeliveryOutcome::Wait { .. } => "wait",
         DeliveryOutcome::Dead { .. } => "dead",
     };
-    Span::current().record("latchkey.outbox.outcome", ended);
-    // A mail that was sent but not settled is sent again, so retry until the lease ends.
+    Span::current().record("latchkey.outbox.outcome", outcome_name);
+    // If the row of a mail is not finished, the mail is sent again. Therefore retry until the lease ends.
     let mut pause = Duration::from_millis(100);
     while let Err(error) = outbox.finish(&row, outcome.clone()).await {
-        if Instant::now() + pause >= until {
+        if Instant::now() + pause >= lease_end {
             error!(
                 app = %row.app,
                 row = %row.id,
@@ -195,12 +187,12 @@ fn log_panic(ended: Result<(), tokio::task::JoinError>) {
 
 async fn report_backlog<O: Outbox>(outbox: &O, metrics: &MailMetrics, shutdown: &CancellationToken) {
     loop {
-        let asked = tokio::select! {
-            asked = outbox.backlog() => asked,
+        let backlog = tokio::select! {
+            backlog = outbox.backlog() => backlog,
             () = shutdown.cancelled() => return,
         };
         // If this fails, claiming fails, too, and logs the error.
-        if let Ok(backlog) = asked {
+        if let Ok(backlog) = backlog {
             metrics.set_backlog(backlog);
         }
         tokio::select! {
@@ -230,12 +222,12 @@ mod tests {
     #[derive(Default)]
     struct FakeOutbox {
         due: Mutex<VecDeque<ClaimedRow>>,
-        held: Mutex<Vec<ClaimedRow>>,
+        claimed: Mutex<Vec<ClaimedRow>>,
         claims: Mutex<Vec<usize>>,
         failing_finishes: Mutex<u32>,
         outages: Mutex<u32>,
-        woken: Notify,
-        settled: Mutex<Vec<(String, DeliveryOutcome)>>,
+        notification: Notify,
+        finished: Mutex<Vec<(String, DeliveryOutcome)>>,
     }
 
     fn unavailable() -> StoreError {
@@ -244,11 +236,11 @@ mod tests {
 
     impl FakeOutbox {
         fn with(rows: &[(&str, usize)]) -> Arc<Self> {
-            let script = Self::default();
+            let outbox = Self::default();
             for (app, count) in rows {
-                script.add(app, *count);
+                outbox.add(app, *count);
             }
-            Arc::new(script)
+            Arc::new(outbox)
         }
 
         fn add(&self, app: &str, count: usize) {
@@ -273,36 +265,36 @@ mod tests {
             unreachable!("the worker queues nothing")
         }
 
-        async fn claim(&self, most: usize, per_app: usize, lease: Duration) -> Result<Vec<ClaimedRow>, StoreError> {
+        async fn claim(&self, limit: usize, per_app: usize, lease: Duration) -> Result<Vec<ClaimedRow>, StoreError> {
             assert_eq!(lease, LEASE);
-            let mut left = self.outages.lock().unwrap();
-            if *left > 0 {
-                *left -= 1;
+            let mut outages = self.outages.lock().unwrap();
+            if *outages > 0 {
+                *outages -= 1;
                 return Err(unavailable());
             }
-            self.claims.lock().unwrap().push(most);
-            let (mut due, mut held) = (self.due.lock().unwrap(), self.held.lock().unwrap());
-            let mut taken = Vec::new();
+            self.claims.lock().unwrap().push(limit);
+            let (mut due, mut claimed) = (self.due.lock().unwrap(), self.claimed.lock().unwrap());
+            let mut rows = Vec::new();
             for row in std::mem::take(&mut *due) {
-                let of_app = held.iter().filter(|other| other.app == row.app).count();
-                if taken.len() < most && of_app < per_app {
-                    held.push(row.clone());
-                    taken.push(row);
+                let claimed_of_app = claimed.iter().filter(|other| other.app == row.app).count();
+                if rows.len() < limit && claimed_of_app < per_app {
+                    claimed.push(row.clone());
+                    rows.push(row);
                 } else {
                     due.push_back(row);
                 }
             }
-            Ok(taken)
+            Ok(rows)
         }
 
         async fn finish(&self, claimed: &ClaimedRow, outcome: DeliveryOutcome) -> Result<(), StoreError> {
-            let mut left = self.failing_finishes.lock().unwrap();
-            if *left > 0 {
-                *left -= 1;
+            let mut failures = self.failing_finishes.lock().unwrap();
+            if *failures > 0 {
+                *failures -= 1;
                 return Err(unavailable());
             }
-            self.held.lock().unwrap().retain(|row| row.id != claimed.id);
-            self.settled.lock().unwrap().push((claimed.app.to_string(), outcome));
+            self.claimed.lock().unwrap().retain(|row| row.id != claimed.id);
+            self.finished.lock().unwrap().push((claimed.app.to_string(), outcome));
             Ok(())
         }
 
@@ -311,7 +303,7 @@ mod tests {
         }
 
         async fn wait_for_notification(&self) {
-            self.woken.notified().await;
+            self.notification.notified().await;
         }
 
         async fn backlog(&self) -> Result<OutboxBacklog, StoreError> {
@@ -319,15 +311,15 @@ mod tests {
         }
     }
 
-    /// Delivers rows at once, except those of the App `hangs`, which wait for a permit of `released`.
+    /// Delivers rows immediately, except those of the App `hangs`, which wait for a permit of `released`.
     struct FakeDeliverer {
         released: Semaphore,
-        begun: mpsc::UnboundedSender<String>,
+        started: mpsc::UnboundedSender<String>,
     }
 
     impl Deliverer for FakeDeliverer {
         async fn deliver(&self, claimed: &ClaimedRow) -> DeliveryOutcome {
-            self.begun.send(claimed.app.to_string()).unwrap();
+            self.started.send(claimed.app.to_string()).unwrap();
             if claimed.app.as_str() == "hangs" {
                 self.released.acquire().await.unwrap().forget();
             }
@@ -336,31 +328,34 @@ mod tests {
     }
 
     struct Running {
-        script: Arc<FakeOutbox>,
+        outbox: Arc<FakeOutbox>,
         deliverer: Arc<FakeDeliverer>,
-        begun: mpsc::UnboundedReceiver<String>,
+        started: mpsc::UnboundedReceiver<String>,
         shutdown: CancellationToken,
         worker: tokio::task::JoinHandle<()>,
     }
 
-    fn run(script: Arc<FakeOutbox>) -> Running {
-        let (sender, begun) = mpsc::unbounded_channel();
-        let hands = Arc::new(FakeDeliverer { released: Semaphore::new(0), begun: sender });
+    fn run(outbox: Arc<FakeOutbox>) -> Running {
+        let (sender, started) = mpsc::unbounded_channel();
+        let deliverer = Arc::new(FakeDeliverer { released: Semaphore::new(0), started: sender });
         let shutdown = CancellationToken::new();
-        let (outbox, courier, stop) = (script.clone(), hands.clone(), shutdown.clone());
-        let worker = tokio::spawn(async move {
-            let metrics = MailMetrics::register(&mut Registry::default());
-            schedule(outbox, courier, &Env::system(), &metrics, &stop).await;
+        let worker = tokio::spawn({
+            let (outbox, deliverer, shutdown) = (outbox.clone(), deliverer.clone(), shutdown.clone());
+            async move {
+                let metrics = MailMetrics::register(&mut Registry::default());
+                schedule(outbox, deliverer, &Env::system(), &metrics, &shutdown).await;
+            }
         });
-        Running { script, deliverer: hands, begun, shutdown, worker }
+        Running { outbox, deliverer, started, shutdown, worker }
     }
 
     impl Running {
-        async fn started(&mut self, count: usize) -> Vec<String> {
+        /// Waits until so many deliveries have started. Returns their Apps.
+        async fn wait_for_started_apps(&mut self, count: usize) -> Vec<String> {
             let mut apps = Vec::new();
             while apps.len() < count {
-                let next = timeout(Duration::from_secs(20), self.begun.recv()).await;
-                apps.push(next.expect("nothing more was begun").unwrap());
+                let next = timeout(Duration::from_secs(20), self.started.recv()).await;
+                apps.push(next.expect("another delivery starts").unwrap());
             }
             apps
         }
@@ -374,54 +369,54 @@ mod tests {
     #[tokio::test]
     async fn an_app_with_a_hanging_relay_delays_no_other() {
         let mut running = run(FakeOutbox::with(&[("hangs", 100), ("shop", 40), ("blog", 40)]));
-        let begun = running.started(84).await;
-        assert_eq!(begun.iter().filter(|app| *app == "hangs").count(), MAX_IN_FLIGHT_PER_APP);
+        let started = running.wait_for_started_apps(84).await;
+        assert_eq!(started.iter().filter(|app| *app == "hangs").count(), MAX_IN_FLIGHT_PER_APP);
         // Later rows of other Apps do not wait for it either.
-        running.script.add("shop", 5);
-        running.script.woken.notify_one();
-        assert_eq!(running.started(5).await, ["shop"; 5]);
-        assert!(running.script.claims.lock().unwrap().iter().all(|most| (1..=MAX_IN_FLIGHT).contains(most)));
+        running.outbox.add("shop", 5);
+        running.outbox.notification.notify_one();
+        assert_eq!(running.wait_for_started_apps(5).await, ["shop"; 5]);
+        assert!(running.outbox.claims.lock().unwrap().iter().all(|limit| (1..=MAX_IN_FLIGHT).contains(limit)));
         running.deliverer.released.add_permits(1_000);
-        assert_eq!(running.started(96).await, ["hangs"; 96]);
+        assert_eq!(running.wait_for_started_apps(96).await, ["hangs"; 96]);
         running.stop().await;
     }
 
     #[tokio::test]
     async fn rows_are_found_by_polling_alone() {
         let mut running = run(FakeOutbox::with(&[]));
-        running.script.add("shop", 1);
-        assert_eq!(running.started(1).await, ["shop"]);
+        running.outbox.add("shop", 1);
+        assert_eq!(running.wait_for_started_apps(1).await, ["shop"]);
         running.stop().await;
     }
 
     #[tokio::test]
     async fn at_shutdown_nothing_is_claimed_and_running_deliveries_finish() {
         let mut running = run(FakeOutbox::with(&[("hangs", 6)]));
-        running.started(4).await;
+        running.wait_for_started_apps(4).await;
         running.shutdown.cancel();
         running.deliverer.released.add_permits(1_000);
-        let script = running.script.clone();
+        let outbox = running.outbox.clone();
         running.stop().await;
-        assert_eq!(script.settled.lock().unwrap().len(), 4);
-        assert_eq!(script.due.lock().unwrap().len(), 2);
+        assert_eq!(outbox.finished.lock().unwrap().len(), 4);
+        assert_eq!(outbox.due.lock().unwrap().len(), 2);
     }
 
     #[tokio::test]
-    async fn a_row_that_cannot_be_settled_at_first_is_settled_and_not_sent_twice() {
-        let script = FakeOutbox::with(&[("shop", 1)]);
-        *script.failing_finishes.lock().unwrap() = 2;
-        let mut running = run(script.clone());
-        running.started(1).await;
+    async fn a_row_that_cannot_be_finished_at_first_is_finished_and_not_sent_twice() {
+        let outbox = FakeOutbox::with(&[("shop", 1)]);
+        *outbox.failing_finishes.lock().unwrap() = 2;
+        let mut running = run(outbox.clone());
+        running.wait_for_started_apps(1).await;
         running.stop().await;
-        assert!(matches!(script.settled.lock().unwrap()[..], [(_, DeliveryOutcome::Done)]));
+        assert!(matches!(outbox.finished.lock().unwrap()[..], [(_, DeliveryOutcome::Done)]));
     }
 
     #[tokio::test]
     async fn an_outbox_is_read_again_after_an_outage() {
-        let script = FakeOutbox::with(&[("shop", 1)]);
-        *script.outages.lock().unwrap() = 1;
-        let mut running = run(script);
-        assert_eq!(running.started(1).await, ["shop"]);
+        let outbox = FakeOutbox::with(&[("shop", 1)]);
+        *outbox.outages.lock().unwrap() = 1;
+        let mut running = run(outbox);
+        assert_eq!(running.wait_for_started_apps(1).await, ["shop"]);
         running.stop().await;
     }
 }

@@ -1,0 +1,13 @@
+//! The interface between the worker, which claims rows, and the delivery of a row.
+
+use std::future::Future;
+
+use crate::domain::ports::{ClaimedRow, DeliveryOutcome};
+
+/// Delivers a row.
+pub(super) trait Deliverer: Send + Sync + 'static {
+    fn deliver(&self, claimed: &ClaimedRow) -> impl Future<Output = DeliveryOutcome> + Send;
+
+    /// Called every few seconds.
+    fn close_idle(&self) {}
+}
