@@ -23,7 +23,7 @@ const NO_EVICTION: &str = "noeviction";
 
 /// Logs an error and sets a metric while Redis evicts keys. Never ends.
 pub(super) async fn watch_eviction_policy(client: Arc<RedisClient>, metrics: Metrics) {
-    let mut reported = None;
+    let mut reported = false;
     loop {
         let Some(policy) = eviction_policy(&client).await else {
             sleep(RETRY_INTERVAL).await;
@@ -31,15 +31,15 @@ pub(super) async fn watch_eviction_policy(client: Arc<RedisClient>, metrics: Met
         };
         let evicts = policy != NO_EVICTION;
         metrics.set_evicts(evicts);
-        if reported != Some(evicts) && evicts {
-            error!(
+        match (reported, evicts) {
+            (false, true) => error!(
                 policy,
                 "Redis evicts keys when full: sessions and limits can be lost; set maxmemory-policy to noeviction"
-            );
-        } else if reported == Some(true) {
-            info!(policy, "Redis no longer evicts keys");
+            ),
+            (true, false) => info!(policy, "Redis no longer evicts keys"),
+            (false, false) | (true, true) => {}
         }
-        reported = Some(evicts);
+        reported = evicts;
         sleep(CHECK_INTERVAL).await;
     }
 }
