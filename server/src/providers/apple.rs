@@ -1,13 +1,11 @@
 //! Apple's client secret: a JWT signed with the team's key, renewed before it expires.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, PoisonError},
-};
+use std::collections::HashMap;
 
 use aws_lc_rs::digest::{SHA256, digest};
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use latchkey_crds::rendered::SecretString;
+use parking_lot::Mutex;
 use serde::Serialize;
 use time::{Duration, OffsetDateTime};
 
@@ -51,21 +49,21 @@ impl ClientSecrets {
         let (pem, client_id) = (client.secret()?.expose(), client.settings.client_id.as_str());
         let inputs_hash = digest(&SHA256, [team, key_id, client_id, pem].join("\n").as_bytes());
         let inputs_hash: [u8; 32] = inputs_hash.as_ref().try_into().map_err(|_| UnusableReason::InvalidKey)?;
-        let mut made = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(made) = made.get(&inputs_hash).filter(|made| now < made.expires_at - RENEWAL_MARGIN) {
-            return Ok(made.secret.clone());
+        let mut cached = self.0.lock();
+        if let Some(cached) = cached.get(&inputs_hash).filter(|cached| now < cached.expires_at - RENEWAL_MARGIN) {
+            return Ok(cached.secret.clone());
         }
-        if made.len() >= MAX_CACHED_SECRETS {
-            made.clear();
+        if cached.len() >= MAX_CACHED_SECRETS {
+            cached.clear();
         }
-        let until = now + LIFETIME;
-        let claims =
-            Claims { iss: team, iat: now.unix_timestamp(), exp: until.unix_timestamp(), aud: AUDIENCE, sub: client_id };
+        let expires_at = now + LIFETIME;
+        let (iat, exp) = (now.unix_timestamp(), expires_at.unix_timestamp());
+        let claims = Claims { iss: team, iat, exp, aud: AUDIENCE, sub: client_id };
         let header = Header { kid: Some(key_id.to_owned()), ..Header::new(Algorithm::ES256) };
         let key = EncodingKey::from_ec_pem(pem.as_bytes()).map_err(|_| UnusableReason::InvalidKey)?;
         let secret = jsonwebtoken::encode(&header, &claims, &key).map_err(|_| UnusableReason::InvalidKey)?;
         let secret = SecretString::new(secret);
-        made.insert(inputs_hash, CachedSecret { secret: secret.clone(), expires_at: until });
+        cached.insert(inputs_hash, CachedSecret { secret: secret.clone(), expires_at });
         Ok(secret)
     }
 }
@@ -138,6 +136,6 @@ mod tests {
             settings.client_id = number.to_string();
             secrets.get(&client(&settings), NOW).unwrap();
         }
-        assert!(secrets.0.lock().unwrap().len() <= MAX_CACHED_SECRETS);
+        assert!(secrets.0.lock().len() <= MAX_CACHED_SECRETS);
     }
 }

@@ -1,17 +1,13 @@
 //! Cache of provider documents (discovery documents, key sets) by URL. One call fetches a document at a time, and a
 //! stale copy is used while the provider is unavailable.
 
-use std::{
-    collections::HashMap,
-    future::Future,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, future::Future, sync::Arc, time::Duration};
 
 use futures::{
     FutureExt,
     future::{BoxFuture, Shared},
 };
+use parking_lot::{Mutex, MutexGuard};
 use time::OffsetDateTime;
 use tokio::time::timeout;
 
@@ -80,26 +76,26 @@ impl<T: MemorySize + Send + Sync + 'static> DocumentCache<T> {
         url: &str,
         fetch: impl Future<Output = Result<T, ProviderError>> + Send + 'static,
     ) -> FetchResult<T> {
-        let copy = self.entry(url);
+        let entry = self.entry(url);
         let now = self.env.now();
-        let (old, flight) = {
-            let mut held = copy.lock();
-            held.last_used = now;
-            let old = held.document.clone();
-            let is_good = old.as_ref().is_some_and(|(_, at)| now - *at < MAX_AGE)
-                || old.is_some() && held.failed_at.is_some_and(|at| now - at < RETRY_INTERVAL);
-            match old {
-                Some((document, _)) if is_good => return Ok(document),
-                old => (old, self.start_fetch(&copy, &mut held, fetch)),
+        let (stale, fetch) = {
+            let mut state = entry.lock();
+            state.last_used = now;
+            let copy = state.document.clone();
+            let is_usable = copy.as_ref().is_some_and(|(_, at)| now - *at < MAX_AGE)
+                || copy.is_some() && state.failed_at.is_some_and(|at| now - at < RETRY_INTERVAL);
+            match copy {
+                Some((document, _)) if is_usable => return Ok(document),
+                stale => (stale, self.start_fetch(&entry, &mut state, fetch)),
             }
         };
-        match old {
-            None => flight.await,
-            Some((old, _)) => Ok(timeout(REFRESH_WAIT, flight).await.ok().and_then(Result::ok).unwrap_or(old)),
+        match stale {
+            None => fetch.await,
+            Some((stale, _)) => Ok(timeout(REFRESH_WAIT, fetch).await.ok().and_then(Result::ok).unwrap_or(stale)),
         }
     }
 
-    /// A newer document than `seen`, which lacks something that the caller needs. `None` if it was fetched less than
+    /// A newer document than `stale`, which lacks something that the caller needs. `None` if it was fetched less than
     /// [`RETRY_INTERVAL`] ago or cannot be fetched.
     pub(super) async fn get_newer(
         &self,
@@ -107,34 +103,34 @@ impl<T: MemorySize + Send + Sync + 'static> DocumentCache<T> {
         stale: &Arc<T>,
         fetch: impl Future<Output = Result<T, ProviderError>> + Send + 'static,
     ) -> Option<Arc<T>> {
-        let copy = self.entry(url);
+        let entry = self.entry(url);
         let now = self.env.now();
-        let flight = {
-            let mut held = copy.lock();
-            match &held.document {
+        let fetch = {
+            let mut state = entry.lock();
+            match &state.document {
                 Some((document, _)) if !Arc::ptr_eq(document, stale) => return Some(Arc::clone(document)),
                 _ => {}
             }
-            if held.last_miss.is_some_and(|at| now - at < RETRY_INTERVAL) {
+            if state.last_miss.is_some_and(|at| now - at < RETRY_INTERVAL) {
                 // Callers that miss something at the same time share one fetch.
-                held.fetch.clone()?
+                state.fetch.clone()?
             } else {
-                held.last_miss = Some(now);
-                self.start_fetch(&copy, &mut held, fetch)
+                state.last_miss = Some(now);
+                self.start_fetch(&entry, &mut state, fetch)
             }
         };
-        flight.await.ok()
+        fetch.await.ok()
     }
 
     fn entry(&self, url: &str) -> Arc<Entry<T>> {
-        let mut copies = lock(&self.entries);
-        if let Some(copy) = copies.by_url.get(url) {
-            return Arc::clone(copy);
+        let mut entries = self.entries.lock();
+        if let Some(entry) = entries.by_url.get(url) {
+            return Arc::clone(entry);
         }
-        if copies.by_url.len() >= MAX_ENTRIES {
-            copies.evict_least_recently_used();
+        if entries.by_url.len() >= MAX_ENTRIES {
+            entries.evict_least_recently_used();
         }
-        let held = EntryState {
+        let state = EntryState {
             document: None,
             footprint: 0,
             failed_at: None,
@@ -142,67 +138,63 @@ impl<T: MemorySize + Send + Sync + 'static> DocumentCache<T> {
             last_used: self.env.now(),
             fetch: None,
         };
-        let copy = Arc::new(Entry(Mutex::new(held)));
-        copies.by_url.insert(url.to_owned(), Arc::clone(&copy));
-        copy
+        let entry = Arc::new(Entry(Mutex::new(state)));
+        entries.by_url.insert(url.to_owned(), Arc::clone(&entry));
+        entry
     }
 
     /// Joins the running fetch or starts one. The fetch is a task of its own, so that it survives its first caller.
     fn start_fetch(
         &self,
-        copy: &Arc<Entry<T>>,
-        held: &mut EntryState<T>,
+        entry: &Arc<Entry<T>>,
+        state: &mut EntryState<T>,
         fetch: impl Future<Output = Result<T, ProviderError>> + Send + 'static,
     ) -> Shared<BoxFuture<'static, FetchResult<T>>> {
-        if let Some(flight) = &held.fetch {
-            return flight.clone();
+        if let Some(running) = &state.fetch {
+            return running.clone();
         }
-        let (env, copies, copy) = (Arc::clone(&self.env), Arc::clone(&self.entries), Arc::clone(copy));
+        let (env, entries, entry) = (Arc::clone(&self.env), Arc::clone(&self.entries), Arc::clone(entry));
         let task = tokio::spawn(async move {
             let fetched = fetch.await;
             let now = env.now();
             // Lock order: first the map, then one entry.
-            let mut copies = lock(&copies);
-            let mut held = copy.lock();
-            held.fetch = None;
+            let mut entries = entries.lock();
+            let mut state = entry.lock();
+            state.fetch = None;
             match fetched {
                 Ok(document) => {
-                    let (before, document) = (held.footprint, Arc::new(document));
-                    held.footprint = document.memory_size();
-                    held.document = Some((Arc::clone(&document), now));
-                    held.failed_at = None;
-                    let after = held.footprint;
-                    drop(held);
-                    copies.resized(&copy, before, after);
+                    let (before, document) = (state.footprint, Arc::new(document));
+                    state.footprint = document.memory_size();
+                    state.document = Some((Arc::clone(&document), now));
+                    state.failed_at = None;
+                    let after = state.footprint;
+                    drop(state);
+                    entries.update_footprint(&entry, before, after);
                     Ok(document)
                 }
                 Err(error) => {
-                    held.failed_at = Some(now);
+                    state.failed_at = Some(now);
                     Err(error)
                 }
             }
         });
         // A panic in the task is reported as a broken connection.
-        let flight = task
+        let running = task
             .map(|ended| ended.unwrap_or(Err(ProviderError::Unavailable(UnavailableReason::ConnectionClosed))))
             .boxed()
             .shared();
-        held.fetch = Some(flight.clone());
-        flight
+        state.fetch = Some(running.clone());
+        running
     }
-}
-
-fn lock<T>(copies: &Mutex<Entries<T>>) -> MutexGuard<'_, Entries<T>> {
-    copies.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 // === impl Entries ===
 
 impl<T> Entries<T> {
     /// Updates the sum after a copy changed, and evicts other copies to stay within the bound.
-    fn resized(&mut self, copy: &Arc<Entry<T>>, before: usize, after: usize) {
-        // The copy can have been evicted during the fetch; then it does not count.
-        if !self.by_url.values().any(|kept| Arc::ptr_eq(kept, copy)) {
+    fn update_footprint(&mut self, changed: &Arc<Entry<T>>, before: usize, after: usize) {
+        // If the entry was evicted during the fetch, it is not in the sum.
+        if !self.by_url.values().any(|entry| Arc::ptr_eq(entry, changed)) {
             return;
         }
         self.footprint = self.footprint - before + after;
@@ -212,9 +204,9 @@ impl<T> Entries<T> {
     }
 
     fn evict_least_recently_used(&mut self) {
-        let oldest = self.by_url.iter().min_by_key(|(_, copy)| copy.lock().last_used).map(|(url, _)| url.clone());
-        if let Some(copy) = oldest.and_then(|url| self.by_url.remove(&url)) {
-            self.footprint -= copy.lock().footprint;
+        let oldest = self.by_url.iter().min_by_key(|(_, entry)| entry.lock().last_used).map(|(url, _)| url.clone());
+        if let Some(entry) = oldest.and_then(|url| self.by_url.remove(&url)) {
+            self.footprint -= entry.lock().footprint;
         }
     }
 }
@@ -223,7 +215,7 @@ impl<T> Entries<T> {
 
 impl<T> Entry<T> {
     fn lock(&self) -> MutexGuard<'_, EntryState<T>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
@@ -334,10 +326,10 @@ mod tests {
         let first = fixture.cache.get("a", fixture.fetch(true)).await.unwrap();
         let newer = |seen| {
             let fetch = fixture.fetch(true);
-            let shelf = &fixture.cache;
-            async move { shelf.get_newer("a", seen, fetch).await.map(|document| *document) }
+            let cache = &fixture.cache;
+            async move { cache.get_newer("a", seen, fetch).await.map(|document| *document) }
         };
-        assert_eq!(newer(&first).await, Some(2), "fetched at once, whatever the age of the copy");
+        assert_eq!(newer(&first).await, Some(2), "fetched immediately, whatever the age of the copy");
         assert_eq!(newer(&first).await, Some(2), "the cache already has a newer one");
         let second = fixture.cache.get("a", fixture.fetch(true)).await.unwrap();
         assert_eq!(newer(&second).await, None);
@@ -353,8 +345,8 @@ mod tests {
         let fixture = Fixture::new();
         let (open, opened) = tokio::sync::oneshot::channel::<()>();
         let fetch = async move { opened.await.map(|()| 7).map_err(|_| UNREACHABLE) };
-        let asked = fixture.cache.get("a", fetch);
-        assert!(timeout(Duration::from_millis(1), asked).await.is_err());
+        let caller = fixture.cache.get("a", fetch);
+        assert!(timeout(Duration::from_millis(1), caller).await.is_err());
         open.send(()).unwrap();
         assert_eq!(fixture.get(true).await, Ok(7));
         assert_eq!(fixture.fetched.load(Ordering::SeqCst), 0);
@@ -367,7 +359,7 @@ mod tests {
             fixture.advance(1);
             fixture.cache.get(&number.to_string(), fixture.fetch(true)).await.unwrap();
         }
-        assert_eq!(fixture.cache.entries.lock().unwrap().by_url.len(), MAX_ENTRIES);
+        assert_eq!(fixture.cache.entries.lock().by_url.len(), MAX_ENTRIES);
     }
 
     #[tokio::test]
@@ -378,22 +370,22 @@ mod tests {
             let fetch = async move { Ok(size) };
             assert_eq!(fixture.cache.get(url, fetch).await.map(|document| *document), Ok(size));
         };
-        let kept = || {
-            let copies = fixture.cache.entries.lock().unwrap();
-            let mut urls: Vec<_> = copies.by_url.keys().cloned().collect();
+        let cached = || {
+            let entries = fixture.cache.entries.lock();
+            let mut urls: Vec<_> = entries.by_url.keys().cloned().collect();
             urls.sort();
-            (urls.join(" "), copies.footprint)
+            (urls.join(" "), entries.footprint)
         };
         let half = MAX_CACHE_BYTES / 2;
         put("a", half).await;
         put("b", half).await;
         put("a", half).await;
-        assert_eq!(kept(), ("a b".to_owned(), MAX_CACHE_BYTES));
+        assert_eq!(cached(), ("a b".to_owned(), MAX_CACHE_BYTES));
         put("c", 1).await;
-        assert_eq!(kept(), ("a c".to_owned(), half + 1));
+        assert_eq!(cached(), ("a c".to_owned(), half + 1));
         // A newer document replaces the older one in the sum.
         fixture.advance(3600);
         put("a", 2).await;
-        assert_eq!(kept(), ("a c".to_owned(), 3));
+        assert_eq!(cached(), ("a c".to_owned(), 3));
     }
 }

@@ -33,7 +33,8 @@ use crate::{
 
 /// How often due checks are started and changes of Apps are read.
 const TICK: Duration = Duration::from_secs(1);
-/// A reachable Provider is checked again after an hour, plus or minus a quarter, so that servers do not check at once.
+/// A reachable Provider is checked again after an hour, plus or minus a quarter, so that servers do not check at the same
+/// time.
 const CHECK_INTERVAL: Duration = Duration::from_secs(3600);
 /// Any other result is checked again sooner, with the same jitter.
 const RETRY_INTERVAL: Duration = Duration::from_secs(300);
@@ -65,17 +66,17 @@ impl SocialProviders {
         let mut changed = true;
         loop {
             tokio::select! {
-                // All Apps are read again, so it does not matter which one changed or how many changes were missed.
+                // All Apps are read again, so it does not matter which App changed or how many changes were missed.
                 _ = changes.recv() => {
                     changed = true;
                     continue;
                 }
                 Some(done) = running.join_next() => {
-                    let Ok((key, print, found)) = done else { continue };
-                    if let Some(one) = watched.get_mut(&key).filter(|one| one.fingerprint == print) {
-                        let again = if found == Some(Reason::Reachable) { CHECK_INTERVAL } else { RETRY_INTERVAL };
-                        one.next_check = Instant::now() + with_jitter(again, env.random_unit());
-                        match found {
+                    let Ok((key, fingerprint, result)) = done else { continue };
+                    if let Some(provider) = watched.get_mut(&key).filter(|one| one.fingerprint == fingerprint) {
+                        let pause = if result == Some(Reason::Reachable) { CHECK_INTERVAL } else { RETRY_INTERVAL };
+                        provider.next_check = Instant::now() + with_jitter(pause, env.random_unit());
+                        match result {
                             Some(reason) => reports.record(&key, reason),
                             None => reports.remove(&key),
                         }
@@ -88,19 +89,19 @@ impl SocialProviders {
                 update_watched(&mut watched, &apps, &env, &reports);
             }
             let now = Instant::now();
-            for (key, one) in watched.iter_mut().filter(|(_, one)| one.next_check <= now) {
+            for (key, provider) in watched.iter_mut().filter(|(_, provider)| provider.next_check <= now) {
                 if running.len() >= MAX_CONCURRENT_CHECKS {
                     break;
                 }
-                // Without a permit it stays due: too many calls to this provider or of this namespace are running.
+                // Without a permit the check stays due: too many calls to this provider or of this namespace are running.
                 let Ok(permit) = self.0.permits.try_acquire_for_check(&Arc::new(key.clone())) else { continue };
-                // Prevents a second start while it runs; a check takes at most ten seconds.
-                one.next_check = now + CHECK_INTERVAL;
-                let (providers, key, print) = (self.clone(), key.clone(), one.fingerprint.clone());
-                let (settings, callback) = (Arc::clone(&one.settings), one.callback.clone());
+                // Prevents a second start while the check runs, which takes at most ten seconds.
+                provider.next_check = now + CHECK_INTERVAL;
+                let (providers, key, fingerprint) = (self.clone(), key.clone(), provider.fingerprint.clone());
+                let (settings, callback) = (Arc::clone(&provider.settings), provider.callback.clone());
                 running.spawn(async move {
-                    let found = providers.run_check(&permit, &settings, &callback).await;
-                    (key, print, found)
+                    let result = providers.run_check(&permit, &settings, &callback).await;
+                    (key, fingerprint, result)
                 });
             }
         }
@@ -113,8 +114,8 @@ impl SocialProviders {
         Some(self.0.run_check(&client, callback).await)
     }
 
-    /// Checks now whether the provider can be reached and accepts the client. `None` if it cannot be checked: the
-    /// secret does not resolve, the preset or its options cannot be used, or too many calls to it are running.
+    /// Checks now whether the provider can be reached and accepts the client. `None` if it cannot be checked: the secret
+    /// is missing, the preset or its options cannot be used, or too many calls to the provider are running.
     pub async fn check(&self, namespace: &str, provider: &RenderedProvider, callback: &str) -> Option<Reason> {
         let key = Arc::new((namespace.to_owned(), provider.resource.clone()));
         let permit = self.0.permits.try_acquire_for_check(&key).ok()?;
@@ -145,19 +146,16 @@ fn update_watched(
         is_referenced
     });
     for (key, (settings, callback)) in referenced {
-        let print = fingerprint(&settings);
-        if watched.get(&key).is_some_and(|one| one.fingerprint == print) {
+        let fingerprint = fingerprint(&settings);
+        if watched.get(&key).is_some_and(|known| known.fingerprint == fingerprint) {
             continue;
         }
-        let due = Instant::now() + FIRST_CHECK_WITHIN.mul_f64(env.random_unit());
-        watched.insert(
-            key,
-            WatchedProvider { settings: Arc::new(settings), callback, fingerprint: print, next_check: due },
-        );
+        let next_check = Instant::now() + FIRST_CHECK_WITHIN.mul_f64(env.random_unit());
+        watched.insert(key, WatchedProvider { settings: Arc::new(settings), callback, fingerprint, next_check });
     }
 }
 
-/// A fingerprint that detects changes without a copy of the settings, which hold a secret.
+/// A fingerprint that detects changes without a copy of the settings, which contain a secret.
 fn fingerprint(settings: &ProviderSettings) -> Vec<u8> {
     let settings = serde_json::to_vec(settings).expect("provider settings have only string keys");
     digest(&SHA256, &settings).as_ref().to_vec()
@@ -179,7 +177,7 @@ impl Inner {
         // A cached document does not show that the provider is available now.
         if let EndpointSource::Discovered { issuer, .. } = &client.preset.endpoints {
             match client.discovery_url(*issuer) {
-                Ok((_, address)) if self.fetch_metadata(client, &address).await.is_ok() => {}
+                Ok((_, url)) if self.fetch_metadata(client, &url).await.is_ok() => {}
                 Ok(_) | Err(_) => return Reason::DiscoveryFailed,
             }
         }
@@ -199,13 +197,13 @@ impl Inner {
                 endpoint: ProviderEndpoint::Token,
                 reason: InvalidResponse::ClientRejected,
             }) => Reason::ClientRefused,
-            // Apple: no client secret can be made from the key.
+            // For Apple: no client secret can be signed with the key.
             Err(ProviderError::Unusable(UnusableReason::InvalidKey)) => Reason::ClientRefused,
             Err(ProviderError::Unavailable(_)) => Reason::TokenEndpointFailed,
             Err(
                 ProviderError::InvalidResponse { reason: InvalidResponse::NotHttps, .. } | ProviderError::Unusable(_),
             ) => Reason::TokenEndpointFailed,
-            // It refused the code, as expected.
+            // The provider rejected the code, as expected.
             Err(
                 ProviderError::InvalidResponse { .. }
                 | ProviderError::InvalidCallback(_)

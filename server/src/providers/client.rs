@@ -21,7 +21,7 @@ pub(super) const MICROSOFT_CONSUMERS_TENANT: &str = "9188040d-6c67-4c5b-b112-36a
 pub(super) struct ProviderConfig<'a> {
     pub(super) preset: &'static Preset,
     pub(super) settings: &'a ProviderSettings,
-    /// Held until the last call of this client ends.
+    /// Released when the last call of this client ends.
     pub(super) permit: Permit,
     pub(super) mapping: ClaimMapping,
 }
@@ -63,9 +63,9 @@ impl<'a> ProviderConfig<'a> {
         Ok(Self { preset, settings, permit: permit.clone(), mapping })
     }
 
-    /// The labels under which a call of this client to `place` is counted.
-    pub(super) fn call_target(&self, place: ProviderEndpoint) -> CallTarget {
-        CallTarget { preset: self.preset.name, endpoint: place }
+    /// The labels under which a call of this client to `endpoint` is counted.
+    pub(super) fn call_target(&self, endpoint: ProviderEndpoint) -> CallTarget {
+        CallTarget { preset: self.preset.name, endpoint }
     }
 
     /// The client secret, or Apple's private key.
@@ -94,8 +94,8 @@ impl<'a> ProviderConfig<'a> {
             }
         };
         // OpenID Connect Discovery 1.0, 4.1: a trailing slash is removed first.
-        let address = format!("{}/.well-known/openid-configuration", issuer.trim_end_matches('/'));
-        Ok((issuer, address))
+        let url = format!("{}/.well-known/openid-configuration", issuer.trim_end_matches('/'));
+        Ok((issuer, url))
     }
 
     /// The requested scopes, without duplicates.
@@ -192,7 +192,7 @@ pub(super) mod tests {
 
     #[test]
     fn the_discovery_url_is_below_the_issuer() {
-        let address = |preset: &str, options| {
+        let discovery_url = |preset: &str, options| {
             let settings = test_settings(preset, options);
             let client = test_client(&settings).unwrap();
             let EndpointSource::Discovered { issuer, .. } = &client.preset.endpoints else {
@@ -223,19 +223,19 @@ pub(super) mod tests {
                 "https://id.example",
             ),
         ] {
-            assert_eq!(address(preset, options), (issuer.into(), format!("{below}{end}")), "{preset}");
+            assert_eq!(discovery_url(preset, options), (issuer.into(), format!("{below}{end}")), "{preset}");
         }
     }
 
     #[test]
     fn missing_options_are_reported() {
-        let refused = |preset: &str, options| {
+        let error_of = |preset: &str, options| {
             let settings = test_settings(preset, options);
             test_client(&settings).map(|_| ()).unwrap_err()
         };
-        assert_eq!(refused("yahoo", json!({})), UnusableReason::UnknownPreset);
-        assert_eq!(refused("oidc", json!({ "issuer": "https://id.example" })), UnusableReason::InvalidOptions);
-        assert_eq!(refused("oauth2", json!({ "claims": { "email": "mail" } })), UnusableReason::InvalidOptions);
+        assert_eq!(error_of("yahoo", json!({})), UnusableReason::UnknownPreset);
+        assert_eq!(error_of("oidc", json!({ "issuer": "https://id.example" })), UnusableReason::InvalidOptions);
+        assert_eq!(error_of("oauth2", json!({ "claims": { "email": "mail" } })), UnusableReason::InvalidOptions);
         let settings = test_settings("oauth2", json!({ "claims": { "subject": "id", "email": "mail" } }));
         let client = test_client(&settings).unwrap();
         assert_eq!(client.mapping.verified, EmailVerification::Never);

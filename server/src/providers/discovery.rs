@@ -101,7 +101,7 @@ impl Metadata {
                 .is_none_or(|methods| methods.iter().any(|method| method == "client_secret_basic")),
             announces_iss: document.authorization_response_iss_parameter_supported,
         };
-        let is_long = metadata.urls().chain([&*metadata.issuer]).any(|address| address.len() > MAX_URL_LENGTH);
+        let is_long = metadata.urls().chain([&*metadata.issuer]).any(|url| url.len() > MAX_URL_LENGTH);
         if is_long { Err(InvalidResponse::UrlTooLong) } else { Ok(metadata) }
     }
 
@@ -128,10 +128,11 @@ impl AcceptedIssuers {
     pub(super) fn authority(&self, iss: &str, tenant: Option<&str>) -> Option<String> {
         match self {
             Self::Unknown => None,
-            Self::Known { issuer, aliases: also } => (iss == issuer || also.contains(&iss)).then(|| issuer.clone()),
-            Self::MicrosoftTenants { template, allows_consumers: consumers } => {
-                let tenant = tenant
-                    .filter(|tenant| is_tenant_id(tenant) && (*consumers || *tenant != MICROSOFT_CONSUMERS_TENANT))?;
+            Self::Known { issuer, aliases } => (iss == issuer || aliases.contains(&iss)).then(|| issuer.clone()),
+            Self::MicrosoftTenants { template, allows_consumers } => {
+                let tenant = tenant.filter(|tenant| {
+                    is_tenant_id(tenant) && (*allows_consumers || *tenant != MICROSOFT_CONSUMERS_TENANT)
+                })?;
                 (template.replace("{tenantid}", tenant) == iss).then(|| iss.to_owned())
             }
         }
@@ -141,7 +142,7 @@ impl AcceptedIssuers {
     fn is_valid_in_callback(&self, iss: &str) -> bool {
         match self {
             Self::Unknown => true,
-            Self::Known { issuer, aliases: also } => iss == issuer || also.contains(&iss),
+            Self::Known { issuer, aliases } => iss == issuer || aliases.contains(&iss),
             Self::MicrosoftTenants { template, .. } => {
                 template.split_once("{tenantid}").is_some_and(|(before, after)| {
                     iss.strip_prefix(before).and_then(|rest| rest.strip_suffix(after)).is_some_and(is_tenant_id)
@@ -177,9 +178,7 @@ impl Inner {
     /// The endpoints of this client's provider. Reads the discovery document if the preset uses one.
     pub(super) async fn endpoints(&self, client: &ProviderConfig<'_>) -> Result<Endpoints, ProviderError> {
         match &client.preset.endpoints {
-            EndpointSource::Discovered { issuer, aliases: also } => {
-                self.discovered_endpoints(client, *issuer, also).await
-            }
+            EndpointSource::Discovered { issuer, aliases } => self.discovered_endpoints(client, *issuer, aliases).await,
             EndpointSource::Fixed { issuer, authorization, token, .. } => Ok(Endpoints {
                 authorization_endpoint: (*authorization).to_owned(),
                 token_endpoint: (*token).to_owned(),
@@ -215,17 +214,17 @@ impl Inner {
         issuer: IssuerSource,
         aliases: &'static [&'static str],
     ) -> Result<Endpoints, ProviderError> {
-        let (configured, address) = client.discovery_url(issuer)?;
-        let metadata = self.metadata(client, &address).await?;
-        let fault = |fault| ProviderError::InvalidResponse { endpoint: ProviderEndpoint::Discovery, reason: fault };
+        let (configured, url) = client.discovery_url(issuer)?;
+        let metadata = self.metadata(client, &url).await?;
+        let invalid = |reason| ProviderError::InvalidResponse { endpoint: ProviderEndpoint::Discovery, reason };
         let issuers = match issuer {
             IssuerSource::MicrosoftTenant => {
-                microsoft_issuers(client, &metadata.issuer).ok_or(fault(InvalidResponse::IssuerMismatch))?
+                microsoft_issuers(client, &metadata.issuer).ok_or(invalid(InvalidResponse::IssuerMismatch))?
             }
             IssuerSource::Fixed(_) | IssuerSource::Option(_) => {
                 // OpenID Connect Discovery 1.0, 4.3.
                 if metadata.issuer != configured && !aliases.contains(&metadata.issuer.as_str()) {
-                    return Err(fault(InvalidResponse::IssuerMismatch));
+                    return Err(invalid(InvalidResponse::IssuerMismatch));
                 }
                 AcceptedIssuers::Known { issuer: configured.into_owned(), aliases }
             }
@@ -245,27 +244,27 @@ impl Inner {
         })
     }
 
-    async fn metadata(&self, client: &ProviderConfig<'_>, address: &str) -> Result<Arc<Metadata>, ProviderError> {
-        self.metadata.get(address, self.fetch_metadata(client, address)).await
+    async fn metadata(&self, client: &ProviderConfig<'_>, url: &str) -> Result<Arc<Metadata>, ProviderError> {
+        self.metadata.get(url, self.fetch_metadata(client, url)).await
     }
 
     /// Fetches a document, without the cache.
     pub(super) fn fetch_metadata(
         &self,
         client: &ProviderConfig<'_>,
-        address: &str,
+        url: &str,
     ) -> impl Future<Output = Result<Metadata, ProviderError>> + Send + use<> {
-        let (http, purpose, url) =
-            (Arc::clone(&self.http), client.call_target(ProviderEndpoint::Discovery), address.to_owned());
-        // The fetch continues after its caller is gone; it holds the permit until it ends.
+        let (http, target, url) =
+            (Arc::clone(&self.http), client.call_target(ProviderEndpoint::Discovery), url.to_owned());
+        // The fetch continues after its caller was cancelled. The permit is released when the fetch ends.
         let permit = client.permit.clone();
         async move {
             let _permit = permit;
-            let answer = super::fetch(&http, purpose, &url).await?;
-            let fault = |fault| ProviderError::InvalidResponse { endpoint: ProviderEndpoint::Discovery, reason: fault };
-            let metadata = answer.success_body().and_then(Metadata::parse).map_err(fault)?;
-            if metadata.urls().any(|address| !http.allows_url(address)) {
-                return Err(fault(InvalidResponse::NotHttps));
+            let response = super::fetch(&http, target, &url).await?;
+            let invalid = |reason| ProviderError::InvalidResponse { endpoint: ProviderEndpoint::Discovery, reason };
+            let metadata = response.success_body().and_then(Metadata::parse).map_err(invalid)?;
+            if metadata.urls().any(|url| !http.allows_url(url)) {
+                return Err(invalid(InvalidResponse::NotHttps));
             }
             Ok(metadata)
         }
@@ -281,9 +280,9 @@ impl Inner {
         &self,
         client: &ProviderConfig<'_>,
         url: &str,
-        seen: &Arc<KeySet>,
+        stale: &Arc<KeySet>,
     ) -> Option<Arc<KeySet>> {
-        self.keys.get_newer(url, seen, self.fetch_keys(client, url)).await
+        self.keys.get_newer(url, stale, self.fetch_keys(client, url)).await
     }
 
     /// Fetches a key set, without the cache.
@@ -292,13 +291,13 @@ impl Inner {
         client: &ProviderConfig<'_>,
         url: &str,
     ) -> impl Future<Output = Result<KeySet, ProviderError>> + Send + use<> {
-        let (http, purpose, url) = (Arc::clone(&self.http), client.call_target(ProviderEndpoint::Keys), url.to_owned());
+        let (http, target, url) = (Arc::clone(&self.http), client.call_target(ProviderEndpoint::Keys), url.to_owned());
         let permit = client.permit.clone();
         async move {
             let _permit = permit;
-            let answer = super::fetch(&http, purpose, &url).await?;
-            let fault = |fault| ProviderError::InvalidResponse { endpoint: ProviderEndpoint::Keys, reason: fault };
-            answer.success_body().and_then(KeySet::parse).map_err(fault)
+            let response = super::fetch(&http, target, &url).await?;
+            let invalid = |reason| ProviderError::InvalidResponse { endpoint: ProviderEndpoint::Keys, reason };
+            response.success_body().and_then(KeySet::parse).map_err(invalid)
         }
     }
 }
@@ -323,8 +322,8 @@ fn client_authentication(client: &ProviderConfig<'_>, metadata: Option<&Metadata
 fn microsoft_issuers(client: &ProviderConfig<'_>, issuer: &str) -> Option<AcceptedIssuers> {
     let tenant = issuer.strip_prefix(MICROSOFT_BASE_URL)?.strip_suffix("/v2.0")?;
     if tenant == "{tenantid}" {
-        let consumers = client.option("tenant") != Some("organizations");
-        Some(AcceptedIssuers::MicrosoftTenants { template: issuer.to_owned(), allows_consumers: consumers })
+        let allows_consumers = client.option("tenant") != Some("organizations");
+        Some(AcceptedIssuers::MicrosoftTenants { template: issuer.to_owned(), allows_consumers })
     } else {
         is_tenant_id(tenant).then(|| AcceptedIssuers::Known { issuer: issuer.to_owned(), aliases: &[] })
     }

@@ -104,10 +104,10 @@ impl<'c> AsyncHttpClient<'c> for OAuthHttpClient<'_> {
 
     fn call(&'c self, request: HttpRequest) -> Self::Future {
         Box::pin(async move {
-            let answer = self.0.call(self.1, request.map(|body| Full::new(Bytes::from(body)))).await?;
-            let mut response = HttpResponse::new(answer.body);
-            *response.status_mut() = answer.status;
-            *response.headers_mut() = answer.headers;
+            let received = self.0.call(self.1, request.map(|body| Full::new(Bytes::from(body)))).await?;
+            let mut response = HttpResponse::new(received.body);
+            *response.status_mut() = received.status;
+            *response.headers_mut() = received.headers;
             Ok(response)
         })
     }
@@ -144,13 +144,13 @@ impl Inner {
         tokens: &ProviderTokens,
         grant: &AuthorizationCodeGrant<'_>,
     ) -> Result<VerifiedIdentity, ProviderError> {
-        let at = |place| move |fault| ProviderError::InvalidResponse { endpoint: place, reason: fault };
+        let at = |endpoint| move |reason| ProviderError::InvalidResponse { endpoint, reason };
         let access_token = tokens.access_token.secret();
         let text = tokens.id_token.as_ref().ok_or(at(ProviderEndpoint::Token)(InvalidResponse::MissingIdToken))?;
         let expected = TokenOrigin::Flow { nonce: grant.nonce.filter(|_| client.preset.supports_nonce) };
-        let judged = self.validate_id_token(client, endpoints, &text.0, expected).await?;
-        let judged = judged.and_then(|token| token.validate_access_token_hash(access_token).map(|()| token));
-        let token = judged.map_err(|bad| at(ProviderEndpoint::Token)(InvalidResponse::IdToken(bad)))?;
+        let result = self.validate_id_token(client, endpoints, &text.0, expected).await?;
+        let result = result.and_then(|token| token.validate_access_token_hash(access_token).map(|()| token));
+        let token = result.map_err(|error| at(ProviderEndpoint::Token)(InvalidResponse::IdToken(error)))?;
         let mut statements = vec![token.statement];
         if let Some(url) =
             endpoints.userinfo_endpoint.as_deref().filter(|_| client.mapping.has_missing_claims(&statements[0]))
@@ -186,8 +186,8 @@ impl Inner {
             | ClientAuthenticationMethod::Discovered
             | ClientAuthenticationMethod::Configured => client.secret()?.clone(),
         };
-        let at_token = |fault| ProviderError::InvalidResponse { endpoint: ProviderEndpoint::Token, reason: fault };
-        let url = TokenUrl::new(endpoints.token_endpoint.clone()).map_err(|_| at_token(InvalidResponse::Incomplete))?;
+        let invalid = |reason| ProviderError::InvalidResponse { endpoint: ProviderEndpoint::Token, reason };
+        let url = TokenUrl::new(endpoints.token_endpoint.clone()).map_err(|_| invalid(InvalidResponse::Incomplete))?;
         let redirect = RedirectUrl::new(redirect_uri.to_owned()).map_err(|_| UnusableReason::InvalidOptions)?;
         let oauth: OAuthClient = oauth2::Client::new(ClientId::new(client.settings.client_id.clone()))
             .set_client_secret(ClientSecret::new(secret.expose().to_owned()))
@@ -202,7 +202,7 @@ impl Inner {
         let tokens = request.request_async(&sender).await.map_err(|error| token_endpoint_error(client, error))?;
         let access_token = tokens.access_token.secret();
         if access_token.is_empty() || access_token.len() > MAX_TOKEN_LENGTH {
-            return Err(at_token(InvalidResponse::Incomplete));
+            return Err(invalid(InvalidResponse::Incomplete));
         }
         Ok(tokens)
     }
@@ -213,34 +213,34 @@ fn token_endpoint_error(
     client: &ProviderConfig<'_>,
     error: RequestTokenError<HttpCallError, BasicErrorResponse>,
 ) -> ProviderError {
-    let fault = match error {
+    let reason = match error {
         RequestTokenError::Request(error) => return error.into_provider_error(ProviderEndpoint::Token),
         RequestTokenError::ServerResponse(response) => reason_of_error_code(client, response.error().as_ref()),
         // Some providers send errors with status 200.
         RequestTokenError::Parse(_, body) => match parse(&body) {
             // `error` (RFC 6749, 5.2). Facebook's is an object with a number; Twitch has only a message.
-            Ok(answer) => {
+            Ok(claims) => {
                 let error_code =
-                    ["error", "/error/code", "message"].into_iter().find_map(|name| find_claim_text(&answer, name));
+                    ["error", "/error/code", "message"].into_iter().find_map(|name| find_claim_text(&claims, name));
                 error_code.map_or(InvalidResponse::Incomplete, |error| reason_of_error_code(client, &error))
             }
-            Err(fault) => fault,
+            Err(reason) => reason,
         },
         // An empty response, or a content type that is not JSON.
         RequestTokenError::Other(_) => InvalidResponse::NotJson,
     };
-    ProviderError::InvalidResponse { endpoint: ProviderEndpoint::Token, reason: fault }
+    ProviderError::InvalidResponse { endpoint: ProviderEndpoint::Token, reason }
 }
 
 /// Error codes by RFC 6749, 5.2, and the provider's own codes for the same.
 fn reason_of_error_code(client: &ProviderConfig<'_>, error: &str) -> InvalidResponse {
-    let refusals = &client.preset.error_codes;
+    let codes = &client.preset.error_codes;
     let is = |kind: BasicErrorResponseType| error == kind.as_ref();
-    if is(BasicErrorResponseType::InvalidGrant) || refusals.invalid_code.contains(&error) {
+    if is(BasicErrorResponseType::InvalidGrant) || codes.invalid_code.contains(&error) {
         InvalidResponse::CodeRejected
     } else if is(BasicErrorResponseType::InvalidClient)
         || is(BasicErrorResponseType::UnauthorizedClient)
-        || refusals.invalid_client.contains(&error)
+        || codes.invalid_client.contains(&error)
     {
         InvalidResponse::ClientRejected
     } else {

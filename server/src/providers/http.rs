@@ -1,5 +1,5 @@
-//! The HTTP client for providers: bounded in time and size, over TLS only, and only to addresses that the install
-//! allows.
+//! The HTTP client for providers: bounded in time and size, over TLS only, and only to IP addresses that the
+//! install allows.
 
 use std::{
     collections::HashMap,
@@ -49,16 +49,17 @@ pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) const MAX_RESPONSE_BODY: usize = 64 * 1024;
 /// Maximum size of a response head; GitHub's has about 4 KiB. The default of hyper is 400 KiB.
 pub(super) const MAX_RESPONSE_HEAD: usize = 32 * 1024;
-/// Timeout of the connection to one address. If it does not respond, time must remain for the next.
+/// Timeout of the connection to one IP address. If it does not respond, time must remain for the next one.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
-/// Timeout of a name lookup behind a proxy. Such a cluster can be limited to its own names, and slow to report it.
+/// Timeout of a name lookup if there is a proxy. The DNS of such a cluster can know only the names of the cluster, and be
+/// slow to report that it does not know another one.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
 /// Idle timeout. Servers close idle connections; a request on a connection that was just closed is lost, and with it
 /// its authorization code.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Idle connections per host.
 const MAX_IDLE_PER_HOST: usize = 16;
-/// `User-Agent`. GitHub and Discord refuse calls without it.
+/// `User-Agent`. GitHub and Discord reject calls without it.
 const USER_AGENT_VALUE: &str = concat!("Latchkey/", env!("CARGO_PKG_VERSION"));
 
 type FullBody = Full<Bytes>;
@@ -94,28 +95,28 @@ pub(super) enum HttpCallError {
     InvalidResponse(InvalidResponse),
 }
 
-/// Connects to allowed addresses, directly or through the proxy.
+/// Connects to allowed IP addresses, directly or through the proxy.
 #[derive(Clone)]
 struct ProviderConnector {
     reach: Arc<OutboundPolicy>,
     proxy: OutboundProxy,
-    /// For tests: hosts that resolve to an address of this machine.
+    /// For tests: hosts that resolve to an IP address of this machine.
     hosts: Arc<HashMap<String, SocketAddr>>,
 }
 
-// === impl Http ===
+// === impl ProviderHttp ===
 
 impl ProviderHttp {
     pub(super) fn new(
         reach: OutboundPolicy,
         proxy: OutboundProxy,
         hosts: HashMap<String, SocketAddr>,
-        authorities: Vec<CertificateDer<'static>>,
+        test_roots: Vec<CertificateDer<'static>>,
         metrics: Metrics,
     ) -> Self {
         Self {
             connector: ProviderConnector { reach: Arc::new(reach), proxy, hosts: Arc::new(hosts) },
-            trust: TlsRoots::with_extra_roots(authorities),
+            trust: TlsRoots::with_extra_roots(test_roots),
             client: OnceCell::new(),
             metrics,
         }
@@ -126,18 +127,18 @@ impl ProviderHttp {
         url.starts_with("https://") || (self.connector.reach.allow_insecure && url.starts_with("http://"))
     }
 
-    /// Sends one request and counts it. Does not follow redirects. Status 429 and 5xx are [`Away`]: the client can try
-    /// again later.
+    /// Sends one request and counts it. Does not follow redirects. Status 429 and 5xx are
+    /// [`HttpCallError::Unavailable`]: the client can try again later.
     pub(super) async fn call(
         &self,
-        purpose: CallTarget,
+        target: CallTarget,
         request: Request<FullBody>,
     ) -> Result<ProviderResponse, HttpCallError> {
-        let began = Instant::now();
-        let answer = self.send(request).await;
-        let status = answer.as_ref().map(|answer| answer.status).map_err(|error| *error);
-        self.metrics.record_call(purpose, status, began.elapsed());
-        answer
+        let started = Instant::now();
+        let response = self.send(request).await;
+        let status = response.as_ref().map(|response| response.status).map_err(|error| *error);
+        self.metrics.record_call(target, status, started.elapsed());
+        response
     }
 
     async fn send(&self, mut request: Request<FullBody>) -> Result<ProviderResponse, HttpCallError> {
@@ -171,16 +172,16 @@ impl ProviderHttp {
             let body = read_body(body).await?;
             Ok(ProviderResponse { status: head.status, headers: head.headers, body })
         };
-        let answer =
+        let response =
             timeout(CALL_TIMEOUT, call).await.unwrap_or(Err(HttpCallError::Unavailable(UnavailableReason::Timeout)));
-        if answer.is_err() {
+        if response.is_err() {
             latchkey_trace::record_error(&span, "no_answer");
         }
-        answer
+        response
     }
 
     async fn get_or_build_client(&self) -> Result<&Client<HttpsConnector<ProviderConnector>, FullBody>, HttpCallError> {
-        let make = || async {
+        let build = || async {
             let config =
                 self.trust.tls_config().await.map_err(|_| HttpCallError::Unavailable(UnavailableReason::Tls))?;
             let mut connector = HttpsConnector::from((self.connector.clone(), config));
@@ -194,7 +195,7 @@ impl ProviderHttp {
                 .http1_max_buf_size(MAX_RESPONSE_HEAD)
                 .build(connector))
         };
-        self.client.get_or_try_init(make).await
+        self.client.get_or_try_init(build).await
     }
 }
 
@@ -204,8 +205,8 @@ impl fmt::Debug for ProviderHttp {
     }
 }
 
-/// Reads a body of at most [`MAX_RESPONSE_BODY`] bytes. Copies it: the small frames of a chunked body would keep large read
-/// buffers alive.
+/// Reads a body of at most [`MAX_RESPONSE_BODY`] bytes. Copies the frames: the small frames of a chunked body would keep
+/// large read buffers in memory.
 async fn read_body(mut body: Incoming) -> Result<Vec<u8>, HttpCallError> {
     let too_large = HttpCallError::InvalidResponse(InvalidResponse::TooLarge);
     if body.size_hint().lower() > MAX_RESPONSE_BODY as u64 {
@@ -226,12 +227,12 @@ async fn read_body(mut body: Incoming) -> Result<Vec<u8>, HttpCallError> {
     Ok(bytes)
 }
 
-/// The [`Away`] in the error's source chain. Without one, a failed connect is a TLS failure.
+/// The [`UnavailableReason`] in the error's source chain. Without one, a failed connect is a TLS failure.
 fn unavailable_reason(error: &hyper_util::client::legacy::Error) -> UnavailableReason {
     let mut source: Option<&(dyn Error + 'static)> = error.source();
     while let Some(inner) = source {
-        if let Some(away) = inner.downcast_ref::<UnavailableReason>() {
-            return *away;
+        if let Some(reason) = inner.downcast_ref::<UnavailableReason>() {
+            return *reason;
         }
         source = inner.source();
     }
@@ -241,10 +242,10 @@ fn unavailable_reason(error: &hyper_util::client::legacy::Error) -> UnavailableR
 // === impl HttpCallError ===
 
 impl HttpCallError {
-    pub(super) fn into_provider_error(self, place: ProviderEndpoint) -> ProviderError {
+    pub(super) fn into_provider_error(self, endpoint: ProviderEndpoint) -> ProviderError {
         match self {
-            Self::Unavailable(away) => ProviderError::Unavailable(away),
-            Self::InvalidResponse(fault) => ProviderError::InvalidResponse { endpoint: place, reason: fault },
+            Self::Unavailable(reason) => ProviderError::Unavailable(reason),
+            Self::InvalidResponse(reason) => ProviderError::InvalidResponse { endpoint, reason },
         }
     }
 }
@@ -261,7 +262,7 @@ impl ProviderConnector {
         }
         let addresses = match self.hosts.get(host) {
             Some(address) => vec![*address],
-            None => self.reach.resolve(host, port).await.map_err(|unresolved| match unresolved {
+            None => self.reach.resolve(host, port).await.map_err(|error| match error {
                 ResolveError::NameUnknown => UnavailableReason::NameUnknown,
                 ResolveError::AddressNotAllowed => UnavailableReason::AddressNotAllowed,
             })?,
@@ -276,8 +277,8 @@ impl ProviderConnector {
         Err(UnavailableReason::Unreachable)
     }
 
-    /// Connects through the install's proxy, which resolves the name itself. If the name also resolves here, all its
-    /// addresses must be allowed. If it does not, only the proxy can check the address (docs/decisions/0019).
+    /// Connects through the install's proxy, which looks up the name itself. If the server can look it up, too, all its IP
+    /// addresses must be allowed. Otherwise only the proxy can check the IP address (docs/decisions/0019).
     async fn tunnel(
         &self,
         proxy: &Intercept,
@@ -295,8 +296,8 @@ impl ProviderConnector {
         tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
         tcp.set_nodelay(true);
         let mut tunnel = Tunnel::new(proxy.uri().clone(), tcp);
-        if let Some(login) = proxy.basic_auth() {
-            tunnel = tunnel.with_auth(login.clone());
+        if let Some(credentials) = proxy.basic_auth() {
+            tunnel = tunnel.with_auth(credentials.clone());
         }
         tunnel.call(uri.clone()).await.map_err(|_| UnavailableReason::Proxy)
     }
@@ -312,8 +313,8 @@ impl Service<Uri> for ProviderConnector {
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        let dial = self.clone();
-        Box::pin(async move { dial.connect(&uri).await })
+        let connector = self.clone();
+        Box::pin(async move { connector.connect(&uri).await })
     }
 }
 
@@ -336,8 +337,8 @@ mod tests {
 
     async fn get(http: &ProviderHttp, url: &str) -> Result<(u16, usize), HttpCallError> {
         let request = Request::get(url).body(FullBody::default()).unwrap();
-        let purpose = CallTarget { preset: "oauth2", endpoint: ProviderEndpoint::UserInfo };
-        http.call(purpose, request).await.map(|answer| (answer.status.as_u16(), answer.body.len()))
+        let target = CallTarget { preset: "oauth2", endpoint: ProviderEndpoint::UserInfo };
+        http.call(target, request).await.map(|response| (response.status.as_u16(), response.body.len()))
     }
 
     /// Starts a server that writes `answer` to every connection. Returns a URL of it.
@@ -393,8 +394,8 @@ mod tests {
         let url = serve_once(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi".to_vec()).await;
         let listed =
             OutboundPolicy { private_cidrs: vec!["127.0.0.0/8".parse().unwrap()], ..OutboundPolicy::default() };
-        let refused = get(&http(listed), &url.replace("http://", "https://")).await;
-        assert_eq!(refused, Err(HttpCallError::Unavailable(UnavailableReason::Tls)));
+        let result = get(&http(listed), &url.replace("http://", "https://")).await;
+        assert_eq!(result, Err(HttpCallError::Unavailable(UnavailableReason::Tls)));
     }
 
     #[tokio::test]
@@ -451,14 +452,14 @@ mod tests {
         let proxy = OutboundProxy::new(&format!("http://{}", listener.local_addr().unwrap()), "").unwrap();
         let http = ProviderHttp::new(OutboundPolicy::default(), proxy, HashMap::new(), Vec::new(), Metrics::new());
         for host in ["127.0.0.1", "localhost", "[::1]", "10.0.0.1", "169.254.169.254"] {
-            let refused = get(&http, &format!("https://{host}/x")).await;
-            assert_eq!(refused, Err(HttpCallError::Unavailable(UnavailableReason::AddressNotAllowed)), "{host}");
+            let result = get(&http, &format!("https://{host}/x")).await;
+            assert_eq!(result, Err(HttpCallError::Unavailable(UnavailableReason::AddressNotAllowed)), "{host}");
         }
         let nobody_came = timeout(Duration::from_millis(200), listener.accept()).await.is_err();
         assert!(nobody_came);
-        // A name that does not resolve here is left to the proxy; this proxy closes the connection.
+        // A name that the server cannot look up is left to the proxy; this proxy closes the connection.
         let elsewhere = get(&http, "https://no-such-host.invalid/x");
-        let (answer, accepted) = tokio::join!(elsewhere, async { drop(listener.accept().await) });
-        assert_eq!((answer, accepted), (Err(HttpCallError::Unavailable(UnavailableReason::Proxy)), ()));
+        let (result, accepted) = tokio::join!(elsewhere, async { drop(listener.accept().await) });
+        assert_eq!((result, accepted), (Err(HttpCallError::Unavailable(UnavailableReason::Proxy)), ()));
     }
 }

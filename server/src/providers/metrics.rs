@@ -83,10 +83,10 @@ impl Metrics {
     }
 
     /// Counts one finished call.
-    pub(super) fn record_call(&self, purpose: CallTarget, answer: Result<StatusCode, HttpCallError>, took: Duration) {
-        let CallTarget { preset, endpoint: place } = purpose;
-        let place = endpoint_label(place);
-        self.calls.get_or_create(&CallLabels { preset, place, outcome: call_outcome(answer) }).inc();
+    pub(super) fn record_call(&self, target: CallTarget, result: Result<StatusCode, HttpCallError>, took: Duration) {
+        let CallTarget { preset, endpoint } = target;
+        let place = endpoint_label(endpoint);
+        self.calls.get_or_create(&CallLabels { preset, place, outcome: call_outcome(result) }).inc();
         self.duration.get_or_create(&EndpointLabels { preset, place }).observe(took.as_secs_f64());
     }
 
@@ -102,8 +102,8 @@ impl Metrics {
     }
 }
 
-const fn endpoint_label(place: ProviderEndpoint) -> &'static str {
-    match place {
+const fn endpoint_label(endpoint: ProviderEndpoint) -> &'static str {
+    match endpoint {
         ProviderEndpoint::Discovery => "discovery",
         ProviderEndpoint::Keys => "keys",
         ProviderEndpoint::Token => "token",
@@ -113,11 +113,11 @@ const fn endpoint_label(place: ProviderEndpoint) -> &'static str {
     }
 }
 
-fn call_outcome(answer: Result<StatusCode, HttpCallError>) -> &'static str {
-    match answer {
+fn call_outcome(result: Result<StatusCode, HttpCallError>) -> &'static str {
+    match result {
         Ok(status) if status.is_success() => "ok",
         Ok(_) => "refused",
-        Err(HttpCallError::Unavailable(away)) => match away {
+        Err(HttpCallError::Unavailable(reason)) => match reason {
             UnavailableReason::TooManyCalls => "busy",
             UnavailableReason::NameUnknown => "name_unknown",
             UnavailableReason::AddressNotAllowed => "address_refused",
@@ -130,7 +130,7 @@ fn call_outcome(answer: Result<StatusCode, HttpCallError>) -> &'static str {
         },
         Err(HttpCallError::InvalidResponse(InvalidResponse::TooLarge)) => "too_large",
         Err(HttpCallError::InvalidResponse(InvalidResponse::NotHttps)) => "not_https",
-        // The only other fault is a redirect.
+        // The only other reason is a redirect.
         Err(HttpCallError::InvalidResponse(_)) => "redirect",
     }
 }
@@ -161,32 +161,32 @@ mod tests {
     fn encoded(metrics: &Metrics) -> String {
         let mut registry = Registry::with_prefix("latchkey");
         metrics.register(registry.sub_registry_with_prefix("provider"));
-        let mut told = String::new();
-        text::encode(&mut told, &registry).unwrap();
-        told
+        let mut encoded = String::new();
+        text::encode(&mut encoded, &registry).unwrap();
+        encoded
     }
 
     #[test]
     fn a_call_is_counted_by_preset_place_and_outcome() {
         let metrics = Metrics::new();
-        let purpose = CallTarget { preset: "github", endpoint: ProviderEndpoint::Token };
-        for answer in [
+        let target = CallTarget { preset: "github", endpoint: ProviderEndpoint::Token };
+        for result in [
             Ok(StatusCode::OK),
             Ok(StatusCode::UNAUTHORIZED),
             Err(HttpCallError::Unavailable(UnavailableReason::Status(503))),
             Err(HttpCallError::InvalidResponse(InvalidResponse::Status(302))),
         ] {
-            metrics.record_call(purpose, answer, Duration::from_millis(30));
+            metrics.record_call(target, result, Duration::from_millis(30));
         }
-        let told = encoded(&metrics);
+        let text = encoded(&metrics);
         for outcome in ["ok", "refused", "unavailable", "redirect"] {
             let line =
                 format!("latchkey_provider_calls_total{{preset=\"github\",place=\"token\",outcome=\"{outcome}\"}} 1\n");
-            assert!(told.contains(&line), "{told}");
+            assert!(text.contains(&line), "{text}");
         }
         assert!(
-            told.contains("latchkey_provider_call_duration_seconds_count{preset=\"github\",place=\"token\"} 4\n"),
-            "{told}"
+            text.contains("latchkey_provider_call_duration_seconds_count{preset=\"github\",place=\"token\"} 4\n"),
+            "{text}"
         );
     }
 

@@ -52,7 +52,7 @@ use id_token::{IdToken, KeySet, TokenOrigin};
 use metrics::Metrics;
 use permits::{Permits, SharedProviderKey};
 
-/// Bounds of a provider's response and of the claims of a token. The longest regular ones are lists of 100 addresses
+/// Bounds of a provider's response and of the claims of a token. The longest regular ones are lists of 100 email addresses
 /// with about 9 values each, discovery documents with about 400 values, and claims with about 500 groups. Within these
 /// bounds the parsed tree costs less than 2 MiB in addition to the bytes. No tree outlives the step that reads it, so
 /// there are at most as many trees as threads.
@@ -61,11 +61,11 @@ pub const RESPONSE_BOUNDS: Bounds = Bounds { depth: 16, values: 2000 };
 /// Settings of the install that apply to the providers of all Apps.
 #[derive(Clone, Debug, Default)]
 pub struct ProviderOptions {
-    /// The addresses that providers can have.
+    /// The IP addresses that providers can have.
     pub reach: OutboundPolicy,
     /// The proxy for calls to providers.
     pub proxy: OutboundProxy,
-    /// For tests: hosts that resolve to an address of this machine. Their certificates must still match their names.
+    /// For tests: hosts that resolve to an IP address of this machine. Their certificates must still match their names.
     pub test_hosts: HashMap<String, SocketAddr>,
     /// For tests: root certificates that are trusted in addition to those of the machine.
     pub test_roots: Vec<CertificateDer<'static>>,
@@ -130,8 +130,8 @@ impl SocialProviders {
     ) -> Result<Permit, ProviderError> {
         let preset = preset::find_preset(&provider.settings.preset).ok_or(UnusableReason::UnknownPreset)?;
         let key = SharedProviderKey::new((app.doc.namespace.clone(), provider.resource.clone()));
-        self.0.permits.try_acquire(&key, client, operation).map_err(|away| {
-            let error = ProviderError::Unavailable(away);
+        self.0.permits.try_acquire(&key, client, operation).map_err(|reason| {
+            let error = ProviderError::Unavailable(reason);
             self.0.metrics.record_operation(preset.name, operation, Some(&error));
             error
         })
@@ -239,7 +239,7 @@ impl Inner {
                 Some(newer) => verify(&newer),
                 None => Err(InvalidProviderToken::UnknownKey),
             },
-            judged => judged,
+            result => result,
         })
     }
 }
@@ -251,62 +251,62 @@ fn authorization_url(
 ) -> Result<String, ProviderError> {
     let preset = client.preset;
     let redirect = RedirectUrl::new(request.redirect_uri.to_owned()).map_err(|_| UnusableReason::InvalidOptions)?;
-    let address = AuthUrl::new(endpoints.authorization_endpoint).map_err(|_| ProviderError::InvalidResponse {
+    let endpoint = AuthUrl::new(endpoints.authorization_endpoint).map_err(|_| ProviderError::InvalidResponse {
         endpoint: ProviderEndpoint::Discovery,
         reason: InvalidResponse::Incomplete,
     })?;
     let oauth = BasicClient::new(ClientId::new(client.settings.client_id.clone()))
-        .set_auth_uri(address)
+        .set_auth_uri(endpoint)
         .set_redirect_uri(redirect);
-    let mut address = oauth
+    let mut url = oauth
         .authorize_url(|| CsrfToken::new(request.state.to_owned()))
         .add_scopes(client.scopes().into_iter().map(|scope| Scope::new(scope.to_owned())));
     if preset.uses_pkce {
-        address = address
+        url = url
             .add_extra_param("code_challenge", request.code_challenge)
             .add_extra_param("code_challenge_method", "S256");
     }
     if let Some(nonce) = request.nonce.filter(|_| preset.supports_nonce) {
-        address = address.add_extra_param("nonce", nonce);
+        url = url.add_extra_param("nonce", nonce);
     }
     for (name, value) in preset.parameters {
-        address = address.add_extra_param(*name, *value);
+        url = url.add_extra_param(*name, *value);
     }
     // Values are separated by spaces (OpenID Connect Core 1.0, 3.1.2.1). One unknown value changes the meaning of the
     // whole, so `prompt` is then left out.
     let is_supported = |prompt: &&str| prompt.split(' ').all(|value| preset.prompts.contains(&value));
     if let Some(prompt) = request.prompt.filter(is_supported) {
-        address = address.add_extra_param("prompt", prompt);
+        url = url.add_extra_param("prompt", prompt);
     }
     if let (Some(name), Some(hint)) = (preset.login_hint, request.login_hint) {
-        address = address.add_extra_param(name, hint);
+        url = url.add_extra_param(name, hint);
     }
-    Ok(address.url().0.into())
+    Ok(url.url().0.into())
 }
 
 /// Fetches a public document.
-async fn fetch(http: &ProviderHttp, purpose: CallTarget, url: &str) -> Result<http::ProviderResponse, ProviderError> {
-    send_request(http, purpose, Request::get(url)).await
+async fn fetch(http: &ProviderHttp, target: CallTarget, url: &str) -> Result<http::ProviderResponse, ProviderError> {
+    send_request(http, target, Request::get(url)).await
 }
 
 /// Sends a request without a body.
 async fn send_request(
     http: &ProviderHttp,
-    purpose: CallTarget,
+    target: CallTarget,
     request: ::http::request::Builder,
 ) -> Result<http::ProviderResponse, ProviderError> {
-    let place = purpose.endpoint;
+    let endpoint = target.endpoint;
     // The URL comes from a provider's document or a Provider; no request can be built from it.
-    let incomplete = |_| ProviderError::InvalidResponse { endpoint: place, reason: InvalidResponse::Incomplete };
+    let incomplete = |_| ProviderError::InvalidResponse { endpoint, reason: InvalidResponse::Incomplete };
     let accepts = request.headers_ref().is_some_and(|headers| headers.contains_key(ACCEPT));
     let request = if accepts { request } else { request.header(ACCEPT, "application/json") };
-    let answer = http.call(purpose, request.body(Default::default()).map_err(incomplete)?).await;
-    answer.map_err(|error| error.into_provider_error(place))
+    let response = http.call(target, request.body(Default::default()).map_err(incomplete)?).await;
+    response.map_err(|error| error.into_provider_error(endpoint))
 }
 
 /// Parses JSON within [`RESPONSE_BOUNDS`].
 fn parse(body: &[u8]) -> Result<Value, InvalidResponse> {
-    json::parse(body, RESPONSE_BOUNDS).map_err(|refusal| match refusal {
+    json::parse(body, RESPONSE_BOUNDS).map_err(|error| match error {
         JsonError::TooDeep | JsonError::TooManyValues => InvalidResponse::TooComplex,
         JsonError::NotUtf8 | JsonError::Syntax { .. } | JsonError::DuplicateKey { .. } => InvalidResponse::NotJson,
     })

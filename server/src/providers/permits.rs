@@ -1,49 +1,47 @@
 //! Bounds concurrent provider operations: per server, namespace, Provider and client address.
 
-use std::{
-    collections::HashMap,
-    fmt,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::HashMap, fmt, sync::Arc};
+
+use parking_lot::Mutex;
 
 use crate::domain::{
     client::{ClientAddress, Ipv6Site},
     identity::{ProviderOperation, UnavailableReason},
 };
 
-/// All permits of a server. A permit holder reads one response at a time: a body of at most 64 KiB
-/// ([`super::http_client::MAX_ANSWER`]) after a head of at most 32 KiB ([`super::http_client::MAX_HEAD`]). Growing buffers take up to
-/// twice that, so all together take at most 24 MiB.
+/// All permits of a server. With a permit, one response is read at a time: a body of at most 64 KiB
+/// ([`super::http::MAX_RESPONSE_BODY`]) after a head of at most 32 KiB ([`super::http::MAX_RESPONSE_HEAD`]). Growing
+/// buffers take up to twice that, so all together take at most 24 MiB.
 const MAX_PER_SERVER: usize = 128;
-/// One namespace holds at most half of them, in case all its Providers hang. It also never holds more than are still
-/// free, so that some always remain when one namespace after the other hangs.
+/// One namespace gets at most half of them, in case all its Providers hang. A namespace also never has more permits than
+/// are still free, so that some always remain when one namespace after the other hangs.
 const MAX_PER_NAMESPACE: usize = 64;
-/// One Provider (specification: Limits, Provider calls). Likewise, it never holds more than are still free in its
-/// namespace (Choudhury and Hahne, Dynamic Queue Length Thresholds, 1998): when five Providers hang, a sixth still gets
-/// a permit.
+/// One Provider (specification: Limits, Provider calls). Likewise, a Provider never has more permits than are still free
+/// in its namespace (Choudhury and Hahne, Dynamic Queue Length Thresholds, 1998): when five Providers hang, a sixth
+/// still gets a permit.
 const MAX_PER_PROVIDER: usize = 32;
-/// One client address at one Provider. At 300 ms per login, one address can make 13 logins per second.
+/// One client address at one Provider. At 300 ms per login, one client address can make 13 logins per second.
 const MAX_PER_CLIENT_AND_PROVIDER: usize = 4;
 /// The /48 of an IPv6 address at one Provider: half of its permits remain for others.
 const MAX_PER_SITE_AND_PROVIDER: usize = 16;
-/// One client address at all Providers of all Apps: an eighth. With four, four users behind one address who wait for a
-/// hanging provider would block all other users behind that address from every other provider.
+/// One client address at all Providers of all Apps: an eighth. With four, four users with the same client address who wait
+/// for a hanging provider would block all other users with that address from every other provider.
 const MAX_PER_CLIENT: usize = 16;
 /// The /48 of an IPv6 address at all Providers.
 const MAX_PER_SITE: usize = 32;
 
 /// Checks of one namespace: other namespaces are still checked while all its Providers hang. The server runs at most
-/// eight checks at once.
+/// eight checks at the same time.
 const MAX_CHECKS_PER_NAMESPACE: usize = 2;
 
 /// Namespace and name of a Provider.
 pub(super) type SharedProviderKey = Arc<(String, String)>;
 
-/// Counts the permits that are held. Has no entry for a count of zero.
+/// The number of permits in use, by scope. Has no entry for zero.
 #[derive(Default)]
 pub(super) struct Permits(Arc<Mutex<HashMap<Scope, usize>>>);
 
-/// Permits calls to a provider, one at a time. Clones share the permit; dropping the last one releases it.
+/// The right to call a provider, one call at a time. Clones share the permit; dropping the last one releases it.
 #[derive(Clone)]
 pub struct Permit(Arc<PermitInner>);
 
@@ -93,50 +91,50 @@ impl Permits {
         client: ClientAddress,
         operation: ProviderOperation,
     ) -> Result<Permit, UnavailableReason> {
-        let mut holders = Self::scopes(provider);
-        holders.extend([Scope::Client(client), Scope::ClientAndProvider(Arc::clone(provider), client)]);
+        let mut scopes = Self::scopes(provider);
+        scopes.extend([Scope::Client(client), Scope::ClientAndProvider(Arc::clone(provider), client)]);
         if let Some(site) = client.ipv6_site() {
-            holders.extend([Scope::Site(site), Scope::SiteAndProvider(Arc::clone(provider), site)]);
+            scopes.extend([Scope::Site(site), Scope::SiteAndProvider(Arc::clone(provider), site)]);
         }
-        self.acquire_scopes(holders, Some(operation))
+        self.acquire_scopes(scopes, Some(operation))
     }
 
     /// Acquires a permit for a check of the server.
     pub(super) fn try_acquire_for_check(&self, provider: &SharedProviderKey) -> Result<Permit, UnavailableReason> {
-        let mut holders = Self::scopes(provider);
-        holders.push(Scope::NamespaceChecks(provider.0.clone()));
-        self.acquire_scopes(holders, None)
+        let mut scopes = Self::scopes(provider);
+        scopes.push(Scope::NamespaceChecks(provider.0.clone()));
+        self.acquire_scopes(scopes, None)
     }
 
     fn scopes(provider: &SharedProviderKey) -> Vec<Scope> {
         vec![Scope::Server, Scope::Namespace(provider.0.clone()), Scope::Provider(Arc::clone(provider))]
     }
 
-    /// Counts one for each holder, or for none of them if a limit is reached.
+    /// Acquires one permit in each scope, or in none of them if a limit is reached.
     fn acquire_scopes(
         &self,
-        holders: Vec<Scope>,
+        scopes: Vec<Scope>,
         operation: Option<ProviderOperation>,
     ) -> Result<Permit, UnavailableReason> {
-        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = |holder| counts.get(holder).copied().unwrap_or(0);
+        let mut counts = self.0.lock();
+        let count = |scope| counts.get(scope).copied().unwrap_or(0);
         let mut free_in_parent = usize::MAX;
-        for holder in &holders {
-            if count(holder) >= holder.limit().min(free_in_parent) {
+        for scope in &scopes {
+            if count(scope) >= scope.limit().min(free_in_parent) {
                 return Err(UnavailableReason::TooManyCalls);
             }
             // The namespace is bounded by the free permits of the server, the Provider by those of the namespace. The
-            // holders after the Provider have only their own limits.
-            free_in_parent = match holder {
-                Scope::Server | Scope::Namespace(_) => holder.limit() - count(holder),
+            // scopes after the Provider have only their own limits.
+            free_in_parent = match scope {
+                Scope::Server | Scope::Namespace(_) => scope.limit() - count(scope),
                 _ => usize::MAX,
             };
         }
-        for holder in &holders {
-            *counts.entry(holder.clone()).or_default() += 1;
+        for scope in &scopes {
+            *counts.entry(scope.clone()).or_default() += 1;
         }
         drop(counts);
-        Ok(Permit(Arc::new(PermitInner { counts: Arc::clone(&self.0), scopes: holders, operation })))
+        Ok(Permit(Arc::new(PermitInner { counts: Arc::clone(&self.0), scopes, operation })))
     }
 }
 
@@ -157,12 +155,12 @@ impl fmt::Debug for Permit {
 
 impl Drop for PermitInner {
     fn drop(&mut self) {
-        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        for holder in &self.scopes {
-            if let Some(count) = counts.get_mut(holder) {
+        let mut counts = self.counts.lock();
+        for scope in &self.scopes {
+            if let Some(count) = counts.get_mut(scope) {
                 *count -= 1;
                 if *count == 0 {
-                    counts.remove(holder);
+                    counts.remove(scope);
                 }
             }
         }
@@ -262,6 +260,6 @@ mod tests {
         let checks = [check("one"), check("one"), check("two")].map(Result::unwrap);
         assert!(check("one").is_err() && check("two").is_ok());
         drop(checks);
-        assert!(permits.0.lock().unwrap().is_empty(), "no entry remains without a permit");
+        assert!(permits.0.lock().is_empty(), "no entry remains without a permit");
     }
 }

@@ -1,14 +1,12 @@
 //! The latest results of provider checks, and their subscribers.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::collections::BTreeMap;
 
 use latchkey_crds::{conditions::Reason, rendered::ProviderReport};
+use parking_lot::Mutex;
 use tokio::sync::broadcast;
 
-/// Reports that a slow subscriber can fall behind before it must start again from all of them.
+/// How many reports a slow subscriber can miss before it must start again from all of them.
 const CHANNEL_CAPACITY: usize = 1024;
 
 /// Namespace and name of a Provider.
@@ -31,15 +29,15 @@ impl Default for ProviderReports {
 impl ProviderReports {
     /// All current reports, and a receiver of every later one. No report is missed or repeated in between.
     pub fn subscribe(&self) -> (Vec<ProviderReport>, broadcast::Receiver<ProviderReport>) {
-        let found = self.lock_results();
-        let known = found.iter().map(|(key, reason)| report(key, *reason)).collect();
+        let results = self.results.lock();
+        let known = results.iter().map(|(key, reason)| report(key, *reason)).collect();
         (known, self.updates.subscribe())
     }
 
     /// Records a result. Subscribers receive it only if it differs from the last one.
     pub(crate) fn record(&self, key: &ProviderKey, reason: Reason) {
-        let mut found = self.lock_results();
-        if found.insert(key.clone(), reason) != Some(reason) {
+        let mut results = self.results.lock();
+        if results.insert(key.clone(), reason) != Some(reason) {
             // Fails if there is no subscriber.
             let _ = self.updates.send(report(key, reason));
         }
@@ -48,11 +46,7 @@ impl ProviderReports {
     /// Removes the report of a Provider that no App names or that cannot be checked. Subscribers receive nothing: the
     /// stream has no line for it.
     pub(super) fn remove(&self, key: &ProviderKey) {
-        self.lock_results().remove(key);
-    }
-
-    fn lock_results(&self) -> MutexGuard<'_, BTreeMap<ProviderKey, Reason>> {
-        self.results.lock().unwrap_or_else(PoisonError::into_inner)
+        self.results.lock().remove(key);
     }
 }
 
@@ -67,12 +61,12 @@ mod tests {
     #[test]
     fn only_changes_are_sent_and_a_late_subscriber_receives_all() {
         let (reports, key) = (ProviderReports::default(), ("shop".to_owned(), "github".to_owned()));
-        let (known, mut news) = reports.subscribe();
+        let (known, mut updates) = reports.subscribe();
         assert!(known.is_empty());
         for reason in [Reason::Reachable, Reason::Reachable, Reason::ClientRefused] {
             reports.record(&key, reason);
         }
-        let reported: Vec<_> = std::iter::from_fn(|| news.try_recv().ok()).map(|report| report.reason).collect();
+        let reported: Vec<_> = std::iter::from_fn(|| updates.try_recv().ok()).map(|report| report.reason).collect();
         assert_eq!(reported, ["Reachable", "ClientRefused"]);
         let (known, _) = reports.subscribe();
         assert_eq!(known, [report(&key, Reason::ClientRefused)]);

@@ -53,16 +53,16 @@ impl Inner {
             Some(_) => self.validate_id_token(client, &endpoints, token, TokenOrigin::Login { nonce }).await?,
             None => Err(InvalidProviderToken::Malformed),
         };
-        let bad = match result {
+        let error = match result {
             Ok(id_token) => {
                 return client
                     .mapping
                     .verified_identity(id_token.authority, &[&id_token.statement])
                     .ok_or(ProviderError::InvalidToken(InvalidProviderToken::Malformed));
             }
-            Err(bad) => bad,
+            Err(error) => error,
         };
-        match bad {
+        match error {
             // Not an ID token, or not one for our client: it can be an access token.
             InvalidProviderToken::Malformed
             | InvalidProviderToken::Audience
@@ -75,12 +75,12 @@ impl Inner {
             | InvalidProviderToken::NotYetValid
             | InvalidProviderToken::Nonce
             | InvalidProviderToken::AccessTokenHash
-            | InvalidProviderToken::Unknown => return Err(ProviderError::InvalidToken(bad)),
+            | InvalidProviderToken::Unknown => return Err(ProviderError::InvalidToken(error)),
         }
-        let Some(question) = token_check_request(client, &endpoints)? else {
-            // A provider with ID tokens: the token is invalid. Without them, it has no check at all.
+        let Some(check) = token_check_request(client, &endpoints)? else {
+            // If the provider has ID tokens, the token is invalid. Otherwise the provider has no check at all.
             return Err(if endpoints.keys.is_some() {
-                ProviderError::InvalidToken(bad)
+                ProviderError::InvalidToken(error)
             } else {
                 ProviderError::NoTokenCheck
             });
@@ -89,79 +89,79 @@ impl Inner {
             // An access token has no nonce.
             return Err(ProviderError::InvalidToken(InvalidProviderToken::Nonce));
         }
-        let subject = self.check_client(client, question, token).await?;
+        let subject = self.check_client(client, check, token).await?;
         self.token_owner(client, &endpoints, token, subject).await
     }
 
-    /// The owner of a token that passed the check. `checked` is the subject from the check, if it returned one.
+    /// The owner of a token that passed the check. `checked_subject` is the subject in the response of the check, if it has
+    /// one.
     async fn token_owner(
         &self,
         client: &ProviderConfig<'_>,
         endpoints: &Endpoints,
         token: &str,
-        checked: Option<String>,
+        checked_subject: Option<String>,
     ) -> Result<VerifiedIdentity, ProviderError> {
-        let at = |fault| ProviderError::InvalidResponse { endpoint: ProviderEndpoint::UserInfo, reason: fault };
-        // An OpenID provider without a userinfo endpoint: nothing identifies the user.
+        let invalid = |reason| ProviderError::InvalidResponse { endpoint: ProviderEndpoint::UserInfo, reason };
+        // Without a userinfo endpoint, nothing identifies the user.
         let url = endpoints.userinfo_endpoint.as_deref().ok_or(ProviderError::NoTokenCheck)?;
-        let vouched = match &client.preset.profile {
+        let identity = match &client.preset.profile {
             ProfileSource::IdToken => {
                 let profile = self.fetch_profile(client, url, token).await?;
                 client
                     .mapping
                     .verified_identity(client.authority()?, &[&profile])
-                    .ok_or(at(InvalidResponse::Incomplete))?
+                    .ok_or(invalid(InvalidResponse::Incomplete))?
             }
             ProfileSource::Endpoint { .. } | ProfileSource::Configured => {
                 self.fetch_identity(client, url, token).await?
             }
         };
-        if checked.is_some_and(|subject| subject != vouched.subject) {
-            return Err(at(InvalidResponse::SubjectMismatch));
+        if checked_subject.is_some_and(|subject| subject != identity.subject) {
+            return Err(invalid(InvalidResponse::SubjectMismatch));
         }
-        Ok(vouched)
+        Ok(identity)
     }
 
     /// Checks that the token was issued to our client. Returns the token's subject, if the response contains one.
     async fn check_client(
         &self,
         client: &ProviderConfig<'_>,
-        question: TokenCheckRequest<'_>,
+        check: TokenCheckRequest<'_>,
         token: &str,
     ) -> Result<Option<String>, ProviderError> {
-        let at = |fault| ProviderError::InvalidResponse { endpoint: ProviderEndpoint::TokenCheck, reason: fault };
-        let request = http_request(client, &question, token)?;
-        let answer = self
+        let invalid = |reason| ProviderError::InvalidResponse { endpoint: ProviderEndpoint::TokenCheck, reason };
+        let request = http_request(client, &check, token)?;
+        let response = self
             .http
             .call(client.call_target(ProviderEndpoint::TokenCheck), request)
             .await
             .map_err(|error| error.into_provider_error(ProviderEndpoint::TokenCheck))?;
-        if question.invalid_token_statuses.contains(&answer.status.as_u16()) {
+        if check.invalid_token_statuses.contains(&response.status.as_u16()) {
             return Err(ProviderError::InvalidToken(InvalidProviderToken::Unknown));
         }
-        let answer = answer.json().map_err(at)?;
-        if let Some(valid) = question.valid_member {
-            match find_claim(&answer, valid) {
+        let claims = response.json().map_err(invalid)?;
+        if let Some(valid) = check.valid_member {
+            match find_claim(&claims, valid) {
                 Some(Value::Bool(true)) => {}
                 Some(Value::Bool(false)) => return Err(ProviderError::InvalidToken(InvalidProviderToken::Unknown)),
-                Some(_) | None => return Err(at(InvalidResponse::Incomplete)),
+                Some(_) | None => return Err(invalid(InvalidResponse::Incomplete)),
             }
         }
         let is_ours = |id: &str| {
-            if question.own_tokens_only { id == client.settings.client_id } else { client.is_accepted_client(id) }
+            if check.own_tokens_only { id == client.settings.client_id } else { client.is_accepted_client(id) }
         };
         let client_ids: Vec<&Value> =
-            question.client_id_members.iter().filter_map(|name| find_claim(&answer, name)).collect();
+            check.client_id_members.iter().filter_map(|name| find_claim(&claims, name)).collect();
         if client_ids.is_empty() {
-            return Err(at(InvalidResponse::Incomplete));
+            return Err(invalid(InvalidResponse::Incomplete));
         }
-        let ours = client_ids.into_iter().all(|id| claim_text(id).is_some_and(|id| is_ours(&id)));
-        if !ours {
+        if !client_ids.into_iter().all(|id| claim_text(id).is_some_and(|id| is_ours(&id))) {
             return Err(ProviderError::InvalidToken(InvalidProviderToken::Audience));
         }
-        let subject = question.subject.and_then(|name| find_claim(&answer, name)).and_then(claim_text);
-        if subject.is_none() && question.requires_subject {
-            return Err(at(InvalidResponse::Incomplete));
+        let subject = check.subject.and_then(|name| find_claim(&claims, name)).and_then(claim_text);
+        if subject.is_none() && check.requires_subject {
+            return Err(invalid(InvalidResponse::Incomplete));
         }
         Ok(subject)
     }
@@ -183,8 +183,8 @@ fn token_check_request<'a>(
                 _ => CheckAuthentication::Basic,
             },
             valid_member: Some("active"),
-            // Not `aud`: it names the recipients of the token, not the client to which it was issued. Another client
-            // can request tokens for our audience (RFC 7662, 2.2; RFC 8707, 2).
+            // `aud` is not in this list: `aud` names the recipients of the token, not the client to which the token was
+            // issued. Another client can request tokens for our audience (RFC 7662, 2.2; RFC 8707, 2).
             client_id_members: &["client_id", "azp"],
             subject,
             // `sub` is optional (RFC 7662, 2.2).
@@ -196,31 +196,31 @@ fn token_check_request<'a>(
     Ok(match &client.preset.check {
         TokenCheck::None => None,
         TokenCheck::Discovered => introspection(Some("sub")),
-        // Its `sub` can differ from the claim that `claims.subject` names.
+        // The `sub` of the response can differ from the claim that `claims.subject` names.
         TokenCheck::Configured => introspection(None),
         TokenCheck::Endpoint {
             method,
             url,
             token,
-            authentication: caller,
-            valid_member: valid,
-            client_id_members: clients,
+            authentication,
+            valid_member,
+            client_id_members,
             subject,
-            invalid_token_statuses: unknown,
-            own_tokens_only: caller_only,
+            invalid_token_statuses,
+            own_tokens_only,
         } => {
             let id: String = form_urlencoded::byte_serialize(client.settings.client_id.as_bytes()).collect();
             Some(TokenCheckRequest {
                 method: *method,
                 url: url.replace("{client_id}", &id),
                 token: *token,
-                authentication: *caller,
-                valid_member: *valid,
-                client_id_members: clients,
+                authentication: *authentication,
+                valid_member: *valid_member,
+                client_id_members,
                 subject: *subject,
                 requires_subject: subject.is_some(),
-                invalid_token_statuses: unknown,
-                own_tokens_only: *caller_only,
+                invalid_token_statuses,
+                own_tokens_only: *own_tokens_only,
             })
         }
     })
@@ -228,23 +228,23 @@ fn token_check_request<'a>(
 
 fn http_request(
     client: &ProviderConfig<'_>,
-    question: &TokenCheckRequest<'_>,
+    check: &TokenCheckRequest<'_>,
     token: &str,
 ) -> Result<Request<Full<Bytes>>, ProviderError> {
     let incomplete =
         ProviderError::InvalidResponse { endpoint: ProviderEndpoint::TokenCheck, reason: InvalidResponse::Incomplete };
     let (id, secret) = (client.settings.client_id.as_str(), client.secret()?.expose());
-    let mut url = Url::parse(&question.url).map_err(|_| incomplete)?;
+    let mut url = Url::parse(&check.url).map_err(|_| incomplete)?;
     let mut form: Vec<(&str, &str)> = Vec::new();
     let mut request = Request::builder().header(ACCEPT, "application/json");
     let mut body = None;
-    match question.token {
+    match check.token {
         TokenLocation::Query(name) => drop(url.query_pairs_mut().append_pair(name, token)),
         TokenLocation::Form(name) => form.push((name, token)),
         TokenLocation::Json(name) => body = Some(("application/json", json!({ name: token }).to_string())),
         TokenLocation::Header(scheme) => request = request.header(AUTHORIZATION, authorization_header(scheme, token)?),
     }
-    match question.authentication {
+    match check.authentication {
         CheckAuthentication::None => {}
         CheckAuthentication::Basic => request = request.header(AUTHORIZATION, basic_authorization(id, secret)?),
         CheckAuthentication::Form => form.extend([("client_id", id), ("client_secret", secret)]),
@@ -256,7 +256,7 @@ fn http_request(
         let form = form_urlencoded::Serializer::new(String::new()).extend_pairs(form).finish();
         body = Some(("application/x-www-form-urlencoded", form));
     }
-    request = match question.method {
+    request = match check.method {
         CheckMethod::Get => request.method(http::Method::GET),
         CheckMethod::Post => request.method(http::Method::POST),
     };
