@@ -28,7 +28,7 @@ const SUBJECT_PREFIX: &str = "system:serviceaccount:";
 
 /// The keys that authenticate callers.
 pub enum Callers {
-    /// No keys: every caller is refused.
+    /// No keys: every caller is rejected.
     Disabled,
     File(FileKeys),
     Cluster(ClusterKeys),
@@ -46,7 +46,7 @@ pub struct ServiceAccount {
 pub enum CallerError {
     #[error("the caller's token is refused")]
     InvalidToken(#[from] TokenError),
-    /// The token can be valid: the caller can retry.
+    /// The token may be valid, so the caller can retry.
     #[error("the keys of the cluster are unavailable")]
     KeysUnavailable,
 }
@@ -177,8 +177,8 @@ impl ServiceAccount {
     fn from_claims(claims: Claims) -> Option<Self> {
         let (namespace, name) = claims.sub.strip_prefix(SUBJECT_PREFIX)?.split_once(':')?;
         let KubernetesClaims { namespace: claimed, serviceaccount } = claims.kubernetes;
-        let agree = !name.is_empty() && namespace == claimed && name == serviceaccount.name;
-        agree.then_some(Self { namespace: claimed, name: serviceaccount.name })
+        let is_consistent = !name.is_empty() && namespace == claimed && name == serviceaccount.name;
+        is_consistent.then_some(Self { namespace: claimed, name: serviceaccount.name })
     }
 
     /// For tests.
@@ -259,10 +259,10 @@ mod tests {
     }
 
     #[test]
-    fn a_token_with_one_invalid_claim_is_refused() {
+    fn a_token_with_one_invalid_claim_is_rejected() {
         let signer = Signer::new("a");
         let keys = set(&[&signer], Some(ISSUER));
-        for (pointer, value, refusal) in [
+        for (pointer, value, error) in [
             ("/aud", json!("https://kubernetes.default.svc"), TokenError::WrongAudience),
             ("/aud", json!(["latchkeys"]), TokenError::WrongAudience),
             ("/aud", json!([]), TokenError::WrongAudience),
@@ -281,15 +281,15 @@ mod tests {
         ] {
             let mut claims = claims();
             *claims.pointer_mut(pointer).unwrap() = value;
-            assert_eq!(validated(&keys, &signer.sign(&claims)), Err(refusal), "{claims}");
+            assert_eq!(validated(&keys, &signer.sign(&claims)), Err(error), "{claims}");
         }
     }
 
     #[test]
     fn only_keys_of_the_cluster_are_accepted() {
-        let (signer, stranger) = (Signer::new("a"), Signer::new("b"));
+        let (signer, other_signer) = (Signer::new("a"), Signer::new("b"));
         let keys = set(&[&signer], Some(ISSUER));
-        assert_eq!(validated(&keys, &stranger.sign(&claims())), Err(TokenError::UnknownKey));
+        assert_eq!(validated(&keys, &other_signer.sign(&claims())), Err(TokenError::UnknownKey));
         // Another key with a known key id.
         assert_eq!(validated(&keys, &Signer::new("a").sign(&claims())), Err(TokenError::InvalidSignature));
         // The public key as the secret of an HMAC.
@@ -301,12 +301,12 @@ mod tests {
         let forged = jsonwebtoken::encode(&header, &claims(), &secret).unwrap();
         assert_eq!(validated(&keys, &forged), Err(TokenError::InvalidSignature));
         let good = signer.sign(&claims());
-        let (head, _) = good.rsplit_once('.').unwrap();
-        assert_eq!(validated(&keys, &format!("{head}.")), Err(TokenError::InvalidSignature));
+        let (unsigned, _) = good.rsplit_once('.').unwrap();
+        assert_eq!(validated(&keys, &format!("{unsigned}.")), Err(TokenError::InvalidSignature));
     }
 
     #[tokio::test]
-    async fn without_keys_every_caller_is_refused() {
+    async fn without_keys_every_caller_is_rejected() {
         let token = Signer::new("a").sign(&claims());
         let outcome = Callers::Disabled.authenticate(&Env::system(), &token).await;
         assert!(matches!(outcome, Err(CallerError::InvalidToken(TokenError::NoKeys))));

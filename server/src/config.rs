@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     hash::{DefaultHasher, Hash, Hasher},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use arc_swap::ArcSwap;
@@ -14,6 +14,7 @@ use latchkey_crds::{
     },
     types::AppId,
 };
+use parking_lot::Mutex;
 use tokio::sync::broadcast;
 use tracing::{error, info};
 
@@ -29,10 +30,10 @@ use cache::Cache;
 use metrics::ConfigMetrics;
 use texts::SharedTexts;
 
-/// Changes that a slow subscriber can lag behind before it must start again from the full set.
+/// How many changes a slow subscriber can miss before it must start again from the full set.
 const BACKLOG: usize = 1024;
 
-/// A change copies one part and the list of parts: with 10,000 Apps that is forty entries and 256 pointers.
+/// A change copies one part and the list of parts: with 10,000 Apps these are forty entries and 256 pointers.
 const PARTS: usize = 256;
 
 /// Windows that apply in addition to those of an App, so that no App exceeds the limits of the install
@@ -203,7 +204,7 @@ impl RejectReason {
     }
 }
 
-// === impl Serving ===
+// === impl ServedApps ===
 
 impl Default for ServedApps {
     fn default() -> Self {
@@ -227,7 +228,7 @@ impl ServedApps {
         self.parts.iter().flat_map(|part| part.iter())
     }
 
-    /// Copies the part if readers hold it, so at most once per set of changes.
+    /// Copies the part if readers use it, which happens at most once per set of changes.
     fn insert(&mut self, id: &AppId, app: Arc<App>) {
         if Arc::make_mut(&mut self.parts[Self::part_index(id.as_str())]).insert(id.clone(), app).is_none() {
             self.count += 1;
@@ -295,7 +296,7 @@ impl Apps {
 
     /// The appIDs of all Apps with a document, served or not.
     pub fn known_ids(&self) -> HashSet<AppId> {
-        let unserved = self.lock_unserved();
+        let unserved = self.unserved.lock();
         let serving = self.serving.load();
         let served = serving.iter().map(|(id, _)| id);
         served.chain(unserved.rejected.keys()).chain(unserved.pending_deletions.keys()).cloned().collect()
@@ -303,17 +304,17 @@ impl Apps {
 
     /// All Apps in state `Deleted` or `Released`.
     pub fn pending_deletions(&self) -> Vec<PendingDeletion> {
-        self.lock_unserved().pending_deletions.values().cloned().collect()
+        self.unserved.lock().pending_deletions.values().cloned().collect()
     }
 
     /// Whether the current document of the App has this revision and the state `Deleted` or `Released`.
     pub fn is_pending_deletion(&self, id: &AppId, revision: &Revision) -> bool {
-        self.lock_unserved().pending_deletions.get(id).is_some_and(|deleted| deleted.revision == *revision)
+        self.unserved.lock().pending_deletions.get(id).is_some_and(|deleted| deleted.revision == *revision)
     }
 
     /// All Apps with a valid document that conflicts with the owner or the keys of the appID.
     pub fn suspended(&self) -> Vec<Arc<App>> {
-        self.lock_unserved().rejected.values().filter_map(|refusal| refusal.suspended.clone()).collect()
+        self.unserved.lock().rejected.values().filter_map(|rejection| rejection.suspended.clone()).collect()
     }
 
     /// The changes from now on, without the full set.
@@ -323,12 +324,13 @@ impl Apps {
 
     /// The full set of revisions, and all changes from that moment on.
     pub fn subscribe(&self, pod_uid: String) -> (Hello, broadcast::Receiver<RevisionChange>) {
-        let unserved = self.lock_unserved();
+        let unserved = self.unserved.lock();
         let receiver = self.changes.subscribe();
         let mut revisions: BTreeMap<_, _> =
             self.serving.load().iter().map(|(id, app)| (id.clone(), app.revision.clone())).collect();
         revisions.extend(unserved.pending_deletions.iter().map(|(id, deleted)| (id.clone(), deleted.revision.clone())));
-        let refused = unserved.rejected.iter().map(|(id, refusal)| (id.clone(), refusal.document.clone())).collect();
+        let refused =
+            unserved.rejected.iter().map(|(id, rejection)| (id.clone(), rejection.document.clone())).collect();
         let deletions = unserved
             .pending_deletions
             .iter()
@@ -344,16 +346,16 @@ impl Apps {
         if self.is_current(id, &revision) {
             return;
         }
-        let read = self.parse_and_cache(id, document, revision);
-        self.update(|unserved, serving, changes| self.apply(id, read, unserved, serving, changes));
+        let parsed = self.parse_and_cache(id, document, revision);
+        self.update(|unserved, serving, changes| self.apply(id, parsed, unserved, serving, changes));
     }
 
     /// Rejects a document of this App that could not be read.
-    pub fn reject_unreadable(&self, id: &AppId, refused: RejectError) {
-        let revision = Revision::of(refused.to_string().as_bytes());
+    pub fn reject_unreadable(&self, id: &AppId, error: RejectError) {
+        let revision = Revision::of(error.to_string().as_bytes());
         if !self.is_current(id, &revision) {
             self.update(|unserved, serving, changes| {
-                self.apply(id, Err((refused, revision)), unserved, serving, changes)
+                self.apply(id, Err((error, revision)), unserved, serving, changes)
             });
         }
     }
@@ -375,48 +377,48 @@ impl Apps {
         self.update(|unserved, serving, changes| {
             for (id, document) in cache.documents() {
                 let revision = Revision::of(&document);
-                let read = self.parse(&id, &document, revision.clone()).map_err(|error| (error, revision));
-                self.apply(&id, read, unserved, serving, changes);
+                let parsed = self.parse(&id, &document, revision.clone()).map_err(|error| (error, revision));
+                self.apply(&id, parsed, unserved, serving, changes);
             }
         });
         info!(apps = self.len(), "serving the cached documents");
         true
     }
 
-    /// Stops serving an App, because the database says that it does not own the appID.
-    pub fn suspend(&self, id: &AppId, revision: &Revision, refused: RejectError) {
+    /// Stops serving an App, because it does not own the appID by the database.
+    pub fn suspend(&self, id: &AppId, revision: &Revision, error: RejectError) {
         self.update(|unserved, serving, changes| {
             if serving.get(id.as_str()).is_none_or(|app| app.revision != *revision) {
                 return;
             }
-            let withheld = serving.remove(id);
+            let suspended = serving.remove(id);
             if let Some(cache) = &self.cache {
                 cache.remove(id);
             }
-            self.reject(id, refused, revision.clone(), withheld, unserved, serving, changes);
+            self.reject(id, error, revision.clone(), suspended, unserved, serving, changes);
         });
     }
 
     /// Serves an App that the database has rejected before and now accepts.
     pub fn resume(&self, id: &AppId, revision: &Revision) {
         self.update(|unserved, serving, changes| {
-            let waiting = unserved.rejected.get(id).filter(|refusal| refusal.document.revision == *revision);
-            if let Some(app) = waiting.and_then(|refusal| refusal.suspended.clone()) {
+            let rejection = unserved.rejected.get(id).filter(|rejection| rejection.document.revision == *revision);
+            if let Some(app) = rejection.and_then(|rejection| rejection.suspended.clone()) {
                 self.serve(id, app, unserved, serving, changes);
             }
         });
     }
 
     /// Reports that the database rejects the deletion of the users, or freeing the appID.
-    pub fn reject_deletion(&self, id: &AppId, revision: &Revision, refused: &RejectError) {
+    pub fn reject_deletion(&self, id: &AppId, revision: &Revision, error: &RejectError) {
         self.update(|unserved, _, changes| {
-            let known = unserved.rejected.get(id).is_some_and(|known| known.document.revision == *revision);
-            if known || unserved.pending_deletions.get(id).is_none_or(|deleted| deleted.revision != *revision) {
+            let is_known = unserved.rejected.get(id).is_some_and(|rejection| rejection.document.revision == *revision);
+            if is_known || unserved.pending_deletions.get(id).is_none_or(|deleted| deleted.revision != *revision) {
                 return;
             }
-            error!(app = %id, reason = %refused, "the users of an App are not deleted and its appID is not freed");
-            self.metrics.count_rejected(refused.reason());
-            let document = refused.to_report(revision.clone());
+            error!(app = %id, reason = %error, "the users of an App are not deleted and its appID is not freed");
+            self.metrics.count_rejected(error.reason());
+            let document = error.to_report(revision.clone());
             unserved.rejected.insert(id.clone(), Rejection { document: document.clone(), suspended: None });
             changes.push(RevisionChange {
                 app: id.clone(),
@@ -434,23 +436,19 @@ impl Apps {
             else {
                 return;
             };
-            let refused = unserved.rejected.remove(id).is_some();
-            if deleted.progress != Some(progress) || refused {
+            let was_rejected = unserved.rejected.remove(id).is_some();
+            if deleted.progress != Some(progress) || was_rejected {
                 deleted.progress = Some(progress);
                 changes.push(deleted.to_change(id));
             }
         });
     }
 
-    fn lock_unserved(&self) -> MutexGuard<'_, Unserved> {
-        self.unserved.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Whether the last document of the App had this revision, so that nothing changes.
     fn is_current(&self, id: &AppId, revision: &Revision) -> bool {
-        let unserved = self.lock_unserved();
+        let unserved = self.unserved.lock();
         match unserved.rejected.get(id) {
-            Some(refusal) => refusal.document.revision == *revision,
+            Some(rejection) => rejection.document.revision == *revision,
             None => match unserved.pending_deletions.get(id) {
                 Some(deleted) => deleted.revision == *revision,
                 None => self.serving.load().get(id.as_str()).is_some_and(|app| app.revision == *revision),
@@ -460,13 +458,13 @@ impl Apps {
 
     /// Reads a document, and caches it if it is valid.
     fn parse_and_cache(&self, id: &AppId, document: &[u8], revision: Revision) -> ParseResult {
-        let read = self.parse(id, document, revision.clone()).map_err(|refused| (refused, revision.clone()))?;
+        let parsed = self.parse(id, document, revision.clone()).map_err(|error| (error, revision.clone()))?;
         if let Some(cache) = &self.cache
-            && self.conflict(id, &read).is_none()
+            && self.conflict(id, &parsed).is_none()
         {
             cache.store(id, &revision, document);
         }
-        Ok(read)
+        Ok(parsed)
     }
 
     fn parse(&self, id: &AppId, document: &[u8], revision: Revision) -> Result<ParsedDocument, RejectError> {
@@ -476,21 +474,21 @@ impl Apps {
         let text = std::str::from_utf8(document).map_err(|_| RejectError::NotUtf8)?;
         let malformed =
             |error: serde_json::Error| RejectError::Malformed { line: error.line(), column: error.column() };
-        // First, so that an invalid format is reported as such, and not as a malformed document.
-        let head: DocumentHeader = serde_json::from_str(text).map_err(malformed)?;
-        if head.format == 0 {
-            return Err(RejectError::Format(head.format));
+        // The format comes first, so that an invalid format is not reported as a malformed document.
+        let header: DocumentHeader = serde_json::from_str(text).map_err(malformed)?;
+        if header.format == 0 {
+            return Err(RejectError::Format(header.format));
         }
-        let of_this_app = |named: &AppId| if named == id { Ok(()) } else { Err(RejectError::WrongApp) };
-        match head.state {
+        let check_app_id = |named: &AppId| if named == id { Ok(()) } else { Err(RejectError::WrongApp) };
+        match header.state {
             AppState::Deleted | AppState::Released => {
                 let doc: DeletedApp = text.parse().map_err(malformed)?;
-                of_this_app(&doc.app_id)?;
+                check_app_id(&doc.app_id)?;
                 Ok(ParsedDocument::Deleted(PendingDeletion { doc: Arc::new(doc), revision, progress: None }))
             }
             AppState::Serving => {
                 let mut doc: RenderedApp = text.parse().map_err(malformed)?;
-                of_this_app(&doc.app_id)?;
+                check_app_id(&doc.app_id)?;
                 for (limit, windows) in &self.ceilings {
                     apply_ceiling(doc.limits.entry(*limit).or_insert_with(|| limit.default_windows()), windows);
                 }
@@ -507,7 +505,7 @@ impl Apps {
     fn conflict(&self, id: &AppId, document: &ParsedDocument) -> Option<RejectError> {
         let (namespace, handover, incarnation) = match document {
             ParsedDocument::App(app) => (&app.doc.namespace, app.doc.handover, app.doc.incarnation.as_ref()),
-            // For these the database checks that the users belong to this App.
+            // The database checks that the users belong to this App.
             ParsedDocument::Deleted(deleted) => (&deleted.doc.namespace, deleted.doc.handover, None),
         };
         let served = self.get(id.as_str()).filter(|app| app.doc.handover >= handover)?;
@@ -521,18 +519,18 @@ impl Apps {
     fn apply(
         &self,
         id: &AppId,
-        read: ParseResult,
+        parsed: ParseResult,
         unserved: &mut Unserved,
         serving: &mut ServedApps,
         changes: &mut Vec<RevisionChange>,
     ) {
-        match read.map(|document| (self.conflict(id, &document), document)) {
-            Ok((Some(refused), document)) => {
-                let (revision, withheld) = match document {
+        match parsed.map(|document| (self.conflict(id, &document), document)) {
+            Ok((Some(error), document)) => {
+                let (revision, suspended) = match document {
                     ParsedDocument::App(app) => (app.revision.clone(), Some(app)),
                     ParsedDocument::Deleted(deleted) => (deleted.revision, None),
                 };
-                self.reject(id, refused, revision, withheld, unserved, serving, changes);
+                self.reject(id, error, revision, suspended, unserved, serving, changes);
             }
             Ok((None, ParsedDocument::App(app))) => self.serve(id, app, unserved, serving, changes),
             Ok((None, ParsedDocument::Deleted(deleted))) => {
@@ -543,7 +541,7 @@ impl Apps {
                 changes.push(deleted.to_change(id));
                 unserved.pending_deletions.insert(id.clone(), deleted);
             }
-            Err((refused, revision)) => self.reject(id, refused, revision, None, unserved, serving, changes),
+            Err((error, revision)) => self.reject(id, error, revision, None, unserved, serving, changes),
         }
     }
 
@@ -571,9 +569,9 @@ impl Apps {
     fn reject(
         &self,
         id: &AppId,
-        refused: RejectError,
+        error: RejectError,
         revision: Revision,
-        withheld: Option<Arc<App>>,
+        suspended: Option<Arc<App>>,
         unserved: &mut Unserved,
         serving: &mut ServedApps,
         changes: &mut Vec<RevisionChange>,
@@ -583,18 +581,18 @@ impl Apps {
         error!(
             app = %id,
             serving = in_service.map(Revision::as_str),
-            error = &refused as &dyn std::error::Error,
+            error = &error as &dyn std::error::Error,
             "a rendered App is rejected; the previous one stays in service"
         );
-        self.metrics.count_rejected(refused.reason());
-        let document = refused.to_report(revision);
+        self.metrics.count_rejected(error.reason());
+        let document = error.to_report(revision);
         changes.push(RevisionChange {
             app: id.clone(),
             revision: in_service.cloned(),
             refused: Some(document.clone()),
             deletion: deleted.and_then(|deleted| deleted.progress),
         });
-        unserved.rejected.insert(id.clone(), Rejection { document, suspended: withheld });
+        unserved.rejected.insert(id.clone(), Rejection { document, suspended });
     }
 
     fn stop_serving(
@@ -604,13 +602,13 @@ impl Apps {
         serving: &mut ServedApps,
         changes: &mut Vec<RevisionChange>,
     ) {
-        let served = serving.remove(id).is_some();
-        let deleted = unserved.pending_deletions.remove(id).is_some();
-        let refused = unserved.rejected.remove(id).is_some();
+        let was_served = serving.remove(id).is_some();
+        let was_deleted = unserved.pending_deletions.remove(id).is_some();
+        let was_rejected = unserved.rejected.remove(id).is_some();
         if let Some(cache) = &self.cache {
             cache.remove(id);
         }
-        if served || deleted || refused {
+        if was_served || was_deleted || was_rejected {
             info!(app = %id, "no longer serving");
             changes.push(RevisionChange { app: id.clone(), revision: None, refused: None, deletion: None });
         }
@@ -618,7 +616,7 @@ impl Apps {
 
     /// Changes the set in one step, and sends the changes to the subscribers.
     fn update(&self, edit: impl FnOnce(&mut Unserved, &mut ServedApps, &mut Vec<RevisionChange>)) {
-        let mut unserved = self.lock_unserved();
+        let mut unserved = self.unserved.lock();
         let mut serving = ServedApps::clone(&self.serving.load());
         let mut changes = Vec::new();
         edit(&mut unserved, &mut serving, &mut changes);
@@ -634,7 +632,7 @@ impl Apps {
 // === impl FullSync ===
 
 impl FullSync<'_> {
-    /// Adds a document. It is read at once, so that only the result is held in memory.
+    /// Adds a document. It is parsed immediately, so that only the result stays in memory.
     pub fn put(&mut self, id: &AppId, document: &[u8]) {
         let revision = Revision::of(document);
         if self.apps.is_current(id, &revision) {
@@ -645,12 +643,12 @@ impl FullSync<'_> {
     }
 
     /// Adds an App with a document that cannot be read: its previous document stays in service.
-    pub fn reject_unreadable(&mut self, id: &AppId, refused: RejectError) {
-        let revision = Revision::of(refused.to_string().as_bytes());
+    pub fn reject_unreadable(&mut self, id: &AppId, error: RejectError) {
+        let revision = Revision::of(error.to_string().as_bytes());
         if self.apps.is_current(id, &revision) {
             self.unchanged.insert(id.clone());
         } else {
-            self.documents.push((id.clone(), Err((refused, revision))));
+            self.documents.push((id.clone(), Err((error, revision))));
         }
     }
 
@@ -661,26 +659,26 @@ impl FullSync<'_> {
 
     /// Puts this set into service; all other Apps are removed.
     pub fn commit(self) {
-        let Self { apps, documents, unchanged: mut kept } = self;
-        kept.extend(documents.iter().map(|(id, _)| id.clone()));
-        let gone: Vec<_> = apps.known_ids().into_iter().filter(|id| !kept.contains(id)).collect();
+        let Self { apps, documents, unchanged: mut present } = self;
+        present.extend(documents.iter().map(|(id, _)| id.clone()));
+        let gone: Vec<_> = apps.known_ids().into_iter().filter(|id| !present.contains(id)).collect();
         apps.update(|unserved, serving, changes| {
             for id in &gone {
                 apps.stop_serving(id, unserved, serving, changes);
             }
-            for (id, read) in documents {
-                apps.apply(&id, read, unserved, serving, changes);
+            for (id, parsed) in documents {
+                apps.apply(&id, parsed, unserved, serving, changes);
             }
         });
         if let Some(cache) = &apps.cache {
-            cache.mark_complete(|id| kept.contains(id));
+            cache.mark_complete(|id| present.contains(id));
         }
         apps.metrics.record_list();
         info!(apps = apps.len(), gone = gone.len(), "the full set of documents was read");
     }
 }
 
-// === impl Deleted ===
+// === impl PendingDeletion ===
 
 impl PendingDeletion {
     fn to_change(&self, id: &AppId) -> RevisionChange {
@@ -772,11 +770,11 @@ mod tests {
             sync.put(&format!("app{number}").parse().unwrap(), &document(number));
         }
         sync.commit();
-        let held = |app: &Arc<App>| Arc::clone(&app.doc.mail.templates["confirm.txt"]);
-        let first = held(&apps.get("app0").unwrap());
+        let text_of = |app: &Arc<App>| Arc::clone(&app.doc.mail.templates["confirm.txt"]);
+        let first = text_of(&apps.get("app0").unwrap());
         assert_eq!(*first, text);
         assert_eq!(apps.len(), APPS);
-        assert!(apps.all().iter().all(|app| Arc::ptr_eq(&held(app), &first)), "each App has its own copy");
+        assert!(apps.all().iter().all(|app| Arc::ptr_eq(&text_of(app), &first)), "each App has its own copy");
         let text = Arc::downgrade(&first);
         drop(first);
         for number in 1..APPS {
@@ -858,13 +856,13 @@ mod tests {
     fn a_document_of_another_namespace_does_not_replace_that_of_the_owner() {
         let apps = Apps::default();
         apps.put(&id(), &fixtures::rendered("shop").to_bytes());
-        let mut stray = fixtures::rendered("shop");
-        stray.namespace = "thief".to_owned();
-        apps.put(&id(), &stray.to_bytes());
+        let mut foreign = fixtures::rendered("shop");
+        foreign.namespace = "thief".to_owned();
+        apps.put(&id(), &foreign.to_bytes());
         assert_eq!(apps.get("shop").unwrap().doc.namespace, "shop");
         assert!(apps.subscribe(String::new()).0.refused.contains_key(&id()));
-        stray.handover = Some(1);
-        apps.put(&id(), &stray.to_bytes());
+        foreign.handover = Some(1);
+        apps.put(&id(), &foreign.to_bytes());
         assert_eq!(apps.get("shop").unwrap().doc.namespace, "thief");
     }
 
@@ -964,12 +962,12 @@ mod tests {
         let (few, many) = (filled(100), filled(10_000));
         // The minimum of several interleaved rounds: other load on the machine disturbs only some of them.
         let round = |apps: &Apps| {
-            let begun = std::time::Instant::now();
+            let started = std::time::Instant::now();
             for number in 0..200 {
                 let id: AppId = format!("app{number}").parse().unwrap();
                 apps.update(|_, serving, _| serving.insert(&id, Arc::clone(&served)));
             }
-            begun.elapsed()
+            started.elapsed()
         };
         let (mut of_few, mut of_many) = (Duration::MAX, Duration::MAX);
         for _ in 0..10 {

@@ -1,6 +1,6 @@
 //! Parses untrusted JSON into a tree, with limits on its depth and on the number of its values.
 //!
-//! A tree needs far more memory than its text: about 100 times as much for repeated `{"":{}}`. So a limit on bytes
+//! A tree needs far more memory than its text: about 100 times as much for repeated `{"":{}}`. Therefore a limit on bytes
 //! alone does not limit memory.
 
 use std::{cell::Cell, fmt};
@@ -32,7 +32,7 @@ pub enum JsonError {
     TooManyValues,
 }
 
-/// The limit that was exceeded; an error of serde cannot carry it.
+/// The limit that was exceeded; an error of serde cannot contain it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Violation {
     Depth,
@@ -67,8 +67,8 @@ pub fn parse(bytes: &[u8], bounds: Bounds) -> Result<Value, JsonError> {
 // === impl Reader ===
 
 impl Reader<'_> {
-    fn fail<E: serde::de::Error>(self, bound: Violation) -> E {
-        self.violation.set(Some(bound));
+    fn fail<E: serde::de::Error>(self, violation: Violation) -> E {
+        self.violation.set(Some(violation));
         E::custom("out of bounds")
     }
 
@@ -86,7 +86,7 @@ impl<'de> DeserializeSeed<'de> for Reader<'_> {
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
         match self.values_left.get().checked_sub(1) {
-            Some(left) => self.values_left.set(left),
+            Some(values_left) => self.values_left.set(values_left),
             None => return Err(self.fail(Violation::Values)),
         }
         deserializer.deserialize_any(self)
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn every_value_counts_towards_the_limit() {
+    fn every_value_is_counted() {
         for text in ["[1,2,3,4,5]", "[[],[],[],[],[]]", "[{},{},{},{},{}]", r#"{"a":{},"b":{"c":0},"d":"","e":null}"#] {
             assert_eq!(small(text), Err(JsonError::TooManyValues), "{text}");
         }

@@ -16,7 +16,7 @@ use tracing::{info, warn};
 
 use super::keys::{KeySet, KeySetError};
 
-/// How long keys are cached, so the longest time until a key that the cluster drops is refused.
+/// How long keys are cached: after at most this time, a key that the cluster no longer has is rejected.
 const CACHE_TTL: Duration = Duration::from_secs(300);
 /// Anybody can invent key ids, so unknown ones cause at most one fetch in this time.
 const UNKNOWN_KEY_INTERVAL: Duration = Duration::from_secs(60);
@@ -35,7 +35,7 @@ const JWKS_PATH: &str = "/openid/v1/jwks";
 pub struct ClusterKeys {
     source: Box<dyn KeySource>,
     cached: ArcSwapOption<CachedKeys>,
-    /// Held during a fetch from the API server.
+    /// Locked during a fetch from the API server.
     limiter: Mutex<FetchLimiter>,
 }
 
@@ -52,7 +52,7 @@ struct FetchLimiter {
     last_failure: Option<Instant>,
 }
 
-/// Why keys could not be fetched. The texts hold no secrets.
+/// Why keys could not be fetched. The texts contain no secrets.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
     #[error("the API server does not answer")]
@@ -88,7 +88,7 @@ impl ClusterKeys {
         config.connect_timeout = Some(FETCH_TIMEOUT);
         config.read_timeout = Some(FETCH_TIMEOUT);
         config.write_timeout = Some(FETCH_TIMEOUT);
-        // Otherwise the time for which a connection was idle would count.
+        // Otherwise the timeout would include the time for which a connection was idle.
         config.reset_reader_on_write = true;
         Ok(Self::with_source(Client::try_from(config)?))
     }
@@ -97,7 +97,7 @@ impl ClusterKeys {
         Self { source: Box::new(source), cached: ArcSwapOption::empty(), limiter: Mutex::default() }
     }
 
-    /// The keys to verify a token with this key id. `None` if they cannot be fetched, so that the token can be valid.
+    /// The keys to verify a token with this key id. `None` if they cannot be fetched; the token may then be valid.
     pub async fn keys(&self, id: &str, now: Instant) -> Option<Arc<KeySet>> {
         if let Some(known) = &*self.cached.load()
             && known.is_fresh(now)
@@ -105,8 +105,8 @@ impl ClusterKeys {
         {
             return Some(Arc::clone(&known.keys));
         }
-        let mut tries = match self.limiter.try_lock() {
-            Ok(tries) => tries,
+        let mut limiter = match self.limiter.try_lock() {
+            Ok(limiter) => limiter,
             Err(_) => match self.cached.load_full() {
                 // Another task is fetching; until then the cached keys are used.
                 Some(known) if known.keys.contains(id) => return Some(Arc::clone(&known.keys)),
@@ -118,22 +118,22 @@ impl ClusterKeys {
         if only_unknown && known.as_ref().is_some_and(|known| known.keys.contains(id)) {
             return known.map(|known| Arc::clone(&known.keys));
         }
-        if tries.try_acquire(only_unknown, known.is_some(), now)
-            && let Some(keys) = self.fetch(&mut tries, now).await
+        if limiter.try_acquire(only_unknown, known.is_some(), now)
+            && let Some(keys) = self.fetch(&mut limiter, now).await
         {
             return Some(keys);
         }
-        // After a recent successful fetch, a key id that is not in it is not one of the cluster.
+        // After a recent successful fetch, a key id that the keys do not contain is not one of the cluster.
         known
-            .filter(|known| known.keys.contains(id) || tries.last_failure.is_none())
+            .filter(|known| known.keys.contains(id) || limiter.last_failure.is_none())
             .map(|known| Arc::clone(&known.keys))
     }
 
-    async fn fetch(&self, tries: &mut FetchLimiter, now: Instant) -> Option<Arc<KeySet>> {
+    async fn fetch(&self, limiter: &mut FetchLimiter, now: Instant) -> Option<Arc<KeySet>> {
         let fetched = timeout(FETCH_TIMEOUT, self.source.fetch()).await.unwrap_or(Err(FetchError::Timeout));
         match fetched {
             Ok(keys) => {
-                if tries.last_failure.take().is_some() {
+                if limiter.last_failure.take().is_some() {
                     info!("the keys of the cluster's ServiceAccounts can be read again");
                 }
                 let keys = Arc::new(keys);
@@ -146,7 +146,7 @@ impl ClusterKeys {
                     known = self.cached.load().is_some(),
                     "the keys of the cluster's ServiceAccounts cannot be read; cached keys stay in use"
                 );
-                tries.last_failure = Some(now);
+                limiter.last_failure = Some(now);
                 None
             }
         }
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn keys_are_cached_and_a_dropped_one_is_refused_after_five_minutes() {
+    async fn keys_are_cached_and_a_dropped_one_is_rejected_after_five_minutes() {
         let fixture = Fixture::new(Some(&["a"]));
         assert_eq!(fixture.look_up("a", 0).await, (Some(true), 1));
         assert_eq!(fixture.look_up("a", 299).await, (Some(true), 1));
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_new_key_is_accepted_at_once_and_unknown_ids_cause_one_fetch_per_minute() {
+    async fn a_new_key_is_accepted_immediately_and_unknown_ids_cause_one_fetch_per_minute() {
         let fixture = Fixture::new(Some(&["a"]));
         assert_eq!(fixture.look_up("a", 0).await, (Some(true), 1));
         fixture.api.set_keys(Some(&["a", "b"]));
@@ -287,7 +287,7 @@ mod tests {
         assert_eq!(fixture.look_up("a", 300).await, (Some(true), 2));
         assert_eq!(fixture.look_up("a", 329).await, (Some(true), 2), "not every call fetches again");
         assert_eq!(fixture.look_up("a", 330).await, (Some(true), 3));
-        // It can be a new key.
+        // `b` can be a new key.
         assert_eq!(fixture.look_up("b", 331).await, (None, 3));
         assert_eq!(fixture.look_up("a", 100_000).await, (Some(true), 4));
         fixture.api.set_keys(Some(&["b"]));

@@ -14,7 +14,7 @@ use tracing::{info, warn};
 
 use super::keys::{KeySet, KeySetError};
 
-/// How often the file is read again at most.
+/// The shortest time between two reads of the file.
 const REREAD_INTERVAL: Duration = Duration::from_secs(1);
 /// Larger than any JWKS.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
@@ -57,28 +57,28 @@ impl FileKeys {
         let bytes = read(&path).map_err(|source| KeyFileError::Unreadable { path: path.clone(), source })?;
         let keys =
             KeySet::parse(&bytes, None).map_err(|source| KeyFileError::Invalid { path: path.clone(), source })?;
-        let looked = Mutex::new(LastRead { at: now, bytes: Some(bytes) });
-        Ok(Self { path, keys: ArcSwap::from_pointee(keys), last_read: looked })
+        let last_read = Mutex::new(LastRead { at: now, bytes: Some(bytes) });
+        Ok(Self { path, keys: ArcSwap::from_pointee(keys), last_read })
     }
 
     /// The current keys; the previous ones if the file is missing or invalid.
     pub(super) async fn keys(&self, now: Instant) -> Arc<KeySet> {
         // If another task is reading the file, use the previous keys.
-        if let Ok(mut looked) = self.last_read.try_lock()
-            && now.saturating_duration_since(looked.at) >= REREAD_INTERVAL
+        if let Ok(mut last_read) = self.last_read.try_lock()
+            && now.saturating_duration_since(last_read.at) >= REREAD_INTERVAL
         {
-            looked.at = now;
+            last_read.at = now;
             let path = self.path.clone();
             let read = tokio::task::spawn_blocking(move || read(&path)).await.unwrap_or_else(|_| Ok(Vec::new()));
-            self.update(&mut looked, read);
+            self.update(&mut last_read, read);
         }
         self.keys.load_full()
     }
 
-    fn update(&self, looked: &mut LastRead, read: io::Result<Vec<u8>>) {
+    fn update(&self, last_read: &mut LastRead, read: io::Result<Vec<u8>>) {
         let path = self.path.display();
         match read {
-            Ok(bytes) if looked.bytes.as_deref() == Some(&bytes) => {}
+            Ok(bytes) if last_read.bytes.as_deref() == Some(&bytes) => {}
             Ok(bytes) => {
                 match KeySet::parse(&bytes, None) {
                     Ok(keys) => {
@@ -87,10 +87,10 @@ impl FileKeys {
                     }
                     Err(error) => warn!(%path, %error, "the file has no keys; the previous keys stay in use"),
                 }
-                looked.bytes = Some(bytes);
+                last_read.bytes = Some(bytes);
             }
             Err(error) => {
-                if looked.bytes.take().is_some() {
+                if last_read.bytes.take().is_some() {
                     warn!(%path, %error, "the keys of ServiceAccounts cannot be read; the previous keys stay in use");
                 }
             }

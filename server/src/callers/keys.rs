@@ -1,4 +1,4 @@
-//! The public keys that a cluster signs the tokens of its ServiceAccounts with.
+//! The public keys that verify the tokens of a cluster's ServiceAccounts.
 
 use std::{collections::HashMap, fmt};
 
@@ -70,8 +70,8 @@ impl fmt::Debug for KeySet {
 fn parse_key(jwk: Value) -> Option<(String, VerificationKey)> {
     let jwk: Jwk = serde_json::from_value(jwk).ok()?;
     let algorithm = algorithm_of(&jwk)?;
-    let decoding = DecodingKey::from_jwk(&jwk).ok()?;
-    Some((jwk.common.key_id?, VerificationKey { algorithm, decoding_key: decoding }))
+    let decoding_key = DecodingKey::from_jwk(&jwk).ok()?;
+    Some((jwk.common.key_id?, VerificationKey { algorithm, decoding_key }))
 }
 
 /// The algorithm that the key names, or the default of its type. Never a symmetric algorithm.

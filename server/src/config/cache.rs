@@ -14,7 +14,8 @@ use tracing::warn;
 const COMPLETE_MARKER: &str = "complete";
 const EXTENSION: &str = "app";
 
-/// A folder of documents; each file starts with the revision. It holds secrets, so it must be memory-backed.
+/// A folder of documents; each file starts with the revision. The documents contain secrets, so the folder must be in
+/// memory.
 #[derive(Debug)]
 pub struct Cache {
     folder: PathBuf,
@@ -33,14 +34,14 @@ pub struct CacheError {
 
 impl Cache {
     pub fn open(folder: PathBuf) -> Result<Self, CacheError> {
-        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder);
-        match made.and_then(|()| fs::read_dir(&folder)) {
+        let created = fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder);
+        match created.and_then(|()| fs::read_dir(&folder)) {
             Ok(_) => Ok(Self { folder }),
             Err(source) => Err(CacheError { folder, source }),
         }
     }
 
-    /// Whether the cache holds a complete set.
+    /// Whether the cache has a complete set.
     pub(super) fn is_complete(&self) -> bool {
         self.folder.join(COMPLETE_MARKER).exists()
     }
@@ -56,10 +57,10 @@ impl Cache {
         })
     }
 
-    /// Stores a document in place of the previous one. A failure is logged, and only matters for a restart.
+    /// Stores a document and replaces the previous one. A failure is only logged: the cache is not read before a restart.
     pub(super) fn store(&self, id: &AppId, revision: &Revision, document: &[u8]) {
-        let head = [revision.as_str().as_bytes(), b"\n"].concat();
-        if let Err(error) = write_atomically(&self.path(id), &[&head, document]) {
+        let header = [revision.as_str().as_bytes(), b"\n"].concat();
+        if let Err(error) = write_atomically(&self.path(id), &[&header, document]) {
             warn!(app = %id, error = &error as &dyn std::error::Error, "a document cannot be written to --cache-dir");
             // Otherwise a restart would serve the previous document.
             self.remove(id);
@@ -76,9 +77,9 @@ impl Cache {
         }
     }
 
-    /// Removes the documents that are no longer wanted, and marks the set as complete.
-    pub(super) fn mark_complete(&self, wanted: impl Fn(&AppId) -> bool) {
-        for id in self.ids().into_iter().filter(|id| !wanted(id)) {
+    /// Removes the documents that are not in the set, and marks the set as complete.
+    pub(super) fn mark_complete(&self, is_in_set: impl Fn(&AppId) -> bool) {
+        for id in self.ids().into_iter().filter(|id| !is_in_set(id)) {
             self.remove(&id);
         }
         if !self.is_complete()
@@ -125,7 +126,7 @@ fn read_document(path: &Path) -> io::Result<Vec<u8>> {
 /// Replaces a file atomically.
 fn write_atomically(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
     let new = path.with_extension("new");
-    // A file that an earlier process left behind can have another mode.
+    // A file of an earlier process can have another mode.
     if let Err(error) = fs::remove_file(&new)
         && error.kind() != io::ErrorKind::NotFound
     {

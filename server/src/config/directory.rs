@@ -16,7 +16,7 @@ use tracing::{debug, warn};
 
 use super::Apps;
 
-/// How often the directory is polled, because file notifications can be missing: a change must be served within two
+/// How often the directory is polled, because file notifications can be missing. A change must be served within two
 /// seconds (specification: Delivery of configuration, Local files).
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -77,7 +77,7 @@ pub fn watch(path: PathBuf, apps: Arc<Apps>) -> Result<WatchGuard, DirectoryErro
 /// Notifications only make changes visible sooner: without them, polling continues.
 fn start_notifications(path: &Path, signal: mpsc::Sender<ChangeSignal>) -> Option<RecommendedWatcher> {
     let on_event = move |event: notify::Result<notify::Event>| {
-        // Reading is an event, too: each poll would cause the next.
+        // Reading is an event, too: each poll would cause the next one.
         if event.map_or(true, |event| !event.kind.is_access()) {
             // This fails if the thread has ended.
             let _ = signal.send(ChangeSignal);
@@ -153,14 +153,14 @@ impl DirectorySource {
     fn read(&mut self, id: &AppId, path: &Path) -> io::Result<Option<Vec<u8>>> {
         use std::os::unix::fs::MetadataExt;
         let metadata = fs::metadata(path)?;
-        let stamp = FileVersion { modified: metadata.modified().ok(), length: metadata.len(), inode: metadata.ino() };
-        if self.versions.get(id) == Some(&stamp) {
+        let version = FileVersion { modified: metadata.modified().ok(), length: metadata.len(), inode: metadata.ino() };
+        if self.versions.get(id) == Some(&version) {
             return Ok(None);
         }
         // One byte above the maximum is enough to reject it.
         let mut document = Vec::new();
         fs::File::open(path)?.take(MAX_DOCUMENT_SIZE as u64 + 1).read_to_end(&mut document)?;
-        self.versions.insert(id.clone(), stamp);
+        self.versions.insert(id.clone(), version);
         Ok(Some(document))
     }
 }

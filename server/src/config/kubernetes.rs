@@ -29,8 +29,8 @@ use crate::domain::clock::Env;
 const PAGE_SIZE: u32 = 25;
 /// Seconds after which the API server ends a watch, so that a silently dropped watch does not go unnoticed for longer.
 const WATCH_SECONDS: u32 = 30;
-/// `silence`: longer than any watch is silent; with a retry delay and a new connection, a silently dropped watch is
-/// current again within 40 s. `list`: timeout for a page of the list.
+/// `read`: longer than any watch is silent; with a retry delay and a new connection, a silently dropped watch is current
+/// again within 40 s. `list`: timeout for a page of the list.
 const TIMEOUTS: Timeouts = Timeouts { read: Duration::from_secs(33), list: Duration::from_secs(20) };
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -60,7 +60,7 @@ pub enum WatchError {
     Thread(#[source] std::io::Error),
 }
 
-/// Why the list or the watch failed. The texts hold no secrets.
+/// Why the list or the watch failed. The texts contain no secrets.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 enum ListWatchError {
     /// The message of the API server, for example about a missing permission.
@@ -86,7 +86,7 @@ struct SecretWatcher<T> {
 }
 
 /// Watches in a separate thread, so that thousands of documents delay no request, until the returned value is dropped.
-/// `told` is called when the full set was read, and with the reason after each failure.
+/// `on_result` is called when the full set was read, and with the reason after each failure.
 pub fn watch<T>(config: kube::Config, namespace: &str, apps: Arc<Apps>, on_result: T) -> Result<WatchGuard, WatchError>
 where
     T: FnMut(Result<(), String>) + Send + 'static,
@@ -95,7 +95,7 @@ where
     let stopped = stop.clone();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(WatchError::Thread)?;
     let api = {
-        let _inside = runtime.enter();
+        let _guard = runtime.enter();
         api(config, namespace, TIMEOUTS).map_err(WatchError::Client)?
     };
     thread::Builder::new()
@@ -112,7 +112,7 @@ fn api(mut config: kube::Config, namespace: &str, timeouts: Timeouts) -> Result<
     config.connect_timeout = Some(CONNECT_TIMEOUT);
     config.write_timeout = Some(WRITE_TIMEOUT);
     config.read_timeout = Some(timeouts.read);
-    // Otherwise the time for which a connection was idle would count.
+    // Otherwise the timeout would include the time for which a connection was idle.
     config.reset_reader_on_write = true;
     Ok(Api::namespaced(Client::try_from(config)?, namespace))
 }
@@ -207,7 +207,7 @@ impl<T: FnMut(Result<(), String>)> SecretWatcher<T> {
                 self.failures = 0;
                 false
             }
-            Some((_, known)) => known == failure,
+            Some((_, last)) => last == failure,
             None => false,
         };
         if already_logged {

@@ -3,8 +3,10 @@
 use std::{
     collections::HashMap,
     hash::{BuildHasher, RandomState},
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Weak},
 };
+
+use parking_lot::Mutex;
 
 /// Below this number of entries there is no sweep: they need 64 KiB of memory.
 const MIN_SWEEP: usize = 1024;
@@ -18,7 +20,7 @@ pub(super) struct SharedTexts {
 
 #[derive(Default)]
 struct KnownTexts {
-    /// By hash. A `Weak` keeps no text alive, only 40 bytes until the next sweep.
+    /// By hash. A `Weak` does not keep its text in memory, only 40 bytes until the next sweep.
     texts: HashMap<u64, Vec<Weak<String>>>,
     sweep_at: usize,
 }
@@ -29,7 +31,7 @@ impl SharedTexts {
     /// Returns the shared copy of this text, or registers this one as the shared copy.
     pub(super) fn share(&self, text: Arc<String>) -> Arc<String> {
         let hash = self.hasher.hash_one(&*text);
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.lock();
         let same_hash = known.texts.entry(hash).or_default();
         if let Some(shared) = same_hash.iter().filter_map(Weak::upgrade).find(|shared| *shared == text) {
             return shared;
@@ -43,7 +45,7 @@ impl SharedTexts {
 
     #[cfg(test)]
     fn len(&self) -> usize {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner).texts.len()
+        self.known.lock().texts.len()
     }
 }
 
@@ -75,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_is_freed_with_its_last_holder_and_its_entry_with_a_sweep() {
+    fn a_text_is_freed_with_its_last_user_and_its_entry_with_a_sweep() {
         let texts = SharedTexts::default();
         let kept = texts.share(Arc::new("kept".to_owned()));
         for number in 0..10 * MIN_SWEEP {

@@ -1,5 +1,5 @@
-//! Outgoing connections: which addresses a server connects to for an App. The checked address is the one it connects
-//! to.
+//! Outgoing connections: to which IP addresses a server connects for an App. The server connects to the IP address that
+//! was checked, without a second lookup.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -17,7 +17,7 @@ pub struct OutboundPolicy {
     pub allow_insecure: bool,
 }
 
-/// Why there is no address to connect to.
+/// Why there is no IP address to connect to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ResolveError {
     NameUnknown,
@@ -49,7 +49,7 @@ const GLOBAL_V6: Ipv6Net = v6([0x2000, 0, 0, 0, 0, 0, 0, 0], 3);
 const RESERVED_V6: [Ipv6Net; 4] = [
     v6([0x2001, 0, 0, 0, 0, 0, 0, 0], 23),     // protocol assignments, Teredo
     v6([0x2001, 0xdb8, 0, 0, 0, 0, 0, 0], 32), // documentation
-    v6([0x2002, 0, 0, 0, 0, 0, 0, 0], 16),     // 6to4: carries any IPv4 address
+    v6([0x2002, 0, 0, 0, 0, 0, 0, 0], 16),     // 6to4: contains any IPv4 address
     v6([0x3fff, 0, 0, 0, 0, 0, 0, 0], 20),     // documentation
 ];
 /// NAT64 (RFC 6052): the embedded IPv4 address is checked, since the gateway connects to that one.
@@ -84,22 +84,22 @@ impl OutboundPolicy {
             || (self.allow_insecure && address.is_loopback())
     }
 
-    /// The addresses of a host to which a connection is allowed.
+    /// The IP addresses of a host to which a connection is allowed.
     pub(crate) async fn resolve(&self, host: &str, port: u16) -> Result<Vec<SocketAddr>, ResolveError> {
-        let mut found = lookup_host(host, port).await?;
-        found.retain(|address| self.allows(address.ip()));
-        if found.is_empty() { Err(ResolveError::AddressNotAllowed) } else { Ok(found) }
+        let mut addresses = lookup_host(host, port).await?;
+        addresses.retain(|address| self.allows(address.ip()));
+        if addresses.is_empty() { Err(ResolveError::AddressNotAllowed) } else { Ok(addresses) }
     }
 }
 
-/// Every address of a host name or IP address. There is only one lookup, so DNS rebinding, which changes the second,
-/// has no effect.
+/// Every IP address of a host, which is a name or an IP address. There is only one lookup, so DNS rebinding, which changes
+/// the result of the second one, has no effect.
 pub(crate) async fn lookup_host(host: &str, port: u16) -> Result<Vec<SocketAddr>, ResolveError> {
-    let found: Vec<SocketAddr> = match host.parse::<IpAddr>() {
+    let addresses: Vec<SocketAddr> = match host.parse::<IpAddr>() {
         Ok(address) => vec![(address, port).into()],
         Err(_) => tokio::net::lookup_host((host, port)).await.map_err(|_| ResolveError::NameUnknown)?.collect(),
     };
-    if found.is_empty() { Err(ResolveError::NameUnknown) } else { Ok(found) }
+    if addresses.is_empty() { Err(ResolveError::NameUnknown) } else { Ok(addresses) }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc};
 use http::Uri;
 use hyper_util::client::proxy::matcher::{Intercept, Matcher};
 
-/// The proxy, if there is one, and the addresses that bypass it.
+/// The proxy, if there is one, and the hosts that bypass it.
 #[derive(Clone, Default)]
 pub struct OutboundProxy(Option<Arc<Matcher>>);
 
@@ -14,7 +14,7 @@ pub struct OutboundProxy(Option<Arc<Matcher>>);
 #[error("HTTPS_PROXY is not a URL such as http://proxy.example.com:3128")]
 pub struct InvalidProxyUrl;
 
-// === impl Proxy ===
+// === impl OutboundProxy ===
 
 impl OutboundProxy {
     /// From the usual environment variables, in upper or lower case.
@@ -23,22 +23,22 @@ impl OutboundProxy {
         Self::new(&get(["HTTPS_PROXY", "https_proxy"]), &get(["NO_PROXY", "no_proxy"]))
     }
 
-    /// `no`: host names, which include their subdomains, addresses and networks, separated by commas. An empty `url`
-    /// means no proxy.
-    pub fn new(url: &str, no: &str) -> Result<Self, InvalidProxyUrl> {
+    /// `no_proxy`: host names, which include their subdomains, IP addresses and networks, separated by commas. An empty
+    /// `url` means no proxy.
+    pub fn new(url: &str, no_proxy: &str) -> Result<Self, InvalidProxyUrl> {
         if url.is_empty() {
             return Ok(Self(None));
         }
-        // A URL that does not parse would intercept nothing, without an error.
-        let any = Uri::from_static("https://provider.example");
-        let usable = Matcher::builder().https(url.to_owned()).build().intercept(&any);
-        if usable.is_none_or(|proxy| proxy.uri().scheme_str() != Some("http")) {
+        // With a URL that does not parse, the matcher would intercept nothing, without an error.
+        let example = Uri::from_static("https://provider.example");
+        let proxy = Matcher::builder().https(url.to_owned()).build().intercept(&example);
+        if proxy.is_none_or(|proxy| proxy.uri().scheme_str() != Some("http")) {
             return Err(InvalidProxyUrl);
         }
-        Ok(Self(Some(Arc::new(Matcher::builder().https(url.to_owned()).no(no.to_owned()).build()))))
+        Ok(Self(Some(Arc::new(Matcher::builder().https(url.to_owned()).no(no_proxy.to_owned()).build()))))
     }
 
-    /// The proxy for an address, with its credentials. `None` if the connection is direct. Connections without TLS,
+    /// The proxy for a URL, with the credentials of the proxy. `None` if the connection is direct. Connections without TLS,
     /// which exist only in development, never use the proxy.
     pub(crate) fn intercept(&self, uri: &Uri) -> Option<Intercept> {
         self.0.as_ref()?.intercept(uri)

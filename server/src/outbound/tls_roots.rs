@@ -21,18 +21,18 @@ pub(crate) struct RootsError;
 
 impl TlsRoots {
     /// Trusts these roots in addition to those of the machine.
-    pub(crate) fn with_extra_roots(more: Vec<CertificateDer<'static>>) -> Self {
-        Self { extra_roots: more, config: OnceCell::new() }
+    pub(crate) fn with_extra_roots(extra_roots: Vec<CertificateDer<'static>>) -> Self {
+        Self { extra_roots, config: OnceCell::new() }
     }
 
     pub(crate) async fn tls_config(&self) -> Result<Arc<ClientConfig>, RootsError> {
         let load = || async {
-            let more = self.extra_roots.clone();
-            // Reads files, so it must not block a thread that serves requests.
+            let extra_roots = self.extra_roots.clone();
+            // This reads files, so it must not block a thread that serves requests.
             let roots = tokio::task::spawn_blocking(|| {
                 let mut roots = RootCertStore::empty();
                 roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-                roots.add_parsable_certificates(more);
+                roots.add_parsable_certificates(extra_roots);
                 roots
             });
             let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))

@@ -42,7 +42,7 @@ enum ExpectedCall {
         status: u16,
         message: &'static str,
     },
-    /// The call is never answered.
+    /// The call gets no response.
     Hang,
 }
 
@@ -64,29 +64,29 @@ impl ExpectedCalls {
             let pairs = url::form_urlencoded::parse(request.uri().query().unwrap_or_default().as_bytes());
             pairs.into_owned().find(|(key, _)| key == name).map(|(_, value)| value)
         };
-        let scene = self.calls.lock().unwrap().pop_front();
+        let expected = self.calls.lock().unwrap().pop_front();
         let mut fits = request.uri().path() == "/api/v1/namespaces/latchkey/secrets"
             && query("fieldSelector").as_deref() == Some("type=latchkey.dev/rendered-app");
-        let answer = match scene {
-            Some(ExpectedCall::List { continue_token: from, secrets, next_token: next }) => {
+        let response = match expected {
+            Some(ExpectedCall::List { continue_token, secrets, next_token }) => {
                 fits &= query("watch").is_none()
                     && query("limit").as_deref() == Some("25")
-                    && query("continue").as_deref() == from;
+                    && query("continue").as_deref() == continue_token;
                 json_response(
                     200,
                     &json!({
                         "kind": "SecretList", "apiVersion": "v1", "items": secrets,
-                        "metadata": { "resourceVersion": "10", "continue": next },
+                        "metadata": { "resourceVersion": "10", "continue": next_token },
                     }),
                 )
             }
-            Some(ExpectedCall::Watch { resource_version: from, lines, stays_open: stays }) => {
+            Some(ExpectedCall::Watch { resource_version, lines, stays_open }) => {
                 fits &= query("watch").is_some()
                     && query("timeoutSeconds").as_deref() == Some("30")
-                    && query("resourceVersion").as_deref() == Some(from);
+                    && query("resourceVersion").as_deref() == Some(resource_version);
                 let lines = lines.into_iter().map(|line| Ok(Frame::data(Bytes::from(format!("{line}\n")))));
                 let end: BoxStream<'static, _> =
-                    if stays { stream::once(future::pending()).boxed() } else { stream::empty().boxed() };
+                    if stays_open { stream::once(future::pending()).boxed() } else { stream::empty().boxed() };
                 Response::new(StreamBody::new(stream::iter(lines).chain(end)).boxed_unsync())
             }
             Some(ExpectedCall::Fail { status, message }) => json_response(
@@ -105,7 +105,7 @@ impl ExpectedCalls {
         if !fits {
             self.unexpected.send(request.uri().to_string()).unwrap();
         }
-        Some(answer)
+        Some(response)
     }
 }
 
@@ -115,19 +115,19 @@ fn json_response(status: u16, body: &Value) -> Response<Body> {
 }
 
 impl TestApiServer {
-    async fn new(scenes: impl IntoIterator<Item = ExpectedCall>) -> Self {
+    async fn new(calls: impl IntoIterator<Item = ExpectedCall>) -> Self {
         let (sender, unexpected) = mpsc::unbounded_channel();
-        let script = Arc::new(ExpectedCalls { calls: Mutex::new(scenes.into_iter().collect()), unexpected: sender });
+        let expected = Arc::new(ExpectedCalls { calls: Mutex::new(calls.into_iter().collect()), unexpected: sender });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         tokio::spawn(async move {
             while let Ok((connection, _)) = listener.accept().await {
-                let script = Arc::clone(&script);
+                let expected = Arc::clone(&expected);
                 let service = service_fn(move |request| {
-                    let answer = script.respond(&request);
+                    let response = expected.respond(&request);
                     async move {
-                        match answer {
-                            Some(answer) => Ok::<_, Infallible>(answer),
+                        match response {
+                            Some(response) => Ok::<_, Infallible>(response),
                             None => future::pending().await,
                         }
                     }
@@ -141,19 +141,19 @@ impl TestApiServer {
     }
 
     fn watch(&self, apps: &Arc<Apps>) -> (WatchGuard, mpsc::UnboundedReceiver<Result<(), String>>) {
-        // Another test can have installed it before.
+        // Fails if another test has installed a provider already.
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         let (sender, results) = mpsc::unbounded_channel();
         let config = kube::Config::new(format!("http://{}", self.address).parse().unwrap());
-        let on_result = move |news| {
-            let _ = sender.send(news);
+        let on_result = move |result| {
+            let _ = sender.send(result);
         };
         (watch(config, "latchkey", Arc::clone(apps), on_result).unwrap(), results)
     }
 }
 
 impl Drop for TestApiServer {
-    /// Fails if a call came that the script does not have. After the end of the script, only a watch is expected.
+    /// Fails if there was an unexpected call. After the last expected call, only a watch is expected.
     fn drop(&mut self) {
         while let Ok(call) = self.unexpected.try_recv() {
             assert!(std::thread::panicking(), "unexpected: {call}");
@@ -233,8 +233,8 @@ async fn the_set_is_listed_in_pages_and_then_watched() {
     let mut changes = apps.subscribe_changes();
     let (_watching, mut results) = server.watch(&apps);
     assert_eq!(receive(&mut results).await, Ok(()));
-    let refused = wait_for(&mut changes, |change| change.refused.is_some()).await;
-    assert_eq!((refused.app.as_str(), refused.revision), ("broken", None));
+    let rejected = wait_for(&mut changes, |change| change.refused.is_some()).await;
+    assert_eq!((rejected.app.as_str(), rejected.revision), ("broken", None));
     wait_for(&mut changes, |change| change.app.as_str() == "five").await;
     assert_eq!(ids(&apps), ["five", "four", "three", "two"]);
 }
@@ -279,7 +279,7 @@ async fn apps_missing_from_a_new_list_are_removed() {
     .await;
     let apps = Arc::new(Apps::default());
     let mut changes = apps.subscribe_changes();
-    let (_watching, _told) = server.watch(&apps);
+    let (_watching, _results) = server.watch(&apps);
     let change = wait_for(&mut changes, |change| change.revision.is_none()).await;
     assert_eq!(change.app.as_str(), "goes");
     assert_eq!(ids(&apps), ["stays"]);
@@ -310,7 +310,7 @@ async fn an_interrupted_list_removes_nothing() {
     .await;
     let apps = Arc::new(Apps::default());
     let mut changes = apps.subscribe_changes();
-    let (_watching, _told) = server.watch(&apps);
+    let (_watching, _results) = server.watch(&apps);
     let mut seen = Vec::new();
     loop {
         let change = wait_for(&mut changes, |_| true).await;
@@ -401,14 +401,14 @@ async fn a_silent_list_and_a_silent_watch_are_restarted() {
     ])
     .await;
     let limits = Timeouts { read: Duration::from_millis(600), list: Duration::from_millis(300) };
-    // Another test can have installed it before.
+    // Fails if another test has installed a provider already.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let (sender, mut results) = mpsc::unbounded_channel();
     let config = kube::Config::new(format!("http://{}", server.address).parse().unwrap());
     let apps = Arc::new(Apps::default());
     let mut changes = apps.subscribe_changes();
-    let on_result = move |news| {
-        let _ = sender.send(news);
+    let on_result = move |result| {
+        let _ = sender.send(result);
     };
     let source = SecretWatcher::new(api(config, "latchkey", limits).unwrap(), apps, on_result, limits);
     let running = tokio::spawn(source.run()).abort_handle();
