@@ -57,7 +57,8 @@ impl Cache {
         })
     }
 
-    /// Stores a document and replaces the previous one. A failure is only logged: the cache is not read before a restart.
+    /// Stores a document and replaces the previous one. A failure is only logged: the cache is not read before a
+    /// restart.
     pub(super) fn store(&self, id: &AppId, revision: &Revision, document: &[u8]) {
         let header = [revision.as_str().as_bytes(), b"\n"].concat();
         if let Err(error) = write_atomically(&self.path(id), &[&header, document]) {

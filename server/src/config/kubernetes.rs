@@ -29,8 +29,8 @@ use crate::domain::clock::Env;
 const PAGE_SIZE: u32 = 25;
 /// Seconds after which the API server ends a watch, so that a silently dropped watch does not go unnoticed for longer.
 const WATCH_SECONDS: u32 = 30;
-/// `read`: longer than any watch is silent; with a retry delay and a new connection, a silently dropped watch is current
-/// again within 40 s. `list`: timeout for a page of the list.
+/// `read`: longer than any watch is silent; with a retry delay and a new connection, a silently dropped watch is
+/// current again within 40 s. `list`: timeout for a page of the list.
 const TIMEOUTS: Timeouts = Timeouts { read: Duration::from_secs(33), list: Duration::from_secs(20) };
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);

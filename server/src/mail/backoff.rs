@@ -27,8 +27,8 @@ pub(super) fn after_failure(attempts: u32, unit: f64) -> Option<Duration> {
     Some(jitter(DELAYS[index], unit))
 }
 
-/// The delay of a row for which no attempt was possible: a quarter of its age. Therefore the queue of an App costs little
-/// if its relay is missing for a week, and mails are delayed little if it is missing for a minute.
+/// The delay of a row for which no attempt was possible: a quarter of its age. Therefore the queue of an App costs
+/// little if its relay is missing for a week, and mails are delayed little if it is missing for a minute.
 pub(super) fn while_waiting(age: Duration, unit: f64) -> Duration {
     jitter((age / 4).clamp(Duration::from_secs(2), Duration::from_secs(600)), unit)
 }

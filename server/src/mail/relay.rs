@@ -211,7 +211,8 @@ pub(super) fn build_message(route: &Route, mail: OutgoingMail) -> Result<Message
 }
 
 /// Makes LF the only line end, which lettre sends as CR LF, and removes NUL. A CR alone and NUL are not allowed in a
-/// message (RFC 5322, sections 2.3 and 4): a relay that reads a CR as a line end could find an SMTP command in a template.
+/// message (RFC 5322, sections 2.3 and 4): a relay that reads a CR as a line end could find an SMTP command in a
+/// template.
 fn body_text(text: &str) -> String {
     text.replace("\r\n", "\n").replace('\r', "\n").replace('\0', "")
 }

@@ -1,5 +1,5 @@
-//! A connection to a relay: TCP to an IP address that was checked, TLS for the configured name, and a limit on the bytes
-//! that the peer can send.
+//! A connection to a relay: TCP to an IP address that was checked, TLS for the configured name, and a limit on the
+//! bytes that the peer can send.
 
 use std::{
     fmt, io,

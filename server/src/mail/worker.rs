@@ -50,8 +50,8 @@ impl<S: Outbox + Users + Codes + Sessions + Send + Sync + 'static> Worker<S> {
         Self { stores, delivery: Arc::new(delivery), env, metrics }
     }
 
-    /// Runs until `shutdown`, then waits at most [`DRAIN_TIMEOUT`] for running deliveries. A row that is not finished is
-    /// free again when its lease ends.
+    /// Runs until `shutdown`, then waits at most [`DRAIN_TIMEOUT`] for running deliveries. A row that is not finished
+    /// is free again when its lease ends.
     pub async fn run(self, shutdown: CancellationToken) {
         tokio::join!(
             schedule(self.stores.clone(), self.delivery, &self.env, &self.metrics, &shutdown),
@@ -60,7 +60,8 @@ impl<S: Outbox + Users + Codes + Sessions + Send + Sync + 'static> Worker<S> {
     }
 }
 
-/// Claims rows while fewer than [`MAX_IN_FLIGHT`] are in delivery: after a delivery, on a notification, and every second.
+/// Claims rows while fewer than [`MAX_IN_FLIGHT`] are in delivery: after a delivery, on a notification, and every
+/// second.
 async fn schedule<O, D>(
     outbox: Arc<O>,
     deliverer: Arc<D>,
@@ -108,8 +109,8 @@ async fn schedule<O, D>(
                     log_panic(ended);
                 }
             }
-            // During an outage of Postgres, notifications are ignored: waiting for them would fail immediately and cause
-            // a busy loop.
+            // During an outage of Postgres, notifications are ignored: waiting for them would fail immediately and
+            // cause a busy loop.
             () = outbox.wait_for_notification(), if !is_full && !is_unavailable => {}
             () = sleep(backoff::jitter(POLL_INTERVAL, env.random_unit())), if !is_full => {}
         }

@@ -92,8 +92,8 @@ impl OutboundPolicy {
     }
 }
 
-/// Every IP address of a host, which is a name or an IP address. There is only one lookup, so DNS rebinding, which changes
-/// the result of the second one, has no effect.
+/// Every IP address of a host, which is a name or an IP address. There is only one lookup, so DNS rebinding, which
+/// changes the result of the second one, has no effect.
 pub(crate) async fn lookup_host(host: &str, port: u16) -> Result<Vec<SocketAddr>, ResolveError> {
     let addresses: Vec<SocketAddr> = match host.parse::<IpAddr>() {
         Ok(address) => vec![(address, port).into()],

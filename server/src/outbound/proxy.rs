@@ -38,8 +38,8 @@ impl OutboundProxy {
         Ok(Self(Some(Arc::new(Matcher::builder().https(url.to_owned()).no(no_proxy.to_owned()).build()))))
     }
 
-    /// The proxy for a URL, with the credentials of the proxy. `None` if the connection is direct. Connections without TLS,
-    /// which exist only in development, never use the proxy.
+    /// The proxy for a URL, with the credentials of the proxy. `None` if the connection is direct. Connections without
+    /// TLS, which exist only in development, never use the proxy.
     pub(crate) fn intercept(&self, uri: &Uri) -> Option<Intercept> {
         self.0.as_ref()?.intercept(uri)
     }

@@ -25,8 +25,8 @@ const RETRY_INTERVAL: time::Duration = time::Duration::MINUTE;
 const REFRESH_WAIT: Duration = Duration::from_secs(1);
 /// Maximum number of copies. Most have a few KiB.
 const MAX_ENTRIES: usize = 2048;
-/// Maximum size of all copies of one cache, in bytes: 4 KiB for each of [`MAX_ENTRIES`]. The largest key set takes about 50
-/// KiB, so without this bound the documents of hostile providers could exhaust the memory.
+/// Maximum size of all copies of one cache, in bytes: 4 KiB for each of [`MAX_ENTRIES`]. The largest key set takes
+/// about 50 KiB, so without this bound the documents of hostile providers could exhaust the memory.
 const MAX_CACHE_BYTES: usize = 8 * 1024 * 1024;
 
 type FetchResult<T> = Result<Arc<T>, ProviderError>;
@@ -324,10 +324,10 @@ mod tests {
     async fn a_newer_document_is_fetched_at_most_once_per_minute() {
         let fixture = Fixture::new();
         let first = fixture.cache.get("a", fixture.fetch(true)).await.unwrap();
-        let newer = |seen| {
+        let newer = |stale| {
             let fetch = fixture.fetch(true);
             let cache = &fixture.cache;
-            async move { cache.get_newer("a", seen, fetch).await.map(|document| *document) }
+            async move { cache.get_newer("a", stale, fetch).await.map(|document| *document) }
         };
         assert_eq!(newer(&first).await, Some(2), "fetched immediately, whatever the age of the copy");
         assert_eq!(newer(&first).await, Some(2), "the cache already has a newer one");

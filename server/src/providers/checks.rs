@@ -33,8 +33,8 @@ use crate::{
 
 /// How often due checks are started and changes of Apps are read.
 const TICK: Duration = Duration::from_secs(1);
-/// A reachable Provider is checked again after an hour, plus or minus a quarter, so that servers do not check at the same
-/// time.
+/// A reachable Provider is checked again after an hour, plus or minus a quarter, so that servers do not check at the
+/// same time.
 const CHECK_INTERVAL: Duration = Duration::from_secs(3600);
 /// Any other result is checked again sooner, with the same jitter.
 const RETRY_INTERVAL: Duration = Duration::from_secs(300);
@@ -73,7 +73,7 @@ impl SocialProviders {
                 }
                 Some(done) = running.join_next() => {
                     let Ok((key, fingerprint, result)) = done else { continue };
-                    if let Some(provider) = watched.get_mut(&key).filter(|one| one.fingerprint == fingerprint) {
+                    if let Some(provider) = watched.get_mut(&key).filter(|known| known.fingerprint == fingerprint) {
                         let pause = if result == Some(Reason::Reachable) { CHECK_INTERVAL } else { RETRY_INTERVAL };
                         provider.next_check = Instant::now() + with_jitter(pause, env.random_unit());
                         match result {
@@ -93,7 +93,8 @@ impl SocialProviders {
                 if running.len() >= MAX_CONCURRENT_CHECKS {
                     break;
                 }
-                // Without a permit the check stays due: too many calls to this provider or of this namespace are running.
+                // Without a permit the check stays due: too many calls to this provider or of this namespace are
+                // running.
                 let Ok(permit) = self.0.permits.try_acquire_for_check(&Arc::new(key.clone())) else { continue };
                 // Prevents a second start while the check runs, which takes at most ten seconds.
                 provider.next_check = now + CHECK_INTERVAL;
@@ -114,8 +115,8 @@ impl SocialProviders {
         Some(self.0.run_check(&client, callback).await)
     }
 
-    /// Checks now whether the provider can be reached and accepts the client. `None` if it cannot be checked: the secret
-    /// is missing, the preset or its options cannot be used, or too many calls to the provider are running.
+    /// Checks now whether the provider can be reached and accepts the client. `None` if it cannot be checked: the
+    /// secret is missing, the preset or its options cannot be used, or too many calls to the provider are running.
     pub async fn check(&self, namespace: &str, provider: &RenderedProvider, callback: &str) -> Option<Reason> {
         let key = Arc::new((namespace.to_owned(), provider.resource.clone()));
         let permit = self.0.permits.try_acquire_for_check(&key).ok()?;

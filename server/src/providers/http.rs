@@ -51,8 +51,8 @@ pub(super) const MAX_RESPONSE_BODY: usize = 64 * 1024;
 pub(super) const MAX_RESPONSE_HEAD: usize = 32 * 1024;
 /// Timeout of the connection to one IP address. If it does not respond, time must remain for the next one.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
-/// Timeout of a name lookup if there is a proxy. The DNS of such a cluster can know only the names of the cluster, and be
-/// slow to report that it does not know another one.
+/// Timeout of a name lookup if there is a proxy. The DNS of such a cluster can know only the names of the cluster, and
+/// be slow to report that it does not know another one.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
 /// Idle timeout. Servers close idle connections; a request on a connection that was just closed is lost, and with it
 /// its authorization code.
@@ -205,8 +205,8 @@ impl fmt::Debug for ProviderHttp {
     }
 }
 
-/// Reads a body of at most [`MAX_RESPONSE_BODY`] bytes. Copies the frames: the small frames of a chunked body would keep
-/// large read buffers in memory.
+/// Reads a body of at most [`MAX_RESPONSE_BODY`] bytes. Copies the frames: the small frames of a chunked body would
+/// keep large read buffers in memory.
 async fn read_body(mut body: Incoming) -> Result<Vec<u8>, HttpCallError> {
     let too_large = HttpCallError::InvalidResponse(InvalidResponse::TooLarge);
     if body.size_hint().lower() > MAX_RESPONSE_BODY as u64 {
@@ -277,8 +277,8 @@ impl ProviderConnector {
         Err(UnavailableReason::Unreachable)
     }
 
-    /// Connects through the install's proxy, which looks up the name itself. If the server can look it up, too, all its IP
-    /// addresses must be allowed. Otherwise only the proxy can check the IP address (docs/decisions/0019).
+    /// Connects through the install's proxy, which looks up the name itself. If the server can look it up, too, all its
+    /// IP addresses must be allowed. Otherwise only the proxy can check the IP address (docs/decisions/0019).
     async fn tunnel(
         &self,
         proxy: &Intercept,
@@ -287,8 +287,8 @@ impl ProviderConnector {
         port: u16,
     ) -> Result<TokioIo<TcpStream>, UnavailableReason> {
         if !self.hosts.contains_key(host)
-            && let Ok(Ok(found)) = timeout(LOOKUP_TIMEOUT, lookup_host(host, port)).await
-            && !found.iter().all(|address| self.reach.allows(address.ip()))
+            && let Ok(Ok(addresses)) = timeout(LOOKUP_TIMEOUT, lookup_host(host, port)).await
+            && !addresses.iter().all(|address| self.reach.allows(address.ip()))
         {
             return Err(UnavailableReason::AddressNotAllowed);
         }
@@ -341,17 +341,17 @@ mod tests {
         http.call(target, request).await.map(|response| (response.status.as_u16(), response.body.len()))
     }
 
-    /// Starts a server that writes `answer` to every connection. Returns a URL of it.
-    async fn serve_once(answer: Vec<u8>) -> String {
+    /// Starts a server that writes `response` to every connection. Returns a URL of the server.
+    async fn serve_once(response: Vec<u8>) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/x", listener.local_addr().unwrap());
         tokio::spawn(async move {
             while let Ok((mut stream, _)) = listener.accept().await {
-                let answer = answer.clone();
+                let response = response.clone();
                 tokio::spawn(async move {
                     let mut head = [0; 1024];
                     let _ = stream.read(&mut head).await;
-                    let _ = stream.write_all(&answer).await;
+                    let _ = stream.write_all(&response).await;
                 });
             }
         });
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn loopback_and_private_addresses_are_refused_in_every_notation() {
+    async fn loopback_and_private_addresses_are_rejected_in_every_notation() {
         let http = http(OutboundPolicy::default());
         for host in [
             "127.0.0.1",

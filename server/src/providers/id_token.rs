@@ -128,7 +128,8 @@ pub(super) fn allowed_algorithms(supported: &[String]) -> Vec<Algorithm> {
 // === impl KeySet ===
 
 impl KeySet {
-    /// Parses a key set within [`super::RESPONSE_BOUNDS`]. Skips keys that are not for signatures and keys of an unknown type.
+    /// Parses a key set within [`super::RESPONSE_BOUNDS`]. Skips keys that are not for signatures and keys of an
+    /// unknown type.
     pub fn parse(body: &[u8]) -> Result<Self, InvalidResponse> {
         Self::from_document(&super::parse(body)?).ok_or(InvalidResponse::Incomplete)
     }
@@ -171,10 +172,10 @@ impl VerificationKey {
         if is_secret || text("use").is_some_and(|purpose| purpose != "sig") {
             return None;
         }
-        let kept = [("kid", MAX_KEY_ID_LENGTH), ("alg", MAX_KEY_ID_LENGTH), ("issuer", MAX_URL_LENGTH)];
+        let texts = [("kid", MAX_KEY_ID_LENGTH), ("alg", MAX_KEY_ID_LENGTH), ("issuer", MAX_URL_LENGTH)];
         let numbers = ["n", "e", "x", "y"].map(|name| (name, MAX_KEY_NUMBER_LENGTH));
         let mut footprint = KEY_OVERHEAD;
-        for (name, max) in kept.into_iter().chain(numbers) {
+        for (name, max) in texts.into_iter().chain(numbers) {
             let length = text(name).map_or(0, str::len);
             if length > max {
                 return None;
@@ -296,7 +297,7 @@ pub fn verify_signature<'a>(
     algorithms: &[Algorithm],
 ) -> Result<VerifiedSignature<'a>, InvalidProviderToken> {
     let TokenParts { header, message, claims, signature } = TokenParts::parse(token)?;
-    // A header with `crit` must be refused, because no extension is supported (RFC 7515, 4.1.11). An access token is
+    // A header with `crit` must be rejected, because no extension is supported (RFC 7515, 4.1.11). An access token is
     // not an ID token (RFC 9068, 2.1).
     let is_access_token = header.typ.as_deref().is_some_and(|typ| {
         let typ = typ.to_ascii_lowercase();
@@ -308,14 +309,14 @@ pub fn verify_signature<'a>(
     let supported = ALGORITHMS.into_iter().find(|(name, ..)| *name == header.alg);
     let (_, algorithm, hash) =
         supported.filter(|(_, algorithm, _)| algorithms.contains(algorithm)).ok_or(InvalidProviderToken::Algorithm)?;
-    let mut bad = InvalidProviderToken::UnknownKey;
+    let mut error = InvalidProviderToken::UnknownKey;
     for key in keys.0.iter().filter(|key| key.can_verify(&header, algorithm)) {
         match jsonwebtoken::crypto::verify(signature, message.as_bytes(), &key.decoding, algorithm) {
             Ok(true) => return Ok(VerifiedSignature { claims: UnvalidatedClaims::parse(claims)?, hash, key }),
-            Ok(false) | Err(_) => bad = InvalidProviderToken::Signature,
+            Ok(false) | Err(_) => error = InvalidProviderToken::Signature,
         }
     }
-    Err(bad)
+    Err(error)
 }
 
 fn validate_audience(
@@ -347,7 +348,7 @@ fn validate_audience(
 }
 
 fn validate_times(claims: &UnvalidatedClaims, now: OffsetDateTime) -> Result<(), InvalidProviderToken> {
-    #[expect(clippy::cast_precision_loss, reason = "an f64 holds seconds since 1970 exactly up to 2^53")]
+    #[expect(clippy::cast_precision_loss, reason = "an f64 represents seconds since 1970 exactly up to 2^53")]
     let now = now.unix_timestamp() as f64;
     // A NumericDate can have a fraction (RFC 7519, 2).
     let time = |name: &str| match claims.get(name) {
@@ -488,14 +489,14 @@ mod tests {
     }
 
     #[test]
-    fn a_token_without_a_signature_is_refused() {
+    fn a_token_without_a_signature_is_rejected() {
         let body = URL_SAFE_NO_PAD.encode(claims(json!({})).to_string());
         let signer = es256();
         for alg in ["none", "None", "NONE", "nOnE", ""] {
             let header = URL_SAFE_NO_PAD.encode(json!({ "alg": alg, "kid": "k1" }).to_string());
             for token in [format!("{header}.{body}."), format!("{header}.{body}.AAAA")] {
-                let bad = verify_with(&token, &key_set(&[&signer]), &[Algorithm::ES256], FLOW);
-                assert_eq!(bad, Some(InvalidProviderToken::Algorithm), "{alg}");
+                let error = verify_with(&token, &key_set(&[&signer]), &[Algorithm::ES256], FLOW);
+                assert_eq!(error, Some(InvalidProviderToken::Algorithm), "{alg}");
             }
         }
         let good = signer.sign(&claims(json!({})));
@@ -544,23 +545,27 @@ mod tests {
     }
 
     #[test]
-    fn another_key_or_a_changed_token_is_refused() {
+    fn another_key_or_a_changed_token_is_rejected() {
         let (signer, other, unknown) = (es256(), es256(), Signer::new("k2", SigningAlgorithm::ES256));
         let token = signer.sign(&claims(json!({})));
-        let under = |keys: &KeySet| verify_with(&token, keys, &[Algorithm::ES256], FLOW);
-        assert_eq!(under(&key_set(&[&other])), Some(InvalidProviderToken::Signature), "the same key ID, another key");
-        assert_eq!(under(&key_set(&[&unknown])), Some(InvalidProviderToken::UnknownKey));
-        assert_eq!(under(&key_set(&[])), Some(InvalidProviderToken::UnknownKey));
+        let error_with = |keys: &KeySet| verify_with(&token, keys, &[Algorithm::ES256], FLOW);
+        assert_eq!(
+            error_with(&key_set(&[&other])),
+            Some(InvalidProviderToken::Signature),
+            "the same key ID, another key"
+        );
+        assert_eq!(error_with(&key_set(&[&unknown])), Some(InvalidProviderToken::UnknownKey));
+        assert_eq!(error_with(&key_set(&[])), Some(InvalidProviderToken::UnknownKey));
         let mut for_encryption = signer.jwk.clone();
         for_encryption["use"] = json!("enc");
         assert_eq!(
-            under(&KeySet::from_document(&json!({ "keys": [for_encryption] })).unwrap()),
+            error_with(&KeySet::from_document(&json!({ "keys": [for_encryption] })).unwrap()),
             Some(InvalidProviderToken::UnknownKey)
         );
         let mut for_another = signer.jwk.clone();
         for_another["alg"] = json!("ES384");
         assert_eq!(
-            under(&KeySet::from_document(&json!({ "keys": [for_another] })).unwrap()),
+            error_with(&KeySet::from_document(&json!({ "keys": [for_another] })).unwrap()),
             Some(InvalidProviderToken::UnknownKey)
         );
         let parts: Vec<&str> = token.split('.').collect();
@@ -573,22 +578,22 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_not_an_id_token_is_refused() {
+    fn text_that_is_not_an_id_token_is_rejected() {
         let signer = es256();
         let keys = key_set(&[&signer]);
-        let bad = |token: &str| verify_with(token, &keys, &[Algorithm::ES256], FLOW);
+        let error_of = |token: &str| verify_with(token, &keys, &[Algorithm::ES256], FLOW);
         for token in ["", ".", "..", "a.b.c", "a.b", "a.b.c.d", "gho_16C7e42F292c6912E7710c838347Ae178B4a"] {
-            assert_eq!(bad(token), Some(InvalidProviderToken::Malformed), "{token}");
+            assert_eq!(error_of(token), Some(InvalidProviderToken::Malformed), "{token}");
         }
         for typ in ["at+jwt", "AT+JWT", "application/at+jwt"] {
             let header = Jose { typ: Some(typ.to_owned()), ..signer.header() };
             let token = jsonwebtoken::encode(&header, &claims(json!({})), &signer.key).unwrap();
-            assert_eq!(bad(&token), Some(InvalidProviderToken::Malformed), "{typ}");
+            assert_eq!(error_of(&token), Some(InvalidProviderToken::Malformed), "{typ}");
         }
         let header = URL_SAFE_NO_PAD.encode(json!({ "alg": "ES256", "kid": "k1", "crit": ["b64"] }).to_string());
         let good = signer.sign(&claims(json!({})));
         assert_eq!(
-            bad(&format!("{header}{}", &good[good.find('.').unwrap()..])),
+            error_of(&format!("{header}{}", &good[good.find('.').unwrap()..])),
             Some(InvalidProviderToken::Malformed)
         );
         assert_eq!(validate(json!({ "sub": null }), FLOW), Some(InvalidProviderToken::Malformed));
@@ -662,7 +667,7 @@ mod tests {
     #[test]
     fn times_are_validated_with_a_leeway_of_one_minute() {
         let now = NOW.unix_timestamp();
-        for (change, bad) in [
+        for (change, error) in [
             (json!({ "exp": now - 59 }), None),
             (json!({ "exp": now - 60 }), Some(InvalidProviderToken::Expired)),
             (json!({ "exp": 0 }), Some(InvalidProviderToken::Expired)),
@@ -678,7 +683,7 @@ mod tests {
             (json!({ "nbf": [] }), Some(InvalidProviderToken::Malformed)),
             (json!({ "iat": now as f64 - 0.5 }), None),
         ] {
-            assert_eq!(validate(change.clone(), FLOW), bad, "{change}");
+            assert_eq!(validate(change.clone(), FLOW), error, "{change}");
         }
     }
 
@@ -704,7 +709,7 @@ mod tests {
     #[test]
     fn at_hash_must_match_the_access_token() {
         let signer = es256();
-        let judge = |at_hash: Value| {
+        let validate_hash = |at_hash: Value| {
             let token = signer.sign(&claims(json!({ "at_hash": at_hash })));
             let settings = test_settings("google", json!({}));
             let client = test_client(&settings).unwrap();
@@ -715,10 +720,10 @@ mod tests {
             // OpenID Connect Core 1.0, A.3.
             token.validate_access_token_hash("jHkWEdUXMU1BwAsC4vtUsZwnNvTIxEl0z9K3vx5KF0Y")
         };
-        assert_eq!(judge(json!("77QmUPtjPfzWtF2AnpK9RQ")), Ok(()));
-        assert_eq!(judge(json!(null)), Ok(()));
+        assert_eq!(validate_hash(json!("77QmUPtjPfzWtF2AnpK9RQ")), Ok(()));
+        assert_eq!(validate_hash(json!(null)), Ok(()));
         for bad in [json!("77QmUPtjPfzWtF2AnpK9RR"), json!(""), json!(7)] {
-            assert_eq!(judge(bad), Err(InvalidProviderToken::AccessTokenHash));
+            assert_eq!(validate_hash(bad), Err(InvalidProviderToken::AccessTokenHash));
         }
     }
 
@@ -729,17 +734,17 @@ mod tests {
         let issuers = AcceptedIssuers::MicrosoftTenants { template: iss("{tenantid}"), allows_consumers: true };
         let settings = test_settings("microsoft", json!({ "tenant": "common" }));
         let client = test_client(&settings).unwrap();
-        let judge = |key_issuer: Value| {
+        let verify_with_issuer = |key_issuer: Value| {
             let mut signer = es256();
             signer.jwk["issuer"] = key_issuer;
             let token = signer.sign(&claims(json!({ "iss": iss(ours), "tid": ours })));
             let keys = key_set(&[&signer]);
             IdToken::verify(&token, &keys, &[Algorithm::ES256], &issuers, &client, FLOW, NOW)
                 .map(|token| token.authority)
-                .map_err(|bad| bad == InvalidProviderToken::UnknownKey)
+                .map_err(|error| error == InvalidProviderToken::UnknownKey)
         };
-        assert_eq!(judge(json!(iss("{tenantid}"))), Ok(iss(ours)));
-        assert_eq!(judge(json!(iss(ours))), Ok(iss(ours)));
-        assert_eq!(judge(json!(iss(theirs))), Err(true));
+        assert_eq!(verify_with_issuer(json!(iss("{tenantid}"))), Ok(iss(ours)));
+        assert_eq!(verify_with_issuer(json!(iss(ours))), Ok(iss(ours)));
+        assert_eq!(verify_with_issuer(json!(iss(theirs))), Err(true));
     }
 }

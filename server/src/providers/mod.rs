@@ -52,10 +52,10 @@ use id_token::{IdToken, KeySet, TokenOrigin};
 use metrics::Metrics;
 use permits::{Permits, SharedProviderKey};
 
-/// Bounds of a provider's response and of the claims of a token. The longest regular ones are lists of 100 email addresses
-/// with about 9 values each, discovery documents with about 400 values, and claims with about 500 groups. Within these
-/// bounds the parsed tree costs less than 2 MiB in addition to the bytes. No tree outlives the step that reads it, so
-/// there are at most as many trees as threads.
+/// Bounds of a provider's response and of the claims of a token. The longest regular ones are lists of 100 email
+/// addresses with about 9 values each, discovery documents with about 400 values, and claims with about 500 groups.
+/// Within these bounds the parsed tree costs less than 2 MiB in addition to the bytes. No tree outlives the step that
+/// reads it, so there are at most as many trees as threads.
 pub const RESPONSE_BOUNDS: Bounds = Bounds { depth: 16, values: 2000 };
 
 /// Settings of the install that apply to the providers of all Apps.

@@ -13,19 +13,19 @@ use crate::domain::{
 /// ([`super::http::MAX_RESPONSE_BODY`]) after a head of at most 32 KiB ([`super::http::MAX_RESPONSE_HEAD`]). Growing
 /// buffers take up to twice that, so all together take at most 24 MiB.
 const MAX_PER_SERVER: usize = 128;
-/// One namespace gets at most half of them, in case all its Providers hang. A namespace also never has more permits than
-/// are still free, so that some always remain when one namespace after the other hangs.
+/// One namespace gets at most half of them, in case all its Providers hang. A namespace also never has more permits
+/// than are still free, so that some always remain when one namespace after the other hangs.
 const MAX_PER_NAMESPACE: usize = 64;
-/// One Provider (specification: Limits, Provider calls). Likewise, a Provider never has more permits than are still free
-/// in its namespace (Choudhury and Hahne, Dynamic Queue Length Thresholds, 1998): when five Providers hang, a sixth
-/// still gets a permit.
+/// One Provider (specification: Limits, Provider calls). Likewise, a Provider never has more permits than are still
+/// free in its namespace (Choudhury and Hahne, Dynamic Queue Length Thresholds, 1998): when five Providers hang, a
+/// sixth still gets a permit.
 const MAX_PER_PROVIDER: usize = 32;
 /// One client address at one Provider. At 300 ms per login, one client address can make 13 logins per second.
 const MAX_PER_CLIENT_AND_PROVIDER: usize = 4;
 /// The /48 of an IPv6 address at one Provider: half of its permits remain for others.
 const MAX_PER_SITE_AND_PROVIDER: usize = 16;
-/// One client address at all Providers of all Apps: an eighth. With four, four users with the same client address who wait
-/// for a hanging provider would block all other users with that address from every other provider.
+/// One client address at all Providers of all Apps: an eighth. With four, four users with the same client address who
+/// wait for a hanging provider would block all other users with that address from every other provider.
 const MAX_PER_CLIENT: usize = 16;
 /// The /48 of an IPv6 address at all Providers.
 const MAX_PER_SITE: usize = 32;
@@ -196,13 +196,13 @@ mod tests {
     #[test]
     fn a_provider_has_thirty_two_permits_and_no_more() {
         let (permits, github) = (Permits::default(), provider("shop", "github"));
-        let mut held = acquire_all(&permits, &github, addresses(2, 100));
-        assert_eq!(held.len(), 32);
+        let mut acquired = acquire_all(&permits, &github, addresses(2, 100));
+        assert_eq!(acquired.len(), 32);
         assert_eq!(permits.try_acquire_for_check(&github).err(), Some(UnavailableReason::TooManyCalls));
         assert!(permits.try_acquire_for_check(&provider("shop", "google")).is_ok(), "other Providers are not affected");
-        let shared = held[0].clone();
-        held.remove(0);
-        assert!(permits.try_acquire_for_check(&github).is_err(), "a clone still holds it");
+        let shared = acquired[0].clone();
+        acquired.remove(0);
+        assert!(permits.try_acquire_for_check(&github).is_err(), "a clone keeps the permit");
         drop(shared);
         assert!(permits.try_acquire_for_check(&github).is_ok());
     }
@@ -211,17 +211,17 @@ mod tests {
     fn one_client_leaves_permits_for_others() {
         let (permits, github) = (Permits::default(), provider("shop", "github"));
         let same = |count| (0..count).map(|_| "192.0.2.7".to_owned());
-        let held = acquire_all(&permits, &github, same(32));
-        assert_eq!(held.len(), 4);
+        let acquired = acquire_all(&permits, &github, same(32));
+        assert_eq!(acquired.len(), 4);
         assert!(permits.try_acquire(&github, client("192.0.2.8"), ProviderOperation::Callback).is_ok());
         // Over all Providers of all Apps.
         let more: Vec<_> =
             (0..10).flat_map(|name| acquire_all(&permits, &provider("mail", &name.to_string()), same(32))).collect();
-        assert_eq!(held.len() + more.len(), 16);
+        assert_eq!(acquired.len() + more.len(), 16);
     }
 
     #[test]
-    fn an_ipv6_client_counts_by_its_slash_64_and_slash_48() {
+    fn an_ipv6_client_is_limited_by_its_slash_64_and_slash_48() {
         let (permits, github) = (Permits::default(), provider("shop", "github"));
         let subnet = |net: usize| (0..32).map(move |host| format!("2001:db8:7:{net:x}::{host:x}"));
         let first = acquire_all(&permits, &github, subnet(1));
@@ -239,8 +239,8 @@ mod tests {
     fn providers_that_hang_leave_permits_for_others_of_their_namespace() {
         let permits = Permits::default();
         let hanging = |at| acquire_all(&permits, &provider("shop", &format!("hangs-{at}")), addresses(at, 100));
-        let held: Vec<_> = (0..5).map(hanging).collect();
-        assert_eq!(held.iter().map(Vec::len).collect::<Vec<_>>(), [32, 16, 8, 4, 2]);
+        let acquired: Vec<_> = (0..5).map(hanging).collect();
+        assert_eq!(acquired.iter().map(Vec::len).collect::<Vec<_>>(), [32, 16, 8, 4, 2]);
         assert!(
             permits.try_acquire(&provider("shop", "up"), client("198.51.100.1"), ProviderOperation::Callback).is_ok()
         );
@@ -253,9 +253,9 @@ mod tests {
             let names = (0..8).map(|name| provider(namespace, &name.to_string()));
             names.enumerate().flat_map(|(at, key)| acquire_all(&permits, &key, addresses(third + at, 40))).collect()
         };
-        let held: Vec<_> = (0..9).map(|at| of(&at.to_string(), at * 20)).collect();
-        assert_eq!(held.iter().map(Vec::len).collect::<Vec<_>>(), [64, 32, 16, 8, 4, 2, 1, 1, 0]);
-        drop(held);
+        let acquired: Vec<_> = (0..9).map(|at| of(&at.to_string(), at * 20)).collect();
+        assert_eq!(acquired.iter().map(Vec::len).collect::<Vec<_>>(), [64, 32, 16, 8, 4, 2, 1, 1, 0]);
+        drop(acquired);
         let check = |namespace: &str| permits.try_acquire_for_check(&provider(namespace, "0"));
         let checks = [check("one"), check("one"), check("two")].map(Result::unwrap);
         assert!(check("one").is_err() && check("two").is_ok());

@@ -96,7 +96,7 @@ pub(super) enum ProfileCredential {
     ClientId,
 }
 
-/// An endpoint with a list of the user's addresses. The primary one is used.
+/// An endpoint with a list of the user's email addresses. The primary one is used.
 #[derive(Debug)]
 pub(super) struct AddressList {
     pub(super) url: &'static str,
@@ -122,12 +122,12 @@ pub(super) enum ClaimNames {
     Configured,
 }
 
-/// How the provider shows that an address is verified (specification: Social login, Identities).
+/// How the provider shows that an email address is verified (specification: Social login, Identities).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EmailVerificationSource {
-    /// It does not: no address is verified.
+    /// The provider does not show it: no email address is verified.
     Never,
-    /// Its documentation says that it returns verified addresses only.
+    /// The documentation of the provider says that it returns verified email addresses only.
     Documented,
     /// This claim is `true`.
     Claim(&'static str),
@@ -156,7 +156,7 @@ pub(super) enum TokenCheck {
         subject: Option<&'static str>,
         /// Statuses that mean that the token is not valid.
         invalid_token_statuses: &'static [u16],
-        /// The endpoint accepts only tokens of the calling client, so none of `additionalClientIDs`.
+        /// The endpoint accepts only tokens of the calling client, and none of `additionalClientIDs`.
         own_tokens_only: bool,
     },
     /// Introspection (RFC 7662) at the `introspection_endpoint` of the discovery document, if it has one.
@@ -177,7 +177,7 @@ pub(super) enum TokenLocation {
     Query(&'static str),
     Form(&'static str),
     Json(&'static str),
-    /// In `AuthorizationRequest`, with this scheme.
+    /// In `Authorization`, with this scheme.
     Header(&'static str),
 }
 
@@ -192,8 +192,8 @@ pub(super) enum CheckAuthentication {
     AppToken,
 }
 
-/// Error codes of the token endpoint: for a wrong code, in addition to `assert_invalid_grant`, and for an unknown client or a
-/// wrong secret, in addition to `invalid_client` and `unauthorized_client`.
+/// Error codes of the token endpoint: for a wrong code, in addition to `assert_invalid_grant`, and for an unknown
+/// client or a wrong secret, in addition to `invalid_client` and `unauthorized_client`.
 #[derive(Debug)]
 pub(super) struct ErrorCodes {
     pub(super) invalid_code: &'static [&'static str],
@@ -268,8 +268,8 @@ pub(super) static PRESETS: [Preset; 15] = [
         check: TokenCheck::None,
         error_codes: STANDARD_ERROR_CODES,
     },
-    // https://docs.github.com/en/apps/oauth-apps/building-oauth-apps/authorizing-oauth-apps (flow, PKCE, `prompt`, `login`);
-    // https://docs.github.com/en/rest/users/emails (primary, verified);
+    // https://docs.github.com/en/apps/oauth-apps/building-oauth-apps/authorizing-oauth-apps (flow, PKCE, `prompt`,
+    // `login`); https://docs.github.com/en/rest/users/emails (primary, verified);
     // https://docs.github.com/en/rest/apps/oauth-applications#check-a-token
     Preset {
         name: "github",
@@ -366,7 +366,7 @@ pub(super) static PRESETS: [Preset; 15] = [
     },
     // https://developers.facebook.com/docs/facebook-login/guides/advanced/manual-flow (flow, debug_token);
     // https://developers.facebook.com/docs/facebook-login/guides/advanced/oidc-token (PKCE: with the scope `openid`,
-    // without it the dialog drops the challenge and the token endpoint refuses the verifier);
+    // without it the dialog drops the challenge and the token endpoint rejects the verifier);
     // https://developers.facebook.com/docs/graph-api/reference/user (`email`: not documented as verified);
     // https://developers.facebook.com/docs/graph-api/guides/secure-requests (`appsecret_proof`).
     // Its ID token is ignored: the profile, read with the access token of the same response, has more claims.
@@ -456,7 +456,7 @@ pub(super) static PRESETS: [Preset; 15] = [
     },
     // https://learn.microsoft.com/linkedin/consumer/integrations/self-serve/sign-in-with-linkedin-v2 (claims, `iss`);
     // https://learn.microsoft.com/linkedin/shared/authentication/token-introspection.
-    // No nonce: the ID token does not contain it. PKCE off: the token endpoint refuses a client that sends a verifier
+    // No nonce: the ID token does not contain it. PKCE off: the token endpoint rejects a client that sends a verifier
     // (`invalid_client`).
     Preset {
         name: "linkedin",

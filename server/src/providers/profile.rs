@@ -28,7 +28,7 @@ pub(super) struct SourceClaims {
     /// The member `sub`, the subject in OpenID Connect, if it is text.
     pub(super) sub: Option<String>,
     email: ClaimValue<Email>,
-    /// Whether the claim says that the address is verified. `None` if the claim is missing.
+    /// Whether the claim says that the email address is verified. `None` if the claim is missing.
     verified: Option<bool>,
     name: ClaimValue<Name>,
 }
@@ -92,8 +92,8 @@ impl ClaimMapping {
             },
         };
         let verified = match &self.verified {
-            EmailVerification::Claim { name, accepts_one: or_one } => {
-                find_claim(source, name).map(|claim| is_true(claim, *or_one))
+            EmailVerification::Claim { name, accepts_one } => {
+                find_claim(source, name).map(|claim| is_true(claim, *accepts_one))
             }
             EmailVerification::Never | EmailVerification::Documented | EmailVerification::AddressList => None,
         };
@@ -125,8 +125,8 @@ impl ClaimMapping {
             || statement.name.is_missing()
     }
 
-    /// The address and whether it is verified, both from one source: the first that has both, otherwise the first that
-    /// has an address.
+    /// The email address and whether it is verified, both from one source: the first that has both, otherwise the first
+    /// that has an email address.
     fn email(&self, statements: &[&SourceClaims]) -> Option<ProviderEmail> {
         let is_verified = |statement: &SourceClaims| match &self.verified {
             EmailVerification::Never | EmailVerification::AddressList => Some(false),
@@ -159,12 +159,12 @@ impl ClaimMapping {
     }
 }
 
-/// `true` or `"true"` (specification: Social login, Identities); with `or_one` also `1` and `"1"`.
-fn is_true(claim: &Value, or_one: bool) -> bool {
+/// `true` or `"true"` (specification: Social login, Identities); with `accepts_one` also `1` and `"1"`.
+fn is_true(claim: &Value, accepts_one: bool) -> bool {
     match claim {
         Value::Bool(claim) => *claim,
-        Value::String(claim) => claim == "true" || or_one && claim == "1",
-        Value::Number(claim) => or_one && claim.as_i64() == Some(1),
+        Value::String(claim) => claim == "true" || accepts_one && claim == "1",
+        Value::Number(claim) => accepts_one && claim.as_i64() == Some(1),
         Value::Null | Value::Array(_) | Value::Object(_) => false,
     }
 }
@@ -188,8 +188,8 @@ impl Inner {
         url: &str,
         access_token: &str,
     ) -> Result<SourceClaims, ProviderError> {
-        let at = |fault| ProviderError::InvalidResponse { endpoint: ProviderEndpoint::UserInfo, reason: fault };
-        let mut url = Url::parse(url).map_err(|_| at(InvalidResponse::Incomplete))?;
+        let invalid = |reason| ProviderError::InvalidResponse { endpoint: ProviderEndpoint::UserInfo, reason };
+        let mut url = Url::parse(url).map_err(|_| invalid(InvalidResponse::Incomplete))?;
         let (headers, proof): (&[(&str, &str)], ProfileCredential) = match &client.preset.profile {
             ProfileSource::Endpoint { headers, proof, .. } => (headers, *proof),
             ProfileSource::IdToken | ProfileSource::Configured => (&[], ProfileCredential::None),
@@ -209,11 +209,11 @@ impl Inner {
             request = request.header(*name, *value);
         }
         let request = request.uri(url.as_str()).header(AUTHORIZATION, authorization_header("Bearer", access_token)?);
-        let answer = send_request(&self.http, client.call_target(ProviderEndpoint::UserInfo), request).await?;
-        answer.json().map(|profile| client.mapping.read_claims(&profile)).map_err(at)
+        let response = send_request(&self.http, client.call_target(ProviderEndpoint::UserInfo), request).await?;
+        response.json().map(|profile| client.mapping.read_claims(&profile)).map_err(invalid)
     }
 
-    /// The user's primary address, from the provider's list of addresses.
+    /// The user's primary email address, from the provider's list of email addresses.
     async fn fetch_primary_email(
         &self,
         client: &ProviderConfig<'_>,
@@ -226,12 +226,13 @@ impl Inner {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        let at = |fault| ProviderError::InvalidResponse { endpoint: ProviderEndpoint::Emails, reason: fault };
-        let answer = send_request(&self.http, client.call_target(ProviderEndpoint::Emails), request)
+        let invalid = |reason| ProviderError::InvalidResponse { endpoint: ProviderEndpoint::Emails, reason };
+        let body = send_request(&self.http, client.call_target(ProviderEndpoint::Emails), request)
             .await?
             .json()
-            .map_err(at)?;
-        let list = answer.pointer(addresses.list).and_then(Value::as_array).ok_or(at(InvalidResponse::Incomplete))?;
+            .map_err(invalid)?;
+        let list =
+            body.pointer(addresses.list).and_then(Value::as_array).ok_or(invalid(InvalidResponse::Incomplete))?;
         let is = |entry: &Value, name| find_claim(entry, name).is_some_and(|claim| is_true(claim, false));
         let primary = list.iter().find(|entry| is(entry, addresses.primary));
         Ok(primary.and_then(|entry| {
@@ -260,7 +261,7 @@ impl Inner {
     }
 }
 
-/// An `AuthorizationRequest` header. Fails if the token, which can come from a client, has characters that no header can have.
+/// An `Authorization` header. Fails if the token, which can come from a client, has characters that no header can have.
 pub(super) fn authorization_header(scheme: &str, token: &str) -> Result<HeaderValue, ProviderError> {
     let mut value = HeaderValue::try_from(format!("{scheme} {token}"))
         .map_err(|_| ProviderError::InvalidToken(InvalidProviderToken::Malformed))?;
@@ -282,7 +283,7 @@ mod tests {
         client.mapping.verified_identity("a".to_owned(), &statements.iter().collect::<Vec<_>>())
     }
 
-    /// Whether the address in this response is verified. `None` if there is no address.
+    /// Whether the email address in this response is verified. `None` if there is no email address.
     fn is_email_verified(preset: &str, source: Value) -> Option<bool> {
         identity(preset, json!({}), &[&source]).unwrap().email.map(|email| email.is_verified)
     }

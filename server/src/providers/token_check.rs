@@ -93,8 +93,8 @@ impl Inner {
         self.token_owner(client, &endpoints, token, subject).await
     }
 
-    /// The owner of a token that passed the check. `checked_subject` is the subject in the response of the check, if it has
-    /// one.
+    /// The owner of a token that passed the check. `checked_subject` is the subject in the response of the check, if it
+    /// has one.
     async fn token_owner(
         &self,
         client: &ProviderConfig<'_>,

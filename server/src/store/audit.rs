@@ -1,5 +1,5 @@
-//! The `AuditLog` port over both stores. Events go to Postgres. Redis counts refusals, and the counts go to Postgres when
-//! their quarter of an hour is over.
+//! The `AuditLog` port over both stores. Events go to Postgres. Redis counts refusals, and the counts go to Postgres
+//! when their quarter of an hour is over.
 
 use aws_lc_rs::digest::{SHA256, digest};
 use latchkey_crds::types::AppId;

@@ -46,7 +46,7 @@ impl fmt::Debug for UrlSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(path) => f.debug_tuple("File").field(path).finish(),
-            Self::Value(_) => f.write_str("Given(…)"),
+            Self::Value(_) => f.write_str("Value(…)"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The bundle of all stores. The files next to this one and in `redis/stores` and `postgres` implement the ports for it.
+//! The struct of all stores. The files next to this one and in `redis/stores` and `postgres` implement the ports.
 
 use super::{postgres::PostgresStore, redis::RedisStore};
 use crate::{hashing::HashingPool, providers::SocialProviders};

@@ -349,7 +349,8 @@ impl Cluster {
     }
 }
 
-/// A script failed because a key migrated while it ran. All scripts can run again: at worst a limit counts twice.
+/// A script failed because a key migrated while it ran. All scripts can run again: at worst a use of a limit is counted
+/// twice.
 fn is_key_migrated(error: &RedisError) -> bool {
     error.detail().is_some_and(|detail| detail.contains("attempted to access a non local key"))
 }

@@ -38,7 +38,7 @@ pub(super) struct RedisClient {
 
 #[derive(Default)]
 struct ClientState {
-    /// The backend, and the URL it was made from.
+    /// The URL, and its backend.
     backend: Option<(Zeroizing<String>, Backend)>,
     /// A call has failed since the URL was read.
     stale: bool,

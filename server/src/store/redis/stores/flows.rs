@@ -28,12 +28,12 @@ const FLOWS_PER_SITE: Window = Window { count: 300, window_seconds: 60 };
 /// Maximum number of live unbound flows per App (specification: Social login, Redirect). One more evicts the oldest
 /// flow of the client address with the most flows.
 const MAX_FLOWS: u32 = 10_000;
-/// How long a used login code is kept: a second use in that time ends its session.
+/// How long Redis stores a used login code. A second use in that time ends the session of the first use.
 const USED_CODE_SECONDS: i64 = 24 * 60 * 60;
 
 /// The keys of an App's unbound flows, in one slot so that a script can count them.
 struct FlowKeys {
-    /// Ids by their end, the client of each id, and the number of flows per client.
+    /// The ids of flows by their end, the client of each id, and the number of flows per client.
     indexes: [String; 3],
     /// The key prefix of flows; the id follows.
     flow_prefix: String,

@@ -28,18 +28,18 @@ use crate::{
 const MAX_SESSIONS: u32 = 100;
 /// The lifetime of a user's hash with the epoch: longer than any session. An App can allow sessions of 730 days.
 const USER_TTL_MILLIS: u64 = 800 * 24 * 60 * 60 * 1000;
-/// Newer than any other epoch: the largest integer that a Lua number holds exactly.
+/// Newer than any other epoch: the largest integer that a Lua number represents exactly.
 const MAX_EPOCH: i64 = (1 << 53) - 1;
 /// How long a user who is being deleted cannot log in: longer than any request that has already read the user. If the
 /// deletion fails, the user can log in after this time. It is short, since anybody can create unverified accounts.
 const RETIRED_TTL_MILLIS: u64 = 5 * 60 * 1000;
-/// How many late responses a session gets in `LATE_WINDOW_MILLIS`. A further late token counts as stolen (specification:
-/// Sessions and tokens, Reuse detection).
+/// How many late responses a session gets in `LATE_WINDOW_MILLIS`. A further late token is treated as stolen
+/// (specification: Sessions and tokens, Reuse detection).
 const MAX_LATE_RESPONSES: u32 = 5;
 const LATE_WINDOW_MILLIS: u32 = 24 * 60 * 60 * 1000;
 /// What a late response adds to a session's lateness. Each new generation subtracts one. Above the maximum, the token
-/// counts as stolen. Two holders who take turns cause one late response per generation, so their fourteenth ends the
-/// session. docs/decisions/0026-late-refreshes.md derives both numbers.
+/// is treated as stolen. If a user and a thief take turns, each generation causes one late response, so the fourteenth
+/// ends the session. docs/decisions/0026-late-refreshes.md derives both numbers.
 const LATENESS_STEP: u32 = 2;
 const MAX_LATENESS: u32 = 14;
 /// The maximum length of a stored user agent, in bytes.

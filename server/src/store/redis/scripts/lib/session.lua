@@ -1,11 +1,11 @@
--- Functions for sessions. A user's hash holds the epoch and the profile, which tokens carry.
+-- Functions for sessions. A user's hash has the epoch and the profile, which tokens contain.
 
 -- Reads of a session write at most once per this interval (ms). The index entry and the key's TTL are renewed as
--- rarely. Therefore the key lives this much longer than the idle timeout, and scripts that need the exact order read the
--- field `used` of the sessions.
+-- rarely. Therefore the key lives this much longer than the idle timeout, and scripts that need the exact order read
+-- the field `used` of the sessions.
 local RENEW_INTERVAL = 60000
 
--- Returns two lists: `s`, the session's fields (the common ones, then those named in `...`), and `u`, the user's fields.
+-- Returns the session's fields `s` (the common ones, then those named in `...`) and the user's fields `u`.
 -- Returns nil if the session does not exist, has expired, or has an older epoch than the user.
 local function find_live(now, user, index, session, id, ...)
   local s = redis.call('HMGET', session, 'epoch', 'n', 'taken', 'used', 'noted', 'ends', 'idle', 'amr', 'auth_time', ...)
