@@ -12,7 +12,7 @@ use kube::{
         reflector::{ObjectRef, Store},
     },
 };
-use latchkey_trace::TraceExporter;
+use latchkey_telemetry::TraceExporter;
 use time::OffsetDateTime;
 use tokio::{
     signal::unix::{SignalKind, signal},

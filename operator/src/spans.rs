@@ -13,7 +13,7 @@ use crate::error::Error;
 
 /// Begins the span of a reconcile. It is disabled if spans are not exported.
 pub(crate) fn reconcile_span(controller: &'static str, object: &ObjectMeta) -> Span {
-    latchkey_trace::span!(
+    latchkey_telemetry::span!(
         "internal",
         "reconcile",
         otel.name = match controller {
@@ -32,7 +32,7 @@ pub(crate) fn record_outcome(span: &Span, result: &Result<Action, Error>) {
     let outcome = result.as_ref().map_or_else(|error| error.kind().as_str(), |_| "success");
     span.record("latchkey.outcome", outcome);
     if result.is_err() {
-        latchkey_trace::record_error(span, outcome);
+        latchkey_telemetry::record_error(span, outcome);
     }
 }
 
@@ -75,7 +75,7 @@ where
     }
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
-        let span = latchkey_trace::child_span!(
+        let span = latchkey_telemetry::child_span!(
             "client",
             "request",
             otel.name = Empty,
@@ -92,7 +92,7 @@ where
             span.record("k8s.namespace.name", target.namespace);
             span.record("latchkey.object.name", target.name);
         }
-        span.in_scope(|| latchkey_trace::inject_context(request.headers_mut()));
+        span.in_scope(|| latchkey_telemetry::inject_context(request.headers_mut()));
         let answer = self.0.call(request).instrument(span.clone());
         Box::pin(async move {
             let answer = answer.await;
@@ -101,10 +101,10 @@ where
                     span.record("http.response.status_code", answer.status().as_u16());
                     // A missing object is a response like any other.
                     if answer.status().is_server_error() {
-                        latchkey_trace::record_error(&span, answer.status().as_str());
+                        latchkey_telemetry::record_error(&span, answer.status().as_str());
                     }
                 }
-                Err(_) => latchkey_trace::record_error(&span, "no_answer"),
+                Err(_) => latchkey_telemetry::record_error(&span, "no_answer"),
             }
             answer
         })

@@ -1,6 +1,6 @@
 //! Structured logs, one JSON object per line on standard error, and spans if they are exported.
 
-use latchkey_trace::{TARGET, TraceExporter};
+use latchkey_telemetry::{TARGET, TraceExporter};
 use tracing::{Subscriber, error};
 use tracing_subscriber::{EnvFilter, Layer, fmt, layer::SubscriberExt, registry::LookupSpan, util::SubscriberInitExt};
 

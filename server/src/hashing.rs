@@ -199,7 +199,7 @@ impl HashingPool {
         let shared = &self.pool.shared;
         let (reply, mut answer) = oneshot::channel();
         let claimed = Arc::new(AtomicBool::new(false));
-        let span = latchkey_trace::child_span!(
+        let span = latchkey_telemetry::child_span!(
             "internal",
             "hashing",
             otel.name = work.name(),
@@ -330,7 +330,7 @@ impl Shared {
         span.record("latchkey.hashing.wait_ms", u64::try_from(waited.as_millis()).unwrap_or(u64::MAX));
         if waited > self.options.deadline {
             self.count_refusal("deadline");
-            latchkey_trace::record_error(&span, "deadline");
+            latchkey_telemetry::record_error(&span, "deadline");
             return unfit(reply);
         }
         let started = Instant::now();
@@ -341,7 +341,7 @@ impl Shared {
         let done = done.unwrap_or_else(|_| {
             // The panic hook has logged the location; the payload could contain a password.
             self.metrics.panics.inc();
-            latchkey_trace::record_error(&span, "panic");
+            latchkey_telemetry::record_error(&span, "panic");
             *engine = Argon2Engine::default();
             JobResult::Overloaded(self.overloaded())
         });

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use latchkey_server::{args::Arguments, telemetry};
-use latchkey_trace::TraceExporter;
+use latchkey_telemetry::TraceExporter;
 
 mod check;
 mod run;

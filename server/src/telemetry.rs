@@ -2,7 +2,7 @@
 
 use std::panic::PanicHookInfo;
 
-use latchkey_trace::{TARGET, TraceExporter};
+use latchkey_telemetry::{TARGET, TraceExporter};
 use tracing::Subscriber;
 use tracing_subscriber::{EnvFilter, Layer, fmt, layer::SubscriberExt, registry::LookupSpan, util::SubscriberInitExt};
 

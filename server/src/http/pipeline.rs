@@ -332,7 +332,7 @@ impl<E: Endpoints, S: Send + Sync + 'static> Pipeline<E, S> {
         } else {
             Span::none()
         };
-        let trace_id = latchkey_trace::trace_id(&traced).map(tracing::field::display);
+        let trace_id = latchkey_telemetry::trace_id(&traced).map(tracing::field::display);
         let span = info_span!("request", request_id = %id, route = name, trace_id);
         let cors = app
             .as_ref()

@@ -19,7 +19,7 @@ pub(super) fn start_span(
     template: Option<&'static str>,
     app: Option<&App>,
 ) -> Span {
-    let span = latchkey_trace::span!(
+    let span = latchkey_telemetry::span!(
         "server",
         "request",
         otel.name = tracing::field::Empty,
@@ -34,7 +34,7 @@ pub(super) fn start_span(
     if span.is_disabled() {
         return span;
     }
-    latchkey_trace::set_parent(&span, headers, trusted);
+    latchkey_telemetry::set_parent(&span, headers, trusted);
     // The conventions' name for an unknown method.
     let method = match method_label(method) {
         "other" => "_OTHER",
@@ -54,6 +54,6 @@ pub(super) fn record_status(span: &Span, status: StatusCode) {
     }
     span.record("http.response.status_code", status.as_u16());
     if status.is_server_error() {
-        latchkey_trace::record_error(span, status.as_str());
+        latchkey_telemetry::record_error(span, status.as_str());
     }
 }

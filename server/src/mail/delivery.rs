@@ -114,10 +114,10 @@ impl<S: Users + Codes + Sessions + Send + Sync + 'static> OutboxDeliverer<S> {
             Err(reason) => return Ok(self.retry_or_give_up(claimed, mail, reason, false)),
         };
         let started = Instant::now();
-        let span = latchkey_trace::child_span!("client", "send mail");
+        let span = latchkey_telemetry::child_span!("client", "send mail");
         let sent = self.relays.send(&route, outgoing).await;
         if sent.is_err() {
-            latchkey_trace::record_error(&span, "not_sent");
+            latchkey_telemetry::record_error(&span, "not_sent");
         }
         drop(span);
         self.metrics.observe_send(started.elapsed());

@@ -134,7 +134,7 @@ fn row_span(row: &ClaimedRow) -> Span {
         OutboxTask::PropagateEpoch(_) => ("carry epoch", None),
         OutboxTask::PropagateProfile(_) => ("carry profile", None),
     };
-    let span = latchkey_trace::span!(
+    let span = latchkey_telemetry::span!(
         "consumer",
         "outbox row",
         otel.name = name,
@@ -144,7 +144,7 @@ fn row_span(row: &ClaimedRow) -> Span {
         latchkey.outbox.outcome = tracing::field::Empty,
     );
     if let Some(trace) = &row.trace {
-        latchkey_trace::add_link(&span, trace);
+        latchkey_telemetry::add_link(&span, trace);
     }
     span
 }

@@ -147,7 +147,7 @@ impl ProviderHttp {
         }
         request.headers_mut().insert(USER_AGENT, HeaderValue::from_static(USER_AGENT_VALUE));
         // Without path and query, which can contain tokens. The request does not propagate the trace to the provider.
-        let span = latchkey_trace::child_span!(
+        let span = latchkey_telemetry::child_span!(
             "client",
             "provider",
             otel.name = request.method().as_str(),
@@ -175,7 +175,7 @@ impl ProviderHttp {
         let response =
             timeout(CALL_TIMEOUT, call).await.unwrap_or(Err(HttpCallError::Unavailable(UnavailableReason::Timeout)));
         if response.is_err() {
-            latchkey_trace::record_error(&span, "no_answer");
+            latchkey_telemetry::record_error(&span, "no_answer");
         }
         response
     }

@@ -204,7 +204,7 @@ impl PostgresStore {
 
     /// Acquires a connection for a call. `operation` names the call's trace span.
     async fn begin_call(&self, operation: &'static str) -> Result<CallConnection, StoreError> {
-        let span = latchkey_trace::child_span!(
+        let span = latchkey_telemetry::child_span!(
             "client",
             "postgres",
             otel.name = operation,
@@ -257,7 +257,7 @@ impl PostgresStore {
     }
 
     fn record_error_in(&self, span: &Span, fault: CallError) -> StoreError {
-        latchkey_trace::record_error(span, fault.kind.as_str());
+        latchkey_telemetry::record_error(span, fault.kind.as_str());
         self.record_error(fault)
     }
 

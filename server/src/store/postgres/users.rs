@@ -124,7 +124,7 @@ pub(super) fn mail_columns(mail: Option<&Mail>) -> (Option<&'static str>, Option
 
 /// A mail's payload as JSON: the trace of the request that queued it.
 pub(super) fn mail_payload() -> Option<String> {
-    latchkey_trace::current_traceparent().map(|trace| json!({ "trace": trace }).to_string())
+    latchkey_telemetry::current_traceparent().map(|trace| json!({ "trace": trace }).to_string())
 }
 
 impl Users for Stores {

@@ -44,7 +44,7 @@ pub(super) struct Shared {
 /// The trace span of a call.
 fn call_span(operation: Operation) -> Span {
     let operation = operation.as_str();
-    latchkey_trace::child_span!(
+    latchkey_telemetry::child_span!(
         "client",
         "redis",
         otel.name = operation,
@@ -129,7 +129,7 @@ impl RedisStore {
     ) -> Result<T, StoreError> {
         self.shared.metrics.observe(operation, started.elapsed());
         outcome.map_err(|error| {
-            latchkey_trace::record_error(span, error.kind.as_str());
+            latchkey_telemetry::record_error(span, error.kind.as_str());
             self.store_error(error)
         })
     }
