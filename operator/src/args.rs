@@ -2,8 +2,9 @@
 
 use std::{net::SocketAddr, path::PathBuf};
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
 use latchkey_crds::types::{Invalid, IssuerUrl};
+use latchkey_telemetry::LogArgs;
 
 use crate::{
     quota::{self, QuotaLimits},
@@ -24,6 +25,9 @@ pub(crate) struct Args {
     pub(crate) command: Option<Command>,
     #[command(flatten)]
     pub(crate) run: Option<RunArgs>,
+    // Not in `RunArgs`: clap does not support a group in an optional group.
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
 }
 
 /// The cluster is that of KUBECONFIG, or the one in which the operator runs.
@@ -74,17 +78,6 @@ pub(crate) struct RunArgs {
     /// This replica's name in the Lease: the name of its pod.
     #[arg(long, env = "LATCHKEY_IDENTITY", value_name = "NAME")]
     pub(crate) identity: String,
-    /// The log filter, in the syntax of tracing's EnvFilter.
-    #[arg(long, env = "LATCHKEY_LOG", default_value = "info")]
-    pub(crate) log: String,
-    #[arg(long, env = "LATCHKEY_LOG_FORMAT", value_enum, default_value_t = LogFormat::Json)]
-    pub(crate) log_format: LogFormat,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LogFormat {
-    Json,
-    Text,
 }
 
 #[derive(Debug, Subcommand)]

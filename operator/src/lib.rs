@@ -36,7 +36,7 @@ pub fn run() -> ExitCode {
     let args = args::Args::parse();
     match (args.command, args.run) {
         (Some(args::Command::Render(args)), _) => render::run(args),
-        (None, Some(args)) => run::run(args),
+        (None, Some(run_args)) => run::run(run_args, &args.log),
         (None, None) => {
             let message = "set the flags for reconciling a cluster, or give a command; see --help";
             args::Args::command().error(ErrorKind::MissingRequiredArgument, message).exit()

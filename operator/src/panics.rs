@@ -1,9 +1,9 @@
-//! Catches panics: one log line, and a failure of the object that was worked on, not of the process.
+//! Catches panics: a panic fails the object that the operator works on, not the process.
 
 use std::{
     cell::RefCell,
     fmt,
-    panic::{self, AssertUnwindSafe, PanicHookInfo},
+    panic::{self, AssertUnwindSafe},
 };
 
 use futures::FutureExt;
@@ -21,28 +21,24 @@ thread_local! {
     static LAST_LOCATION: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Reports every panic of the process with its location and, if it is a string literal in the code, its text.
+/// Calls `report` for each panic of the process with its location and, if it is a string literal in the code, its text.
 pub(crate) fn install_hook(report: fn(&dyn fmt::Display, Option<&str>)) {
-    panic::set_hook(Box::new(move |info| {
-        record_location(info);
-        let place = info.location().map_or::<&dyn fmt::Display, _>(&UNKNOWN_LOCATION, |location| location);
-        report(place, info.payload().downcast_ref::<&'static str>().copied());
-    }));
+    latchkey_telemetry::panics::install_hook(move |location, text| {
+        record_location(location);
+        report(location, text);
+    });
 }
 
-const UNKNOWN_LOCATION: &str = "an unknown place";
-
-fn record_location(info: &PanicHookInfo<'_>) {
-    let place = info.location().map(ToString::to_string);
-    LAST_LOCATION.with_borrow_mut(|last| *last = place);
+fn record_location(location: &dyn fmt::Display) {
+    LAST_LOCATION.set(Some(location.to_string()));
 }
 
-/// Runs a step. Do not use anything afterwards that it borrowed and may have left half changed.
+/// Runs a step. If it panics, do not use what it borrowed mutably, because the step may be half done.
 pub(crate) fn catch<T>(step: impl FnOnce() -> T) -> Result<T, Panicked> {
     panic::catch_unwind(AssertUnwindSafe(step)).map_err(|_| Panicked::take_last())
 }
 
-/// The same for a future, which is dropped if it panics.
+/// Like [`catch`], for a future. The future is dropped if it panics.
 pub(crate) async fn catch_async<T>(step: impl Future<Output = T>) -> Result<T, Panicked> {
     AssertUnwindSafe(step).catch_unwind().await.map_err(|_| Panicked::take_last())
 }
@@ -50,9 +46,9 @@ pub(crate) async fn catch_async<T>(step: impl Future<Output = T>) -> Result<T, P
 // === impl Panicked ===
 
 impl Panicked {
-    /// The last panic of this thread, if the hook is installed.
+    /// The last panic of this thread. Its location is unknown if the hook is not installed.
     pub(crate) fn take_last() -> Self {
-        Self(LAST_LOCATION.take().unwrap_or_else(|| UNKNOWN_LOCATION.to_owned()))
+        Self(LAST_LOCATION.take().unwrap_or_else(|| latchkey_telemetry::panics::UNKNOWN_LOCATION.to_owned()))
     }
 
     /// The message for the object's condition. A panic is a bug, so the owner of the object can only report it.
@@ -67,10 +63,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_panic_is_caught_with_its_location_and_without_its_text() {
-        // Other tests that fail meanwhile still report why.
+        // Other tests that fail at the same time still report why.
         let usual = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
-            record_location(info);
+            record_location(info.location().expect("the location is known"));
             usual(info);
         }));
         let caught = catch(|| panic!("{}", "hush")).unwrap_err();

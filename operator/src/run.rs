@@ -12,7 +12,7 @@ use kube::{
         reflector::{ObjectRef, Store},
     },
 };
-use latchkey_telemetry::TraceExporter;
+use latchkey_telemetry::LogArgs;
 use time::OffsetDateTime;
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -57,24 +57,18 @@ const POD_METRICS_INTERVAL: Duration = Duration::from_secs(5);
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Runs until asked to stop, or until the Lease is lost.
-pub(crate) fn run(args: RunArgs) -> ExitCode {
-    let export = match TraceExporter::from_env("latchkey-operator", env!("CARGO_PKG_VERSION")) {
-        Ok(export) => export,
+pub(crate) fn run(args: RunArgs, log: &LogArgs) -> ExitCode {
+    let telemetry = match telemetry::init(log) {
+        Ok(telemetry) => telemetry,
         Err(error) => {
             eprintln!("latchkey-operator: {}", ErrorChain(&error));
             return ExitCode::from(2);
         }
     };
-    if let Err(error) = telemetry::start(&args.log, args.log_format, export.as_ref()) {
-        eprintln!("latchkey-operator: {error}");
-        return ExitCode::from(2);
-    }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    let ended = runtime.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(run_operator(args)));
-    if let Some(export) = export {
-        export.shutdown();
-    }
-    match ended {
+    let result = runtime.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(run_operator(args)));
+    telemetry.shutdown();
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             error!(error = %ErrorChain(error.as_ref()), "the operator failed");

@@ -2,9 +2,10 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use ipnet::IpNet;
 use latchkey_crds::types::IssuerUrl;
+use latchkey_telemetry::LogArgs;
 use url::Url;
 use uuid::Uuid;
 
@@ -12,7 +13,14 @@ use crate::memory;
 
 /// The login API of Latchkey.
 #[derive(Debug, Parser)]
-#[command(name = "latchkey-server", version, max_term_width = 100)]
+#[command(
+    name = "latchkey-server",
+    version,
+    max_term_width = 100,
+    // They can also follow a command.
+    mut_arg("log", |arg| arg.global(true)),
+    mut_arg("log_format", |arg| arg.global(true))
+)]
 pub struct Arguments {
     /// Without a command, the program serves requests.
     #[command(subcommand)]
@@ -67,21 +75,6 @@ pub struct DatabaseArgs {
     /// The URL itself; only as an environment variable, because other processes can read the command line.
     #[arg(skip = std::env::var("LATCHKEY_DATABASE_URL").ok())]
     pub database_url: Option<String>,
-}
-
-#[derive(Debug, Args)]
-pub struct LogArgs {
-    /// Log filter, in the syntax of tracing's EnvFilter.
-    #[arg(long, env = "LATCHKEY_LOG", default_value = "info", global = true)]
-    pub log: String,
-    #[arg(long, env = "LATCHKEY_LOG_FORMAT", value_enum, default_value_t = LogFormat::Json, global = true)]
-    pub log_format: LogFormat,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    Json,
-    Text,
 }
 
 #[derive(Debug, Args)]

@@ -21,4 +21,3 @@ pub mod retention;
 pub mod settings;
 pub mod state;
 pub mod store;
-pub mod telemetry;

@@ -3,38 +3,29 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use latchkey_server::{args::Arguments, telemetry};
-use latchkey_telemetry::TraceExporter;
+use latchkey_server::args::Arguments;
 
 mod check;
 mod run;
+mod telemetry;
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     // Only the server exports spans, not the commands.
-    let export = match arguments.command {
-        None => TraceExporter::from_env("latchkey-server", env!("CARGO_PKG_VERSION")),
-        Some(_) => Ok(None),
-    };
-    let export = match export {
-        Ok(export) => export,
+    let exports_spans = arguments.command.is_none();
+    let telemetry = match telemetry::init(&arguments.log, exports_spans) {
+        Ok(telemetry) => telemetry,
         Err(error) => {
             eprintln!("latchkey-server: {:#}", anyhow::Error::from(error));
             return ExitCode::from(2);
         }
     };
-    if let Err(error) = telemetry::install(&arguments.log, export.as_ref()) {
-        eprintln!("latchkey-server: {error}");
-        return ExitCode::from(2);
-    }
-    let ended = run::run(arguments);
-    if let Some(export) = export {
-        export.shutdown();
-    }
-    match ended {
+    let result = run::run(arguments);
+    telemetry.shutdown();
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // The chain of errors names what failed. No error text holds a secret.
+            // With the causes of the error. No error text contains a secret.
             tracing::error!(error = format!("{error:#}"), "latchkey-server ends with an error");
             eprintln!("latchkey-server: {error:#}");
             ExitCode::FAILURE

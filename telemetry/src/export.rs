@@ -1,7 +1,7 @@
 //! Exports spans in batches, from its own threads, so that no request waits for the collector.
 
 use std::{
-    fmt, io,
+    io,
     path::PathBuf,
     sync::{
         Arc,
@@ -41,10 +41,10 @@ use crate::{
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Exports spans. [`Export::shutdown`] sends the last ones.
-pub struct TraceExporter {
+/// Exports spans. [`TraceExporter::shutdown`] sends the last ones.
+pub(crate) struct TraceExporter {
     provider: SdkTracerProvider,
-    /// A separate runtime: exports and requests do not wait for each other.
+    /// A separate runtime, so that exports and requests do not wait for each other.
     runtime: Runtime,
 }
 
@@ -63,7 +63,7 @@ pub enum ExportError {
     Runtime(#[from] io::Error),
 }
 
-/// Sends requests on the export's runtime, because the SDK calls from a thread without a runtime.
+/// Sends requests on the runtime of the export: the SDK calls the client from a thread without a runtime.
 #[derive(Clone, Debug)]
 struct RuntimeClient {
     http: HyperClient<HttpsConnector<HttpConnector>>,
@@ -77,12 +77,11 @@ struct OutageLogger {
     is_unavailable: AtomicBool,
 }
 
-// === impl Export ===
+// === impl TraceExporter ===
 
 impl TraceExporter {
-    /// Reads the environment. `None` if it names no collector or disables the export. `service` is the default of
-    /// `service.name`.
-    pub fn from_env(service: &'static str, version: &'static str) -> Result<Option<Self>, ExportError> {
+    /// `None` if the environment names no collector or disables the export. `service` is the default of `service.name`.
+    pub(crate) fn from_env(service: &'static str, version: &'static str) -> Result<Option<Self>, ExportError> {
         let Some(settings) = Settings::from_variables(|name| std::env::var(name).ok())? else { return Ok(None) };
         let runtime = Builder::new_multi_thread().worker_threads(1).thread_name("spans").enable_all().build()?;
         let exporter =
@@ -99,7 +98,7 @@ impl TraceExporter {
     }
 
     /// The layer that exports spans with [`TARGET`] and nothing else, because log events can be confidential.
-    pub fn layer<S>(&self) -> impl Layer<S> + Send + Sync + use<S>
+    pub(crate) fn layer<S>(&self) -> impl Layer<S> + Send + Sync + use<S>
     where
         S: Subscriber + for<'a> LookupSpan<'a> + Send + Sync,
     {
@@ -114,17 +113,11 @@ impl TraceExporter {
     }
 
     /// Sends the remaining spans, within 3 seconds, and ends the export.
-    pub fn shutdown(self) {
+    pub(crate) fn shutdown(self) {
         if self.provider.shutdown_with_timeout(SHUTDOWN_TIMEOUT).is_err() {
             warn!("the last spans were not exported");
         }
         self.runtime.shutdown_background();
-    }
-}
-
-impl fmt::Debug for TraceExporter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Export(…)")
     }
 }
 
@@ -175,16 +168,17 @@ fn connector(settings: &Settings, protocols: &[&[u8]]) -> Result<HttpsConnector<
     Ok(HttpsConnector::from((tcp, tls)))
 }
 
-/// The resource: the values of the environment (`OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`), with `service` as the
-/// default name.
+/// The attributes from the environment (`OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`), the version, and `service` as
+/// the default name.
 fn resource(service: &'static str, version: &'static str) -> Resource {
-    let given = Resource::builder().build();
-    let name = given.get(&Key::from_static_str("service.name"));
-    let named = name.is_some_and(|name| !name.as_str().starts_with("unknown_service"));
+    let from_env = Resource::builder().build();
+    let name = from_env.get(&Key::from_static_str("service.name"));
+    // Without a name in the environment, the SDK chooses one that starts with `unknown_service`.
+    let has_name = name.is_some_and(|name| !name.as_str().starts_with("unknown_service"));
     let resource = Resource::builder_empty()
         .with_attribute(KeyValue::new("service.version", version))
-        .with_attributes(given.iter().map(|(key, value)| KeyValue::new(key.clone(), value.clone())));
-    if named { resource.build() } else { resource.with_service_name(service).build() }
+        .with_attributes(from_env.iter().map(|(key, value)| KeyValue::new(key.clone(), value.clone())));
+    if has_name { resource.build() } else { resource.with_service_name(service).build() }
 }
 
 // === impl RuntimeClient ===

@@ -1,49 +1,79 @@
-//! Spans of both programs: created with `tracing`, exported over OTLP if the standard `OTEL_*` variables name a
-//! collector.
+//! Logs, panics and spans of both programs.
 //!
-//! Otherwise nothing is installed and no span is enabled: a span then costs one read of a static.
+//! Spans are created with `tracing` and exported over OTLP if the standard `OTEL_*` variables name a collector. Otherwise
+//! no span is enabled, and creating one costs one read of a static.
 
 mod context;
 mod export;
+mod log;
+pub mod panics;
 mod sampler;
 mod settings;
+mod span;
 
-pub use context::{add_link, current_traceparent, inject_context, is_sampled, set_parent, trace_id};
-pub use export::{ExportError, TraceExporter};
-pub use settings::InvalidSetting;
+use tracing_subscriber::{Layer, layer::SubscriberExt, util::SubscriberInitExt};
 
-/// The target of all exported spans. Log events and spans of libraries are not exported.
-pub const TARGET: &str = "span";
+use crate::export::TraceExporter;
+pub use crate::{
+    context::{add_link, current_traceparent, inject_context, is_sampled, set_parent, trace_id},
+    export::ExportError,
+    log::{InvalidFilter, LogArgs, LogFormat},
+    settings::InvalidSetting,
+    span::{TARGET, record_error},
+};
 
-/// Creates a span: its kind (`server`, `client`, `consumer`, `internal`), its name, and attributes by the semantic
-/// conventions of OpenTelemetry. See [`fail`]. The name is a literal; `otel.name` can be computed.
-///
-/// Attributes leave the process. None can contain what must not be logged: see docs/logging.md.
-#[macro_export]
-macro_rules! span {
-    ($kind:literal, $name:literal $(, $($attributes:tt)*)?) => {
-        ::tracing::info_span!(
-            target: $crate::TARGET,
-            $name,
-            otel.kind = $kind,
-            otel.status_code = ::tracing::field::Empty,
-            error.type = ::tracing::field::Empty,
-            $($($attributes)*)?
-        )
-    };
+/// What differs between the programs.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// The name of the program, for example `latchkey-server`: the default of `service.name`.
+    pub program: &'static str,
+    /// The version of the program: the attribute `service.version`.
+    pub version: &'static str,
+    /// Whether spans are exported if the environment names a collector.
+    pub exports_spans: bool,
+    /// Whether a log line in JSON contains the span in which it is written.
+    pub logs_current_span: bool,
+    /// Directives that the program adds to the filter of `--log`.
+    pub filter_directives: &'static [&'static str],
 }
 
-/// Like [`span!`], but only inside another exported span; otherwise a disabled span. So background work that runs every
-/// second creates no spans.
-#[macro_export]
-macro_rules! child_span {
-    ($($span:tt)*) => {
-        if $crate::is_sampled() { $crate::span!($($span)*) } else { ::tracing::Span::none() }
-    };
+/// Logs and exported spans of the process.
+pub struct Telemetry {
+    exporter: Option<TraceExporter>,
 }
 
-/// Marks a span as failed. `kind` is the error type: one of a few fixed words, never text from outside.
-pub fn record_error(span: &tracing::Span, kind: &str) {
-    span.record("otel.status_code", "ERROR");
-    span.record("error.type", kind);
+/// An argument or a variable of the environment is invalid.
+#[derive(Debug, thiserror::Error)]
+pub enum InitError {
+    #[error(transparent)]
+    Export(#[from] ExportError),
+    #[error(transparent)]
+    Filter(#[from] InvalidFilter),
+}
+
+// === impl Telemetry ===
+
+impl Telemetry {
+    /// Installs logs and the export of spans for the whole process. Panics if called twice.
+    pub fn init(options: &Options, args: &LogArgs) -> Result<Self, InitError> {
+        let exporter =
+            if options.exports_spans { TraceExporter::from_env(options.program, options.version)? } else { None };
+        let filter = log::filter(options, &args.log)?;
+        let lines = log::layer(args.log_format, options.logs_current_span);
+        match &exporter {
+            // The filter disables spans too, so that they cost nothing.
+            None => tracing_subscriber::registry().with(lines).with(filter).init(),
+            Some(exporter) => {
+                tracing_subscriber::registry().with(lines.with_filter(filter)).with(exporter.layer()).init();
+            }
+        }
+        Ok(Self { exporter })
+    }
+
+    /// Sends the remaining spans, within 3 seconds, and ends the export. Logs continue.
+    pub fn shutdown(self) {
+        if let Some(exporter) = self.exporter {
+            exporter.shutdown();
+        }
+    }
 }

@@ -1,0 +1,38 @@
+//! Macros that create spans.
+
+/// The target of all exported spans. Log events and spans of libraries are not exported.
+pub const TARGET: &str = "span";
+
+/// Creates a span: its kind (`server`, `client`, `consumer`, `internal`), its name, and attributes by the semantic
+/// conventions of OpenTelemetry. The name is a literal; `otel.name` can be computed. [`record_error`] marks a span as
+/// failed.
+///
+/// Attributes leave the process. None can contain what must not be logged: see docs/logging.md.
+#[macro_export]
+macro_rules! span {
+    ($kind:literal, $name:literal $(, $($attributes:tt)*)?) => {
+        ::tracing::info_span!(
+            target: $crate::TARGET,
+            $name,
+            otel.kind = $kind,
+            otel.status_code = ::tracing::field::Empty,
+            error.type = ::tracing::field::Empty,
+            $($($attributes)*)?
+        )
+    };
+}
+
+/// Like [`span!`], but only inside another exported span; otherwise a disabled span. So background work that runs every
+/// second creates no spans.
+#[macro_export]
+macro_rules! child_span {
+    ($($span:tt)*) => {
+        if $crate::is_sampled() { $crate::span!($($span)*) } else { ::tracing::Span::none() }
+    };
+}
+
+/// Marks a span as failed. `kind` is the error type: one of a few fixed words, never text from outside.
+pub fn record_error(span: &tracing::Span, kind: &str) {
+    span.record("otel.status_code", "ERROR");
+    span.record("error.type", kind);
+}
