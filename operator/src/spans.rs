@@ -1,5 +1,5 @@
-//! The operator's spans: one for each reconcile, and inside it one for each request to the API server. The request
-//! carries the trace (W3C Trace Context), so the API server can continue it.
+//! The operator's spans: one for each reconcile, and inside it one for each request to the API server. The headers of the
+//! request contain the trace context (W3C Trace Context), so that the API server can continue the trace.
 
 use std::task::{Context as TaskContext, Poll};
 
@@ -11,7 +11,7 @@ use tracing::{Instrument, Span, field::Empty};
 
 use crate::error::Error;
 
-/// Begins the span of a reconcile. It is disabled if spans are not exported.
+/// Creates the span of a reconcile. The span is disabled if spans are not exported.
 pub(crate) fn reconcile_span(controller: &'static str, object: &ObjectMeta) -> Span {
     latchkey_telemetry::span!(
         "internal",
@@ -36,17 +36,17 @@ pub(crate) fn record_outcome(span: &Span, result: &Result<Action, Error>) {
     }
 }
 
-/// Creates a span for each request of a reconcile.
+/// Creates a span for each request to the API server inside a reconcile.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TraceLayer;
 
 #[derive(Clone)]
 pub(crate) struct TraceService<S>(S);
 
-/// What a request targets. Never its query, and never its body.
+/// The object or list that a request reads or writes. It contains nothing of the query or the body.
 #[derive(Debug, PartialEq, Eq)]
 struct RequestTarget<'a> {
-    /// With the subresource.
+    /// With the subresource, for example `apps/status`.
     resource: String,
     namespace: Option<&'a str>,
     name: Option<&'a str>,
@@ -60,11 +60,11 @@ impl<S> Layer<S> for TraceLayer {
     }
 }
 
-impl<S, B, A> Service<Request<B>> for TraceService<S>
+impl<S, RequestBody, ResponseBody> Service<Request<RequestBody>> for TraceService<S>
 where
-    S: Service<Request<B>, Response = Response<A>, Future: Send + 'static>,
+    S: Service<Request<RequestBody>, Response = Response<ResponseBody>, Future: Send + 'static>,
     S::Error: 'static,
-    A: 'static,
+    ResponseBody: 'static,
 {
     type Response = S::Response;
     type Error = S::Error;
@@ -74,7 +74,7 @@ where
         self.0.poll_ready(cx)
     }
 
-    fn call(&mut self, mut request: Request<B>) -> Self::Future {
+    fn call(&mut self, mut request: Request<RequestBody>) -> Self::Future {
         let span = latchkey_telemetry::child_span!(
             "client",
             "request",
@@ -93,20 +93,20 @@ where
             span.record("latchkey.object.name", target.name);
         }
         span.in_scope(|| latchkey_telemetry::inject_context(request.headers_mut()));
-        let answer = self.0.call(request).instrument(span.clone());
+        let response = self.0.call(request).instrument(span.clone());
         Box::pin(async move {
-            let answer = answer.await;
-            match &answer {
-                Ok(answer) => {
-                    span.record("http.response.status_code", answer.status().as_u16());
-                    // A missing object is a response like any other.
-                    if answer.status().is_server_error() {
-                        latchkey_telemetry::record_error(&span, answer.status().as_str());
+            let result = response.await;
+            match &result {
+                Ok(response) => {
+                    span.record("http.response.status_code", response.status().as_u16());
+                    // A reconcile expects client errors such as 404.
+                    if response.status().is_server_error() {
+                        latchkey_telemetry::record_error(&span, response.status().as_str());
                     }
                 }
                 Err(_) => latchkey_telemetry::record_error(&span, "no_answer"),
             }
-            answer
+            result
         })
     }
 }
@@ -123,15 +123,15 @@ impl<'a> RequestTarget<'a> {
             Some(_) | None => return None,
         };
         segments.drain(..prefix.min(segments.len()));
-        let (namespace, of_it) = match segments.as_slice() {
-            ["namespaces", namespace, of_it @ ..] if !of_it.is_empty() => (Some(*namespace), of_it),
+        let (namespace, segments) = match segments.as_slice() {
+            ["namespaces", namespace, inside @ ..] if !inside.is_empty() => (Some(*namespace), inside),
             all => (None, all),
         };
-        match of_it {
+        match segments {
             [resource] => Some(Self { resource: (*resource).to_owned(), namespace, name: None }),
             [resource, name] => Some(Self { resource: (*resource).to_owned(), namespace, name: Some(name) }),
-            [resource, name, of_it] => {
-                Some(Self { resource: format!("{resource}/{of_it}"), namespace, name: Some(name) })
+            [resource, name, subresource] => {
+                Some(Self { resource: format!("{resource}/{subresource}"), namespace, name: Some(name) })
             }
             [] | [_, _, _, ..] => None,
         }

@@ -13,10 +13,10 @@ use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 use crate::sampler::UntrustedParent;
 
-/// Sets the parent of a new span to the span in `traceparent`. Ignores a malformed header.
+/// Sets the parent of a new span to the span in the header `traceparent`. Ignores a malformed header.
 ///
-/// `trusted`: a parent-based sampler uses the sampled flag of the header. Otherwise the sampler decides as for a new
-/// trace.
+/// If the client is trusted, a parent-based sampler uses the sampled flag of the header. Otherwise the sampler decides
+/// as for a new trace.
 pub fn set_parent(span: &Span, headers: &HeaderMap, is_trusted: bool) {
     let parent = global::get_text_map_propagator(|propagator| propagator.extract(&HeaderExtractor(headers)));
     if parent.span().span_context().is_valid() {
@@ -57,10 +57,10 @@ pub fn current_traceparent() -> Option<String> {
     fields.remove("traceparent")
 }
 
-/// Links a span to the span in a `traceparent` from [`remember`].
+/// Links a span to the span in a `traceparent` from [`current_traceparent`].
 pub fn add_link(span: &Span, traceparent: &str) {
     let fields = HashMap::from([("traceparent".to_owned(), traceparent.to_owned())]);
-    let from = global::get_text_map_propagator(|propagator| propagator.extract(&fields));
+    let linked = global::get_text_map_propagator(|propagator| propagator.extract(&fields));
     // An invalid link is ignored.
-    span.add_link(from.span().span_context().clone());
+    span.add_link(linked.span().span_context().clone());
 }

@@ -54,7 +54,8 @@ mod tests {
 
     use super::*;
 
-    /// A trace ID that every ratio above 0 samples.
+    // The ratio sampler reads the last 8 bytes of a trace ID as a number and samples small numbers. So every ratio above
+    // 0 samples zeros, and only the ratio 1 samples ones.
     const SAMPLED_TRACE: TraceId =
         TraceId::from_bytes([0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0, 0]);
     const UNSAMPLED_TRACE: TraceId = TraceId::from_bytes([0xff; 16]);

@@ -7,12 +7,13 @@ use http::Uri;
 use crate::sampler::EnvSampler;
 
 /// The default of the specification and of the SDK.
-const TIMEOUT: Duration = Duration::from_secs(10);
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// How spans are exported.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Settings {
     pub(crate) protocol: Protocol,
-    /// Used for gRPC only: for HTTP the exporter reads the variables itself and adds the path where needed.
+    /// Used for gRPC only: for HTTP the exporter reads the variables itself and adds the path if needed.
     pub(crate) endpoint: Uri,
     /// Timeout of one export, including retries.
     pub(crate) timeout: Duration,
@@ -38,83 +39,116 @@ pub struct InvalidSetting {
     pub(crate) reason: &'static str,
 }
 
+/// Returns the value of a variable.
+struct Variables<F>(F);
+
 // === impl Settings ===
 
 impl Settings {
     /// `None` if spans are not exported.
     pub(crate) fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, InvalidSetting> {
-        // An empty value counts as unset (OpenTelemetry, Environment Variable Specification).
-        let get = |name: &'static str| {
-            let value = variable(name)?;
-            let value = value.trim();
-            (!value.is_empty()).then(|| value.to_owned())
-        };
-        // Variables for traces take precedence over variables for all signals.
-        let either = |one, all| get(one).map(|value| (one, value)).or_else(|| get(all).map(|value| (all, value)));
-        let bad = |variable, reason| InvalidSetting { variable, reason };
-
-        if get("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
+        let variables = Variables(variable);
+        if variables.get("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
             return Ok(None);
         }
-        match get("OTEL_TRACES_EXPORTER").as_deref() {
+        match variables.get("OTEL_TRACES_EXPORTER").as_deref() {
             None | Some("otlp") => {}
             Some("none") => return Ok(None),
-            Some(_) => return Err(bad("OTEL_TRACES_EXPORTER", "is neither otlp nor none")),
+            Some(_) => return Err(invalid("OTEL_TRACES_EXPORTER", "is neither otlp nor none")),
         }
-        let endpoint = either("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT");
-        let Some((variable, endpoint)) = endpoint else { return Ok(None) };
-        let not_a_url = bad(variable, "is not a URL such as http://collector:4318");
-        let endpoint: Uri = endpoint.parse().map_err(|_| not_a_url)?;
-        if !matches!(endpoint.scheme_str(), Some("http" | "https")) || endpoint.host().is_none() {
-            return Err(not_a_url);
-        }
-        let protocol = match either("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL") {
-            None => Protocol::Http,
-            Some((variable, value)) => match value.as_str() {
-                "http/protobuf" => Protocol::Http,
-                "grpc" => Protocol::Grpc,
-                _ => return Err(bad(variable, "is neither http/protobuf nor grpc")),
-            },
-        };
-        let timeout = match either("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT") {
-            None => TIMEOUT,
-            Some((variable, value)) => value
-                .parse()
-                .map(Duration::from_millis)
-                .map_err(|_| bad(variable, "is not a number of milliseconds"))?,
-        };
-        if let Some((variable, value)) =
-            either("OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", "OTEL_EXPORTER_OTLP_COMPRESSION")
-            && value != "none"
-        {
-            return Err(bad(variable, "must be none: compression is not supported"));
-        }
-        let authorities = either("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "OTEL_EXPORTER_OTLP_CERTIFICATE");
-        let sampler = get("OTEL_TRACES_SAMPLER");
-        let sampler = sampler.as_deref().unwrap_or("parentbased_always_on");
-        let root = sampler.strip_prefix("parentbased_");
-        let ratio = match root.unwrap_or(sampler) {
-            "always_on" => 1.0,
-            "always_off" => 0.0,
-            "traceidratio" => {
-                let ratio = get("OTEL_TRACES_SAMPLER_ARG").map_or(Ok(1.0), |ratio| ratio.parse::<f64>()).ok();
-                let is_ratio = |ratio: &f64| (0.0..=1.0).contains(ratio);
-                ratio.filter(is_ratio).ok_or(bad("OTEL_TRACES_SAMPLER_ARG", "is not a number from 0 to 1"))?
-            }
-            _ => return Err(bad("OTEL_TRACES_SAMPLER", "is not a sampler that docs/operations.md lists")),
-        };
-        let sampler = EnvSampler { ratio, is_parent_based: root.is_some() };
+        let Some(endpoint) = variables.endpoint()? else { return Ok(None) };
+        let protocol = variables.protocol()?;
+        let timeout = variables.timeout()?;
+        variables.check_compression()?;
+        let root_certificates =
+            variables.either("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "OTEL_EXPORTER_OTLP_CERTIFICATE");
+        let sampler = variables.sampler()?;
         // Baggage, the other default, is not used.
-        let propagators = get("OTEL_PROPAGATORS").unwrap_or_else(|| "tracecontext".to_owned());
+        let propagators = variables.get("OTEL_PROPAGATORS").unwrap_or_else(|| "tracecontext".to_owned());
         Ok(Some(Self {
             protocol,
             endpoint,
             timeout,
-            root_certificates: authorities.map(|(_, path)| path.into()),
-            sampler,
+            root_certificates: root_certificates.map(|(_, path)| path.into()),
             propagates_context: propagators.split(',').any(|name| name.trim() == "tracecontext"),
+            sampler,
         }))
     }
+}
+
+// === impl Variables ===
+
+impl<F: Fn(&str) -> Option<String>> Variables<F> {
+    /// An empty value has the same meaning as no value (OpenTelemetry, Environment Variable Specification).
+    fn get(&self, name: &'static str) -> Option<String> {
+        let value = (self.0)(name)?;
+        let value = value.trim();
+        (!value.is_empty()).then(|| value.to_owned())
+    }
+
+    /// The name and the value of the variable for traces or, if it is not set, of the variable for all signals.
+    fn either(&self, for_traces: &'static str, for_all: &'static str) -> Option<(&'static str, String)> {
+        let named = |name| self.get(name).map(|value| (name, value));
+        named(for_traces).or_else(|| named(for_all))
+    }
+
+    fn endpoint(&self) -> Result<Option<Uri>, InvalidSetting> {
+        let endpoint = self.either("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT");
+        let Some((variable, endpoint)) = endpoint else { return Ok(None) };
+        let not_a_url = invalid(variable, "is not a URL such as http://collector:4318");
+        let endpoint: Uri = endpoint.parse().map_err(|_| not_a_url)?;
+        if !matches!(endpoint.scheme_str(), Some("http" | "https")) || endpoint.host().is_none() {
+            return Err(not_a_url);
+        }
+        Ok(Some(endpoint))
+    }
+
+    fn protocol(&self) -> Result<Protocol, InvalidSetting> {
+        let protocol = self.either("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL");
+        let Some((variable, protocol)) = protocol else { return Ok(Protocol::Http) };
+        match protocol.as_str() {
+            "http/protobuf" => Ok(Protocol::Http),
+            "grpc" => Ok(Protocol::Grpc),
+            _ => Err(invalid(variable, "is neither http/protobuf nor grpc")),
+        }
+    }
+
+    fn timeout(&self) -> Result<Duration, InvalidSetting> {
+        let timeout = self.either("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT");
+        let Some((variable, timeout)) = timeout else { return Ok(DEFAULT_TIMEOUT) };
+        timeout.parse().map(Duration::from_millis).map_err(|_| invalid(variable, "is not a number of milliseconds"))
+    }
+
+    fn check_compression(&self) -> Result<(), InvalidSetting> {
+        match self.either("OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", "OTEL_EXPORTER_OTLP_COMPRESSION") {
+            Some((variable, value)) if value != "none" => {
+                Err(invalid(variable, "must be none: compression is not supported"))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    fn sampler(&self) -> Result<EnvSampler, InvalidSetting> {
+        let name = self.get("OTEL_TRACES_SAMPLER").unwrap_or_else(|| "parentbased_always_on".to_owned());
+        let root = name.strip_prefix("parentbased_");
+        let ratio = match root.unwrap_or(&name) {
+            "always_on" => 1.0,
+            "always_off" => 0.0,
+            "traceidratio" => self.sampler_ratio()?,
+            _ => return Err(invalid("OTEL_TRACES_SAMPLER", "is not a sampler that docs/operations.md lists")),
+        };
+        Ok(EnvSampler { ratio, is_parent_based: root.is_some() })
+    }
+
+    fn sampler_ratio(&self) -> Result<f64, InvalidSetting> {
+        let Some(ratio) = self.get("OTEL_TRACES_SAMPLER_ARG") else { return Ok(1.0) };
+        let ratio = ratio.parse::<f64>().ok().filter(|ratio| (0.0..=1.0).contains(ratio));
+        ratio.ok_or(invalid("OTEL_TRACES_SAMPLER_ARG", "is not a number from 0 to 1"))
+    }
+}
+
+fn invalid(variable: &'static str, reason: &'static str) -> InvalidSetting {
+    InvalidSetting { variable, reason }
 }
 
 #[cfg(test)]
@@ -125,7 +159,7 @@ mod tests {
 
     fn read(variables: &[(&str, &str)]) -> Result<Option<Settings>, InvalidSetting> {
         Settings::from_variables(|name| {
-            variables.iter().find(|(given, _)| *given == name).map(|(_, value)| (*value).to_owned())
+            variables.iter().find(|(variable, _)| *variable == name).map(|(_, value)| (*value).to_owned())
         })
     }
 
@@ -188,9 +222,9 @@ mod tests {
             ("OTEL_TRACES_EXPORTER", "zipkin"),
             ("OTEL_TRACES_SAMPLER", "jaeger_remote"),
         ] {
-            let bad = with(variable, value).unwrap_err();
-            assert_eq!(bad.variable, variable, "{value}");
-            assert!(!bad.to_string().contains(value), "{bad}");
+            let error = with(variable, value).unwrap_err();
+            assert_eq!(error.variable, variable, "{value}");
+            assert!(!error.to_string().contains(value), "{error}");
         }
         let sampled =
             |ratio| read(&[ENDPOINT, ("OTEL_TRACES_SAMPLER", "traceidratio"), ("OTEL_TRACES_SAMPLER_ARG", ratio)]);
