@@ -18,7 +18,7 @@ pub const NAMESPACE_ANNOTATION: &str = "latchkey.dev/namespace";
 pub const NAME_ANNOTATION: &str = "latchkey.dev/name";
 /// On an App: a new value rotates its keys once.
 pub const ROTATE_KEYS_ANNOTATION: &str = "latchkey.dev/rotate-keys";
-/// On an App: the ID of a key that is dropped at once.
+/// On an App: the ID of a key that is dropped immediately.
 pub const REVOKE_KEY_ANNOTATION: &str = "latchkey.dev/revoke-key";
 /// On an App with lost keys: a new value creates new keys, which logs out every user.
 pub const NEW_KEYS_ANNOTATION: &str = "latchkey.dev/new-keys";

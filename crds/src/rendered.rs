@@ -101,7 +101,7 @@ pub struct DeletedApp {
     /// users.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub incarnation: Option<String>,
-    /// How often the appID and its users were handed over to another namespace; `None` is 0. If two namespaces claim
+    /// How often the appID and its users were handed over to another namespace; `None` means 0. If two namespaces claim
     /// the appID, the greater number wins.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub handover: Option<u32>,
@@ -199,7 +199,7 @@ pub enum RenderedSmtp {
     Install,
     /// The App's own relay.
     Own(SmtpRelay),
-    /// The App's Secret does not resolve: mails wait, and no attempt is counted.
+    /// The App's Secret does not exist or is invalid. Mails wait, and no attempt is counted.
     Unresolved,
 }
 
@@ -345,8 +345,8 @@ pub struct ProviderSettings {
     pub additional_client_ids: Vec<String>,
     #[serde(default)]
     pub scopes: Vec<String>,
-    /// The client secret, or the private key for Apple. `None` if it did not resolve; requests for the provider are
-    /// then 503.
+    /// The client secret, or the private key for Apple. `None` if the Secret does not exist or is invalid. Requests for
+    /// the provider then get 503.
     pub secret: Option<SecretString>,
     /// The preset's own fields (`tenant`, `baseURL`, `issuer`, `claims`, …) as in the Provider's spec.
     #[serde(default)]
@@ -474,20 +474,20 @@ pub struct Hello {
     /// The newest document of an App, if the server rejected it. The document in `revisions`, if any, remains in use.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
     pub refused: BTreeMap<AppId, RejectedDocument>,
-    /// The progress of the deletion of users, or whether the appID is free, for each App in the state
-    /// [`AppState::Deleted`] or [`AppState::Released`] that this server knows.
+    /// For each App in the state [`AppState::Deleted`] that this server knows: how many users are left. For each App in
+    /// the state [`AppState::Released`]: whether the appID is free.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
     pub deletions: BTreeMap<AppId, DeletionProgress>,
 }
 
-/// A document that a server rejected. It has its revision, so that an earlier rejection is not confused with the
-/// document that is published now.
+/// A document that a server rejected. Its revision shows whether it is the document that is published now or an earlier
+/// one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RejectedDocument {
     pub revision: Revision,
     pub reason: String,
-    /// Its keys are not the keys of the existing users: those keys were lost.
+    /// The document has new keys, but the App has users. Their keys were lost (specification: Keys, Lost keys).
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub keys_lost: bool,
 }
@@ -496,15 +496,16 @@ pub struct RejectedDocument {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeletionProgress {
-    /// The number of users that still exist. For a [`AppState::Released`] App: at least 1 if the appID stays reserved.
+    /// The number of users that still exist. For an App in the state [`AppState::Released`]: at least 1 if the appID
+    /// stays reserved.
     pub users_left: u64,
-    /// Users, sessions and mails are deleted, and the database records it. For a [`AppState::Released`] App: the appID
-    /// is free.
+    /// Users, sessions and mails are deleted, and the database records it. For an App in the state
+    /// [`AppState::Released`]: the appID is free.
     pub done: bool,
 }
 
-/// An App changed, was removed (`revision` is `None`), or its new document was rejected (`refused` has it and the
-/// reason; `revision` is the document that remains in use).
+/// An App changed. If it was removed, `revision` is `None`. If its new document was rejected, `refused` describes that
+/// document, and `revision` is the document that remains in use.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RevisionChange {
     pub app: AppId,

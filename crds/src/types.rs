@@ -399,7 +399,7 @@ fn mailbox(input: &str) -> Result<(), Invalid> {
     }
 }
 
-/// The name, which can be empty, and the address.
+/// The name, which can be empty, and the email address.
 fn split_mailbox(mailbox: &str) -> (&str, &str) {
     match mailbox.strip_suffix('>').and_then(|rest| rest.rsplit_once('<')) {
         Some((name, address)) => (name.trim(), address),
@@ -417,7 +417,7 @@ fn is_dot_atom(local: &str) -> bool {
 // === impl Mailbox ===
 
 impl Mailbox {
-    /// The address without the name.
+    /// The email address without the name.
     pub fn address(&self) -> &str {
         split_mailbox(&self.0).1
     }

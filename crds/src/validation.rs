@@ -144,7 +144,7 @@ impl Validator {
         }
     }
 
-    /// Whether a rule holds. `None` if it cannot be evaluated.
+    /// Whether an object satisfies a rule. `None` if it cannot be evaluated.
     fn evaluate(&self, expression: &str, value: &Value, old: Option<&Value>) -> Option<bool> {
         let program = self.programs.get(expression)?;
         let mut context = Context::default();
@@ -153,7 +153,7 @@ impl Validator {
             context.add_variable_from_value("oldSelf", to_cel(old));
         }
         match program.execute(&context) {
-            Ok(cel::Value::Bool(holds)) => Some(holds),
+            Ok(cel::Value::Bool(satisfied)) => Some(satisfied),
             Ok(_) | Err(_) => None,
         }
     }

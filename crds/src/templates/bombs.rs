@@ -1,6 +1,6 @@
 //! Templates that are designed to use too much time or memory, for the tests of the checks.
 
-/// A template that must be refused or rendered within [`LIMIT`].
+/// A template that must be rejected or rendered within [`LIMIT`].
 pub(super) struct Bomb {
     /// Its name in messages.
     pub(super) name: &'static str,

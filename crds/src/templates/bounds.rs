@@ -3,7 +3,7 @@
 //! MiniJinja's parser, its compiler and the destructor of its syntax tree recurse: a few hundred `-` in one tag
 //! overflow the stack, which ends the process. Its tokenizer does not recurse, and the parser gets the same tokens. So
 //! everything that makes the parser recurse or allocate is counted here first. The counters cover every construct, even
-//! those that email templates cannot use, because the parser reads them before [`super::sandbox`] can refuse them.
+//! those that email templates cannot use, because the parser reads them before [`super::sandbox`] can reject them.
 
 use minijinja::{
     machinery::{Span, Token, Tokenizer},
@@ -20,7 +20,7 @@ pub(super) const MAX_SOURCE_BYTES: usize = 256 * 1024;
 /// characters an error overflows. A whole mail can be one line, for example from an HTML minifier.
 pub(super) const MAX_LINE_CHARS: usize = 60_000;
 
-/// Maximum tokens of all templates of an App together; each piece of text counts as one. Compiled, they take up to 3
+/// Maximum tokens of all templates of an App together; each piece of text is one token. Compiled, they take up to 3
 /// MB, and a server keeps those of several Apps. All default mails together have 900.
 pub(super) const MAX_TOKENS: usize = 20_000;
 
@@ -37,7 +37,7 @@ pub(super) const MAX_FILTERS: usize = 8;
 /// Maximum depth of parentheses, brackets and braces in a tag. The parser recurses 15 calls deep for each.
 pub(super) const MAX_NESTING: usize = 8;
 
-/// Maximum depth of `if` and `block`. An `elif` counts too, because the parser reads it as an `if` inside its `if`.
+/// Maximum depth of `if` and `block`. An `elif` adds one, because the parser reads it as an `if` inside its `if`.
 pub(super) const MAX_DEPTH: usize = 16;
 
 /// Maximum blocks of a template. Each is a separate program, with 14 KB before its first instruction. The layout has
@@ -63,7 +63,7 @@ struct Statements {
     blocks: usize,
 }
 
-/// Refuses a template that exceeds a bound. Returns its number of tokens.
+/// Rejects a template that exceeds a bound. Returns its number of tokens.
 pub(super) fn check(source: &str, part: MailPart) -> Result<usize, TemplateError> {
     if source.len() > MAX_SOURCE_BYTES {
         let reason = format!("is over {} KiB; shorten it", MAX_SOURCE_BYTES / 1024);

@@ -3,7 +3,7 @@
 /// The maximum size of a part in bytes, as documented for users.
 const MAX_PART_BYTES: usize = 64 * 1024;
 
-/// A template that must be refused, with its error.
+/// A template that must be rejected, with its error.
 pub(super) struct InvalidTemplate {
     pub(super) name: &'static str,
     pub(super) source: String,

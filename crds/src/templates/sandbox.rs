@@ -36,7 +36,7 @@ pub(super) fn add_filters(env: &mut Environment<'_>) {
     env.add_filter("e", filters::escape);
 }
 
-/// Refuses a template with any other construct, even in a branch that is not taken.
+/// Rejects a template with any other construct, even in a branch that is not taken.
 pub(super) fn check(source: &str, part: MailPart) -> Result<(), TemplateError> {
     let template = parse(source, part.as_str(), SyntaxConfig::default())
         .map_err(|error| TemplateError::new(&error, error.detail()))?;
@@ -49,7 +49,7 @@ pub(super) fn check(source: &str, part: MailPart) -> Result<(), TemplateError> {
     }
 }
 
-/// Refuses blocks that the layout does not have: their content would be dropped silently.
+/// Rejects blocks that the layout does not have, because their content would be dropped silently.
 fn check_block(stmt: &Stmt<'_>) -> Result<(), TemplateError> {
     match stmt {
         Stmt::Block(block) if !BLOCKS.contains(&block.name) => {
@@ -87,7 +87,7 @@ fn check_statement(stmt: &Stmt<'_>, html: bool) -> Result<(), TemplateError> {
         | Stmt::FromImport(_)
         | Stmt::Include(_)
         | Stmt::Do(_) => {
-            // `bounds` has already refused their keywords.
+            // `bounds` has already rejected their keywords.
             let reason = "has a statement that is not available in mail templates".to_owned();
             Err(TemplateError { line: None, reason })
         }
