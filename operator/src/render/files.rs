@@ -11,7 +11,18 @@ use std::{
 use latchkey_crds::{rendered::RenderedApp, types::AppId};
 use tempfile::NamedTempFile;
 
-use crate::{app::keys::KeyDocument, render::KeyFileError};
+use crate::app::keys::{InvalidKeys, KeyDocument};
+
+/// Why a key file cannot be used. Never reveals its contents.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum KeyFileError {
+    #[error("cannot be read or written: {0}")]
+    Io(#[source] io::Error),
+    #[error("are not a key document")]
+    NotKeyDocument,
+    #[error("cannot be used: {0}")]
+    Invalid(#[source] InvalidKeys),
+}
 
 /// Creates a folder that only its owner can read, if it does not exist.
 pub(crate) fn create_private_folder(folder: &Path) -> io::Result<()> {

@@ -9,13 +9,14 @@ use std::{
 
 use anyhow::Context;
 use notify::{EventKind, RecursiveMode, Watcher};
+use time::OffsetDateTime;
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::mpsc,
     time::{sleep, timeout},
 };
 
-use crate::render::{Renderer, now};
+use crate::render::renderer::Renderer;
 
 /// How long after an event the folder is checked, so that several writes of an editor are one change.
 const DEBOUNCE: Duration = Duration::from_millis(100);
@@ -25,12 +26,12 @@ const POLL: Duration = Duration::from_secs(1);
 /// What shows that a file has changed: its length and the time of the last write.
 type FileStamps = BTreeMap<PathBuf, (u64, Option<SystemTime>)>;
 
-pub(crate) fn run(renderer: &Renderer) -> anyhow::Result<()> {
+pub(crate) fn run(renderer: &Renderer, now: fn() -> OffsetDateTime) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
-    runtime.block_on(watch(renderer))
+    runtime.block_on(watch(renderer, now))
 }
 
-async fn watch(renderer: &Renderer) -> anyhow::Result<()> {
+async fn watch(renderer: &Renderer, now: fn() -> OffsetDateTime) -> anyhow::Result<()> {
     let mut interrupted = signal(SignalKind::interrupt()).context("cannot listen for signals")?;
     let mut terminated = signal(SignalKind::terminate()).context("cannot listen for signals")?;
     let (sender, mut events) = mpsc::channel(1);
@@ -116,7 +117,10 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
-    use crate::args::{Args, Command};
+    use crate::{
+        args::{Args, Command},
+        render::now,
+    };
 
     const SHOP: &str =
         "apiVersion: latchkey.dev/v1alpha1\nkind: App\nmetadata: { name: shop }\nspec: { displayName: One }\n";
@@ -136,7 +140,7 @@ mod tests {
         };
         let renderer = Renderer::new(args).unwrap();
         tokio::select! {
-            ended = watch(&renderer) => panic!("it ended: {ended:?}"),
+            ended = watch(&renderer, now) => panic!("it ended: {ended:?}"),
             () = scene(folder.path().to_owned()) => {}
         }
     }

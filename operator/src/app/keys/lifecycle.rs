@@ -15,7 +15,7 @@ use latchkey_crds::{
 };
 use time::{Duration, OffsetDateTime};
 
-use super::{
+use super::document::{
     KeyDocument, KeyGenerationError, KeyLifecycle, LastNumbers, StoredHmacKey, StoredSigningKey, generate_hmac_key,
     generate_signing_key, key_number, new_incarnation,
 };

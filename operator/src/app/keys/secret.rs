@@ -13,7 +13,7 @@ use latchkey_crds::{
     types::AppId,
 };
 
-use super::{InvalidKeys, KeyDocument};
+use super::document::{InvalidKeys, KeyDocument};
 
 #[cfg(test)]
 mod tests;

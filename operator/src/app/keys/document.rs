@@ -1,0 +1,443 @@
+//! The signing and HMAC keys of an App and how they are generated. Pure except for randomness.
+
+use aws_lc_rs::{
+    encoding::AsDer,
+    rand::{SecureRandom, SystemRandom},
+    rsa::{KeyPair as RsaKeyPair, KeySize},
+    signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, Ed25519KeyPair},
+};
+use base64::{Engine, engine::general_purpose::STANDARD};
+use latchkey_crds::{
+    rendered::{HmacKey, KeyState, RenderedApp, SecretString, SigningAlgorithm, SigningKey},
+    types::AppId,
+};
+use serde::{Deserialize, Serialize};
+use time::OffsetDateTime;
+
+/// All keys of an App, as they are stored.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct KeyDocument {
+    #[serde(rename = "appID")]
+    pub(crate) app_id: AppId,
+    /// Generated with the first keys of an App in a cluster. Distinguishes it from an earlier App with the same appID.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) incarnation: Option<String>,
+    /// The namespace that the keys were last written for. If the Secret's annotation names another one, they were
+    /// handed over.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) namespace: Option<String>,
+    /// Increases when these keys get users that servers know under another namespace or incarnation. The greater number
+    /// wins.
+    #[serde(skip_serializing_if = "is_zero", default)]
+    pub(crate) handover: u32,
+    pub(crate) signing: Vec<StoredSigningKey>,
+    pub(crate) hmac: Vec<StoredHmacKey>,
+    /// The highest numbers that were assigned. In documents without this field the keys themselves may have higher
+    /// ones.
+    #[serde(default)]
+    pub(crate) last: LastNumbers,
+    /// The value of the rotation annotation that was handled last.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) rotation: Option<String>,
+    /// The value of the new-keys annotation that was handled last.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) new_keys: Option<String>,
+    /// The ids that were revoked last. A key with such an id never comes back, not even from a backup.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub(crate) revoked: Vec<String>,
+}
+
+/// The highest number of each kind of key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct LastNumbers {
+    pub(crate) signing: u32,
+    pub(crate) hmac: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct StoredSigningKey {
+    #[serde(flatten)]
+    pub(crate) key: SigningKey,
+    #[serde(with = "time::serde::rfc3339")]
+    pub(crate) created_at: OffsetDateTime,
+    #[serde(flatten)]
+    pub(crate) lifecycle: KeyLifecycle,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct StoredHmacKey {
+    #[serde(flatten)]
+    pub(crate) key: HmacKey,
+    #[serde(with = "time::serde::rfc3339")]
+    pub(crate) created_at: OffsetDateTime,
+    #[serde(flatten)]
+    pub(crate) lifecycle: KeyLifecycle,
+}
+
+/// The life cycle of a key. Documents for servers that acknowledge nothing have none of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct KeyLifecycle {
+    /// Since when every serving pod knows the key. `None`: not yet.
+    #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
+    pub(crate) published_at: Option<OffsetDateTime>,
+    #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
+    pub(crate) activated_at: Option<OffsetDateTime>,
+    #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
+    pub(crate) retired_at: Option<OffsetDateTime>,
+    /// When the last token or session under it has ended. `None`: some pod may still create more.
+    #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
+    pub(crate) not_after: Option<OffsetDateTime>,
+    /// The longest lifetime of anything created under it. `None`: unknown, so the longest that the schema allows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) longest_seconds: Option<u32>,
+    /// Somebody asked for this key: it does not wait the usual day.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) asked: bool,
+}
+
+/// Why stored keys cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum InvalidKeys {
+    #[error("they belong to another App")]
+    OtherApp,
+    #[error("an id occurs twice or is not a letter and a number")]
+    InvalidId,
+    #[error("there is not exactly one Active key of each kind")]
+    NotOneActive,
+    #[error("a signing key is not a private key of its algorithm in PEM")]
+    InvalidSigningKey,
+    #[error("an HMAC key is not 32 bytes in base64")]
+    InvalidHmacKey,
+}
+
+/// The system returned no random bytes, or no key could be generated from them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no key could be generated")]
+pub(crate) struct KeyGenerationError;
+
+impl From<aws_lc_rs::error::Unspecified> for KeyGenerationError {
+    fn from(_: aws_lc_rs::error::Unspecified) -> Self {
+        Self
+    }
+}
+
+// === impl KeyDocument ===
+
+impl KeyDocument {
+    /// The first keys of an App. They are Active at once, because nothing was created under other keys.
+    pub(crate) fn first(
+        app_id: &AppId,
+        algorithm: SigningAlgorithm,
+        now: OffsetDateTime,
+    ) -> Result<Self, KeyGenerationError> {
+        Self::generate(app_id, LastNumbers { signing: 1, hmac: 1 }, algorithm, now)
+    }
+
+    /// One Active key of each kind, with these numbers.
+    pub(super) fn generate(
+        app_id: &AppId,
+        numbers: LastNumbers,
+        algorithm: SigningAlgorithm,
+        now: OffsetDateTime,
+    ) -> Result<Self, KeyGenerationError> {
+        Ok(Self {
+            app_id: app_id.clone(),
+            incarnation: None,
+            namespace: None,
+            handover: 0,
+            signing: vec![generate_signing_key(numbers.signing, algorithm, now)?],
+            hmac: vec![generate_hmac_key(numbers.hmac, now)?],
+            last: numbers,
+            rotation: None,
+            new_keys: None,
+            revoked: Vec::new(),
+        })
+    }
+
+    /// The keys after a change of the signing algorithm, or `None` if the Active key already uses it. The new key is
+    /// Active at once: this is for documents that no server has to acknowledge.
+    pub(crate) fn changed_to_algorithm(
+        &self,
+        algorithm: SigningAlgorithm,
+        now: OffsetDateTime,
+    ) -> Result<Option<Self>, KeyGenerationError> {
+        let active = self.signing.iter().find(|kept| kept.key.state == KeyState::Active);
+        if active.is_some_and(|kept| kept.key.algorithm == algorithm) {
+            return Ok(None);
+        }
+        let mut changed = self.clone();
+        for kept in &mut changed.signing {
+            if kept.key.state != KeyState::Retired {
+                kept.key.state = KeyState::Retired;
+                kept.lifecycle.retired_at = Some(now);
+            }
+        }
+        changed.last.signing = self.last_numbers().signing + 1;
+        changed.signing.push(generate_signing_key(changed.last.signing, algorithm, now)?);
+        Ok(Some(changed))
+    }
+
+    /// The keys of a rendered document, to recover lost keys.
+    pub(crate) fn from_rendered(document: RenderedApp, now: OffsetDateTime) -> Self {
+        let life = KeyLifecycle::default;
+        let keys = document.keys;
+        let mut kept = Self {
+            app_id: document.app_id,
+            incarnation: document.incarnation,
+            namespace: Some(document.namespace),
+            handover: document.handover.unwrap_or(0),
+            signing: keys
+                .signing
+                .into_iter()
+                .map(|key| StoredSigningKey { key, created_at: now, lifecycle: life() })
+                .collect(),
+            hmac: keys.hmac.into_iter().map(|key| StoredHmacKey { key, created_at: now, lifecycle: life() }).collect(),
+            last: LastNumbers::default(),
+            rotation: None,
+            new_keys: None,
+            revoked: Vec::new(),
+        };
+        kept.last = kept.last_numbers();
+        kept
+    }
+
+    /// A copy of these keys, as written for an owner in this namespace.
+    pub(super) fn written_for(&self, namespace: &str) -> Self {
+        let mut keys = self.clone();
+        let before = keys.namespace.replace(namespace.to_owned());
+        if before.is_some_and(|before| before != namespace) {
+            keys.handover = keys.handover.saturating_add(1);
+        }
+        keys
+    }
+
+    /// The highest numbers that are known to have been assigned.
+    pub(crate) fn last_numbers(&self) -> LastNumbers {
+        let signing = self.signing.iter().filter_map(|kept| key_number(&kept.key.id, 's')).max().unwrap_or(0);
+        let hmac = self.hmac.iter().filter_map(|kept| key_number(&kept.key.id, 'h')).max().unwrap_or(0);
+        LastNumbers { signing: self.last.signing.max(signing), hmac: self.last.hmac.max(hmac) }
+    }
+
+    /// Checks that these can be the keys of this App. Keys that fail the check are never overwritten.
+    pub(crate) fn validate(&self, app_id: &AppId) -> Result<(), InvalidKeys> {
+        if self.app_id != *app_id {
+            return Err(InvalidKeys::OtherApp);
+        }
+        let signing = self.signing.iter().map(|kept| (&kept.key.id, kept.key.state, 's'));
+        let hmac = self.hmac.iter().map(|kept| (&kept.key.id, kept.key.state, 'h'));
+        for keys in [signing.collect::<Vec<_>>(), hmac.collect()] {
+            let mut numbers = Vec::new();
+            for (id, _, letter) in &keys {
+                let number = key_number(id, *letter).ok_or(InvalidKeys::InvalidId)?;
+                if numbers.contains(&number) {
+                    return Err(InvalidKeys::InvalidId);
+                }
+                numbers.push(number);
+            }
+            if keys.iter().filter(|(_, state, _)| *state == KeyState::Active).count() != 1 {
+                return Err(InvalidKeys::NotOneActive);
+            }
+        }
+        if !self.signing.iter().all(|kept| is_valid_signing_key(&kept.key)) {
+            return Err(InvalidKeys::InvalidSigningKey);
+        }
+        let is_hmac = |kept: &StoredHmacKey| STANDARD.decode(kept.key.secret.expose()).is_ok_and(|key| key.len() == 32);
+        if !self.hmac.iter().all(is_hmac) {
+            return Err(InvalidKeys::InvalidHmacKey);
+        }
+        Ok(())
+    }
+}
+
+impl StoredSigningKey {
+    pub(crate) fn rendered(&self) -> SigningKey {
+        self.key.clone()
+    }
+}
+
+impl StoredHmacKey {
+    pub(crate) fn rendered(&self) -> HmacKey {
+        self.key.clone()
+    }
+}
+
+// === impl KeyLifecycle ===
+
+impl KeyLifecycle {
+    fn active(now: OffsetDateTime) -> Self {
+        Self { activated_at: Some(now), ..Self::default() }
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde requires this signature")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
+/// The number in an id such as `s1`.
+pub(super) fn key_number(id: &str, letter: char) -> Option<u32> {
+    let digits = id.strip_prefix(letter)?;
+    let number = digits.parse().ok()?;
+    // "s01" and "s+1" would be other names of the same key.
+    (number > 0 && digits == u32::to_string(&number)).then_some(number)
+}
+
+pub(super) fn generate_signing_key(
+    number: u32,
+    algorithm: SigningAlgorithm,
+    now: OffsetDateTime,
+) -> Result<StoredSigningKey, KeyGenerationError> {
+    let random = SystemRandom::new();
+    let der = match algorithm {
+        SigningAlgorithm::ES256 => {
+            EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &random)?.as_ref().to_vec()
+        }
+        // Version 1 of PKCS#8, which every library reads.
+        SigningAlgorithm::EdDSA => Ed25519KeyPair::generate_pkcs8v1(&random)?.as_ref().to_vec(),
+        SigningAlgorithm::RS256 => RsaKeyPair::generate(KeySize::Rsa2048)?.as_der()?.as_ref().to_vec(),
+    };
+    let key = SigningKey {
+        id: format!("s{number}"),
+        state: KeyState::Active,
+        algorithm,
+        private_key: SecretString::new(to_pem(&der)),
+    };
+    Ok(StoredSigningKey { key, created_at: now, lifecycle: KeyLifecycle::active(now) })
+}
+
+pub(super) fn generate_hmac_key(number: u32, now: OffsetDateTime) -> Result<StoredHmacKey, KeyGenerationError> {
+    let mut secret = [0; 32];
+    SystemRandom::new().fill(&mut secret)?;
+    let secret = SecretString::new(STANDARD.encode(secret));
+    let key = HmacKey { id: format!("h{number}"), state: KeyState::Active, secret };
+    Ok(StoredHmacKey { key, created_at: now, lifecycle: KeyLifecycle::active(now) })
+}
+
+/// A unique name for the first keys of an App.
+pub(super) fn new_incarnation() -> Result<String, KeyGenerationError> {
+    let mut random = [0; 16];
+    SystemRandom::new().fill(&mut random)?;
+    Ok(uuid::Builder::from_random_bytes(random).into_uuid().to_string())
+}
+
+const PEM_BEGIN: &str = "-----BEGIN PRIVATE KEY-----";
+const PEM_END: &str = "-----END PRIVATE KEY-----";
+
+/// PKCS#8 as PEM: base64 in lines of 64 (RFC 7468).
+fn to_pem(der: &[u8]) -> String {
+    let text = STANDARD.encode(der);
+    let mut pem = format!("{PEM_BEGIN}\n");
+    for (index, symbol) in text.chars().enumerate() {
+        if index > 0 && index % 64 == 0 {
+            pem.push('\n');
+        }
+        pem.push(symbol);
+    }
+    pem.push_str(&format!("\n{PEM_END}\n"));
+    pem
+}
+
+/// The DER bytes of a PEM text.
+pub(crate) fn from_pem(pem: &str) -> Option<Vec<u8>> {
+    let body = pem.trim().strip_prefix(PEM_BEGIN)?.strip_suffix(PEM_END)?;
+    STANDARD.decode(body.split_ascii_whitespace().collect::<String>()).ok()
+}
+
+fn is_valid_signing_key(key: &SigningKey) -> bool {
+    let Some(der) = from_pem(key.private_key.expose()) else { return false };
+    match key.algorithm {
+        SigningAlgorithm::ES256 => EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &der).is_ok(),
+        SigningAlgorithm::EdDSA => Ed25519KeyPair::from_pkcs8(&der).is_ok(),
+        SigningAlgorithm::RS256 => RsaKeyPair::from_pkcs8(&der).is_ok(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: OffsetDateTime = OffsetDateTime::UNIX_EPOCH;
+
+    fn shop() -> AppId {
+        "shop".parse().unwrap()
+    }
+
+    fn first(algorithm: SigningAlgorithm) -> KeyDocument {
+        KeyDocument::first(&shop(), algorithm, NOW).unwrap()
+    }
+
+    #[test]
+    fn first_keys_are_active_and_usable_with_every_algorithm() {
+        for algorithm in [SigningAlgorithm::ES256, SigningAlgorithm::EdDSA, SigningAlgorithm::RS256] {
+            let keys = first(algorithm);
+            assert_eq!(keys.validate(&shop()), Ok(()));
+            let key = &keys.signing[0].key;
+            assert_eq!((key.id.as_str(), key.state, key.algorithm), ("s1", KeyState::Active, algorithm));
+            assert!(key.private_key.expose().lines().all(|line| line.len() <= 64));
+            assert_eq!((keys.hmac[0].key.id.as_str(), keys.hmac[0].key.state), ("h1", KeyState::Active));
+        }
+    }
+
+    #[test]
+    fn keys_differ_each_time() {
+        let (one, other) = (first(SigningAlgorithm::ES256), first(SigningAlgorithm::ES256));
+        assert_ne!(one.signing[0].key.private_key, other.signing[0].key.private_key);
+        assert_ne!(one.hmac[0].key.secret, other.hmac[0].key.secret);
+    }
+
+    #[test]
+    fn another_algorithm_adds_a_key_and_retires_the_old_one() {
+        let keys = first(SigningAlgorithm::ES256);
+        assert_eq!(keys.changed_to_algorithm(SigningAlgorithm::ES256, NOW), Ok(None));
+        let changed = keys.changed_to_algorithm(SigningAlgorithm::EdDSA, NOW).unwrap().unwrap();
+        assert_eq!(changed.validate(&shop()), Ok(()));
+        let states = changed.signing.iter().map(|kept| (kept.key.id.as_str(), kept.key.state)).collect::<Vec<_>>();
+        assert_eq!(states, [("s1", KeyState::Retired), ("s2", KeyState::Active)]);
+        assert_eq!(changed.hmac, keys.hmac);
+        // Ids are never reused, even when the algorithm changes back.
+        let back = changed.changed_to_algorithm(SigningAlgorithm::ES256, NOW).unwrap().unwrap();
+        assert_eq!(back.signing.last().unwrap().key.id, "s3");
+        assert_eq!(back.validate(&shop()), Ok(()));
+    }
+
+    #[test]
+    fn unusable_keys_are_distinguished() {
+        let refused = |change: fn(&mut KeyDocument)| {
+            let mut keys = first(SigningAlgorithm::ES256);
+            change(&mut keys);
+            keys.validate(&shop()).unwrap_err()
+        };
+        assert_eq!(refused(|keys| keys.app_id = "other".parse().unwrap()), InvalidKeys::OtherApp);
+        for id in ["s0", "s01", "s+1", "h1", "s", "1"] {
+            let mut keys = first(SigningAlgorithm::ES256);
+            keys.signing[0].key.id = id.into();
+            assert_eq!(keys.validate(&shop()), Err(InvalidKeys::InvalidId), "{id}");
+        }
+        assert_eq!(refused(|keys| keys.hmac.push(keys.hmac[0].clone())), InvalidKeys::InvalidId);
+        assert_eq!(refused(|keys| keys.hmac[0].key.state = KeyState::Retired), InvalidKeys::NotOneActive);
+        assert_eq!(refused(|keys| keys.signing.clear()), InvalidKeys::NotOneActive);
+        assert_eq!(
+            refused(|keys| keys.signing[0].key.algorithm = SigningAlgorithm::RS256),
+            InvalidKeys::InvalidSigningKey
+        );
+        assert_eq!(
+            refused(|keys| keys.signing[0].key.private_key = SecretString::new("x")),
+            InvalidKeys::InvalidSigningKey
+        );
+        assert_eq!(refused(|keys| keys.hmac[0].key.secret = SecretString::new("aaaa")), InvalidKeys::InvalidHmacKey);
+    }
+
+    #[test]
+    fn keys_survive_serialization_and_are_not_printed() {
+        let keys = first(SigningAlgorithm::ES256);
+        let text = serde_json::to_string(&keys).unwrap();
+        assert_eq!(serde_json::from_str::<KeyDocument>(&text).unwrap(), keys);
+        let printed = format!("{keys:?}");
+        assert!(!printed.contains("PRIVATE KEY") && !printed.contains(keys.hmac[0].key.secret.expose()));
+    }
+}

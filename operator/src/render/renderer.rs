@@ -1,0 +1,270 @@
+//! Renders the Apps of a folder: manifests → documents and keys, by the same steps as in a cluster.
+
+use std::{collections::BTreeSet, path::Path, sync::Arc};
+
+use anyhow::{Context, ensure};
+use latchkey_crds::{
+    conditions::Reason,
+    rendered::{FORMAT, SigningAlgorithm},
+    types::{AppId, IssuerUrl},
+};
+use time::OffsetDateTime;
+
+use crate::{
+    app::{
+        keys::KeyDocument,
+        render::{Rendered, TooLarge, render},
+        resolve::{AppFacts, Ownership, resolve},
+        validate::{Rejection, ValidatedApp, validate},
+    },
+    args::RenderArgs,
+    facts::{FieldError, Settings},
+    manifests::{AppManifest, Manifests, ParseCache, RejectedManifest, Schemas},
+    panics::catch,
+    render::files::{self, KeyFileError},
+    run_cache::RunCache,
+};
+
+#[cfg(test)]
+mod tests;
+
+/// Everything that a run over the manifests needs; the runs of `--watch` share it.
+pub(crate) struct Renderer {
+    pub(super) args: RenderArgs,
+    settings: Settings,
+    schemas: Schemas,
+    parsed: Arc<ParseCache>,
+    /// By App: what has not changed since the last run is neither validated nor rendered again.
+    validated: RunCache<AppFacts, Result<ValidatedApp, Rejection>>,
+    rendered: RunCache<(ValidatedApp, KeyDocument), Result<Rendered, TooLarge>>,
+    /// For tests of panics.
+    #[cfg(test)]
+    before_validate: fn(&AppFacts),
+}
+
+/// The outcome of a run; each line is for a person.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct RenderSummary {
+    /// Each App that is served, and each that was removed.
+    pub(crate) apps: Vec<String>,
+    /// What is rejected.
+    pub(crate) rejected: Vec<String>,
+    /// References that do not resolve. The objects may be created elsewhere, so nothing is rejected for them.
+    pub(crate) unresolved: Vec<String>,
+}
+
+// === impl RenderSummary ===
+
+impl RenderSummary {
+    /// Prints to standard error, one line per item.
+    pub(crate) fn print(&self) {
+        for line in self.rejected.iter().chain(&self.unresolved).chain(&self.apps) {
+            eprintln!("{line}");
+        }
+    }
+}
+
+// === impl Renderer ===
+
+/// `--check` needs no real base URL.
+const PLACEHOLDER_BASE_URL: &str = "https://check.invalid";
+
+impl Renderer {
+    pub(crate) fn new(args: RenderArgs) -> anyhow::Result<Self> {
+        let base_url = match &args.base_url {
+            Some(base_url) => base_url.clone(),
+            None => PLACEHOLDER_BASE_URL.parse::<IssuerUrl>()?,
+        };
+        ensure!(
+            args.allow_insecure || base_url.as_str().starts_with("https://"),
+            "--base-url is not https; use https, or --allow-insecure for development"
+        );
+        if !args.check {
+            for folder in [&args.to, &args.keys].into_iter().flatten() {
+                files::create_private_folder(folder)
+                    .with_context(|| format!("cannot create the folder {}", folder.display()))?;
+            }
+        }
+        let schemas = Schemas::new(args.allow_insecure)?;
+        let settings = Settings { base_url, allow_insecure: args.allow_insecure };
+        Ok(Self {
+            args,
+            settings,
+            schemas,
+            parsed: Arc::default(),
+            validated: RunCache::default(),
+            rendered: RunCache::default(),
+            #[cfg(test)]
+            before_validate: |_| {},
+        })
+    }
+
+    /// Renders every App once. An error means that a folder cannot be used; nothing was removed then.
+    pub(crate) fn run(&self, now: OffsetDateTime) -> anyhow::Result<RenderSummary> {
+        self.parsed.begin();
+        self.validated.begin_run();
+        self.rendered.begin_run();
+        let from = &self.args.from;
+        let mut manifests = Manifests::read(from, &self.schemas, &self.parsed)
+            .with_context(|| format!("cannot read the folder {}", from.display()))?;
+        let mut refused = std::mem::take(&mut manifests.rejected);
+        let mut outcome = RenderSummary::default();
+        let mut held = BTreeSet::new();
+        for manifest in &manifests.apps {
+            let holder = match &manifest.app_id {
+                Some(app_id) if !held.insert(app_id.clone()) => Ownership::Taken,
+                Some(_) | None => Ownership::Ours,
+            };
+            let app = catch(|| self.render_app(manifest, holder, &manifests, now, &mut refused, &mut outcome));
+            app.unwrap_or_else(|panicked| {
+                refused.push(rejected_manifest(manifest, "", &panicked.message()));
+                Ok(())
+            })?;
+        }
+        if let Some(to) = self.folder_to_write(self.args.to.as_deref())
+            && !manifests.incomplete
+        {
+            for app_id in files::remove_others(to, &held)? {
+                outcome.apps.push(format!("{app_id}: removed"));
+            }
+        }
+        refused.sort_by(|one, other| one.location.cmp(&other.location));
+        outcome.rejected = refused.iter().map(RejectedManifest::to_string).collect();
+        Ok(outcome)
+    }
+
+    fn folder_to_write<'a>(&self, folder: Option<&'a Path>) -> Option<&'a Path> {
+        folder.filter(|_| !self.args.check)
+    }
+
+    /// The steps of one App, in order.
+    fn render_app(
+        &self,
+        manifest: &AppManifest,
+        holder: Ownership,
+        manifests: &Manifests,
+        now: OffsetDateTime,
+        refused: &mut Vec<RejectedManifest>,
+        outcome: &mut RenderSummary,
+    ) -> anyhow::Result<()> {
+        // The reason was already reported when the manifest was read.
+        let Some(app) = &manifest.app else { return Ok(()) };
+        let facts = resolve(app.clone(), holder, manifests);
+        let validated = self.validated.get_or_compute(&manifest.object, facts, |facts| {
+            #[cfg(test)]
+            (self.before_validate)(facts);
+            validate(facts, &self.settings)
+        });
+        let steps = Result::clone(&validated).and_then(|validated| {
+            let input = (validated.clone(), self.load_keys(&validated, now)?);
+            let rendered = self.rendered.get_or_compute(&manifest.object, input, |(validated, keys)| {
+                render(validated, keys, FORMAT).within_limit()
+            });
+            Ok((validated, rendered))
+        });
+        match steps {
+            Ok((validated, rendered)) => {
+                let rendered = match &*rendered {
+                    Ok(rendered) => rendered,
+                    Err(large) => {
+                        refused.push(rejected_manifest(manifest, "", &large.to_string()));
+                        return Ok(());
+                    }
+                };
+                for problem in &validated.field_errors {
+                    let line = rejected_manifest(manifest, &problem.field, &problem.message);
+                    if can_be_defined_elsewhere(problem) {
+                        outcome.unresolved.push(format!("{line} ({})", problem.reason));
+                    } else {
+                        refused.push(line);
+                    }
+                }
+                outcome.apps.push(self.write_document(&validated.app_id, rendered)?);
+            }
+            Err(Rejection { field, message, .. }) => refused.push(rejected_manifest(manifest, &field, &message)),
+        }
+        Ok(())
+    }
+
+    /// The App's keys: the stored ones, or new ones if there never were any.
+    fn load_keys(&self, app: &ValidatedApp, now: OffsetDateTime) -> Result<KeyDocument, Rejection> {
+        let algorithm = app.signing_algorithm();
+        let refuse = |error: KeyFileError| {
+            let message = format!("its keys {error}; the file is never overwritten: restore it from a backup");
+            Rejection::new(Reason::KeysInvalid, "", message)
+        };
+        let made = |_| Rejection::new(Reason::KeysInvalid, "", "no key could be generated");
+        let Some(folder) = self.args.keys.as_deref() else {
+            return KeyDocument::first(&app.app_id, algorithm, now).map_err(made);
+        };
+        let kept = match files::read_keys(folder, &app.app_id).map_err(refuse)? {
+            Some(kept) => kept,
+            None => self.create_first_keys(folder, &app.app_id, algorithm, now)?,
+        };
+        match kept.changed_to_algorithm(algorithm, now).map_err(made)? {
+            None => Ok(kept),
+            Some(changed) => {
+                if !self.args.check {
+                    files::replace_keys(folder, &changed).map_err(refuse)?;
+                }
+                Ok(changed)
+            }
+        }
+    }
+
+    /// Keys if there is no key file: those of the served document, or new ones.
+    fn create_first_keys(
+        &self,
+        folder: &Path,
+        app_id: &AppId,
+        algorithm: SigningAlgorithm,
+        now: OffsetDateTime,
+    ) -> Result<KeyDocument, Rejection> {
+        let served = self.args.to.as_deref().and_then(|to| files::read_document(to, app_id));
+        let keys = match served.map(|served| KeyDocument::from_rendered(served, now)) {
+            Some(keys) if keys.validate(app_id).is_ok() => keys,
+            Some(_) | None => KeyDocument::first(app_id, algorithm, now)
+                .map_err(|error| Rejection::new(Reason::KeysInvalid, "", error.to_string()))?,
+        };
+        if self.args.check {
+            return Ok(keys);
+        }
+        files::store_first_keys(folder, keys).map_err(|error| {
+            Rejection::new(Reason::KeysInvalid, "", format!("its keys {error}; make the keys' folder writable"))
+        })
+    }
+
+    /// Writes the document if it changed. Returns the line to print.
+    fn write_document(&self, app_id: &AppId, rendered: &Rendered) -> anyhow::Result<String> {
+        let revision = &rendered.revision.as_str()[..12];
+        let Some(to) = self.folder_to_write(self.args.to.as_deref()) else {
+            return Ok(format!("{app_id}: valid"));
+        };
+        let path = to.join(format!("{app_id}.json"));
+        let changed = files::write_if_changed(&path, &rendered.bytes)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(match changed {
+            true => format!("{app_id}: rendered, revision {revision}"),
+            false => format!("{app_id}: unchanged, revision {revision}"),
+        })
+    }
+}
+
+/// Why an App is not rendered as its manifest demands.
+fn rejected_manifest(manifest: &AppManifest, field: &str, reason: &str) -> RejectedManifest {
+    RejectedManifest {
+        location: manifest.location.clone(),
+        object: Some(manifest.object.clone()),
+        field: field.to_owned(),
+        reason: reason.to_owned(),
+    }
+}
+
+/// Whether a reference names something that may be kept elsewhere, as people who keep Apps in git do with Secrets. An
+/// object that exists and is wrong is rejected.
+fn can_be_defined_elsewhere(problem: &FieldError) -> bool {
+    matches!(
+        problem.reason,
+        Reason::ProviderNotFound | Reason::SecretNotFound | Reason::SecretKeyNotFound | Reason::ConfigMapNotFound
+    )
+}
