@@ -2,19 +2,21 @@
 
 use std::{sync::Arc, time::Duration};
 
-use kube::{Client, runtime::events::Reporter};
+use k8s_openapi::api::core::v1::Secret;
+use kube::{Api, Client, runtime::events::Reporter};
 use latchkey_crds::names::FIELD_MANAGER;
 use time::OffsetDateTime;
 
 use crate::{
-    app::status::{ReportThrottle, WrittenStatuses},
     error::Failures,
     facts::Settings,
     metrics::Metrics,
     monitor::Monitor,
     rate_limiter::RateLimiter,
     release::Releases,
+    report_throttle::ReportThrottle,
     watch::{ClusterState, ReconcileQueue},
+    written_statuses::WrittenStatuses,
 };
 
 /// Passed to every reconcile.
@@ -47,6 +49,11 @@ impl Context {
     /// The source that Events name.
     pub(crate) fn reporter(identity: &str) -> Reporter {
         Reporter { controller: FIELD_MANAGER.to_owned(), instance: Some(identity.to_owned()) }
+    }
+
+    /// The Secrets of the install's own namespace: keys and rendered documents.
+    pub(crate) fn install_secrets(&self) -> Api<Secret> {
+        Api::namespaced(self.client.clone(), &self.namespace)
     }
 
     pub(crate) fn now(&self) -> OffsetDateTime {

@@ -25,11 +25,14 @@ mod quota;
 mod rate_limiter;
 mod release;
 mod render;
+mod report_throttle;
 mod run;
 mod run_cache;
 mod spans;
+mod status;
 mod telemetry;
 mod watch;
+mod written_statuses;
 
 /// Runs the program with the arguments of this process.
 pub fn run() -> ExitCode {

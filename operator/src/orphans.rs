@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, runtime::reflector::ObjectRef};
 use latchkey_crds::{app::App, types::AppId};
 use tokio::sync::mpsc;
@@ -13,7 +12,7 @@ use tracing::{info, warn};
 use crate::{
     app::{
         keys::secret as key_secret,
-        ownership::{AppIdOwner, proves_absence},
+        ownership::{AppIdOwner, gather::proves_absence},
         publish::delete_document,
     },
     context::Context,
@@ -70,8 +69,7 @@ async fn check(context: &Context, secret: &str) -> Result<(), Error> {
 
 /// The owner of the appID that the key Secret names.
 async fn app_id_owner(context: &Context, id: &AppId) -> Result<Option<AppIdOwner>, Error> {
-    let secrets: Api<Secret> = Api::namespaced(context.client.clone(), &context.namespace);
-    Ok(key_secret::read(&secrets, id).await?.owner().cloned())
+    Ok(key_secret::read(&context.install_secrets(), id).await?.owner().cloned())
 }
 
 /// Whether the App exists: in the store, or according to the API server, because a watch can be behind.

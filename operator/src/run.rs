@@ -24,10 +24,7 @@ use tracing::{Instrument, error, info, warn};
 
 use crate::{
     admin::{self, Health},
-    app::{
-        self,
-        status::{ReportThrottle, WrittenStatuses},
-    },
+    app,
     args::RunArgs,
     context::Context,
     error::{Error, ErrorChain, Failures},
@@ -40,9 +37,11 @@ use crate::{
     provider,
     rate_limiter::RateLimiter,
     release::{self, Releases},
+    report_throttle::ReportThrottle,
     spans::{self, TraceLayer},
     telemetry,
     watch::{self, ClusterState, ReconcileQueue},
+    written_statuses::WrittenStatuses,
 };
 
 /// Concurrent reconciles per controller.

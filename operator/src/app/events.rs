@@ -106,8 +106,8 @@ mod tests {
     use time::OffsetDateTime;
 
     use super::*;
-    use crate::app::{
-        mock_api::{MockApi, ReceivedCall, context},
+    use crate::{
+        app::mock_api::{MockApi, ReceivedCall, context},
         status::to_k8s_time,
     };
 

@@ -1,5 +1,6 @@
 //! The keys of an App: what is stored of them, how they change over time, and the Secret that stores them.
 
+pub(crate) mod acquire;
 pub(crate) mod document;
 pub(crate) mod lifecycle;
 pub(crate) mod secret;

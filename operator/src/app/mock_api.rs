@@ -18,7 +18,6 @@ use serde_json::{Value, json};
 use time::OffsetDateTime;
 
 use crate::{
-    app::status::{ReportThrottle, WrittenStatuses},
     context::Context,
     error::Failures,
     facts::Settings,
@@ -27,7 +26,9 @@ use crate::{
     quota::QuotaLimits,
     rate_limiter::RateLimiter,
     release::{REQUEST_DRAIN_SECONDS, Releases},
+    report_throttle::ReportThrottle,
     watch::{ClusterState, Guarded, ReconcileQueue},
+    written_statuses::WrittenStatuses,
 };
 
 /// A received call.
@@ -52,9 +53,9 @@ impl MockApi {
         self,
         method: Method,
         path: &str,
-        answer: impl FnOnce(&ReceivedCall) -> (StatusCode, Value) + Send + 'static,
+        response: impl FnOnce(&ReceivedCall) -> (StatusCode, Value) + Send + 'static,
     ) -> Self {
-        self.expected.lock().unwrap().push_back((method, path.to_owned(), Box::new(answer)));
+        self.expected.lock().unwrap().push_back((method, path.to_owned(), Box::new(response)));
         self
     }
 
@@ -88,14 +89,14 @@ impl MockApi {
         let call = ReceivedCall { method: head.method, path: head.uri.path().to_owned(), body };
         self.calls.lock().unwrap().push(call.clone());
         let next = self.expected.lock().unwrap().pop_front();
-        let (status, answer) = match next {
-            Some((method, path, answer)) if (&method, &path) == (&call.method, &call.path) => answer(&call),
+        let (status, body) = match next {
+            Some((method, path, response)) if (&method, &path) == (&call.method, &call.path) => response(&call),
             other => {
                 let expected = other.map(|(method, path, _)| format!("{method} {path}"));
                 panic!("{} {} is not what was expected: {expected:?}", call.method, call.path);
             }
         };
-        Response::builder().status(status).body(Body::from(answer.to_string().into_bytes())).unwrap()
+        Response::builder().status(status).body(Body::from(body.to_string().into_bytes())).unwrap()
     }
 }
 

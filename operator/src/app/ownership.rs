@@ -1,20 +1,19 @@
-//! Decides who owns an appID: facts about its keys and about the Apps that claim it → whether this App may take it.
+//! Decides whether an App can have its appID, from facts about the keys and about the Apps that claim the appID. Pure.
 
-use k8s_openapi::{api::core::v1::Secret, apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
-use kube::{Api, Client, core::Status};
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use latchkey_crds::{
     app::App,
     conditions::{ConditionStatus, ConditionType, Reason},
-    names::rendered_app_secret,
-    types::AppId,
 };
 
 use super::{
-    keys::secret::{self, KeyLookup, KeySecretError, UnusableReason},
+    keys::secret::{KeyLookup, UnusableReason},
     resolve,
 };
 
 pub(crate) use super::keys::secret::AppIdOwner;
+
+pub(crate) mod gather;
 
 #[cfg(test)]
 mod tests;
@@ -39,8 +38,7 @@ pub(crate) enum ClaimValidity {
     Deleting,
 }
 
-/// What is known of the App that owns the appID according to the key Secret, or to the rendered Secret if the keys are
-/// lost.
+/// What is known of the App that the key Secret names as the owner, or the rendered Secret if the keys are lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OwnerState {
     /// It exists, or nothing proves that it does not.
@@ -61,25 +59,25 @@ pub(crate) struct OwnershipFacts {
     pub(crate) other_claims: Vec<Claim>,
 }
 
-/// Whether the App may have its appID.
+/// Whether the App can have its appID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OwnershipDecision {
     /// It owns the appID.
     Ours,
-    /// Nobody owns it: this App may create the keys. The first to create them owns it.
+    /// Nobody owns it: this App can create the keys. The first App that creates them owns the appID.
     Free,
-    /// The keys are lost but the rendered Secret exists: this App may rebuild the key Secret from it.
+    /// The keys are lost but the rendered Secret exists: this App can rebuild the key Secret from it.
     Rebuild,
-    /// The owner was an App of the same namespace and is deleted: this App may put its name on the keys.
+    /// The owner was an App of the same namespace and is deleted: this App can put its name on the keys.
     Inherit,
-    /// The platform team assigned it to the namespace of this App, which may put its name on the keys. The servers must
-    /// learn of the change of owner.
+    /// The platform team assigned the appID to the namespace of this App, which can put its name on the keys. The servers
+    /// must learn of the change of owner.
     HandedOver,
-    /// An older App that is not validated yet may get it: try again soon.
+    /// An older App that is not validated yet may take it: try again soon.
     Wait,
     /// Another App owns it.
     OwnedByOther,
-    /// The owner is deleted, but its users still exist: only an App of its namespace may have the appID.
+    /// The owner is deleted, but its users still exist: only an App of its namespace can have the appID.
     Reserved,
     /// The appID belongs to this App or to an unknown one, and the keys cannot be used. They are never overwritten.
     KeysUnusable(UnusableReason),
@@ -92,16 +90,13 @@ impl Claim {
     pub(crate) fn from_app(app: &App) -> Self {
         let metadata = &app.metadata;
         Self {
-            owner: AppIdOwner {
-                namespace: metadata.namespace.clone().unwrap_or_default(),
-                name: metadata.name.clone().unwrap_or_default(),
-            },
+            owner: AppIdOwner::of_app(app),
             created: metadata.creation_timestamp.as_ref().map(|Time(created)| *created),
             validity: ClaimValidity::from_app(app),
         }
     }
 
-    /// Whether it has precedence if both claim a free appID.
+    /// Whether this App has precedence over the other if both claim a free appID.
     pub(crate) fn has_precedence_over(&self, other: &Self) -> bool {
         let order = |claim: &Self| {
             let created = claim.created.unwrap_or(Timestamp::MAX);
@@ -125,7 +120,7 @@ impl ClaimValidity {
         if accepted.observed_generation.is_none() || accepted.observed_generation != app.metadata.generation {
             return Self::Pending;
         }
-        // Reasons that concern the appID or the keys do not count against the App. An App over its namespace's quota
+        // Reasons that concern the appID or the keys do not make the App itself invalid. An App over its namespace's quota
         // must not block a free appID for others.
         let broken = [Reason::InvalidSpec, Reason::TooLarge, Reason::QuotaExceeded].map(Reason::as_str);
         match accepted.status {
@@ -140,8 +135,8 @@ impl ClaimValidity {
 // === impl OwnershipDecision ===
 
 impl OwnershipDecision {
-    /// The ownership that validation assumes. An App that may take the appID is validated as if it already owned it,
-    /// because only a valid App takes it. `None`: too early to validate.
+    /// The ownership that validation assumes. An App that can take the appID is validated as its owner, because only a
+    /// valid App takes it. `None`: too early to validate.
     pub(crate) fn assumed_ownership(self) -> Option<resolve::Ownership> {
         match self {
             Self::Ours | Self::Free | Self::Rebuild | Self::Inherit | Self::HandedOver | Self::KeysUnusable(_) => {
@@ -157,44 +152,21 @@ impl OwnershipDecision {
 // === impl OwnershipFacts ===
 
 impl OwnershipFacts {
-    /// Asks the API server for what a cache cannot prove. `secrets` are those of the install's namespace, `others` the
-    /// Apps in the store that claim the same appID.
-    pub(crate) async fn gather(
-        client: &Client,
-        secrets: &Api<Secret>,
-        app: &App,
-        app_id: &AppId,
-        others: Vec<Claim>,
-    ) -> Result<Self, KeySecretError> {
-        let us = Claim::from_app(app);
-        let keys = secret::read(secrets, app_id).await?;
-        let rendered = match &keys {
-            KeyLookup::Missing => rendered_secret_owner(secrets, app_id).await?,
-            KeyLookup::Stored(_) | KeyLookup::Unusable(..) => None,
-        };
-        let holder = keys.owner().or(rendered.as_ref());
-        let holder_app = match holder {
-            Some(holder) if *holder != us.owner => find_owner(client, holder, app_id).await?,
-            Some(_) | None => OwnerState::Exists,
-        };
-        Ok(Self { claim: us, keys, rendered_owner: rendered, owner_state: holder_app, other_claims: others })
-    }
-
     pub(crate) fn decide(&self) -> OwnershipDecision {
         match &self.keys {
             KeyLookup::Missing => match &self.rendered_owner {
-                Some(holder) => self.decide_for_owner(holder, OwnershipDecision::Rebuild, OwnershipDecision::Rebuild),
+                Some(owner) => self.decide_for_owner(owner, OwnershipDecision::Rebuild, OwnershipDecision::Rebuild),
                 None => self.wait_for_older(OwnershipDecision::Free, |_| true),
             },
-            KeyLookup::Stored(kept) => {
-                let (ours, next) = match kept.is_handed_over() {
+            KeyLookup::Stored(stored) => {
+                let (ours, next) = match stored.is_handed_over() {
                     true => (OwnershipDecision::HandedOver, OwnershipDecision::HandedOver),
                     false => (OwnershipDecision::Ours, OwnershipDecision::Inherit),
                 };
-                self.decide_for_owner(&kept.owner, ours, next)
+                self.decide_for_owner(&stored.owner, ours, next)
             }
-            KeyLookup::Unusable(why, Some(holder)) => self.decide_for_owner(
-                holder,
+            KeyLookup::Unusable(why, Some(owner)) => self.decide_for_owner(
+                owner,
                 OwnershipDecision::KeysUnusable(*why),
                 OwnershipDecision::KeysUnusable(*why),
             ),
@@ -202,62 +174,33 @@ impl OwnershipFacts {
         }
     }
 
-    /// `ours` if this App is the owner, `next` if it may succeed an owner that is deleted.
+    /// `ours` if this App is the owner, `next` if it can succeed an owner that is deleted.
     fn decide_for_owner(
         &self,
-        holder: &AppIdOwner,
+        owner: &AppIdOwner,
         ours: OwnershipDecision,
         next: OwnershipDecision,
     ) -> OwnershipDecision {
-        if *holder == self.claim.owner {
+        if *owner == self.claim.owner {
             return ours;
         }
         match self.owner_state {
             OwnerState::Exists => OwnershipDecision::OwnedByOther,
-            OwnerState::Deleted if holder.namespace != self.claim.owner.namespace => OwnershipDecision::Reserved,
-            OwnerState::Deleted => self.wait_for_older(next, |other| other.namespace == holder.namespace),
+            OwnerState::Deleted if owner.namespace != self.claim.owner.namespace => OwnershipDecision::Reserved,
+            OwnerState::Deleted => self.wait_for_older(next, |other| other.namespace == owner.namespace),
         }
     }
 
-    /// Whether no other App with a right to the appID has precedence. An older, valid one takes it in its next
-    /// reconcile; until then there is nothing to report.
-    fn wait_for_older(&self, free: OwnershipDecision, may_claim: impl Fn(&AppIdOwner) -> bool) -> OwnershipDecision {
+    /// `Wait` if another App that can have the appID has precedence: an older, valid one takes it in its next reconcile,
+    /// and until then there is nothing to report. Otherwise `free`.
+    fn wait_for_older(&self, free: OwnershipDecision, can_claim: impl Fn(&AppIdOwner) -> bool) -> OwnershipDecision {
         let waits = self.other_claims.iter().any(|other| {
             let claims = match other.validity {
-                ClaimValidity::Pending | ClaimValidity::Valid => may_claim(&other.owner),
+                ClaimValidity::Pending | ClaimValidity::Valid => can_claim(&other.owner),
                 ClaimValidity::Invalid | ClaimValidity::Deleting => false,
             };
             claims && other.has_precedence_over(&self.claim)
         });
         if waits { OwnershipDecision::Wait } else { free }
     }
-}
-
-/// The owner that the rendered Secret names.
-async fn rendered_secret_owner(secrets: &Api<Secret>, app_id: &AppId) -> Result<Option<AppIdOwner>, KeySecretError> {
-    match secrets.get_metadata_opt(&rendered_app_secret(app_id)).await {
-        Ok(found) => Ok(found.and_then(|found| secret::owner_of(&found.metadata))),
-        Err(source) => Err(KeySecretError::new("get", format!("Secret {}", rendered_app_secret(app_id)), source)),
-    }
-}
-
-/// Checks by a live GET whether the owner exists: absence from a cache proves nothing.
-async fn find_owner(client: &Client, holder: &AppIdOwner, app_id: &AppId) -> Result<OwnerState, KeySecretError> {
-    let apps: Api<App> = Api::namespaced(client.clone(), &holder.namespace);
-    match apps.get(&holder.name).await {
-        // Created again under its name, with another appID.
-        Ok(app) if app.app_id().is_ok_and(|other| other != *app_id) => Ok(OwnerState::Deleted),
-        Ok(_) => Ok(OwnerState::Exists),
-        Err(kube::Error::Api(status)) if proves_absence(&status, &holder.name) => Ok(OwnerState::Deleted),
-        // An App that does not decode exists. An App in a namespace that this operator cannot read may exist.
-        Err(kube::Error::SerdeError(_)) => Ok(OwnerState::Exists),
-        Err(kube::Error::Api(status)) if status.code == 403 => Ok(OwnerState::Exists),
-        Err(source) => Err(KeySecretError::new("get", format!("App that holds the appID {app_id}"), source)),
-    }
-}
-
-/// Whether the API server says that no object of this name exists. If the whole resource is missing (no CRD), it also
-/// answers 404, but without a name: that proves nothing.
-pub(crate) fn proves_absence(status: &Status, name: &str) -> bool {
-    status.code == 404 && status.details.as_ref().is_some_and(|details| details.name == name)
 }

@@ -24,7 +24,7 @@ pub(crate) struct DocumentOwner<'a> {
     pub(crate) name: &'a str,
 }
 
-/// Whether this document is published for this App, as far as the watch has reported.
+/// Whether this document is published for this App, according to the watch and our own writes.
 pub(crate) fn is_published(context: &Context, owner: DocumentOwner<'_>, rendered: &Rendered) -> bool {
     context.objects.published.get(&rendered_app_secret(owner.app_id)).is_some_and(|published| {
         published.revision.as_ref() == Some(&rendered.revision)
@@ -33,10 +33,10 @@ pub(crate) fn is_published(context: &Context, owner: DocumentOwner<'_>, rendered
     })
 }
 
-/// Writes the document whatever is there: changes by others are reverted.
+/// Writes the document and reverts changes by others.
 pub(crate) async fn publish(context: &Context, owner: DocumentOwner<'_>, rendered: &Rendered) -> Result<(), Error> {
     let name = rendered_app_secret(owner.app_id);
-    let api: Api<Secret> = Api::namespaced(context.client.clone(), &context.namespace);
+    let api = context.install_secrets();
     let secret = json!({
         "apiVersion": "v1",
         "kind": "Secret",
@@ -50,12 +50,13 @@ pub(crate) async fn publish(context: &Context, owner: DocumentOwner<'_>, rendere
     });
     let (parameters, patch) = (PatchParams::apply(FIELD_MANAGER).force(), Patch::Apply(&secret));
     let published = match api.patch(&name, &parameters, &patch).await {
-        // The type of a Secret is immutable: somebody created another Secret with its name.
+        // The patch is invalid if somebody created a Secret of this name with another type, because the type of a Secret
+        // is immutable.
         Err(kube::Error::Api(status)) if status.code == 422 => {
             delete_secret(&api, &name, None).await?;
             api.patch(&name, &parameters, &patch).await
         }
-        answer => answer,
+        result => result,
     };
     let published = published.map_err(Error::api("publish the rendered App"))?;
     if let Some(app) = PublishedApp::from_secret(&published) {
@@ -66,15 +67,15 @@ pub(crate) async fn publish(context: &Context, owner: DocumentOwner<'_>, rendere
 }
 
 /// Deletes the document if it is still the version that was read.
-pub(crate) async fn delete_document(context: &Context, secret: &str, judged: &PublishedApp) -> Result<(), Error> {
-    let api: Api<Secret> = Api::namespaced(context.client.clone(), &context.namespace);
-    delete_secret(&api, secret, Some(judged)).await
+pub(crate) async fn delete_document(context: &Context, secret: &str, read: &PublishedApp) -> Result<(), Error> {
+    let api = context.install_secrets();
+    delete_secret(&api, secret, Some(read)).await
 }
 
-async fn delete_secret(api: &Api<Secret>, name: &str, judged: Option<&PublishedApp>) -> Result<(), Error> {
-    let preconditions = judged.map(|judged| Preconditions {
-        uid: Some(judged.uid.clone()),
-        resource_version: Some(judged.resource_version.clone()),
+async fn delete_secret(api: &Api<Secret>, name: &str, read: Option<&PublishedApp>) -> Result<(), Error> {
+    let preconditions = read.map(|read| Preconditions {
+        uid: Some(read.uid.clone()),
+        resource_version: Some(read.resource_version.clone()),
     });
     let parameters = DeleteParams { preconditions, ..DeleteParams::default() };
     match api.delete(name, &parameters).await {

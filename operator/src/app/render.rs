@@ -1,7 +1,7 @@
 //! A validated App and its keys → the document that servers read. Pure and infallible: the same input gives the same
 //! bytes.
 
-use latchkey_crds::rendered::{AppState, FORMAT, MAX_DOCUMENT_SIZE, RenderedApp, RenderedKeys, Revision};
+use latchkey_crds::rendered::{AppState, DeletedApp, FORMAT, MAX_DOCUMENT_SIZE, RenderedApp, RenderedKeys, Revision};
 
 use crate::app::{keys::KeyDocument, validate::ValidatedApp};
 
@@ -57,6 +57,13 @@ pub(crate) fn render(app: &ValidatedApp, keys: &KeyDocument, format: u32) -> Ren
         },
     };
     let bytes = document.to_bytes();
+    let revision = Revision::of(&bytes);
+    Rendered { bytes, revision }
+}
+
+/// Renders the document of an App that is no longer served. It depends only on the appID and its owner.
+pub(crate) fn render_unserved(app: &DeletedApp) -> Rendered {
+    let bytes = app.to_bytes();
     let revision = Revision::of(&bytes);
     Rendered { bytes, revision }
 }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, net::IpAddr, str::FromStr, sync::Arc};
 
 use latchkey_crds::{
-    app::{AppSpec, MailSpec, TokensSpec, WindowSpec},
+    app::{App, AppSpec, MailSpec, TokensSpec, WindowSpec},
     conditions::Reason,
     rendered::{
         Administrator, BrowserBinding, CallbackMode, EnumerationProtection, LimitName, PasswordPolicy, RenderedMail,
@@ -63,7 +63,7 @@ pub(crate) struct Rejection {
 
 pub(crate) fn validate(facts: &AppFacts, settings: &Settings) -> Result<ValidatedApp, Rejection> {
     let spec = &facts.app.spec;
-    let app_id = app_id(facts)?;
+    let app_id = owned_app_id(facts)?;
     let issuer = issuer(settings, &app_id)?;
     check_provider_names(spec)?;
     check_idle_lifetime(&spec.tokens)?;
@@ -130,14 +130,22 @@ impl Rejection {
     }
 }
 
-fn app_id(facts: &AppFacts) -> Result<AppId, Rejection> {
-    let named = facts.app.spec.app_id.is_some();
-    let app_id = facts.app.app_id().map_err(|invalid| {
-        let field = if named { "spec.appID" } else { "metadata.name" };
-        let rest = if named { "" } else { "; set spec.appID" };
-        Rejection::new(Reason::InvalidSpec, field, format!("{invalid}{rest}"))
-    })?;
-    // Neither message names the owner: it may belong to another tenant.
+/// The appID that the App claims.
+pub(crate) fn parse_app_id(app: &App) -> Result<AppId, Rejection> {
+    app.app_id().map_err(|invalid| {
+        let advice = if app.spec.app_id.is_some() { "" } else { "; set spec.appID" };
+        Rejection::new(Reason::InvalidSpec, app_id_field(app), format!("{invalid}{advice}"))
+    })
+}
+
+/// The field that the appID comes from.
+fn app_id_field(app: &App) -> &'static str {
+    if app.spec.app_id.is_some() { "spec.appID" } else { "metadata.name" }
+}
+
+fn owned_app_id(facts: &AppFacts) -> Result<AppId, Rejection> {
+    let app_id = parse_app_id(&facts.app)?;
+    // Neither message names the owner, because it may belong to another tenant.
     let (reason, message) = match facts.ownership {
         Ownership::Ours => return Ok(app_id),
         Ownership::Taken => {
@@ -151,8 +159,7 @@ fn app_id(facts: &AppFacts) -> Result<AppId, Rejection> {
             ),
         ),
     };
-    let field = if named { "spec.appID" } else { "metadata.name" };
-    Err(Rejection::new(reason, field, message))
+    Err(Rejection::new(reason, app_id_field(&facts.app), message))
 }
 
 fn issuer(settings: &Settings, app_id: &AppId) -> Result<IssuerUrl, Rejection> {
@@ -410,7 +417,6 @@ fn number_or_default(value: Option<i32>, default: u32) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use latchkey_crds::app::App;
     use serde_json::{Value, json};
 
     use super::*;

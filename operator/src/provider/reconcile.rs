@@ -10,7 +10,6 @@ use latchkey_crds::{
 use time::OffsetDateTime;
 
 use crate::{
-    app::status::{to_k8s_time, unresolved_condition, with_field, write_status},
     context::Context,
     error::Error,
     facts::FieldError,
@@ -20,6 +19,7 @@ use crate::{
         resolve::resolve,
         validate::{ValidatedProvider, validate},
     },
+    status::{to_k8s_time, undecodable_message, unresolved_condition, with_field, write_status},
     watch::Guarded,
 };
 
@@ -69,11 +69,6 @@ pub(crate) async fn report_panic(
     write_status(&context, provider, &new).await
 }
 
-/// The message for an object that the API server stores and this operator cannot decode.
-pub(crate) fn undecodable_message(error: &str) -> String {
-    format!("this operator cannot read the object: {error}; correct the field, or upgrade the operator")
-}
-
 fn status(
     judged: &Result<ValidatedProvider, FieldError>,
     old: &ProviderStatus,
@@ -87,7 +82,7 @@ fn status(
             DesiredCondition::new(ConditionType::Accepted, True, Reason::Accepted, ""),
             match &provider.field_error {
                 None => DesiredCondition::new(ConditionType::ResolvedRefs, True, Reason::Resolved, ""),
-                Some(problem) => unresolved_condition(ConditionType::ResolvedRefs, std::slice::from_ref(problem)),
+                Some(problem) => unresolved_condition(std::slice::from_ref(problem)),
             },
         ),
         Err(problem) => (

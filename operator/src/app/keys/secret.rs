@@ -9,6 +9,7 @@ use kube::{
     api::{DeleteParams, ObjectMeta, PostParams, Preconditions},
 };
 use latchkey_crds::{
+    app::App,
     names::{APP_KEYS_KEY, APP_KEYS_TYPE, FIELD_MANAGER, NAME_ANNOTATION, NAMESPACE_ANNOTATION, app_keys_secret},
     types::AppId,
 };
@@ -65,6 +66,18 @@ pub(crate) struct KeySecretError {
     what: String,
     #[source]
     source: Box<kube::Error>,
+}
+
+// === impl AppIdOwner ===
+
+impl AppIdOwner {
+    /// The App as an owner of its appID.
+    pub(crate) fn of_app(app: &App) -> Self {
+        Self {
+            namespace: app.metadata.namespace.clone().unwrap_or_default(),
+            name: app.metadata.name.clone().unwrap_or_default(),
+        }
+    }
 }
 
 // === impl Stored, KeyLookup ===

@@ -1,11 +1,12 @@
 use http::{Method, StatusCode};
+use kube::Api;
 use latchkey_crds::rendered::SigningAlgorithm;
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 
 use super::*;
 use crate::app::{
-    keys::KeyDocument,
+    keys::{KeyDocument, secret::KeySecretError},
     mock_api::{MockApi, ReceivedCall, api_error, not_found},
 };
 

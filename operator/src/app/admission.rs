@@ -1,0 +1,85 @@
+//! Whether there is room for an App: the size limit of its document and the quotas of its namespace. An App without room
+//! waits, and is reconciled again once there is some.
+
+use kube::{Resource, ResourceExt};
+use latchkey_crds::{app::App, conditions::Reason, names::rendered_app_secret, rendered::FORMAT};
+
+use crate::{
+    app::{
+        keys::{KeyDocument, lifecycle::KeyPolicy},
+        ownership::{Claim, OwnershipDecision},
+        render::{Rendered, TooLarge, render},
+        stop::Stop,
+        validate::{Rejection, ValidatedApp},
+    },
+    context::Context,
+    quota::{Amount, DocumentSize, QuotaExceeded},
+};
+
+/// Reserves room for the first keys and the first document of an App that does not own its appID yet: an App that cannot
+/// be served must not take an appID.
+pub(crate) fn admit_app(
+    app: &App,
+    validated: &ValidatedApp,
+    policy: &KeyPolicy,
+    decision: OwnershipDecision,
+    context: &Context,
+) -> Result<(), Stop> {
+    if decision == OwnershipDecision::Ours {
+        return Ok(());
+    }
+    let keys = KeyDocument::first_with_policy(&validated.app_id, policy, context.now())?;
+    let rendered = render(validated, &keys, FORMAT).within_limit().map_err(too_large)?;
+    let secret = rendered_app_secret(&validated.app_id);
+    let size = DocumentSize::of(&rendered.bytes);
+    let claim = Claim::from_app(app);
+    let quotas = &context.objects.quotas;
+    let admitted = if decision == OwnershipDecision::Free {
+        let ahead = context.objects.count_ahead_of(&claim);
+        quotas.admit_app(&validated.app_id, &claim.owner, &secret, size, ahead)
+    } else {
+        // The quota counts the appID already, or the platform team assigned it.
+        quotas.admit_document(&secret, &validated.namespace, size)
+    };
+    admitted.map_err(|(exceeded, need)| wait_for_room(&claim, exceeded, need, context).into())
+}
+
+/// Reserves room for a document that is about to be published.
+pub(crate) fn admit_document(
+    app: &App,
+    validated: &ValidatedApp,
+    rendered: Rendered,
+    context: &Context,
+) -> Result<Rendered, Rejection> {
+    let rendered = rendered.within_limit().map_err(too_large)?;
+    let secret = rendered_app_secret(&validated.app_id);
+    let size = DocumentSize::of(&rendered.bytes);
+    match context.objects.quotas.admit_document(&secret, &validated.namespace, size) {
+        Ok(()) => Ok(rendered),
+        Err((exceeded, need)) => Err(wait_for_room(&Claim::from_app(app), exceeded, need, context)),
+    }
+}
+
+/// Releases what the steps reserved and did not use.
+pub(crate) fn release_reservations(app: &App, context: &Context) {
+    if let Ok(app_id) = app.app_id() {
+        context.objects.quotas.release_reservations(&app_id, &rendered_app_secret(&app_id));
+    }
+}
+
+/// Removes the App from those that wait for room, so that others can have it.
+pub(crate) fn stop_waiting<K: Resource>(app: &K, context: &Context) {
+    let namespace = app.namespace().unwrap_or_default();
+    context.objects.quotas.remove_waiting(&namespace, &app.name_any());
+    context.reconcile_queue.enqueue_waiting(&context.objects, &namespace);
+}
+
+/// Records that the App waits.
+fn wait_for_room(claim: &Claim, exceeded: QuotaExceeded, need: Amount, context: &Context) -> Rejection {
+    context.objects.quotas.add_waiting(&claim.owner.namespace, &claim.owner.name, claim.created, need);
+    Rejection::new(Reason::QuotaExceeded, "", exceeded.to_string())
+}
+
+fn too_large(error: TooLarge) -> Rejection {
+    Rejection::new(Reason::TooLarge, "", error.to_string())
+}

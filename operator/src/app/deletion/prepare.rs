@@ -1,0 +1,89 @@
+//! Where the deletion of an App's users starts from: who owns the appID, and what identifies its users.
+
+use k8s_openapi::api::core::v1::Secret;
+use kube::Api;
+use latchkey_crds::{
+    names::{RENDERED_APP_KEY, rendered_app_secret},
+    rendered::{AppState, DeletedApp, FORMAT},
+    types::AppId,
+};
+
+use crate::{
+    app::keys::{
+        KeyDocument,
+        secret::{self as key_secret, AppIdOwner, KeyLookup, Stored, UnusableReason},
+    },
+    error::Error,
+};
+
+/// Where the deletion of an App's users starts from.
+pub(super) enum DeletionState {
+    /// The document for the servers, and the keys unless they are lost.
+    Owned(DeletedApp, Option<Box<Stored>>),
+    /// The appID, and so its users, belong to another App or to none.
+    NotOwned,
+    /// The keys changed since they were read.
+    KeysChanged,
+    /// The keys that identify the owner of the users cannot be used.
+    KeysUnusable(UnusableReason),
+}
+
+/// Checks that this App owns the appID, and collects what distinguishes its users from those of other Apps with the same
+/// appID.
+pub(super) async fn prepare_deletion(
+    secrets: &Api<Secret>,
+    app_id: &AppId,
+    us: &AppIdOwner,
+) -> Result<DeletionState, Error> {
+    let state = match key_secret::read(secrets, app_id).await? {
+        KeyLookup::Stored(stored) if stored.owner != *us => DeletionState::NotOwned,
+        // The servers must know of the change of owner, or they do not accept that the users are ours.
+        KeyLookup::Stored(stored) if stored.is_handed_over() => {
+            match key_secret::replace(secrets, &stored, &stored.document, us).await? {
+                Some(stored) => DeletionState::Owned(document_from_keys(us, &stored.document), Some(Box::new(stored))),
+                None => DeletionState::KeysChanged,
+            }
+        }
+        KeyLookup::Stored(stored) => DeletionState::Owned(document_from_keys(us, &stored.document), Some(stored)),
+        KeyLookup::Unusable(why, Some(owner)) if owner == *us => DeletionState::KeysUnusable(why),
+        KeyLookup::Unusable(_, Some(_)) => DeletionState::NotOwned,
+        KeyLookup::Unusable(why, None) => match document_from_rendered(secrets, app_id, us).await? {
+            Some(_) => DeletionState::KeysUnusable(why),
+            None => DeletionState::NotOwned,
+        },
+        KeyLookup::Missing => match document_from_rendered(secrets, app_id, us).await? {
+            Some(document) => DeletionState::Owned(document, None),
+            None => DeletionState::NotOwned,
+        },
+    };
+    Ok(state)
+}
+
+fn document_from_keys(us: &AppIdOwner, keys: &KeyDocument) -> DeletedApp {
+    DeletedApp {
+        format: FORMAT,
+        app_id: keys.app_id.clone(),
+        namespace: us.namespace.clone(),
+        name: us.name.clone(),
+        state: AppState::Deleted,
+        incarnation: keys.incarnation.clone(),
+        handover: (keys.handover > 0).then_some(keys.handover),
+    }
+}
+
+/// The document from the rendered Secret of this App, if the keys are lost.
+async fn document_from_rendered(
+    secrets: &Api<Secret>,
+    app_id: &AppId,
+    us: &AppIdOwner,
+) -> Result<Option<DeletedApp>, Error> {
+    let read = secrets.get_opt(&rendered_app_secret(app_id)).await.map_err(Error::api("read the rendered App"))?;
+    let Some(secret) = read.filter(|secret| key_secret::owner_of(&secret.metadata).as_ref() == Some(us)) else {
+        return Ok(None);
+    };
+    let document = secret.data.and_then(|mut data| data.remove(RENDERED_APP_KEY));
+    // A document with the state `Serving` has more fields; they are ignored.
+    let document: Option<DeletedApp> = document.and_then(|document| serde_json::from_slice(&document.0).ok());
+    let ours = document.filter(|document| document.app_id == *app_id && document.namespace == us.namespace);
+    Ok(ours.map(|document| DeletedApp { format: FORMAT, name: us.name.clone(), state: AppState::Deleted, ..document }))
+}

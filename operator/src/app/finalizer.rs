@@ -1,0 +1,147 @@
+//! The finalizer of `deletionPolicy: Delete`, which delays the removal of an App until its users are deleted. `Retain`
+//! sets none.
+
+use kube::{
+    Api, ResourceExt,
+    api::{DynamicObject, ObjectMeta, Patch, PatchParams},
+};
+use latchkey_crds::{
+    app::{App, DeletionPolicy},
+    names::{DELETE_USERS_FINALIZER, FIELD_MANAGER},
+};
+use serde_json::json;
+
+use crate::{app::rate_limit, context::Context, error::Error};
+
+/// How the reconcile continues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NextStep {
+    /// Serve the App.
+    Serve,
+    /// Delete the users of the App first.
+    DeleteUsers,
+    /// Nothing: the App is removed now, or finalizers of others delay it. The watch reports either.
+    AwaitChange,
+}
+
+/// What to do with the finalizer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FinalizerAction {
+    /// Nothing: it is already set or absent as it should be.
+    Unchanged,
+    Add,
+    Remove,
+    /// The App is being deleted, and its users must be deleted first.
+    DeleteUsers,
+}
+
+/// Sets or removes the finalizer as the App's policy demands.
+pub(crate) async fn update(app: &App, context: &Context) -> Result<NextStep, Error> {
+    let is_deleting = app.metadata.deletion_timestamp.is_some();
+    match finalizer_action(app) {
+        FinalizerAction::Unchanged => {}
+        FinalizerAction::Add => write(&app.metadata, true, context).await?,
+        FinalizerAction::Remove => {
+            remove(&app.metadata, context).await?;
+            if is_deleting {
+                return Ok(NextStep::AwaitChange);
+            }
+        }
+        FinalizerAction::DeleteUsers => return Ok(NextStep::DeleteUsers),
+    }
+    if is_deleting {
+        // Only finalizers of others are left. The App is served until the API server removes it.
+        rate_limit::cancel(app, context);
+    }
+    Ok(NextStep::Serve)
+}
+
+/// Removes our finalizer and leaves those of others alone.
+pub(crate) async fn remove(app: &ObjectMeta, context: &Context) -> Result<(), Error> {
+    write(app, false, context).await
+}
+
+/// Decides from the App alone; pure.
+fn finalizer_action(app: &App) -> FinalizerAction {
+    let is_set = app.finalizers().iter().any(|finalizer| finalizer == DELETE_USERS_FINALIZER);
+    let is_deleting = app.metadata.deletion_timestamp.is_some();
+    match (app.spec.deletion_policy, is_set, is_deleting) {
+        (DeletionPolicy::Delete, true, true) => FinalizerAction::DeleteUsers,
+        (DeletionPolicy::Delete, false, false) => FinalizerAction::Add,
+        (DeletionPolicy::Retain, true, _) => FinalizerAction::Remove,
+        (DeletionPolicy::Delete, true, false)
+        | (DeletionPolicy::Delete, false, true)
+        | (DeletionPolicy::Retain, false, _) => FinalizerAction::Unchanged,
+    }
+}
+
+/// Whether the finalizer of an App that does not decode can be removed: the App is being deleted, and its policy is not
+/// `Delete`. Only the text of the policy is read.
+pub(crate) fn is_removable(app: &DynamicObject) -> bool {
+    let policy = app.data.pointer("/spec/deletionPolicy").and_then(|policy| policy.as_str());
+    let is_set = app.finalizers().iter().any(|finalizer| finalizer == DELETE_USERS_FINALIZER);
+    is_set && app.metadata.deletion_timestamp.is_some() && policy != Some("Delete")
+}
+
+async fn write(app: &ObjectMeta, set: bool, context: &Context) -> Result<(), Error> {
+    let name = app.name.as_deref().unwrap_or_default();
+    let api: Api<App> = Api::namespaced(context.client.clone(), app.namespace.as_deref().unwrap_or_default());
+    let finalizers = if set { vec![DELETE_USERS_FINALIZER] } else { Vec::new() };
+    let body = json!({
+        "apiVersion": "latchkey.dev/v1alpha1",
+        "kind": "App",
+        // With the uid, the patch cannot create an App that was deleted meanwhile.
+        "metadata": { "name": name, "uid": app.uid, "finalizers": finalizers },
+    });
+    let parameters = PatchParams::apply(FIELD_MANAGER).force();
+    match api.patch_metadata(name, &parameters, &Patch::Apply(&body)).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 404 || (!set && status.code == 409) => Ok(()),
+        Err(error) => Err(Error::api("write the finalizer of an App")(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use latchkey_crds::app::AppSpec;
+    use time::OffsetDateTime;
+
+    use super::*;
+    use crate::status::to_k8s_time;
+
+    fn app(policy: DeletionPolicy, set: bool, deleting: bool) -> App {
+        let mut app = App::new("shop", AppSpec { deletion_policy: policy, ..Default::default() });
+        app.metadata.finalizers = set.then(|| vec![DELETE_USERS_FINALIZER.to_owned(), "another".to_owned()]);
+        app.metadata.deletion_timestamp = deleting.then(|| to_k8s_time(OffsetDateTime::UNIX_EPOCH));
+        app
+    }
+
+    #[test]
+    fn only_delete_sets_a_finalizer() {
+        use DeletionPolicy::{Delete, Retain};
+        for deleting in [false, true] {
+            assert_eq!(finalizer_action(&app(Retain, false, deleting)), FinalizerAction::Unchanged);
+            // The way out of a deletion that does not finish.
+            assert_eq!(finalizer_action(&app(Retain, true, deleting)), FinalizerAction::Remove);
+        }
+        assert_eq!(finalizer_action(&app(Delete, false, false)), FinalizerAction::Add);
+        assert_eq!(finalizer_action(&app(Delete, true, false)), FinalizerAction::Unchanged);
+        assert_eq!(finalizer_action(&app(Delete, true, true)), FinalizerAction::DeleteUsers);
+        // The API server rejects a new finalizer on an object that is being deleted.
+        assert_eq!(finalizer_action(&app(Delete, false, true)), FinalizerAction::Unchanged);
+    }
+
+    #[test]
+    fn the_finalizer_of_an_undecodable_app_can_be_removed() {
+        let app = |policy: &str, deleting: bool| -> DynamicObject {
+            let mut metadata = json!({ "name": "shop", "finalizers": [DELETE_USERS_FINALIZER] });
+            if deleting {
+                metadata["deletionTimestamp"] = json!("2026-01-02T03:04:05Z");
+            }
+            let app = json!({ "metadata": metadata, "spec": { "deletionPolicy": policy, "signUp": 7 } });
+            serde_json::from_value(app).unwrap()
+        };
+        assert!(is_removable(&app("Retain", true)));
+        assert!(!is_removable(&app("Retain", false)) && !is_removable(&app("Delete", true)));
+    }
+}

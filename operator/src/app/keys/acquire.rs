@@ -1,0 +1,122 @@
+//! Gets the keys of an App, and with them its appID: whoever creates or changes the key Secret owns the appID.
+
+use k8s_openapi::api::core::v1::Secret;
+use kube::Api;
+use latchkey_crds::{
+    conditions::Reason,
+    names::{RENDERED_APP_KEY, rendered_app_secret},
+    rendered::RenderedApp,
+    types::AppId,
+};
+
+use crate::{
+    app::{
+        keys::{
+            KeyDocument,
+            lifecycle::KeyPolicy,
+            secret::{self as key_secret, AppIdOwner, KeyLookup, Stored, UnusableReason},
+        },
+        ownership::{OwnershipDecision, OwnershipFacts},
+        stop::Stop,
+        validate::Rejection,
+    },
+    context::Context,
+    error::Error,
+};
+
+/// Returns the stored keys of an App that owns its appID. Takes the appID if the decision allows it.
+pub(crate) async fn acquire(
+    facts: OwnershipFacts,
+    decision: OwnershipDecision,
+    app_id: &AppId,
+    policy: &KeyPolicy,
+    context: &Context,
+) -> Result<Stored, Stop> {
+    let stored = match (decision, facts.keys) {
+        (OwnershipDecision::Ours, KeyLookup::Stored(stored)) => *stored,
+        (decision, keys) => {
+            let Some(stored) = take(decision, keys, &facts.claim.owner, app_id, policy, context).await? else {
+                return Err(Stop::RETRY_SOON);
+            };
+            // The quota counts it now, not only when the watch reports it.
+            context.objects.quotas.record_keys(app_id, Some(stored.owner.clone()));
+            stored
+        }
+    };
+    context.objects.key_versions.record(app_id, stored.version());
+    Ok(stored)
+}
+
+/// Creates or changes the key Secret. `None`: another writer was faster, so everything must be read and decided again.
+async fn take(
+    decision: OwnershipDecision,
+    keys: KeyLookup,
+    owner: &AppIdOwner,
+    app_id: &AppId,
+    policy: &KeyPolicy,
+    context: &Context,
+) -> Result<Option<Stored>, Stop> {
+    let secrets = &context.install_secrets();
+    let written = match (decision, keys) {
+        (OwnershipDecision::Inherit | OwnershipDecision::HandedOver, KeyLookup::Stored(stored)) => {
+            key_secret::replace(secrets, &stored, &stored.document, owner).await?
+        }
+        (OwnershipDecision::Free, _) => {
+            let first = KeyDocument::first_with_policy(app_id, policy, context.now())?;
+            key_secret::create(secrets, &first, owner).await?
+        }
+        (OwnershipDecision::Rebuild, _) => {
+            let rebuilt = rebuild(secrets, app_id, policy, context).await?;
+            key_secret::create(secrets, &rebuilt, owner).await?
+        }
+        (OwnershipDecision::KeysUnusable(why), _) => return Err(unusable(why).into()),
+        (
+            OwnershipDecision::Ours
+            | OwnershipDecision::Inherit
+            | OwnershipDecision::HandedOver
+            | OwnershipDecision::OwnedByOther
+            | OwnershipDecision::Reserved
+            | OwnershipDecision::Wait,
+            _,
+        ) => None,
+    };
+    Ok(written)
+}
+
+fn unusable(why: UnusableReason) -> Rejection {
+    let message =
+        format!("the key Secret of the App cannot be used: {why}; it is never overwritten: restore it from a backup");
+    Rejection::new(Reason::KeysInvalid, "", message)
+}
+
+/// The keys in the rendered Secret, if the key Secret is missing.
+async fn rebuild(
+    secrets: &Api<Secret>,
+    app_id: &AppId,
+    policy: &KeyPolicy,
+    context: &Context,
+) -> Result<KeyDocument, Stop> {
+    let Some(document) = read_rendered(secrets, app_id).await? else {
+        let message = "the key Secret is missing, and the rendered Secret holds no readable keys; \
+                       restore the key Secret from a backup, or delete the rendered Secret to start with \
+                       new keys";
+        return Err(Rejection::new(Reason::KeysLost, "", message).into());
+    };
+    let rebuilt = KeyDocument::from_rendered(document, context.now()).restored(policy);
+    match rebuilt.validate(app_id) {
+        Ok(()) => Ok(rebuilt),
+        Err(invalid) => {
+            let message = format!(
+                "the key Secret is missing, and the keys in the rendered Secret cannot be used: {invalid}; \
+                 restore the key Secret from a backup"
+            );
+            Err(Rejection::new(Reason::KeysLost, "", message).into())
+        }
+    }
+}
+
+async fn read_rendered(secrets: &Api<Secret>, app_id: &AppId) -> Result<Option<RenderedApp>, Error> {
+    let secret = secrets.get_opt(&rendered_app_secret(app_id)).await.map_err(Error::api("read the rendered App"))?;
+    let document = secret.and_then(|secret| secret.data?.remove(RENDERED_APP_KEY));
+    Ok(document.and_then(|document| std::str::from_utf8(&document.0).ok()?.parse().ok()))
+}

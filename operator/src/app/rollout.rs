@@ -1,0 +1,183 @@
+//! Renders and publishes the document of an App, and makes the key transitions that are due: each changes the document.
+
+use std::time::Duration;
+
+use latchkey_crds::{
+    app::{App, AppProviderStatus, AppStatus},
+    conditions::Reason,
+    rendered::{FORMAT, Revision},
+    types::ProviderName,
+};
+
+use crate::{
+    app::{
+        admission, events,
+        keys::{
+            KeyDocument,
+            lifecycle::KeyPolicy,
+            secret::{self as key_secret, Stored},
+        },
+        publish::{DocumentOwner, is_published, publish},
+        rate_limit,
+        render::{needed_format, render},
+        requeue::{QUOTA_RETRY, RESYNC, RETRY_SOON},
+        status::{Outcome, Reconciled},
+        stop::Stop,
+        validate::ValidatedApp,
+    },
+    context::Context,
+    facts::FieldError,
+    monitor::RolloutState,
+};
+
+/// If all servers acknowledge an edit within this time, the status is written once.
+const ACKNOWLEDGEMENT_WAIT: Duration = Duration::from_secs(1);
+/// At most this many key transitions in one reconcile: Published, Active, and one spare.
+const MAX_KEY_TRANSITIONS: usize = 3;
+
+/// The rollout of one App in one reconcile.
+struct Rollout<'a> {
+    app: &'a App,
+    old: &'a AppStatus,
+    validated: &'a ValidatedApp,
+    policy: KeyPolicy,
+    format: u32,
+    context: &'a Context,
+    /// Whether this reconcile has published a document.
+    has_published: bool,
+}
+
+/// Publishes the document until no key transition is due.
+pub(crate) async fn roll_out(
+    app: &App,
+    old: &AppStatus,
+    validated: &ValidatedApp,
+    policy: &KeyPolicy,
+    mut keys: Stored,
+    context: &Context,
+) -> Result<Reconciled, Stop> {
+    let rotation_waits = does_rotation_wait(validated, policy, &keys.document, context);
+    let mut policy = policy.clone();
+    if rotation_waits {
+        policy.rotate_request.clone_from(&keys.document.rotation);
+    }
+    let supported = context.monitor.format();
+    let (needed, feature) = needed_format(validated);
+    let servers_too_old = (supported < needed).then(|| servers_too_old_message(feature, needed, supported, context));
+    // Older servers ignore fields that they do not know.
+    let format = supported.clamp(needed, FORMAT);
+    let mut rollout = Rollout { app, old, validated, policy, format, context, has_published: false };
+    let mut transitions = 0;
+    let (revision, state) = loop {
+        let (revision, state) = rollout.publish(&keys.document).await?;
+        if transitions == MAX_KEY_TRANSITIONS {
+            break (revision, state);
+        }
+        let is_acknowledged = matches!(state, RolloutState::Complete { .. });
+        match rollout.advance_keys(&keys, is_acknowledged).await? {
+            Some(advanced) => keys = advanced,
+            None => break (revision, state),
+        }
+        transitions += 1;
+    };
+
+    let policy = &rollout.policy;
+    let requeue = match keys.document.next_due(policy, context.now()) {
+        // One more transition may be due.
+        _ if transitions == MAX_KEY_TRANSITIONS => RETRY_SOON,
+        _ if rotation_waits => QUOTA_RETRY,
+        None => RESYNC,
+        // If the time has passed meanwhile, soon: the transition may need no acknowledgement, so no other event would
+        // trigger it.
+        Some(due) => (due - context.now()).try_into().unwrap_or(RETRY_SOON).clamp(RETRY_SOON, RESYNC),
+    };
+    let (signing_keys, hmac_keys) = keys.document.status(policy);
+    let outcome = Outcome {
+        app_id: Some(validated.app_id.clone()),
+        issuer: Some(validated.issuer.to_string()),
+        revision: Some(revision),
+        providers: callback_statuses(validated),
+        signing_keys,
+        hmac_keys,
+        field_errors: field_errors(validated, policy, &keys.document, rotation_waits),
+        rollout: Some(state),
+        servers_too_old,
+        ..Outcome::default()
+    };
+    Ok(Reconciled { outcome, requeue, published: rollout.has_published })
+}
+
+// === impl Rollout ===
+
+impl Rollout<'_> {
+    /// Publishes the document with these keys, unless it is published already.
+    async fn publish(&mut self, keys: &KeyDocument) -> Result<(Revision, RolloutState), Stop> {
+        let Self { app, old, validated, context, .. } = *self;
+        let rendered = admission::admit_document(app, validated, render(validated, keys, self.format), context)?;
+        let owner = DocumentOwner { app_id: &validated.app_id, namespace: &validated.namespace, name: &validated.name };
+        if is_published(context, owner, &rendered) {
+            let state = context.monitor.expect_revision(owner.app_id, &rendered.revision);
+            return Ok((rendered.revision, state));
+        }
+        if !self.has_published {
+            rate_limit::try_acquire(app, old, context).map_err(Stop::Requeue)?;
+        }
+        publish(context, owner, &rendered).await?;
+        self.has_published = true;
+        context.monitor.expect_revision(owner.app_id, &rendered.revision);
+        let state = context.monitor.wait_for_rollout(owner.app_id, ACKNOWLEDGEMENT_WAIT).await;
+        Ok((rendered.revision, state))
+    }
+
+    /// Makes the key transition that is due and returns the keys after it, or `None` if none is due.
+    async fn advance_keys(&self, keys: &Stored, is_acknowledged: bool) -> Result<Option<Stored>, Stop> {
+        let Self { app, validated, ref policy, context, .. } = *self;
+        let Some(next) = keys.document.advance(policy, context.now(), is_acknowledged)? else { return Ok(None) };
+        let replaced = key_secret::replace(&context.install_secrets(), keys, &next, &keys.owner).await?;
+        let Some(replaced) = replaced else { return Err(Stop::RETRY_SOON) };
+        context.objects.key_versions.record(&validated.app_id, replaced.version());
+        let (before, now) = (keys.document.status(policy), replaced.document.status(policy));
+        events::record_key_change(context, app, &before, &now).await;
+        Ok(Some(replaced))
+    }
+}
+
+/// Whether a requested rotation must wait, because its keys would need bytes that the namespace does not have.
+fn does_rotation_wait(validated: &ValidatedApp, policy: &KeyPolicy, keys: &KeyDocument, context: &Context) -> bool {
+    policy.rotate_request.is_some()
+        && policy.rotate_request != keys.rotation
+        && context.objects.quotas.is_byte_quota_reached(&validated.namespace)
+}
+
+/// What validation left out, and the requests by annotation that cannot be fulfilled.
+fn field_errors(
+    validated: &ValidatedApp,
+    policy: &KeyPolicy,
+    keys: &KeyDocument,
+    rotation_waits: bool,
+) -> Vec<FieldError> {
+    const FIELD: &str = "metadata.annotations";
+    let mut errors = validated.field_errors.clone();
+    errors.extend(keys.request_problem(policy).map(|message| FieldError::new(Reason::InvalidSpec, FIELD, message)));
+    if rotation_waits {
+        let message = "the requested rotation waits: the rendered documents of this namespace have reached the byte \
+                       quota of the platform; shorten templates and lists, or delete Apps";
+        errors.push(FieldError::new(Reason::QuotaExceeded, FIELD, message));
+    }
+    errors
+}
+
+fn servers_too_old_message(feature: &str, needed: u32, supported: u32, context: &Context) -> String {
+    let pods = context.monitor.pods_at_format(supported).join(", ");
+    format!(
+        "{feature} needs format {needed}, but these server pods support only format {supported}: {pods}; upgrade them"
+    )
+}
+
+fn callback_statuses(app: &ValidatedApp) -> Vec<AppProviderStatus> {
+    let callback = |name: &ProviderName| format!("{}/{name}/callback", app.issuer);
+    app.providers
+        .iter()
+        .map(|provider| AppProviderStatus { name: provider.name.to_string(), callback_url: callback(&provider.name) })
+        .collect()
+}

@@ -1,0 +1,63 @@
+//! Why the steps of an App stop before its document is published.
+
+use std::time::Duration;
+
+use crate::{
+    app::{
+        keys::{KeyGenerationError, secret::KeySecretError},
+        requeue::RETRY_SOON,
+        validate::Rejection,
+    },
+    error::Error,
+    facts::FieldError,
+};
+
+/// The error type of the steps.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// It is too early: reconcile again after this time.
+    Requeue(Duration),
+    /// The App cannot be served as it is. The status reports why.
+    Rejected { rejection: Rejection, field_errors: Vec<FieldError> },
+    /// A request failed.
+    Failed(Error),
+}
+
+// === impl Stop ===
+
+impl Stop {
+    /// Another writer was faster, or an older claimant is not validated yet.
+    pub(crate) const RETRY_SOON: Self = Self::Requeue(RETRY_SOON);
+
+    /// Adds what validation found to a rejection by a later step, so that the status reports both.
+    pub(crate) fn with_field_errors(self, field_errors: &[FieldError]) -> Self {
+        match self {
+            Self::Rejected { rejection, .. } => Self::Rejected { rejection, field_errors: field_errors.to_vec() },
+            Self::Requeue(_) | Self::Failed(_) => self,
+        }
+    }
+}
+
+impl From<Rejection> for Stop {
+    fn from(rejection: Rejection) -> Self {
+        Self::Rejected { rejection, field_errors: Vec::new() }
+    }
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl From<KeyGenerationError> for Stop {
+    fn from(error: KeyGenerationError) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+impl From<KeySecretError> for Stop {
+    fn from(error: KeySecretError) -> Self {
+        Self::Failed(error.into())
+    }
+}

@@ -1,0 +1,88 @@
+//! Remembers the statuses that were written until the watch reports them. Until then the store has older copies.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use kube::core::ObjectMeta;
+use serde::de::DeserializeOwned;
+use tokio::time::Instant;
+
+/// How long a written status is remembered: longer than a watch can be interrupted without notice.
+const WRITTEN_STATUS_TTL: Duration = Duration::from_secs(60);
+
+/// The statuses that the watch has not reported yet, by uid.
+#[derive(Default)]
+pub(crate) struct WrittenStatuses(Mutex<HashMap<String, WrittenStatus>>);
+
+struct WrittenStatus {
+    /// The resourceVersion of the write.
+    version: u64,
+    status: serde_json::Value,
+    at: Instant,
+}
+
+// === impl WrittenStatuses ===
+
+impl WrittenStatuses {
+    /// The latest status: the one that the watch reported, unless a newer one was written since.
+    pub(crate) fn latest<S: DeserializeOwned + Default>(&self, meta: &ObjectMeta, watched: Option<S>) -> S {
+        let mut written = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let uid = meta.uid.as_deref().unwrap_or_default();
+        let version: u64 = meta.resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or(0);
+        match written.get(uid) {
+            Some(newer) if newer.version > version => serde_json::from_value(newer.status.clone()).unwrap_or_default(),
+            Some(_) => {
+                written.remove(uid);
+                watched.unwrap_or_default()
+            }
+            None => watched.unwrap_or_default(),
+        }
+    }
+
+    pub(crate) fn record(&self, uid: &str, version: Option<String>, status: serde_json::Value) {
+        if let Some(version) = version.and_then(|version| version.parse().ok()) {
+            let mut written = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let at = Instant::now();
+            written.retain(|_, written| at - written.at < WRITTEN_STATUS_TTL);
+            written.insert(uid.to_owned(), WrittenStatus { version, status, at });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use latchkey_crds::app::AppStatus;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_written_status_counts_until_the_watch_reports_it() {
+        let written = WrittenStatuses::default();
+        let meta = |version: &str| ObjectMeta {
+            uid: Some("u".into()),
+            resource_version: Some(version.into()),
+            ..Default::default()
+        };
+        let status = |generation| AppStatus { observed_generation: Some(generation), ..AppStatus::default() };
+        written.record("u", Some("7".into()), serde_json::to_value(status(2)).unwrap());
+        let latest = |version| written.latest(&meta(version), Some(status(1))).observed_generation;
+        assert_eq!(latest("6"), Some(2), "the copy is older");
+        assert_eq!(latest("7"), Some(1), "the watch has reported it, or something newer");
+        assert_eq!(latest("6"), Some(1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn written_statuses_are_not_remembered_forever() {
+        let written = WrittenStatuses::default();
+        for uid in ["a", "b"] {
+            written.record(uid, Some("7".into()), json!({}));
+            tokio::time::advance(WRITTEN_STATUS_TTL).await;
+        }
+        written.record("c", Some("7".into()), json!({}));
+        assert_eq!(written.0.lock().unwrap().len(), 1);
+    }
+}
