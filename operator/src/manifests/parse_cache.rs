@@ -1,0 +1,32 @@
+//! Remembers what the previous run parsed, so that unchanged documents are not parsed again.
+
+use latchkey_crds::{app::App, provider::Provider};
+use serde_json::Value;
+
+use super::schemas::Violations;
+use crate::run_cache::RunCache;
+
+/// The parsed documents and objects of the previous run.
+#[derive(Debug, Default)]
+pub(crate) struct ParseCache {
+    pub(super) documents: RunCache<String, Result<Value, String>>,
+    pub(super) apps: RunCache<Value, Result<App, Violations>>,
+    pub(super) providers: RunCache<Value, Result<Provider, Violations>>,
+}
+
+// === impl ParseCache ===
+
+impl ParseCache {
+    /// Begins a run over the manifests.
+    pub(crate) fn begin(&self) {
+        self.documents.begin_run();
+        self.apps.begin_run();
+        self.providers.begin_run();
+    }
+
+    /// How many Apps and Providers this run parsed.
+    #[cfg(test)]
+    pub(crate) fn parsed_count(&self) -> usize {
+        self.apps.computed() + self.providers.computed()
+    }
+}
