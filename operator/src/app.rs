@@ -11,7 +11,7 @@ use latchkey_crds::{
 use crate::{
     app::{
         finalizer::NextStep,
-        keys::{acquire::acquire, lifecycle::KeyPolicy},
+        keys::{acquire::acquire, policy::KeyPolicy},
         ownership::{OwnershipDecision, OwnershipFacts},
         resolve::resolve,
         rollout::roll_out,

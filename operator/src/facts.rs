@@ -1,4 +1,4 @@
-//! The facts that the steps work on, and the trait that looks them up. Nothing here decides.
+//! What the steps know about objects, and the trait that looks objects up. Nothing here decides.
 
 use std::collections::BTreeMap;
 
@@ -9,11 +9,11 @@ use latchkey_crds::{conditions::Reason, provider::Provider, rendered::SecretStri
 pub(crate) struct Settings {
     /// Without a trailing slash.
     pub(crate) base_url: IssuerUrl,
-    /// Development mode: `http`, loopback addresses and any port for mail and providers.
+    /// Development mode: mail and providers can use `http`, loopback IP addresses and any port.
     pub(crate) allow_insecure: bool,
 }
 
-/// Where objects are looked up: in manifests, or in a cluster.
+/// Looks up objects in manifests or in a cluster.
 pub(crate) trait ObjectSource {
     /// A Provider, by namespace and name.
     fn provider(&self, namespace: &str, name: &str) -> Lookup<Provider>;
@@ -43,7 +43,7 @@ pub(crate) struct SecretBytes(pub(crate) Vec<u8>);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ConfigMapValues {
     pub(crate) text: BTreeMap<String, String>,
-    /// The keys under `binaryData`, which no template can have.
+    /// The keys under `binaryData`. No template can be there.
     pub(crate) binary: Vec<String>,
 }
 
@@ -55,7 +55,7 @@ pub(crate) enum SecretKeyLookup {
     Value(SecretBytes),
 }
 
-/// A problem that does not stop an object: a reference that does not resolve and is left out of what is served.
+/// Why a reference cannot be used. It is left out, and the rest of the object is served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FieldError {
     pub(crate) reason: Reason,
@@ -74,8 +74,9 @@ impl std::fmt::Debug for SecretBytes {
 }
 
 impl SecretBytes {
-    /// The value as text, without a trailing line break, which is there by accident (`echo … | base64`).
-    pub(crate) fn text(&self) -> Option<SecretString> {
+    /// The value as text, or `None` if it is not UTF-8. A trailing line break is removed, because it is an accident
+    /// (`echo … | base64`).
+    pub(crate) fn to_trimmed_utf8(&self) -> Option<SecretString> {
         let text = std::str::from_utf8(&self.0).ok()?;
         Some(SecretString::new(text.trim_end_matches(['\r', '\n'])))
     }

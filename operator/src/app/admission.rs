@@ -6,7 +6,7 @@ use latchkey_crds::{app::App, conditions::Reason, names::rendered_app_secret, re
 
 use crate::{
     app::{
-        keys::{KeyDocument, lifecycle::KeyPolicy},
+        keys::{KeyDocument, policy::KeyPolicy},
         ownership::{Claim, OwnershipDecision},
         render::{Rendered, TooLarge, render},
         stop::Stop,

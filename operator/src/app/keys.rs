@@ -3,6 +3,12 @@
 pub(crate) mod acquire;
 pub(crate) mod document;
 pub(crate) mod lifecycle;
+pub(crate) mod material;
+pub(crate) mod policy;
 pub(crate) mod secret;
+mod stored_key;
 
-pub(crate) use self::document::{InvalidKeys, KeyDocument, KeyGenerationError, from_pem};
+pub(crate) use self::{
+    document::{InvalidKeys, KeyDocument},
+    material::{KeyGenerationError, from_pem},
+};

@@ -1,4 +1,4 @@
-//! Collects what is known of an App. Judges nothing.
+//! Collects what is known about an App. Decides nothing.
 
 use latchkey_crds::app::App;
 
@@ -13,9 +13,9 @@ pub(crate) struct AppFacts {
     pub(crate) ownership: Ownership,
     /// One for each of `spec.providerRefs`, in their order.
     pub(crate) providers: Vec<Lookup<ProviderFacts>>,
-    /// For `spec.mail.smtpSecretRef`; `Unbound` if the App names none.
+    /// For `spec.mail.smtpSecretRef`; `None` if the App references none.
     pub(crate) smtp: Option<Lookup<SecretValues>>,
-    /// For `spec.mail.templatesRef`; `Unbound` if the App names none.
+    /// For `spec.mail.templatesRef`; `None` if the App references none.
     pub(crate) templates: Option<Lookup<ConfigMapValues>>,
 }
 
@@ -26,11 +26,11 @@ pub(crate) enum Ownership {
     Ours,
     /// Another App.
     Taken,
-    /// Nobody, but only the namespace of the deleted owner may claim it: its users still exist.
+    /// Nobody, but only an App in the namespace of the deleted owner can have it, because its users still exist.
     Reserved,
 }
 
-pub(crate) fn resolve(app: App, holder: Ownership, source: &impl ObjectSource) -> AppFacts {
+pub(crate) fn resolve(app: App, ownership: Ownership, source: &impl ObjectSource) -> AppFacts {
     let namespace = app.metadata.namespace.as_deref().unwrap_or_default();
     let providers = app
         .spec
@@ -44,5 +44,5 @@ pub(crate) fn resolve(app: App, holder: Ownership, source: &impl ObjectSource) -
         .collect();
     let smtp = app.spec.mail.smtp_secret_ref.as_ref().map(|reference| source.secret(namespace, &reference.name));
     let templates = app.spec.mail.templates_ref.as_ref().map(|reference| source.config_map(namespace, &reference.name));
-    AppFacts { app, ownership: holder, providers, smtp, templates }
+    AppFacts { app, ownership, providers, smtp, templates }
 }

@@ -14,7 +14,7 @@ use crate::{
         admission, events,
         keys::{
             KeyDocument,
-            lifecycle::KeyPolicy,
+            policy::KeyPolicy,
             secret::{self as key_secret, Stored},
         },
         publish::{DocumentOwner, is_published, publish},

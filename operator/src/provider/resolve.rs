@@ -1,4 +1,4 @@
-//! Collects what is known of a Provider. Judges nothing.
+//! Collects what is known about a Provider. Decides nothing.
 
 use latchkey_crds::provider::Provider;
 

@@ -1,4 +1,4 @@
-//! Facts of a Provider → the settings that a server needs for it, or why not. Pure.
+//! Facts of a Provider → the settings that a server needs for it, or why it cannot be served. Pure.
 
 use std::collections::BTreeMap;
 
@@ -16,34 +16,34 @@ use crate::{
     provider::resolve::ProviderFacts,
 };
 
-/// The largest client secret, in bytes. No provider issues one nearly as long, and those of 32 Providers leave room in
-/// an App's document.
+/// The maximum size of a client secret, in bytes. Providers issue much shorter ones. An App's document has room for 32
+/// Providers with secrets of this size.
 const MAX_SECRET_BYTES: usize = 4 * 1024;
 
 /// A Provider that can be served. Without its secret, servers respond with 503 for it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ValidatedProvider {
     pub(crate) settings: ProviderSettings,
-    /// See [`ProviderClient::links_by_email`].
+    /// See [`ProviderClient::links_by_email_by_default`].
     pub(crate) links_by_email: bool,
     /// Why the secret is missing.
     pub(crate) field_error: Option<FieldError>,
 }
 
-/// The Provider, or the first mistake in it.
+/// The settings of the Provider, or the first error in its spec.
 pub(crate) fn validate(facts: &ProviderFacts, settings: &Settings) -> Result<ValidatedProvider, FieldError> {
     let client = &facts.provider.spec.client;
     if !settings.allow_insecure {
         check_https(client)?;
     }
-    let (secret, problem) = match client_secret(facts) {
+    let (secret, field_error) = match client_secret(facts) {
         Ok(secret) => (Some(secret), None),
-        Err(problem) => (None, Some(problem)),
+        Err(error) => (None, Some(error)),
     };
     Ok(ValidatedProvider {
         settings: provider_settings(client, secret),
         links_by_email: client.links_by_email_by_default(),
-        field_error: problem,
+        field_error,
     })
 }
 
@@ -103,7 +103,7 @@ fn client_secret(facts: &ProviderFacts) -> Result<SecretString, FieldError> {
     let invalid = |what: &str| {
         FieldError::new(Reason::SecretKeyInvalid, field.clone(), format!("Secret {name}, key {key}: {what}"))
     };
-    let text = value.text().ok_or_else(|| invalid("is not text"))?;
+    let text = value.to_trimmed_utf8().ok_or_else(|| invalid("is not text"))?;
     if text.expose().is_empty() {
         return Err(invalid("is empty"));
     }
@@ -269,14 +269,14 @@ mod tests {
         assert_eq!(good.field_error, None);
         assert_eq!(json!(good.settings.options), json!({ "teamID": "ABCDE12345", "keyID": "12345ABCDE" }));
         let bad = validated(apple, "-----BEGIN PRIVATE KEY-----\nhush\n-----END PRIVATE KEY-----");
-        let problem = bad.field_error.unwrap();
-        assert_eq!((problem.reason, problem.field.as_str()), (Reason::SecretKeyInvalid, "spec.apple.privateKeyRef"));
-        assert!(!problem.message.contains("hush"));
+        let error = bad.field_error.unwrap();
+        assert_eq!((error.reason, error.field.as_str()), (Reason::SecretKeyInvalid, "spec.apple.privateKeyRef"));
+        assert!(!error.message.contains("hush"));
         assert_eq!(bad.settings.secret, None);
     }
 
     #[test]
-    fn presets_link_by_address_and_others_do_not() {
+    fn presets_link_by_email_address_and_others_do_not() {
         let links = |spec| validated(spec, "hush").links_by_email;
         assert!(links(json!({ "google": client(json!({})) })));
         assert!(links(json!({ "gitlab": client(json!({})) })));
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn slack_does_not_link_by_address_unless_the_app_enables_it() {
+    fn slack_does_not_link_by_email_address_unless_the_app_enables_it() {
         assert!(!validated(json!({ "slack": client(json!({})) }), "hush").links_by_email);
     }
 

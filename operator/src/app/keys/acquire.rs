@@ -13,7 +13,7 @@ use crate::{
     app::{
         keys::{
             KeyDocument,
-            lifecycle::KeyPolicy,
+            policy::KeyPolicy,
             secret::{self as key_secret, AppIdOwner, KeyLookup, Stored, UnusableReason},
         },
         ownership::{OwnershipDecision, OwnershipFacts},

@@ -1,18 +1,13 @@
-//! The signing and HMAC keys of an App and how they are generated. Pure except for randomness.
+//! The signing and HMAC keys of an App, as they are stored.
 
-use aws_lc_rs::{
-    encoding::AsDer,
-    rand::{SecureRandom, SystemRandom},
-    rsa::{KeyPair as RsaKeyPair, KeySize},
-    signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, Ed25519KeyPair},
-};
-use base64::{Engine, engine::general_purpose::STANDARD};
 use latchkey_crds::{
-    rendered::{HmacKey, KeyState, RenderedApp, SecretString, SigningAlgorithm, SigningKey},
+    rendered::{HmacKey, KeyState, RenderedApp, SigningAlgorithm, SigningKey},
     types::AppId,
 };
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
+
+use super::material::{KeyGenerationError, generate_hmac_secret, generate_private_key, is_hmac_secret, is_private_key};
 
 /// All keys of an App, as they are stored.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -78,7 +73,7 @@ pub(crate) struct StoredHmacKey {
     pub(crate) lifecycle: KeyLifecycle,
 }
 
-/// The life cycle of a key. Documents for servers that acknowledge nothing have none of it.
+/// The life cycle of a key. All of it is absent in keys of `latchkey-operator render`, which no server acknowledges.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct KeyLifecycle {
@@ -89,15 +84,15 @@ pub(crate) struct KeyLifecycle {
     pub(crate) activated_at: Option<OffsetDateTime>,
     #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
     pub(crate) retired_at: Option<OffsetDateTime>,
-    /// When the last token or session under it has ended. `None`: some pod may still create more.
+    /// When the last token or session that was created with the key has ended. `None`: some pod may still create more.
     #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
     pub(crate) not_after: Option<OffsetDateTime>,
-    /// The longest lifetime of anything created under it. `None`: unknown, so the longest that the schema allows.
+    /// The longest lifetime of anything created with the key. `None`: unknown, so the longest that the schema allows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) longest_seconds: Option<u32>,
-    /// Somebody asked for this key: it does not wait the usual day.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub(crate) asked: bool,
+    /// Somebody requested this key, so it becomes Active earlier than a scheduled one.
+    #[serde(rename = "asked", skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) is_requested: bool,
 }
 
 /// Why stored keys cannot be used.
@@ -115,21 +110,10 @@ pub(crate) enum InvalidKeys {
     InvalidHmacKey,
 }
 
-/// The system returned no random bytes, or no key could be generated from them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no key could be generated")]
-pub(crate) struct KeyGenerationError;
-
-impl From<aws_lc_rs::error::Unspecified> for KeyGenerationError {
-    fn from(_: aws_lc_rs::error::Unspecified) -> Self {
-        Self
-    }
-}
-
 // === impl KeyDocument ===
 
 impl KeyDocument {
-    /// The first keys of an App. They are Active at once, because nothing was created under other keys.
+    /// The first keys of an App. They are Active from the start, because nothing was created with other keys.
     pub(crate) fn first(
         app_id: &AppId,
         algorithm: SigningAlgorithm,
@@ -160,21 +144,21 @@ impl KeyDocument {
     }
 
     /// The keys after a change of the signing algorithm, or `None` if the Active key already uses it. The new key is
-    /// Active at once: this is for documents that no server has to acknowledge.
+    /// Active immediately: this is for documents that no server has to acknowledge.
     pub(crate) fn changed_to_algorithm(
         &self,
         algorithm: SigningAlgorithm,
         now: OffsetDateTime,
     ) -> Result<Option<Self>, KeyGenerationError> {
-        let active = self.signing.iter().find(|kept| kept.key.state == KeyState::Active);
-        if active.is_some_and(|kept| kept.key.algorithm == algorithm) {
+        let active = self.signing.iter().find(|stored| stored.key.state == KeyState::Active);
+        if active.is_some_and(|stored| stored.key.algorithm == algorithm) {
             return Ok(None);
         }
         let mut changed = self.clone();
-        for kept in &mut changed.signing {
-            if kept.key.state != KeyState::Retired {
-                kept.key.state = KeyState::Retired;
-                kept.lifecycle.retired_at = Some(now);
+        for stored in &mut changed.signing {
+            if stored.key.state != KeyState::Retired {
+                stored.key.state = KeyState::Retired;
+                stored.lifecycle.retired_at = Some(now);
             }
         }
         changed.last.signing = self.last_numbers().signing + 1;
@@ -186,7 +170,7 @@ impl KeyDocument {
     pub(crate) fn from_rendered(document: RenderedApp, now: OffsetDateTime) -> Self {
         let life = KeyLifecycle::default;
         let keys = document.keys;
-        let mut kept = Self {
+        let mut recovered = Self {
             app_id: document.app_id,
             incarnation: document.incarnation,
             namespace: Some(document.namespace),
@@ -202,8 +186,8 @@ impl KeyDocument {
             new_keys: None,
             revoked: Vec::new(),
         };
-        kept.last = kept.last_numbers();
-        kept
+        recovered.last = recovered.last_numbers();
+        recovered
     }
 
     /// A copy of these keys, as written for an owner in this namespace.
@@ -218,8 +202,8 @@ impl KeyDocument {
 
     /// The highest numbers that are known to have been assigned.
     pub(crate) fn last_numbers(&self) -> LastNumbers {
-        let signing = self.signing.iter().filter_map(|kept| key_number(&kept.key.id, 's')).max().unwrap_or(0);
-        let hmac = self.hmac.iter().filter_map(|kept| key_number(&kept.key.id, 'h')).max().unwrap_or(0);
+        let signing = self.signing.iter().filter_map(|stored| key_number(&stored.key.id, 's')).max().unwrap_or(0);
+        let hmac = self.hmac.iter().filter_map(|stored| key_number(&stored.key.id, 'h')).max().unwrap_or(0);
         LastNumbers { signing: self.last.signing.max(signing), hmac: self.last.hmac.max(hmac) }
     }
 
@@ -228,8 +212,8 @@ impl KeyDocument {
         if self.app_id != *app_id {
             return Err(InvalidKeys::OtherApp);
         }
-        let signing = self.signing.iter().map(|kept| (&kept.key.id, kept.key.state, 's'));
-        let hmac = self.hmac.iter().map(|kept| (&kept.key.id, kept.key.state, 'h'));
+        let signing = self.signing.iter().map(|stored| (&stored.key.id, stored.key.state, 's'));
+        let hmac = self.hmac.iter().map(|stored| (&stored.key.id, stored.key.state, 'h'));
         for keys in [signing.collect::<Vec<_>>(), hmac.collect()] {
             let mut numbers = Vec::new();
             for (id, _, letter) in &keys {
@@ -243,11 +227,10 @@ impl KeyDocument {
                 return Err(InvalidKeys::NotOneActive);
             }
         }
-        if !self.signing.iter().all(|kept| is_valid_signing_key(&kept.key)) {
+        if !self.signing.iter().all(|stored| is_private_key(stored.key.private_key.expose(), stored.key.algorithm)) {
             return Err(InvalidKeys::InvalidSigningKey);
         }
-        let is_hmac = |kept: &StoredHmacKey| STANDARD.decode(kept.key.secret.expose()).is_ok_and(|key| key.len() == 32);
-        if !self.hmac.iter().all(is_hmac) {
+        if !self.hmac.iter().all(|stored| is_hmac_secret(stored.key.secret.expose())) {
             return Err(InvalidKeys::InvalidHmacKey);
         }
         Ok(())
@@ -292,73 +275,20 @@ pub(super) fn generate_signing_key(
     algorithm: SigningAlgorithm,
     now: OffsetDateTime,
 ) -> Result<StoredSigningKey, KeyGenerationError> {
-    let random = SystemRandom::new();
-    let der = match algorithm {
-        SigningAlgorithm::ES256 => {
-            EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &random)?.as_ref().to_vec()
-        }
-        // Version 1 of PKCS#8, which every library reads.
-        SigningAlgorithm::EdDSA => Ed25519KeyPair::generate_pkcs8v1(&random)?.as_ref().to_vec(),
-        SigningAlgorithm::RS256 => RsaKeyPair::generate(KeySize::Rsa2048)?.as_der()?.as_ref().to_vec(),
-    };
-    let key = SigningKey {
-        id: format!("s{number}"),
-        state: KeyState::Active,
-        algorithm,
-        private_key: SecretString::new(to_pem(&der)),
-    };
+    let private_key = generate_private_key(algorithm)?;
+    let key = SigningKey { id: format!("s{number}"), state: KeyState::Active, algorithm, private_key };
     Ok(StoredSigningKey { key, created_at: now, lifecycle: KeyLifecycle::active(now) })
 }
 
 pub(super) fn generate_hmac_key(number: u32, now: OffsetDateTime) -> Result<StoredHmacKey, KeyGenerationError> {
-    let mut secret = [0; 32];
-    SystemRandom::new().fill(&mut secret)?;
-    let secret = SecretString::new(STANDARD.encode(secret));
-    let key = HmacKey { id: format!("h{number}"), state: KeyState::Active, secret };
+    let key = HmacKey { id: format!("h{number}"), state: KeyState::Active, secret: generate_hmac_secret()? };
     Ok(StoredHmacKey { key, created_at: now, lifecycle: KeyLifecycle::active(now) })
-}
-
-/// A unique name for the first keys of an App.
-pub(super) fn new_incarnation() -> Result<String, KeyGenerationError> {
-    let mut random = [0; 16];
-    SystemRandom::new().fill(&mut random)?;
-    Ok(uuid::Builder::from_random_bytes(random).into_uuid().to_string())
-}
-
-const PEM_BEGIN: &str = "-----BEGIN PRIVATE KEY-----";
-const PEM_END: &str = "-----END PRIVATE KEY-----";
-
-/// PKCS#8 as PEM: base64 in lines of 64 (RFC 7468).
-fn to_pem(der: &[u8]) -> String {
-    let text = STANDARD.encode(der);
-    let mut pem = format!("{PEM_BEGIN}\n");
-    for (index, symbol) in text.chars().enumerate() {
-        if index > 0 && index % 64 == 0 {
-            pem.push('\n');
-        }
-        pem.push(symbol);
-    }
-    pem.push_str(&format!("\n{PEM_END}\n"));
-    pem
-}
-
-/// The DER bytes of a PEM text.
-pub(crate) fn from_pem(pem: &str) -> Option<Vec<u8>> {
-    let body = pem.trim().strip_prefix(PEM_BEGIN)?.strip_suffix(PEM_END)?;
-    STANDARD.decode(body.split_ascii_whitespace().collect::<String>()).ok()
-}
-
-fn is_valid_signing_key(key: &SigningKey) -> bool {
-    let Some(der) = from_pem(key.private_key.expose()) else { return false };
-    match key.algorithm {
-        SigningAlgorithm::ES256 => EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &der).is_ok(),
-        SigningAlgorithm::EdDSA => Ed25519KeyPair::from_pkcs8(&der).is_ok(),
-        SigningAlgorithm::RS256 => RsaKeyPair::from_pkcs8(&der).is_ok(),
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use latchkey_crds::rendered::SecretString;
+
     use super::*;
 
     const NOW: OffsetDateTime = OffsetDateTime::UNIX_EPOCH;
@@ -396,7 +326,8 @@ mod tests {
         assert_eq!(keys.changed_to_algorithm(SigningAlgorithm::ES256, NOW), Ok(None));
         let changed = keys.changed_to_algorithm(SigningAlgorithm::EdDSA, NOW).unwrap().unwrap();
         assert_eq!(changed.validate(&shop()), Ok(()));
-        let states = changed.signing.iter().map(|kept| (kept.key.id.as_str(), kept.key.state)).collect::<Vec<_>>();
+        let states =
+            changed.signing.iter().map(|stored| (stored.key.id.as_str(), stored.key.state)).collect::<Vec<_>>();
         assert_eq!(states, [("s1", KeyState::Retired), ("s2", KeyState::Active)]);
         assert_eq!(changed.hmac, keys.hmac);
         // Ids are never reused, even when the algorithm changes back.
@@ -407,29 +338,32 @@ mod tests {
 
     #[test]
     fn unusable_keys_are_distinguished() {
-        let refused = |change: fn(&mut KeyDocument)| {
+        let error_after = |change: fn(&mut KeyDocument)| {
             let mut keys = first(SigningAlgorithm::ES256);
             change(&mut keys);
             keys.validate(&shop()).unwrap_err()
         };
-        assert_eq!(refused(|keys| keys.app_id = "other".parse().unwrap()), InvalidKeys::OtherApp);
+        assert_eq!(error_after(|keys| keys.app_id = "other".parse().unwrap()), InvalidKeys::OtherApp);
         for id in ["s0", "s01", "s+1", "h1", "s", "1"] {
             let mut keys = first(SigningAlgorithm::ES256);
             keys.signing[0].key.id = id.into();
             assert_eq!(keys.validate(&shop()), Err(InvalidKeys::InvalidId), "{id}");
         }
-        assert_eq!(refused(|keys| keys.hmac.push(keys.hmac[0].clone())), InvalidKeys::InvalidId);
-        assert_eq!(refused(|keys| keys.hmac[0].key.state = KeyState::Retired), InvalidKeys::NotOneActive);
-        assert_eq!(refused(|keys| keys.signing.clear()), InvalidKeys::NotOneActive);
+        assert_eq!(error_after(|keys| keys.hmac.push(keys.hmac[0].clone())), InvalidKeys::InvalidId);
+        assert_eq!(error_after(|keys| keys.hmac[0].key.state = KeyState::Retired), InvalidKeys::NotOneActive);
+        assert_eq!(error_after(|keys| keys.signing.clear()), InvalidKeys::NotOneActive);
         assert_eq!(
-            refused(|keys| keys.signing[0].key.algorithm = SigningAlgorithm::RS256),
+            error_after(|keys| keys.signing[0].key.algorithm = SigningAlgorithm::RS256),
             InvalidKeys::InvalidSigningKey
         );
         assert_eq!(
-            refused(|keys| keys.signing[0].key.private_key = SecretString::new("x")),
+            error_after(|keys| keys.signing[0].key.private_key = SecretString::new("x")),
             InvalidKeys::InvalidSigningKey
         );
-        assert_eq!(refused(|keys| keys.hmac[0].key.secret = SecretString::new("aaaa")), InvalidKeys::InvalidHmacKey);
+        assert_eq!(
+            error_after(|keys| keys.hmac[0].key.secret = SecretString::new("aaaa")),
+            InvalidKeys::InvalidHmacKey
+        );
     }
 
     #[test]

@@ -1,7 +1,10 @@
 use latchkey_crds::rendered::SigningAlgorithm::{ES256, EdDSA};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
-use super::*;
+use super::{
+    super::stored_key::{MAX_SESSION_LIFETIME_SECONDS, PUBLICATION_DELAY, REQUESTED_PUBLICATION_DELAY},
+    *,
+};
 
 const NOW: OffsetDateTime = time::macros::datetime!(2026-11-21 12:00 UTC);
 
@@ -21,7 +24,7 @@ fn policy() -> KeyPolicy {
     }
 }
 
-/// Repeats steps until nothing is due, with every pod acknowledging at once.
+/// Repeats steps until nothing is due. Every pod acknowledges each step immediately.
 #[track_caller]
 fn advanced(keys: &KeyDocument, policy: &KeyPolicy, now: OffsetDateTime) -> KeyDocument {
     let mut keys = keys.clone();
@@ -38,8 +41,8 @@ fn advanced(keys: &KeyDocument, policy: &KeyPolicy, now: OffsetDateTime) -> KeyD
 fn states(keys: &KeyDocument) -> (Vec<String>, Vec<String>) {
     let show = |id: &str, state: KeyState| format!("{id} {state:?}");
     (
-        keys.signing.iter().map(|kept| show(&kept.key.id, kept.key.state)).collect(),
-        keys.hmac.iter().map(|kept| show(&kept.key.id, kept.key.state)).collect(),
+        keys.signing.iter().map(|stored| show(&stored.key.id, stored.key.state)).collect(),
+        keys.hmac.iter().map(|stored| show(&stored.key.id, stored.key.state)).collect(),
     )
 }
 
@@ -94,7 +97,7 @@ fn keys_are_rotated_on_schedule_and_dropped_when_nothing_depends_on_them() {
     assert_states(&keys, &["s2 Active"], &["h1 Retired", "h2 Active"]);
 
     let keys = advanced(&keys, &policy, replaced + Duration::days(90) + RETIREMENT_MARGIN);
-    assert!(keys.hmac.iter().all(|kept| kept.key.id != "h1"), "{keys:?}");
+    assert!(keys.hmac.iter().all(|stored| stored.key.id != "h1"), "{keys:?}");
 }
 
 #[test]
@@ -102,14 +105,14 @@ fn a_key_is_not_used_before_every_pod_knows_it() {
     let policy = rotation_requested("leak");
     let keys = first().advance(&policy, NOW, true).unwrap().unwrap();
     assert_states(&keys, &["s1 Active", "s2 Published"], &["h1 Active", "h2 Published"]);
-    // One pod is a revision behind, for days.
+    // For days, one pod serves the previous revision.
     let later = NOW + Duration::days(3);
     assert_eq!(keys.advance(&policy, later, false), Ok(None));
-    // Then all pods have it. Only servers read what an HMAC key creates; signing keys are also fetched by others, at
+    // Then all pods have the new one. Only servers read what an HMAC key creates; signing keys are also fetched by others, at
     // intervals.
     let keys = keys.advance(&policy, later, true).unwrap().unwrap();
     assert_states(&keys, &["s1 Active", "s2 Published"], &["h1 Retired", "h2 Active"]);
-    assert_eq!(keys.hmac[0].lifecycle.not_after, None, "a pod that is behind still creates tokens under it");
+    assert_eq!(keys.hmac[0].lifecycle.not_after, None, "a pod with the previous revision still creates tokens with it");
     let keys = keys.advance(&policy, later, true).unwrap().unwrap();
     assert!(keys.hmac[0].lifecycle.not_after.is_some());
 
@@ -123,7 +126,7 @@ fn a_key_is_not_used_before_every_pod_knows_it() {
 fn a_value_of_the_annotation_rotates_once() {
     let keys = advanced(&first(), &rotation_requested("1"), NOW);
     assert_eq!(keys.rotation.as_deref(), Some("1"));
-    // It is never removed, and removing it asks for nothing.
+    // The annotation stays, and removing it requests nothing.
     let later = NOW + Duration::days(1);
     let keys = advanced(&keys, &rotation_requested("1"), later);
     assert_states(&keys, &["s1 Retired", "s2 Active"], &["h1 Retired", "h2 Active"]);
@@ -175,7 +178,7 @@ fn another_algorithm_is_a_rotation_and_can_be_reverted() {
 
 #[test]
 fn a_revoked_key_is_dropped_at_once_and_replaced() {
-    // No pod has to acknowledge it: nothing must be created under the leaked key any more.
+    // No pod has to acknowledge it: nothing must be created with the leaked key any more.
     let keys = first().advance(&revoking("s1"), NOW, false).unwrap().unwrap();
     assert_states(&keys, &["s2 Active"], &["h1 Active"]);
     assert_eq!(keys.advance(&revoking("s1"), NOW, true), Ok(None));
@@ -193,7 +196,7 @@ fn a_revoked_key_is_dropped_at_once_and_replaced() {
     let policy = KeyPolicy { revoke_id: Some("s2".to_owned()), ..rotation_requested("1") };
     let keys = rotating.advance(&policy, NOW, false).unwrap().unwrap();
     assert_states(&keys, &["s1 Active", "s3 Published"], &["h1 Active", "h2 Published"]);
-    assert!(keys.signing[1].lifecycle.asked);
+    assert!(keys.signing[1].lifecycle.is_requested);
 }
 
 #[test]
@@ -229,7 +232,7 @@ fn a_session_that_outlives_its_key_finds_the_later_keys() {
     let end = NOW + Duration::seconds(MAX_SESSION_LIFETIME_SECONDS.into());
     let rotated = advanced(&keys, &KeyPolicy { rotate_request: Some("1".to_owned()), ..short.clone() }, NOW);
     let rotated = advanced(&rotated, &KeyPolicy { rotate_request: Some("2".to_owned()), ..short.clone() }, NOW);
-    let ends = rotated.hmac.iter().map(|kept| kept.lifecycle.not_after).collect::<Vec<_>>();
+    let ends = rotated.hmac.iter().map(|stored| stored.lifecycle.not_after).collect::<Vec<_>>();
     assert_eq!(ends, [Some(end + RETIREMENT_MARGIN), Some(end + RETIREMENT_MARGIN), None]);
 
     let revoked = advanced(&keys, &KeyPolicy { revoke_id: Some("h1".to_owned()), ..short }, NOW);
@@ -276,11 +279,11 @@ fn keys_from_a_document_are_kept_for_the_longest_possible_lifetime() {
     let mut keys = advanced(&first(), &rotation_requested("1"), NOW);
     // What a rendered document contains of them.
     keys.last = LastNumbers::default();
-    for kept in &mut keys.signing {
-        kept.lifecycle = KeyLifecycle::default();
+    for stored in &mut keys.signing {
+        stored.lifecycle = KeyLifecycle::default();
     }
-    for kept in &mut keys.hmac {
-        kept.lifecycle = KeyLifecycle::default();
+    for stored in &mut keys.hmac {
+        stored.lifecycle = KeyLifecycle::default();
     }
     let keys = advanced(&keys.restored(&rotation_requested("1")), &rotation_requested("1"), NOW);
     assert_states(&keys, &["s1 Active", "s2 Published"], &["h1 Retired", "h2 Active"]);
@@ -324,21 +327,14 @@ fn the_status_reports_ids_states_and_ends() {
 }
 
 #[test]
-fn a_long_value_is_stored_as_its_digest() {
-    let value = "a".repeat(65);
-    assert_eq!((digest_if_long(&value).len(), digest_if_long("1")), (71, "1".to_owned()));
-    assert_ne!(digest_if_long(&value), digest_if_long(&"a".repeat(66)));
-}
-
-#[test]
 fn keys_written_by_earlier_versions_are_read() {
     let keys = KeyDocument::first(&shop(), ES256, NOW).unwrap();
     let mut old = serde_json::to_value(&keys).unwrap();
     for name in ["last", "rotation", "newKeys", "revoked", "incarnation"] {
         old.as_object_mut().unwrap().remove(name);
     }
-    for sort in ["signing", "hmac"] {
-        old[sort][0].as_object_mut().unwrap().remove("activatedAt");
+    for kind in ["signing", "hmac"] {
+        old[kind][0].as_object_mut().unwrap().remove("activatedAt");
     }
     let read: KeyDocument = serde_json::from_value(old).unwrap();
     assert_eq!(read.validate(&shop()), Ok(()));
@@ -357,11 +353,11 @@ struct Served {
 
 struct Session {
     ends: OffsetDateTime,
-    /// The HMAC keys under which it has a refresh token.
+    /// The HMAC keys of its refresh tokens.
     keys: Vec<String>,
 }
 
-/// An App whose pods can be behind, over random months.
+/// Random months of an App. Its pods can serve earlier revisions.
 struct RandomHistory {
     random: StdRng,
     now: OffsetDateTime,
@@ -376,7 +372,7 @@ struct RandomHistory {
 
 impl RandomHistory {
     fn new(seed: u64) -> Self {
-        let mut walk = Self {
+        let mut history = Self {
             random: StdRng::seed_from_u64(seed),
             now: NOW,
             policy: KeyPolicy { rotation_days: 7, session_lifetime_seconds: 20 * 86_400, ..policy() },
@@ -386,23 +382,23 @@ impl RandomHistory {
             ids: std::collections::BTreeMap::new(),
             revoked: Vec::new(),
         };
-        let keys = KeyDocument::first_with_policy(&shop(), &walk.policy, NOW).unwrap();
-        walk.publish(keys, false);
-        walk
+        let keys = KeyDocument::first_with_policy(&shop(), &history.policy, NOW).unwrap();
+        history.publish(keys, false);
+        history
     }
 
     fn newest(&self) -> &Served {
         self.served.last().unwrap()
     }
 
-    fn publish(&mut self, keys: KeyDocument, knows_no_wait: bool) {
+    fn publish(&mut self, keys: KeyDocument, after_revocation: bool) {
         assert_eq!(keys.validate(&shop()), Ok(()), "exactly one is Active, no id occurs twice");
         for (id, secret) in secrets(&keys) {
             let known = self.ids.entry(id.clone()).or_insert_with(|| secret.clone());
             assert_eq!(*known, secret, "{id} is another key");
             assert!(!self.revoked.contains(&id), "{id} came back");
         }
-        if let (false, Some(before)) = (knows_no_wait, self.served.last()) {
+        if let (false, Some(before)) = (after_revocation, self.served.last()) {
             for (id, was) in
                 [(active(&keys.signing), active(&before.keys.signing)), (active(&keys.hmac), active(&before.keys.hmac))]
             {
@@ -415,15 +411,15 @@ impl RandomHistory {
         self.served.push(Served { keys, policy: self.policy.clone() });
     }
 
-    /// What pods create now: each may serve any of the documents.
+    /// What pods create now. A pod may serve any of the documents.
     fn mint(&mut self) {
         let at = self.random.random_range(0..self.served.len());
         let Served { keys, policy } = self.served[at].clone();
-        let access = self.now + Duration::seconds(policy.access_lifetime_seconds.into());
+        let access_end = self.now + Duration::seconds(policy.access_lifetime_seconds.into());
         let (signing, hmac) = (active(&keys.signing), active(&keys.hmac));
-        // Other pods reject what a pod that is behind creates under a revoked key, as they should.
+        // Other pods reject what a pod with an earlier revision creates with a revoked key, as they should.
         if !self.revoked.contains(&signing) {
-            self.access.push((signing, access));
+            self.access.push((signing, access_end));
         }
         if self.revoked.contains(&hmac) {
             return;
@@ -488,7 +484,7 @@ impl RandomHistory {
         for served in &self.served[self.served.len() - 1..] {
             let known = secrets(&served.keys).map(|(id, _)| id).collect::<Vec<_>>();
             for (key, ends) in &self.access {
-                assert!(known.contains(key), "an access token under {key} until {ends} finds no key at {now}");
+                assert!(known.contains(key), "an access token of {key} until {ends} finds no key at {now}");
             }
             for session in &self.sessions {
                 for key in &session.keys {
@@ -516,9 +512,10 @@ impl RandomHistory {
         if self.random.random_bool(0.1) {
             self.change_policy();
         }
-        // Pods catch up: all of them, or some.
-        let behind = if self.random.random_bool(0.6) { 1 } else { self.random.random_range(1..=self.served.len()) };
-        self.served.drain(..self.served.len() - behind);
+        // All pods catch up, or some.
+        let still_served =
+            if self.random.random_bool(0.6) { 1 } else { self.random.random_range(1..=self.served.len()) };
+        self.served.drain(..self.served.len() - still_served);
         self.mint();
         self.reconcile();
         self.mint();
@@ -532,8 +529,8 @@ fn active<K: StoredKey>(keys: &[K]) -> String {
 }
 
 fn secrets(keys: &KeyDocument) -> impl Iterator<Item = (String, String)> {
-    let signing = keys.signing.iter().map(|kept| (kept.key.id.clone(), kept.key.private_key.expose().to_owned()));
-    let hmac = keys.hmac.iter().map(|kept| (kept.key.id.clone(), kept.key.secret.expose().to_owned()));
+    let signing = keys.signing.iter().map(|stored| (stored.key.id.clone(), stored.key.private_key.expose().to_owned()));
+    let hmac = keys.hmac.iter().map(|stored| (stored.key.id.clone(), stored.key.secret.expose().to_owned()));
     signing.chain(hmac)
 }
 
@@ -545,10 +542,10 @@ fn is_same_for_servers(one: &KeyDocument, other: &KeyDocument) -> bool {
 #[test]
 fn every_token_finds_its_key_until_it_expires_whatever_happens() {
     for seed in 0..100 {
-        let mut walk = RandomHistory::new(seed);
+        let mut history = RandomHistory::new(seed);
         for _ in 0..400 {
-            walk.step();
+            history.step();
         }
-        assert!(walk.ids.len() > 10, "keys were generated");
+        assert!(history.ids.len() > 10, "keys were generated");
     }
 }

@@ -1,0 +1,341 @@
+use latchkey_crds::rendered::SmtpTls;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{
+    app::{keys::policy::KeyPolicy, resolve},
+    facts::{SecretBytes, SecretKeyLookup},
+    manifests::{Manifests, Schemas},
+};
+
+fn settings() -> Settings {
+    Settings { base_url: "https://auth.example.com".parse().unwrap(), allow_insecure: false }
+}
+
+fn development() -> Settings {
+    Settings { base_url: "http://127.0.0.1:8080".parse().unwrap(), allow_insecure: true }
+}
+
+/// An App that uses everything: its Provider, relay and templates exist.
+fn facts(spec: Value) -> AppFacts {
+    let app: App = serde_json::from_value(json!({
+        "apiVersion": "latchkey.dev/v1alpha1",
+        "kind": "App",
+        "metadata": { "name": "shop", "namespace": "shop" },
+        "spec": spec,
+    }))
+    .unwrap();
+    let mut manifests = Manifests::default();
+    manifests.add_file("a.yaml", MANIFESTS, &Schemas::new(true).unwrap());
+    assert_eq!(manifests.rejected, []);
+    resolve::resolve(app, Ownership::Ours, &manifests)
+}
+
+const MANIFESTS: &str = r#"
+apiVersion: latchkey.dev/v1alpha1
+kind: Provider
+metadata: { name: github, namespace: shop }
+spec: { github: { clientID: abc, clientSecretRef: { name: github, key: secret }, scopes: [repo] } }
+---
+apiVersion: latchkey.dev/v1alpha1
+kind: Provider
+metadata: { name: corp, namespace: shop }
+spec: { oidc: { issuer: "https://id.example.com", clientID: abc, clientSecretRef: { name: corp, key: secret } } }
+---
+apiVersion: latchkey.dev/v1alpha1
+kind: Provider
+metadata: { name: local, namespace: shop }
+spec: { oidc: { issuer: "http://127.0.0.1:5556", clientID: abc, clientSecretRef: { name: github, key: secret } } }
+---
+apiVersion: v1
+kind: Secret
+metadata: { name: github, namespace: shop }
+stringData: { secret: "hush\n" }
+---
+apiVersion: v1
+kind: Secret
+metadata: { name: relay, namespace: shop }
+stringData: { host: smtp.example.com, port: "587", tls: starttls, username: shop, password: hush }
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: { name: mail, namespace: shop }
+data: { confirm.subject: "Your code", confirm.txt: "{{ code }}", reset.txt: "{{ broken }}" }
+"#;
+
+fn valid(spec: Value) -> ValidatedApp {
+    validate(&facts(spec), &settings()).unwrap()
+}
+
+/// The only error, and the rest of the App.
+#[track_caller]
+fn only_error(facts: &AppFacts) -> (ValidatedApp, FieldError) {
+    let mut app = validate(facts, &settings()).unwrap();
+    assert_eq!(app.field_errors.len(), 1, "{:?}", app.field_errors);
+    let error = app.field_errors.remove(0);
+    (app, error)
+}
+
+#[test]
+fn an_app_with_an_empty_spec_gets_the_defaults() {
+    let app = valid(json!({}));
+    assert_eq!(app.field_errors, []);
+    assert_eq!((app.app_id.as_str(), app.display_name.as_str()), ("shop", "shop"));
+    assert_eq!(app.issuer.as_str(), "https://auth.example.com/shop");
+    assert_eq!(app.password, PasswordPolicy { minimum_length: 8, minimum_strength: 2 });
+    assert_eq!(app.mail.smtp, RenderedSmtp::Install);
+    assert_eq!((app.mail.confirm_code_lifetime_seconds, app.mail.reset_code_lifetime_seconds), (86_400, 1800));
+    assert_eq!(
+        app.tokens,
+        RenderedTokens {
+            signing_algorithm: SigningAlgorithm::ES256,
+            access_lifetime_seconds: 900,
+            refresh_idle_seconds: 2_592_000,
+            session_lifetime_seconds: 7_776_000,
+            refresh_grace_seconds: 30,
+            audiences: vec!["shop".into()],
+        }
+    );
+    assert!(!app.require_verified_email && !app.allow_users_without_email);
+    assert_eq!((app.unverified_retention_days, app.audit_retention_days), (30, 365));
+    for name in LimitName::ALL {
+        assert_eq!(app.limits[&name], name.default_windows());
+    }
+}
+
+#[test]
+fn what_an_app_sets_is_served() {
+    let app = valid(json!({
+        "displayName": "The Shop",
+        "tokens": { "audiences": ["api"], "signingAlgorithm": "RS256", "accessLifetimeSeconds": 60 },
+        "password": { "minimumLength": 12, "minimumStrength": 4 },
+        "limits": { "codesPerClient": [{ "count": 2, "windowSeconds": 30 }] },
+        "administrators": [{ "serviceAccount": { "namespace": "ops", "name": "bot" }, "role": "Reader" }],
+        "unverifiedRetentionDays": 7,
+    }));
+    assert_eq!(app.display_name, "The Shop");
+    assert_eq!((app.tokens.audiences, app.tokens.access_lifetime_seconds), (vec!["api".to_owned()], 60));
+    assert_eq!(app.tokens.signing_algorithm, SigningAlgorithm::RS256);
+    assert_eq!(app.password, PasswordPolicy { minimum_length: 12, minimum_strength: 4 });
+    assert_eq!(app.limits.len(), 9);
+    assert_eq!(app.limits[&LimitName::CodesPerClient], [Window { count: 2, window_seconds: 30 }]);
+    assert_eq!(
+        (app.administrators[0].namespace.as_str(), app.administrators[0].service_account.as_str()),
+        ("ops", "bot")
+    );
+    assert_eq!(app.unverified_retention_days, 7);
+}
+
+#[test]
+fn a_domain_implies_a_verified_email_address() {
+    assert!(valid(json!({ "allowedEmailDomains": ["example.com"] })).require_verified_email);
+    assert!(valid(json!({ "requireVerifiedEmail": true })).require_verified_email);
+}
+
+#[test]
+fn the_default_idle_time_does_not_exceed_the_session_lifetime() {
+    let app = valid(json!({ "tokens": { "sessionLifetimeSeconds": 600 } }));
+    assert_eq!(app.tokens.refresh_idle_seconds, 600);
+}
+
+#[test]
+fn an_app_id_of_another_app_is_rejected_without_naming_it() {
+    let rejection = validate(&AppFacts { ownership: Ownership::Taken, ..facts(json!({})) }, &settings()).unwrap_err();
+    assert_eq!((rejection.reason, rejection.field.as_str()), (Reason::AppIDConflict, "metadata.name"));
+    assert_eq!(rejection.message, "another App owns the appID shop; set another spec.appID");
+    let facts = AppFacts { ownership: Ownership::Taken, ..facts(json!({ "appID": "store" })) };
+    assert_eq!(validate(&facts, &settings()).unwrap_err().field, "spec.appID");
+}
+
+#[test]
+fn an_app_id_reserved_for_another_namespace_is_rejected_without_naming_it() {
+    let facts = AppFacts { ownership: Ownership::Reserved, ..facts(json!({ "appID": "store" })) };
+    let rejection = validate(&facts, &settings()).unwrap_err();
+    assert_eq!((rejection.reason, rejection.field.as_str()), (Reason::AppIDReserved, "spec.appID"));
+    assert_eq!(
+        rejection.message,
+        "the appID store belonged to an App of another namespace, which still has users; \
+         set another spec.appID, or ask the platform team to hand it over"
+    );
+}
+
+#[test]
+fn the_key_policy_comes_from_the_spec_and_the_annotations() {
+    let annotations = [("latchkey.dev/rotate-keys", "1"), ("latchkey.dev/revoke-key", "h1"), ("other", "x")];
+    let annotations = annotations.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+    let policy = KeyPolicy::for_app(&valid(json!({})), &annotations);
+    assert_eq!(
+        (policy.access_lifetime_seconds, policy.session_lifetime_seconds, policy.rotation_days),
+        (900, 7_776_000, 90)
+    );
+    let requests = (policy.rotate_request.as_deref(), policy.revoke_id.as_deref(), policy.new_keys_request.as_deref());
+    assert_eq!(requests, (Some("1"), Some("h1"), None));
+    // A code can outlive a session.
+    let spec = json!({
+        "tokens": { "sessionLifetimeSeconds": 600, "keyRotationDays": 7, "signingAlgorithm": "EdDSA" },
+        "mail": { "confirmCodeLifetimeSeconds": 604_800 },
+    });
+    let policy = KeyPolicy::for_app(&valid(spec), &[(String::from("latchkey.dev/revoke-key"), String::new())].into());
+    assert_eq!((policy.session_lifetime_seconds, policy.rotation_days), (604_800, 7));
+    assert_eq!((policy.algorithm, policy.revoke_id), (SigningAlgorithm::EdDSA, None));
+}
+
+#[test]
+fn specs_that_pass_the_schema_are_validated_again() {
+    let rejected_field = |change: fn(&mut AppFacts)| {
+        let mut facts = facts(json!({ "providerRefs": [{ "name": "github" }, { "name": "corp" }] }));
+        change(&mut facts);
+        let rejection = validate(&facts, &settings()).unwrap_err();
+        assert_eq!(rejection.reason, Reason::InvalidSpec);
+        rejection.field
+    };
+    assert_eq!(rejected_field(|facts| facts.app.metadata.name = Some("a.b".into())), "metadata.name");
+    assert_eq!(rejected_field(|facts| facts.app.metadata.name = Some("v1".into())), "metadata.name");
+    assert_eq!(
+        rejected_field(|facts| facts.app.spec.provider_refs[1].name = "a.b".into()),
+        "spec.providerRefs[1].name"
+    );
+    assert_eq!(
+        rejected_field(|facts| facts.app.spec.provider_refs[1].alias = Some("github".parse().unwrap())),
+        "spec.providerRefs[1]"
+    );
+    assert_eq!(
+        rejected_field(|facts| {
+            facts.app.spec.tokens.refresh_idle_seconds = Some(601);
+            facts.app.spec.tokens.session_lifetime_seconds = Some(600);
+        }),
+        "spec.tokens.refreshIdleSeconds"
+    );
+}
+
+#[test]
+fn providers_are_served_with_their_resolved_references() {
+    let app = valid(json!({ "providerRefs": [{ "name": "github", "alias": "code" }] }));
+    let provider = &app.providers[0];
+    assert_eq!((provider.name.as_str(), provider.resource.as_str(), provider.link_by_email), ("code", "github", true));
+    assert_eq!(provider.settings.secret.as_ref().unwrap().expose(), "hush", "without the trailing line break");
+    assert_eq!(
+        (provider.settings.preset.as_str(), &provider.settings.scopes[..]),
+        ("github", &["repo".to_owned()][..])
+    );
+}
+
+#[test]
+fn a_missing_provider_is_left_out() {
+    let refs = json!({ "providerRefs": [{ "name": "gone" }, { "name": "github" }] });
+    let (app, error) = only_error(&facts(refs));
+    assert_eq!((error.reason, error.field.as_str()), (Reason::ProviderNotFound, "spec.providerRefs[0]"));
+    assert!(error.message.contains("Provider gone does not exist"));
+    assert_eq!(app.providers.len(), 1);
+}
+
+#[test]
+fn an_invalid_provider_is_left_out() {
+    let mut facts = facts(json!({ "providerRefs": [{ "name": "github" }] }));
+    facts.providers[0] = Lookup::Invalid;
+    let (app, error) = only_error(&facts);
+    assert_eq!((error.reason, app.providers.len()), (Reason::ProviderInvalid, 0));
+}
+
+#[test]
+fn a_provider_without_its_secret_is_served_without_it() {
+    let (app, error) = only_error(&facts(json!({ "providerRefs": [{ "name": "corp" }] })));
+    assert_eq!(error.reason, Reason::SecretNotFound);
+    assert!(error.message.contains("Secret corp does not exist"), "{}", error.message);
+    assert_eq!(app.providers[0].settings.secret, None);
+    assert!(!app.providers[0].link_by_email, "off for oidc unless the App says so");
+    let linked = validate(&facts(json!({ "providerRefs": [{ "name": "corp", "linkByEmail": true }] })), &settings());
+    assert!(linked.unwrap().providers[0].link_by_email);
+
+    let mut facts = facts(json!({ "providerRefs": [{ "name": "corp" }] }));
+    let Lookup::Found(provider) = &mut facts.providers[0] else { panic!("it exists") };
+    provider.secret = SecretKeyLookup::NoKey;
+    assert_eq!(validate(&facts, &settings()).unwrap().field_errors[0].reason, Reason::SecretKeyNotFound);
+    for bytes in [&b""[..], b"\n", b"\xff"] {
+        let Lookup::Found(provider) = &mut facts.providers[0] else { panic!("it exists") };
+        provider.secret = SecretKeyLookup::Value(SecretBytes(bytes.to_vec()));
+        assert_eq!(validate(&facts, &settings()).unwrap().field_errors[0].reason, Reason::SecretKeyInvalid);
+    }
+}
+
+#[test]
+fn http_providers_are_for_development() {
+    let refs = json!({ "providerRefs": [{ "name": "local" }] });
+    let (app, error) = only_error(&facts(refs.clone()));
+    assert_eq!((error.reason, app.providers.len()), (Reason::ProviderInvalid, 0));
+    assert!(error.message.contains("spec.oidc.issuer: use https"), "{}", error.message);
+    assert_eq!(validate(&facts(refs), &development()).unwrap().field_errors, []);
+}
+
+#[test]
+fn a_relay_of_the_apps_own() {
+    let app = valid(json!({ "mail": { "smtpSecretRef": { "name": "relay" } } }));
+    let RenderedSmtp::Own(relay) = app.mail.smtp else { panic!("{:?}", app.mail.smtp) };
+    assert_eq!((relay.host.as_str(), relay.port, relay.tls), ("smtp.example.com", 587, SmtpTls::Starttls));
+    assert_eq!(relay.username.unwrap().expose(), "shop");
+}
+
+#[test]
+fn mail_waits_if_the_relay_secret_is_missing() {
+    let (app, error) = only_error(&facts(json!({ "mail": { "smtpSecretRef": { "name": "gone" } } })));
+    assert_eq!((error.reason, error.field.as_str()), (Reason::SecretNotFound, "spec.mail.smtpSecretRef"));
+    assert_eq!(app.mail.smtp, RenderedSmtp::Unresolved);
+}
+
+#[test]
+fn each_key_of_a_relay_secret_is_checked_and_no_value_is_reported() {
+    let relay = json!({ "mail": { "smtpSecretRef": { "name": "relay" } } });
+    let with = |key: &str, value: Option<&str>| {
+        let mut facts = facts(relay.clone());
+        let Some(Lookup::Found(values)) = &mut facts.smtp else { panic!("it exists") };
+        match value {
+            Some(value) => drop(values.insert(key.into(), SecretBytes(value.as_bytes().to_vec()))),
+            None => drop(values.remove(key)),
+        }
+        facts
+    };
+    for (key, value, message) in [
+        ("host", "", "must be a host name"),
+        ("host", "smtp.example.com:587", "must be a host name"),
+        ("host", "smtp example com", "must be a host name"),
+        ("port", "0", "must be a number from 1 to 65535"),
+        ("port", "65536", "must be a number from 1 to 65535"),
+        ("port", "smtp", "must be a number from 1 to 65535"),
+        ("port", "6379", "must be 25, 465, 587 or 2525"),
+        ("tls", "STARTTLS", "must be starttls, implicit or none"),
+        ("tls", "none", "if there is a password"),
+        ("username", "", "is empty"),
+        ("password", "hu\tsh", "no control character"),
+    ] {
+        let (app, error) = only_error(&with(key, Some(value)));
+        assert_eq!(error.reason, Reason::SecretKeyInvalid, "{key} {value:?}");
+        assert!(error.message.starts_with(&format!("Secret relay, key {key}: ")), "{}", error.message);
+        assert!(error.message.contains(message), "{}", error.message);
+        assert_eq!(app.mail.smtp, RenderedSmtp::Unresolved);
+    }
+    for key in ["host", "port", "tls", "username", "password"] {
+        let (_, error) = only_error(&with(key, None));
+        assert_eq!(error.reason, Reason::SecretKeyNotFound);
+        assert!(error.message.contains(&format!("has no key {key}")), "{}", error.message);
+    }
+    for (key, value) in [("host", "192.0.2.1\n"), ("host", "2001:db8::1"), ("port", " 465 "), ("tls", "implicit")] {
+        assert_eq!(validate(&with(key, Some(value)), &settings()).unwrap().field_errors, [], "{key} {value:?}");
+    }
+    assert_eq!(validate(&with("port", Some("1025")), &development()).unwrap().field_errors, []);
+    assert_eq!(validate(&with("tls", Some("none")), &development()).unwrap().field_errors, []);
+}
+
+#[test]
+fn broken_templates_are_left_out_and_the_valid_ones_stay() {
+    let (app, error) = only_error(&facts(json!({ "mail": { "templatesRef": { "name": "mail" } } })));
+    assert_eq!((error.reason, error.field.as_str()), (Reason::TemplatesInvalid, "spec.mail.templatesRef"));
+    assert!(error.message.starts_with("mail/reset.txt:1: "), "{}", error.message);
+    assert_eq!(app.mail.templates.keys().collect::<Vec<_>>(), ["confirm.subject", "confirm.txt"]);
+}
+
+#[test]
+fn missing_templates_leave_the_defaults() {
+    let (app, error) = only_error(&facts(json!({ "mail": { "templatesRef": { "name": "gone" } } })));
+    assert_eq!(error.reason, Reason::ConfigMapNotFound);
+    assert!(app.mail.templates.is_empty());
+}
