@@ -12,7 +12,7 @@ use crate::{
     panics::Panicked,
 };
 
-/// A failed step. A mistake in a resource is no error: the status reports it.
+/// A failed step. A mistake in a resource is no error, because the status reports it.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error("could not {action}")]
@@ -30,12 +30,13 @@ pub(crate) enum Error {
     Panicked(#[from] Panicked),
 }
 
-/// An error with its causes, for a log line. Of an API server's response it shows only the message, which names a
-/// missing permission. It shows nothing of a response that does not parse, because that may be a Secret.
+/// An error with its causes, for a log line. Shows only the message of an API server's response, which names a missing
+/// permission, and nothing of a response that does not parse, because the response may be a Secret.
 pub(crate) struct ErrorChain<'a>(pub(crate) &'a (dyn std::error::Error + 'static));
 
 /// How to handle an error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub(crate) enum ErrorKind {
     /// The object was changed meanwhile: retry soon.
     Conflict,
@@ -45,7 +46,7 @@ pub(crate) enum ErrorKind {
     Unavailable,
     /// The API server rejected the request.
     Refused,
-    /// The fault is in the operator itself.
+    /// The error is in the operator itself.
     Internal,
 }
 
@@ -59,8 +60,9 @@ const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
 // === impl Error ===
 
 impl Error {
-    pub(crate) fn api(doing: &'static str) -> impl Fn(kube::Error) -> Self {
-        move |source| Self::Api { action: doing, source }
+    /// A failed request. `action` completes "could not …".
+    pub(crate) fn api(action: &'static str) -> impl Fn(kube::Error) -> Self {
+        move |source| Self::Api { action, source }
     }
 
     pub(crate) fn kind(&self) -> ErrorKind {
@@ -118,27 +120,21 @@ impl fmt::Display for ErrorChain<'_> {
 
 impl ErrorKind {
     /// The label value of the metric.
-    pub(crate) const fn as_str(self) -> &'static str {
-        match self {
-            Self::Conflict => "conflict",
-            Self::Forbidden => "forbidden",
-            Self::Unavailable => "unavailable",
-            Self::Refused => "refused",
-            Self::Internal => "internal",
-        }
+    pub(crate) fn as_str(self) -> &'static str {
+        self.into()
     }
 }
 
 // === impl Failures ===
 
 impl Failures {
-    /// Counts a failure and returns when to retry: after exponentially growing waits, ten times longer if a permission
-    /// is missing or the request was rejected, which nobody fixes within a second.
+    /// Counts a failure and returns when to retry. The waits grow exponentially. They are ten times longer if a permission
+    /// is missing or the request was rejected, because nobody fixes that within a second.
     pub(crate) fn retry_after(&self, object: &str, kind: ErrorKind) -> Duration {
         let mut failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let times = failures.entry(object.to_owned()).or_default();
-        *times += 1;
-        let exponential = MIN_RETRY_DELAY * 2_u32.saturating_pow((*times - 1).min(16));
+        let count = failures.entry(object.to_owned()).or_default();
+        *count += 1;
+        let exponential = MIN_RETRY_DELAY * 2_u32.saturating_pow((*count - 1).min(16));
         let wait = match kind {
             ErrorKind::Conflict | ErrorKind::Unavailable | ErrorKind::Internal => exponential.min(MAX_RETRY_DELAY),
             ErrorKind::Forbidden | ErrorKind::Refused => (exponential * 10).min(MAX_RETRY_DELAY),
