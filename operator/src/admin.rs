@@ -1,11 +1,6 @@
 //! The operator's own HTTP listener: liveness, readiness and metrics.
 
-use std::{
-    collections::BTreeMap,
-    convert::Infallible,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeMap, convert::Infallible, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{
@@ -16,6 +11,7 @@ use http_body_util::Full;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use kube::runtime::watcher;
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::json;
 use tokio::{net::TcpListener, sync::watch};
 use tokio_util::sync::CancellationToken;
@@ -26,7 +22,7 @@ use crate::{error::ErrorChain, metrics::Metrics};
 /// A client that opens a connection and sends nothing is disconnected.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The state behind `/readyz`; a cheap handle.
+/// A cheap handle to the state that `/readyz` reports.
 #[derive(Clone)]
 pub(crate) struct Health(Arc<HealthState>);
 
@@ -41,7 +37,7 @@ struct HealthState {
 
 impl Health {
     pub(crate) fn new(watches: &[&'static str]) -> Self {
-        let missing = watches.iter().map(|what| (*what, "not listed yet".to_owned())).collect();
+        let missing = watches.iter().map(|watch| (*watch, "not listed yet".to_owned())).collect();
         Self(Arc::new(HealthState {
             missing: Mutex::new(missing),
             leader: Mutex::new(false),
@@ -49,27 +45,27 @@ impl Health {
         }))
     }
 
-    fn missing(&self) -> std::sync::MutexGuard<'_, BTreeMap<&'static str, String>> {
-        self.0.missing.lock().unwrap_or_else(PoisonError::into_inner)
+    fn missing(&self) -> MutexGuard<'_, BTreeMap<&'static str, String>> {
+        self.0.missing.lock()
     }
 
     /// Records that a watch has finished its first list.
-    pub(crate) fn set_synced(&self, what: &'static str) {
+    pub(crate) fn set_synced(&self, watch: &'static str) {
         let mut missing = self.missing();
-        missing.remove(what);
+        missing.remove(watch);
         self.0.synced.send_replace(missing.is_empty());
     }
 
     /// Records a failure of a watch. After the first list a failure does not make the operator unready: the watch
     /// retries.
-    pub(crate) fn record_watch_failure(&self, what: &'static str, error: &watcher::Error) {
-        if let Some(reason) = self.missing().get_mut(what) {
+    pub(crate) fn record_watch_failure(&self, watch: &'static str, error: &watcher::Error) {
+        if let Some(reason) = self.missing().get_mut(watch) {
             *reason = error_message(error);
         }
     }
 
     pub(crate) fn set_leader(&self, leads: bool) {
-        *self.0.leader.lock().unwrap_or_else(PoisonError::into_inner) = leads;
+        *self.0.leader.lock() = leads;
     }
 
     /// Waits until every watch has finished its first list.
@@ -80,7 +76,7 @@ impl Health {
 
     fn readiness(&self) -> (StatusCode, serde_json::Value) {
         let missing: Vec<_> = self.missing().iter().map(|(what, why)| format!("{what}: {why}")).collect();
-        let leader = *self.0.leader.lock().unwrap_or_else(PoisonError::into_inner);
+        let leader = *self.0.leader.lock();
         let status = if missing.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
         (status, json!({ "ready": missing.is_empty(), "leader": leader, "missing": missing }))
     }
@@ -113,14 +109,14 @@ pub(crate) async fn serve(listener: TcpListener, health: Health, metrics: Metric
         };
         let (health, metrics, stop) = (health.clone(), metrics.clone(), stop.clone());
         tokio::spawn(async move {
-            let answer = service_fn(|request: Request<Incoming>| {
+            let service = service_fn(|request: Request<Incoming>| {
                 let response = respond(request.method(), request.uri().path(), &health, &metrics);
                 async move { Ok::<_, Infallible>(response) }
             });
             let connection = http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEADER_TIMEOUT)
-                .serve_connection(TokioIo::new(stream), answer);
+                .serve_connection(TokioIo::new(stream), service);
             // An error means that the client has disconnected or was too slow.
             let _ = stop.run_until_cancelled(connection).await;
         });
@@ -129,7 +125,7 @@ pub(crate) async fn serve(listener: TcpListener, health: Health, metrics: Metric
 
 fn respond(method: &Method, path: &str, health: &Health, metrics: &Metrics) -> Response<Full<Bytes>> {
     const JSON: &str = "application/json";
-    let (status, kind, body) = match path {
+    let (status, content_type, body) = match path {
         "/livez" | "/readyz" | "/metrics" if method != Method::GET && method != Method::HEAD => {
             (StatusCode::METHOD_NOT_ALLOWED, JSON, json!({ "error": "method_not_allowed" }).to_string())
         }
@@ -147,7 +143,7 @@ fn respond(method: &Method, path: &str, health: &Health, metrics: &Metrics) -> R
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = status;
     let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     if status == StatusCode::METHOD_NOT_ALLOWED {
         headers.insert(ALLOW, HeaderValue::from_static("GET, HEAD"));

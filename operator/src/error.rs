@@ -1,11 +1,8 @@
 //! Why a reconcile failed, and when it is retried.
 
-use std::{
-    collections::HashMap,
-    fmt,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, fmt, time::Duration};
+
+use parking_lot::Mutex;
 
 use crate::{
     app::keys::{KeyGenerationError, secret::KeySecretError},
@@ -128,10 +125,10 @@ impl ErrorKind {
 // === impl Failures ===
 
 impl Failures {
-    /// Counts a failure and returns when to retry. The waits grow exponentially. They are ten times longer if a permission
-    /// is missing or the request was rejected, because nobody fixes that within a second.
+    /// Counts a failure and returns when to retry. The waits grow exponentially. They are ten times longer if a
+    /// permission is missing or the request was rejected, because nobody fixes that within a second.
     pub(crate) fn retry_after(&self, object: &str, kind: ErrorKind) -> Duration {
-        let mut failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failures = self.0.lock();
         let count = failures.entry(object.to_owned()).or_default();
         *count += 1;
         let exponential = MIN_RETRY_DELAY * 2_u32.saturating_pow((*count - 1).min(16));
@@ -143,7 +140,7 @@ impl Failures {
     }
 
     pub(crate) fn reset(&self, object: &str) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(object);
+        self.0.lock().remove(object);
     }
 }
 

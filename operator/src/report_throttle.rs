@@ -1,11 +1,8 @@
 //! Limits how often the progress of an object is reported.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, time::Duration};
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// When progress was last reported, by uid.
@@ -17,7 +14,7 @@ pub(crate) struct ReportThrottle(Mutex<HashMap<String, Instant>>);
 impl ReportThrottle {
     /// Whether progress can be reported now: once per `interval`. If so, records it as reported.
     pub(crate) fn try_report(&self, uid: &str, interval: Duration) -> bool {
-        let mut reported = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reported = self.0.lock();
         let now = Instant::now();
         // Older entries have no effect any more.
         reported.retain(|_, at| now - *at < interval);

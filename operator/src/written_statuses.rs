@@ -1,12 +1,9 @@
 //! Remembers the statuses that were written until the watch reports them. Until then the store has older copies.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, time::Duration};
 
 use kube::core::ObjectMeta;
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
@@ -29,7 +26,7 @@ struct WrittenStatus {
 impl WrittenStatuses {
     /// The latest status: the one that the watch reported, unless a newer one was written since.
     pub(crate) fn latest<S: DeserializeOwned + Default>(&self, meta: &ObjectMeta, watched: Option<S>) -> S {
-        let mut written = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut written = self.0.lock();
         let uid = meta.uid.as_deref().unwrap_or_default();
         let version: u64 = meta.resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or(0);
         match written.get(uid) {
@@ -44,7 +41,7 @@ impl WrittenStatuses {
 
     pub(crate) fn record(&self, uid: &str, version: Option<String>, status: serde_json::Value) {
         if let Some(version) = version.and_then(|version| version.parse().ok()) {
-            let mut written = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut written = self.0.lock();
             let at = Instant::now();
             written.retain(|_, written| at - written.at < WRITTEN_STATUS_TTL);
             written.insert(uid.to_owned(), WrittenStatus { version, status, at });
@@ -83,6 +80,6 @@ mod tests {
             tokio::time::advance(WRITTEN_STATUS_TTL).await;
         }
         written.record("c", Some("7".into()), json!({}));
-        assert_eq!(written.0.lock().unwrap().len(), 1);
+        assert_eq!(written.0.lock().len(), 1);
     }
 }

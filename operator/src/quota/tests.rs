@@ -2,7 +2,7 @@ use super::*;
 
 const LIMITS: QuotaLimits = QuotaLimits { apps: 3, bytes: 1000 };
 
-fn holder(namespace: &str, name: &str) -> AppIdOwner {
+fn owner(namespace: &str, name: &str) -> AppIdOwner {
     AppIdOwner { namespace: namespace.to_owned(), name: name.to_owned() }
 }
 
@@ -10,8 +10,8 @@ fn id(id: &str) -> AppId {
     id.parse().unwrap()
 }
 
-fn size(all: u64, keys: u64) -> DocumentSize {
-    DocumentSize { total: all, keys }
+fn size(total: u64, keys: u64) -> DocumentSize {
+    DocumentSize { total, keys }
 }
 
 fn secret(id: &str) -> String {
@@ -19,11 +19,11 @@ fn secret(id: &str) -> String {
 }
 
 /// Admits a new App of that namespace, and reports its key Secret and document as the watches do.
-fn admit(quotas: &Quotas, namespace: &str, name: &str, all: u64) -> Result<(), QuotaExceeded> {
-    let admitted = quotas.admit_app(&id(name), &holder(namespace, name), &secret(name), size(all, 10), 0);
+fn admit(quotas: &Quotas, namespace: &str, name: &str, total: u64) -> Result<(), QuotaExceeded> {
+    let admitted = quotas.admit_app(&id(name), &owner(namespace, name), &secret(name), size(total, 10), 0);
     admitted.map_err(|(exceeded, _)| exceeded)?;
-    quotas.record_keys(&id(name), Some(holder(namespace, name)));
-    quotas.record_document(&secret(name), Some((namespace, size(all, 10))));
+    quotas.record_keys(&id(name), Some(owner(namespace, name)));
+    quotas.record_document(&secret(name), Some((namespace, size(total, 10))));
     Ok(())
 }
 
@@ -48,7 +48,7 @@ fn an_app_id_that_is_handed_over_counts_in_its_new_namespace() {
     for name in ["a", "b", "c"] {
         admit(&quotas, "shop", name, 100).unwrap();
     }
-    quotas.record_keys(&id("a"), Some(holder("other", "a")));
+    quotas.record_keys(&id("a"), Some(owner("other", "a")));
     assert_eq!(admit(&quotas, "shop", "d", 100), Ok(()));
     assert!(quotas.owns_app_id(&id("a"), "other") && !quotas.owns_app_id(&id("a"), "shop"));
 }
@@ -56,20 +56,20 @@ fn an_app_id_that_is_handed_over_counts_in_its_new_namespace() {
 #[test]
 fn apps_that_are_admitted_at_once_do_not_exceed_the_quota_together() {
     let quotas = Quotas::new(LIMITS);
-    let at_once = |name: &str| quotas.admit_app(&id(name), &holder("shop", name), &secret(name), size(300, 10), 0);
-    assert!(["a", "b", "c"].into_iter().all(|name| at_once(name).is_ok()));
-    assert_eq!(at_once("d").unwrap_err().0, QuotaExceeded::Apps(3));
+    let admitted = |name: &str| quotas.admit_app(&id(name), &owner("shop", name), &secret(name), size(300, 10), 0);
+    assert!(["a", "b", "c"].into_iter().all(|name| admitted(name).is_ok()));
+    assert_eq!(admitted("d").unwrap_err().0, QuotaExceeded::Apps(3));
     // An App whose keys could not be created releases its reservation.
     quotas.release_reservations(&id("a"), &secret("a"));
-    assert!(at_once("d").is_ok());
+    assert!(admitted("d").is_ok());
     quotas.release_reservations(&id("a"), &secret("a"));
-    assert!(at_once("d").is_ok(), "asking again reserves nothing more");
+    assert!(admitted("d").is_ok(), "asking again reserves nothing more");
 }
 
 #[test]
 fn older_apps_come_first() {
     let quotas = Quotas::new(LIMITS);
-    let admitted = |ahead| quotas.admit_app(&id("a"), &holder("shop", "a"), &secret("a"), size(1, 0), ahead);
+    let admitted = |ahead| quotas.admit_app(&id("a"), &owner("shop", "a"), &secret("a"), size(1, 0), ahead);
     assert_eq!(admitted(3).unwrap_err().0, QuotaExceeded::Apps(3));
     assert!(admitted(2).is_ok());
 }
@@ -80,7 +80,8 @@ fn documents_have_at_most_the_quota_of_bytes_together() {
     admit(&quotas, "shop", "a", 600).unwrap();
     assert_eq!(admit(&quotas, "shop", "b", 401), Err(QuotaExceeded::Bytes(1000)));
     admit(&quotas, "shop", "b", 400).unwrap();
-    let document = |all| quotas.admit_document(&secret("a"), "shop", size(all, 10)).map_err(|(exceeded, _)| exceeded);
+    let document =
+        |total| quotas.admit_document(&secret("a"), "shop", size(total, 10)).map_err(|(exceeded, _)| exceeded);
     assert_eq!(document(601), Err(QuotaExceeded::Bytes(1000)));
     assert_eq!(document(600), Ok(()));
     assert_eq!(document(500), Ok(()));
@@ -93,7 +94,7 @@ fn documents_have_at_most_the_quota_of_bytes_together() {
 #[test]
 fn a_document_that_is_reserved_twice_counts_once() {
     let quotas = Quotas::new(LIMITS);
-    quotas.admit_app(&id("a"), &holder("shop", "a"), &secret("a"), size(900, 10), 0).unwrap();
+    quotas.admit_app(&id("a"), &owner("shop", "a"), &secret("a"), size(900, 10), 0).unwrap();
     assert!(quotas.admit_document(&secret("a"), "shop", size(900, 10)).is_ok());
     assert!(quotas.admit_document(&secret("a"), "shop", size(1000, 10)).is_ok());
     assert!(quotas.admit_document(&secret("a"), "shop", size(1001, 10)).is_err());
@@ -120,7 +121,7 @@ fn a_lowered_quota_removes_nothing() {
     admit(&before, "shop", "a", 900).unwrap();
     let quotas = Quotas::new(QuotaLimits { apps: 1, bytes: 100 });
     for name in ["a", "b"] {
-        quotas.record_keys(&id(name), Some(holder("shop", name)));
+        quotas.record_keys(&id(name), Some(owner("shop", name)));
         quotas.record_document(&secret(name), Some(("shop", size(900, 10))));
     }
     assert!(quotas.admit_document(&secret("a"), "shop", size(900, 10)).is_ok());

@@ -1,0 +1,131 @@
+//! Counts what each namespace uses.
+
+use std::collections::HashMap;
+
+use k8s_openapi::jiff::Timestamp;
+use latchkey_crds::types::AppId;
+
+use super::size::DocumentSize;
+use crate::app::keys::secret::AppIdOwner;
+
+/// What an App needs beyond what is already counted for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Amount {
+    pub(crate) apps: u32,
+    pub(crate) bytes: u64,
+}
+
+/// The usage of every namespace.
+#[derive(Default)]
+pub(super) struct Namespaces {
+    pub(super) app_ids: HashMap<AppId, CountedAppId>,
+    /// By the name of the rendered Secret.
+    pub(super) documents: HashMap<String, CountedDocument>,
+    pub(super) usage: HashMap<String, Amount>,
+    /// Apps without room, by namespace and name.
+    pub(super) waiting: HashMap<String, HashMap<String, WaitingApp>>,
+}
+
+pub(super) struct CountedAppId {
+    pub(super) owner: AppIdOwner,
+    /// The watch has reported the key Secret. Otherwise it is about to be created.
+    pub(super) is_reported: bool,
+}
+
+pub(super) struct CountedDocument {
+    pub(super) namespace: String,
+    /// The size that counts: the larger of the published one and the one about to be published.
+    pub(super) counted: u64,
+    pub(super) published: Option<DocumentSize>,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct WaitingApp {
+    pub(super) created: Option<Timestamp>,
+    pub(super) need: Amount,
+}
+
+// === impl CountedDocument ===
+
+impl CountedDocument {
+    /// A published document, without a reservation.
+    pub(super) fn published(namespace: &str, size: DocumentSize) -> Self {
+        Self { namespace: namespace.to_owned(), counted: size.total, published: Some(size) }
+    }
+}
+
+// === impl Namespaces ===
+
+impl Namespaces {
+    pub(super) fn used(&self, namespace: &str) -> Amount {
+        self.usage.get(namespace).copied().unwrap_or_default()
+    }
+
+    /// The usage without what is reserved for this document.
+    pub(super) fn used_without(&self, secret: &str, namespace: &str) -> Amount {
+        let mut used = self.used(namespace);
+        if let Some(document) = self.document(secret, namespace) {
+            let published = document.published.map_or(0, |published| published.total);
+            used.bytes = used.bytes.saturating_sub(document.counted.saturating_sub(published));
+        }
+        used
+    }
+
+    /// How many bytes a document needs beyond the published one.
+    pub(super) fn growth(&self, secret: &str, namespace: &str, size: DocumentSize) -> u64 {
+        size.growth(self.document(secret, namespace).and_then(|document| document.published))
+    }
+
+    /// Counts a document that is about to be published.
+    pub(super) fn reserve(&mut self, secret: &str, namespace: &str, size: DocumentSize) {
+        let published = self.document(secret, namespace).and_then(|document| document.published);
+        let counted = size.total.max(published.map_or(0, |published| published.total));
+        self.set_document(secret, Some(CountedDocument { namespace: namespace.to_owned(), counted, published }));
+    }
+
+    pub(super) fn set_app_id(&mut self, app_id: &AppId, new: Option<CountedAppId>) {
+        if let Some(new) = &new {
+            self.add(&new.owner.namespace, Amount { apps: 1, bytes: 0 });
+        }
+        let before = match new {
+            Some(new) => self.app_ids.insert(app_id.clone(), new),
+            None => self.app_ids.remove(app_id),
+        };
+        if let Some(before) = before {
+            self.subtract(&before.owner.namespace, Amount { apps: 1, bytes: 0 });
+        }
+    }
+
+    pub(super) fn set_document(&mut self, secret: &str, new: Option<CountedDocument>) {
+        if let Some(new) = &new {
+            self.add(&new.namespace, Amount { apps: 0, bytes: new.counted });
+        }
+        let before = match new {
+            Some(new) => self.documents.insert(secret.to_owned(), new),
+            None => self.documents.remove(secret),
+        };
+        if let Some(before) = before {
+            self.subtract(&before.namespace, Amount { apps: 0, bytes: before.counted });
+        }
+    }
+
+    /// The document in this Secret, if it belongs to the namespace.
+    fn document(&self, secret: &str, namespace: &str) -> Option<&CountedDocument> {
+        self.documents.get(secret).filter(|document| document.namespace == namespace)
+    }
+
+    fn add(&mut self, namespace: &str, need: Amount) {
+        let used = self.usage.entry(namespace.to_owned()).or_default();
+        used.apps = used.apps.saturating_add(need.apps);
+        used.bytes = used.bytes.saturating_add(need.bytes);
+    }
+
+    fn subtract(&mut self, namespace: &str, need: Amount) {
+        let Some(used) = self.usage.get_mut(namespace) else { return };
+        used.apps = used.apps.saturating_sub(need.apps);
+        used.bytes = used.bytes.saturating_sub(need.bytes);
+        if *used == Amount::default() {
+            self.usage.remove(namespace);
+        }
+    }
+}
