@@ -34,12 +34,12 @@ pub(crate) struct Context {
     pub(crate) progress_throttle: ReportThrottle,
     /// The appIDs that are being released.
     pub(crate) releases: Releases,
-    /// How long requests of an App can still run after no server serves it any more.
+    /// How long requests of an App can still run after the last server has stopped serving it.
     pub(crate) request_drain: Duration,
     pub(crate) failures: Failures,
     pub(crate) reporter: Reporter,
     pub(crate) metrics: Metrics,
-    /// The clock; tests use another.
+    /// The clock. Tests have their own.
     pub(crate) now: fn() -> OffsetDateTime,
 }
 

@@ -1,5 +1,5 @@
-//! Looks up in the cluster what an App or a Provider references, before the steps that validate it. Secrets are read
-//! when they are needed, and not stored.
+//! Looks up in the cluster what an App or a Provider references, before validation. Secrets are read when they are
+//! needed, and not stored.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use crate::{
     facts::{ConfigMapValues, Lookup, ObjectSource, SecretBytes, SecretValues},
 };
 
-/// What was found for one resource; all of it is in one namespace.
+/// What was found for one resource. All of it is in one namespace.
 #[derive(Default)]
 pub(crate) struct GatheredObjects {
     providers: BTreeMap<String, Lookup<Provider>>,

@@ -116,8 +116,8 @@ fn look_up<T: Clone>(objects: &BTreeMap<(String, String), Option<T>>, namespace:
 }
 
 impl Manifests {
-    /// Reads every manifest of a folder and its subfolders. Fails only if the folder itself cannot be read: problems of
-    /// a file are collected.
+    /// Reads every manifest of a folder and its subfolders. Fails only if the folder itself cannot be read. Errors in a
+    /// file are collected.
     pub(crate) fn read(folder: &Path, schemas: &Schemas, parsed: &Arc<ParseCache>) -> io::Result<Self> {
         let mut manifests = Self { parsed: Arc::clone(parsed), ..Self::default() };
         for (name, path) in files::find(folder)? {

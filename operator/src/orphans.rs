@@ -1,5 +1,5 @@
-//! Deletes the rendered documents of deleted Apps. `deletionPolicy: Retain` sets no finalizer, so leftover documents
-//! are found here. A document is deleted when the API server says that its App does not exist.
+//! Deletes the rendered documents of deleted Apps. `deletionPolicy: Retain` sets no finalizer, so a deleted App leaves
+//! its document. The document is deleted if the App does not exist according to the API server.
 
 use std::sync::Arc;
 
@@ -22,16 +22,16 @@ use crate::{
 };
 
 /// Checks each queued Secret, one after the other, until asked to stop.
-pub(crate) async fn run(context: Arc<Context>, mut named: mpsc::UnboundedReceiver<String>, stop: &CancellationToken) {
-    while let Some(Some(secret)) = stop.run_until_cancelled(named.recv()).await {
+pub(crate) async fn run(context: Arc<Context>, mut queue: mpsc::UnboundedReceiver<String>, stop: &CancellationToken) {
+    while let Some(Some(secret)) = stop.run_until_cancelled(queue.recv()).await {
         if let Err(error) = catch_async(check(&context, &secret)).await.unwrap_or_else(|panicked| Err(panicked.into()))
         {
             let wait = context.failures.retry_after(&secret, error.kind());
             warn!(secret, error = %ErrorChain(&error), "a rendered App could not be deleted yet");
-            let again = context.reconcile_queue.orphans.clone();
+            let orphans = context.reconcile_queue.orphans.clone();
             tokio::spawn(async move {
                 tokio::time::sleep(wait).await;
-                let _ = again.send(secret);
+                let _ = orphans.send(secret);
             });
         } else {
             context.failures.reset(&secret);
@@ -46,14 +46,14 @@ async fn check(context: &Context, secret: &str) -> Result<(), Error> {
         // The release deletes its document itself when it ends.
         return Ok(());
     }
-    let of = AppIdOwner { namespace: published.namespace.clone(), name: published.name.clone() };
-    // A Secret that names no App cannot have lost its App. If it belongs to one, the reconcile of that App rewrites it.
-    if of.name.is_empty() || app_exists(context, &of, &id).await? {
+    let owner = AppIdOwner { namespace: published.namespace.clone(), name: published.name.clone() };
+    // A Secret that names no App has not lost one. If it belongs to an App, the reconcile of that App rewrites it.
+    if owner.name.is_empty() || app_exists(context, &owner, &id).await? {
         return Ok(());
     }
-    if let Some(holder) = app_id_owner(context, &id).await?
-        && holder != of
-        && app_exists(context, &holder, &id).await?
+    if let Some(app_id_owner) = app_id_owner(context, &id).await?
+        && app_id_owner != owner
+        && app_exists(context, &app_id_owner, &id).await?
     {
         // Somebody edited the annotations; the reconcile of the App that owns the appID rewrites the Secret.
         return Ok(());
@@ -62,7 +62,12 @@ async fn check(context: &Context, secret: &str) -> Result<(), Error> {
     // own document.
     context.monitor.forget(&id);
     delete_document(context, secret, &published).await?;
-    info!(secret, of.namespace, app = of.name, "the App is deleted; deleted its rendered document");
+    info!(
+        secret,
+        of.namespace = owner.namespace,
+        app = owner.name,
+        "the App is deleted; deleted its rendered document"
+    );
     context.reconcile_queue.enqueue_release(id);
     Ok(())
 }
@@ -72,27 +77,26 @@ async fn app_id_owner(context: &Context, id: &AppId) -> Result<Option<AppIdOwner
     Ok(key_secret::read(&context.install_secrets(), id).await?.owner().cloned())
 }
 
-/// Whether the App exists: in the store, or according to the API server, because a watch can be behind.
-pub(crate) async fn app_exists(context: &Context, holder: &AppIdOwner, id: &AppId) -> Result<bool, Error> {
-    let stored = context.objects.apps.get(&ObjectRef::new(&holder.name).within(&holder.namespace));
+/// Whether the App exists: in the store or, because a watch can be late, according to the API server.
+pub(crate) async fn app_exists(context: &Context, owner: &AppIdOwner, id: &AppId) -> Result<bool, Error> {
+    let stored = context.objects.apps.get(&ObjectRef::new(&owner.name).within(&owner.namespace));
     // An App that does not decode exists.
     if stored.is_some_and(|app| app.0.as_ref().map_or(true, |app| can_own(app, id))) {
         return Ok(true);
     }
-    if holder.namespace.is_empty() {
+    if owner.namespace.is_empty() {
         return Ok(false);
     }
-    let api: Api<App> = Api::namespaced(context.client.clone(), &holder.namespace);
-    match api.get(&holder.name).await {
+    let api: Api<App> = Api::namespaced(context.client.clone(), &owner.namespace);
+    match api.get(&owner.name).await {
         Ok(app) => Ok(can_own(&app, id)),
         Err(kube::Error::SerdeError(_)) => Ok(true),
-        Err(kube::Error::Api(status)) if proves_absence(&status, &holder.name) => Ok(false),
+        Err(kube::Error::Api(status)) if proves_absence(&status, &owner.name) => Ok(false),
         Err(error) => Err(Error::api("look for an App")(error)),
     }
 }
 
-/// Whether the App can be the one with this appID, and not one that was created again under the name with another
-/// appID.
+/// Whether the App can own this appID. It cannot if it was deleted and created again with another appID.
 fn can_own(app: &App, id: &AppId) -> bool {
     app.app_id().map_or(true, |own| own == *id)
 }
@@ -120,7 +124,7 @@ mod tests {
     }
 
     /// Checks the document of `shop`, which App `shop/store` left.
-    async fn judged(script: &MockApi, stored: Option<Value>) {
+    async fn check_document(script: &MockApi, stored: Option<Value>) {
         let (context, mut apps) = context(script.client());
         apps.apply_watcher_event(&Event::Init);
         if let Some(stored) = stored {
@@ -141,19 +145,19 @@ mod tests {
 
     #[tokio::test]
     async fn a_document_is_deleted_only_when_the_api_server_says_that_its_app_does_not_exist() {
-        judged(&MockApi::default(), Some(app("shop"))).await;
-        let there = MockApi::default().expect(Method::GET, APP, |_| (StatusCode::OK, app("shop")));
-        judged(&there, None).await;
-        there.finish();
-        let gone = MockApi::default()
+        check_document(&MockApi::default(), Some(app("shop"))).await;
+        let existing = MockApi::default().expect(Method::GET, APP, |_| (StatusCode::OK, app("shop")));
+        check_document(&existing, None).await;
+        existing.finish();
+        let deleted = MockApi::default()
             .expect(Method::GET, APP, |_| not_found("store"))
             .expect(Method::GET, KEYS, |_| not_found("latchkey-keys-shop"))
             .expect(Method::DELETE, SECRET, |call| {
                 assert_eq!(call.body["preconditions"], json!({ "resourceVersion": "7", "uid": "1" }));
                 not_found("latchkey-app-shop")
             });
-        judged(&gone, None).await;
-        gone.finish();
+        check_document(&deleted, None).await;
+        deleted.finish();
     }
 
     #[tokio::test]
@@ -162,7 +166,7 @@ mod tests {
             .expect(Method::GET, APP, |_| (StatusCode::OK, app("other")))
             .expect(Method::GET, KEYS, |_| not_found("latchkey-keys-shop"))
             .expect(Method::DELETE, SECRET, |_| not_found("latchkey-app-shop"));
-        judged(&script, Some(app("other"))).await;
+        check_document(&script, Some(app("other"))).await;
         script.finish();
     }
 }

@@ -32,9 +32,9 @@ fn start(args: RenderArgs) -> anyhow::Result<ExitCode> {
         watch::run(&renderer, now)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let outcome = renderer.run(now())?;
-    outcome.print();
-    Ok(if outcome.rejected.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let summary = renderer.run(now())?;
+    summary.print();
+    Ok(if summary.rejected.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 #[expect(clippy::disallowed_methods, reason = "the one place where the command reads the clock")]

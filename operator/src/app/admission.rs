@@ -1,5 +1,5 @@
-//! Whether there is room for an App: the size limit of its document and the quotas of its namespace. An App without room
-//! waits, and is reconciled again once there is some.
+//! Whether there is room for an App: the size limit of its document and the quotas of its namespace. An App without
+//! room waits, and is reconciled again once there is some.
 
 use kube::{Resource, ResourceExt};
 use latchkey_crds::{app::App, conditions::Reason, names::rendered_app_secret, rendered::FORMAT};
@@ -16,8 +16,8 @@ use crate::{
     quota::{Amount, DocumentSize, QuotaExceeded},
 };
 
-/// Reserves room for the first keys and the first document of an App that does not own its appID yet: an App that cannot
-/// be served must not take an appID.
+/// Reserves room for the first keys and the first document of an App that does not own its appID yet: an App that
+/// cannot be served must not take an appID.
 pub(crate) fn admit_app(
     app: &App,
     validated: &ValidatedApp,

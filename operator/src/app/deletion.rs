@@ -1,5 +1,5 @@
-//! Deletes the users of an App with `deletionPolicy: Delete` before the App is removed. The servers delete them while the
-//! App's document has the state `Deleted`.
+//! Deletes the users of an App with `deletionPolicy: Delete` before the App is removed. The servers delete them while
+//! the App's document has the state `Deleted`.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ use crate::{
     context::Context,
     error::Error,
     monitor::RolloutState,
-    status::write_status,
+    status::write::write_status,
 };
 
 mod prepare;

@@ -1,4 +1,4 @@
-//! Kubernetes Events about what a change of the App itself caused. Changes that concern all Apps record none.
+//! Kubernetes Events for what a change of the App itself caused. Changes that affect all Apps record none.
 
 use kube::{
     Resource,
@@ -15,7 +15,7 @@ use crate::{app::status::condition, context::Context, error::ErrorChain};
 /// The maximum length of an Event's note, in bytes (validation of events.k8s.io/v1).
 const MAX_NOTE_BYTES: usize = 1024;
 
-/// Records what the new status reports and the old did not.
+/// Records what the new status reports and the old one did not.
 pub(crate) async fn record_status_change(context: &Context, app: &App, old: &AppStatus, new: &AppStatus) {
     for event in status_events(old, new) {
         record(context, app, event).await;
@@ -47,12 +47,12 @@ pub(crate) async fn record_users_deleted(context: &Context, app: &App) {
 /// The Events for the difference between two statuses; pure.
 fn status_events(old: &AppStatus, new: &AppStatus) -> Vec<Event> {
     let mut events = Vec::new();
-    let said = |status, type_| {
+    let content = |status, type_| {
         condition(status, type_).map(|found| (found.status, found.reason.clone(), found.message.clone()))
     };
     for (type_, action) in [(ConditionType::Accepted, "Validate"), (ConditionType::ResolvedRefs, "Resolve")] {
-        let now = said(new, type_);
-        if now == said(old, type_) {
+        let now = content(new, type_);
+        if now == content(old, type_) {
             continue;
         }
         if let Some((ConditionStatus::False, reason, message)) = now {
@@ -60,8 +60,8 @@ fn status_events(old: &AppStatus, new: &AppStatus) -> Vec<Event> {
         }
     }
     let is_ready =
-        |status| said(status, ConditionType::Ready).is_some_and(|(ready, ..)| ready == ConditionStatus::True);
-    // Without a new revision, the servers changed and not the App.
+        |status| content(status, ConditionType::Ready).is_some_and(|(ready, ..)| ready == ConditionStatus::True);
+    // Without a new revision, the servers changed, not the App.
     if is_ready(new) && old.revision != new.revision {
         let revision = new.revision.as_deref().unwrap_or_default();
         let short = revision.get(..12).unwrap_or(revision);
@@ -87,8 +87,8 @@ fn new_event(type_: EventType, reason: &str, action: &str, note: String) -> Even
 
 /// Records an Event. A failure is only logged: a namespace that is being deleted accepts no Events.
 async fn record(context: &Context, app: &App, event: Event) {
-    // A new recorder each time: a recorder that has sent the same reason only raises its count, and the new note would
-    // be lost.
+    // A new recorder each time. A recorder that has sent the same reason before only raises its count and drops the new
+    // note.
     let recorder = Recorder::new(context.client.clone(), context.reporter.clone());
     if let Err(error) = recorder.publish(&event, &app.object_ref(&())).await {
         warn!(reason = event.reason, error = %ErrorChain(&error), "failed to record an Event");
@@ -135,9 +135,9 @@ mod tests {
         let first = status(&[accepted.clone(), programmed.clone()], b"1");
         assert_eq!(reasons(&AppStatus::default(), &first), ["Programmed"]);
         assert!(reasons(&first, &first).is_empty());
-        // A pod that falls behind and catches up: the App did nothing.
-        let behind = status(&[accepted.clone(), waiting], b"1");
-        assert!(reasons(&first, &behind).is_empty() && reasons(&behind, &first).is_empty());
+        // A pod serves an earlier revision for a while: the App did nothing.
+        let waiting_again = status(&[accepted.clone(), waiting], b"1");
+        assert!(reasons(&first, &waiting_again).is_empty() && reasons(&waiting_again, &first).is_empty());
         let broken = status(&[accepted, missing, programmed], b"1");
         assert_eq!(reasons(&first, &broken), ["SecretNotFound"]);
         assert!(reasons(&broken, &first).is_empty());
@@ -146,8 +146,8 @@ mod tests {
     #[tokio::test]
     async fn each_event_is_recorded_with_its_own_note() {
         const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/shop/events";
-        let taken = |call: &ReceivedCall| (StatusCode::OK, call.body.clone());
-        let script = MockApi::default().expect(Method::POST, EVENTS, taken).expect(Method::POST, EVENTS, taken);
+        let accept = |call: &ReceivedCall| (StatusCode::OK, call.body.clone());
+        let script = MockApi::default().expect(Method::POST, EVENTS, accept).expect(Method::POST, EVENTS, accept);
         let (context, _) = context(script.client());
         let mut app = App::new("shop", AppSpec::default());
         app.metadata.namespace = Some("shop".into());

@@ -43,7 +43,7 @@ pub(crate) enum ClaimValidity {
 pub(crate) enum OwnerState {
     /// It exists, or nothing proves that it does not.
     Exists,
-    /// The API server says that there is no such App, or the App now has another appID.
+    /// According to the API server the App does not exist, or it has another appID now.
     Deleted,
 }
 
@@ -70,8 +70,8 @@ pub(crate) enum OwnershipDecision {
     Rebuild,
     /// The owner was an App of the same namespace and is deleted: this App can put its name on the keys.
     Inherit,
-    /// The platform team assigned the appID to the namespace of this App, which can put its name on the keys. The servers
-    /// must learn of the change of owner.
+    /// The platform team assigned the appID to the namespace of this App, which can put its name on the keys. The
+    /// servers must learn of the change of owner.
     HandedOver,
     /// An older App that is not validated yet may take it: try again soon.
     Wait,
@@ -120,8 +120,8 @@ impl ClaimValidity {
         if accepted.observed_generation.is_none() || accepted.observed_generation != app.metadata.generation {
             return Self::Pending;
         }
-        // Reasons that concern the appID or the keys do not make the App itself invalid. An App over its namespace's quota
-        // must not block a free appID for others.
+        // Reasons that concern the appID or the keys do not make the App itself invalid. An App over its namespace's
+        // quota must not block a free appID for others.
         let broken = [Reason::InvalidSpec, Reason::TooLarge, Reason::QuotaExceeded].map(Reason::as_str);
         match accepted.status {
             ConditionStatus::True => Self::Valid,
@@ -191,8 +191,8 @@ impl OwnershipFacts {
         }
     }
 
-    /// `Wait` if another App that can have the appID has precedence: an older, valid one takes it in its next reconcile,
-    /// and until then there is nothing to report. Otherwise `free`.
+    /// `Wait` if another App that can have the appID has precedence: an older, valid one takes it in its next
+    /// reconcile, and until then there is nothing to report. Otherwise `free`.
     fn wait_for_older(&self, free: OwnershipDecision, can_claim: impl Fn(&AppIdOwner) -> bool) -> OwnershipDecision {
         let waits = self.other_claims.iter().any(|other| {
             let claims = match other.validity {

@@ -50,8 +50,8 @@ pub(crate) async fn publish(context: &Context, owner: DocumentOwner<'_>, rendere
     });
     let (parameters, patch) = (PatchParams::apply(FIELD_MANAGER).force(), Patch::Apply(&secret));
     let published = match api.patch(&name, &parameters, &patch).await {
-        // The patch is invalid if somebody created a Secret of this name with another type, because the type of a Secret
-        // is immutable.
+        // The patch is invalid if somebody created a Secret of this name with another type, because the type of a
+        // Secret is immutable.
         Err(kube::Error::Api(status)) if status.code == 422 => {
             delete_secret(&api, &name, None).await?;
             api.patch(&name, &parameters, &patch).await

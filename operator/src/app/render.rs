@@ -16,13 +16,12 @@ pub(crate) struct Rendered {
 #[error("the rendered document is over {} KiB; shorten the templates and lists", MAX_DOCUMENT_SIZE / 1024)]
 pub(crate) struct TooLarge;
 
-/// The lowest format that has everything this App needs, and the feature that needs it. The first format has all
-/// features so far.
+/// The lowest format that this App needs, and the feature that needs it. All features so far are in the first format.
 pub(crate) fn needed_format(_: &ValidatedApp) -> (u32, &'static str) {
     (1, "a rendered App")
 }
 
-/// `format` is the one that every reader supports, [`FORMAT`] or lower.
+/// Every reader supports `format`, which is [`FORMAT`] or lower.
 pub(crate) fn render(app: &ValidatedApp, keys: &KeyDocument, format: u32) -> Rendered {
     let document = RenderedApp {
         format: format.min(FORMAT),

@@ -158,7 +158,7 @@ fn field_errors(
 ) -> Vec<FieldError> {
     const FIELD: &str = "metadata.annotations";
     let mut errors = validated.field_errors.clone();
-    errors.extend(keys.request_problem(policy).map(|message| FieldError::new(Reason::InvalidSpec, FIELD, message)));
+    errors.extend(keys.request_error(policy).map(|message| FieldError::new(Reason::InvalidSpec, FIELD, message)));
     if rotation_waits {
         let message = "the requested rotation waits: the rendered documents of this namespace have reached the byte \
                        quota of the platform; shorten templates and lists, or delete Apps";

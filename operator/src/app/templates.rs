@@ -6,10 +6,10 @@ use latchkey_crds::templates::{TemplateError, TemplateSet};
 
 use crate::facts::ConfigMapValues;
 
-/// The largest ConfigMap, in bytes of keys and values.
+/// The maximum size of a ConfigMap, in bytes of keys and values.
 pub(crate) const MAX_CONFIG_MAP_BYTES: usize = 256 * 1024;
 /// The maximum number of keys in a ConfigMap: three times the number of templates. The status names each key that is no
-/// template.
+/// template, so it needs a bound.
 const MAX_CONFIG_MAP_KEYS: usize = 64;
 
 /// The templates that can be published, and what is wrong with the others.
@@ -20,17 +20,17 @@ pub(crate) struct CheckedTemplates {
     pub(crate) errors: Vec<String>,
 }
 
-/// Checks each template of a ConfigMap. A broken one is left out, and the default is sent instead.
+/// Checks each template of a ConfigMap. An invalid template is left out, and the default is sent instead.
 pub(crate) fn check_templates(config_map: &str, values: &ConfigMapValues) -> CheckedTemplates {
     let total: usize = values.text.iter().map(|(key, value)| key.len() + value.len()).sum();
     if total > MAX_CONFIG_MAP_BYTES {
-        let fault = format!("ConfigMap {config_map} is over {} KiB; shorten it", MAX_CONFIG_MAP_BYTES / 1024);
-        return CheckedTemplates { valid: BTreeMap::new(), errors: vec![fault] };
+        let error = format!("ConfigMap {config_map} is over {} KiB; shorten it", MAX_CONFIG_MAP_BYTES / 1024);
+        return CheckedTemplates { valid: BTreeMap::new(), errors: vec![error] };
     }
     if values.text.len() + values.binary.len() > MAX_CONFIG_MAP_KEYS {
-        let fault =
+        let error =
             format!("ConfigMap {config_map} has more than {MAX_CONFIG_MAP_KEYS} keys; keep only templates in it");
-        return CheckedTemplates { valid: BTreeMap::new(), errors: vec![fault] };
+        return CheckedTemplates { valid: BTreeMap::new(), errors: vec![error] };
     }
     let mut checked = CheckedTemplates::default();
     for key in &values.binary {
@@ -70,30 +70,30 @@ mod tests {
     }
 
     #[track_caller]
-    fn good(key: &str, source: &str) {
+    fn assert_valid(key: &str, source: &str) {
         let checked = check_one(key, source);
         assert_eq!(checked.errors, Vec::<String>::new());
         assert_eq!(checked.valid[key], source);
     }
 
     #[track_caller]
-    fn bad(key: &str, source: &str, place: &str, what: &str) {
+    fn assert_invalid(key: &str, source: &str, position: &str, reason: &str) {
         let checked = check_one(key, source);
         assert!(checked.valid.is_empty(), "{key} is published");
         assert_eq!(checked.errors.len(), 1);
-        assert!(checked.errors[0].starts_with(&format!("shop-mail/{key}{place}")), "{}", checked.errors[0]);
-        assert!(checked.errors[0].contains(what), "{}", checked.errors[0]);
+        assert!(checked.errors[0].starts_with(&format!("shop-mail/{key}{position}")), "{}", checked.errors[0]);
+        assert!(checked.errors[0].contains(reason), "{}", checked.errors[0]);
     }
 
     /// The servers' tests run over the same samples: servers accept what is published here and reject what is not.
     #[test]
     fn only_templates_that_servers_accept_are_published() {
         for (name, source) in samples::valid_templates() {
-            good(name, &source);
+            assert_valid(name, &source);
         }
         for samples::InvalidTemplate { name, source, line, reason } in samples::invalid_templates() {
-            let place = line.map_or_else(|| ": ".to_owned(), |line| format!(":{line}: "));
-            bad(name, &source, &place, reason);
+            let position = line.map_or_else(|| ": ".to_owned(), |line| format!(":{line}: "));
+            assert_invalid(name, &source, &position, reason);
         }
     }
 
@@ -106,15 +106,15 @@ mod tests {
             assert!(took < bombs::LIMIT, "{name}: {took:?}");
             match (refusal, checked.errors.as_slice()) {
                 (None, []) => assert_eq!(checked.valid[template], source, "{name}"),
-                // More than a ConfigMap can hold.
-                (Some(_), [fault]) if fault.starts_with("ConfigMap shop-mail is over 256 KiB") => {}
-                (Some(refusal), [fault]) => {
+                // Larger than a ConfigMap can be.
+                (Some(_), [error]) if error.starts_with("ConfigMap shop-mail is over 256 KiB") => {}
+                (Some(reason), [error]) => {
                     assert!(
-                        fault.starts_with(&format!("shop-mail/{template}:")) && fault.contains(refusal),
-                        "{name}: {fault}"
+                        error.starts_with(&format!("shop-mail/{template}:")) && error.contains(reason),
+                        "{name}: {error}"
                     );
                 }
-                (refusal, faults) => panic!("{name}: {faults:?}, not {refusal:?}"),
+                (reason, errors) => panic!("{name}: {errors:?}, not {reason:?}"),
             }
         }
     }
@@ -124,8 +124,8 @@ mod tests {
         let all = VARIABLES.map(|variable| format!("{{{{ {variable} }}}}")).concat();
         for mail in MailTemplate::ALL {
             for part in MailPart::ALL {
-                good(&mail.template_name(part), &all);
-                bad(
+                assert_valid(&mail.template_name(part), &all);
+                assert_invalid(
                     &mail.template_name(part),
                     "\n{{ email }}",
                     ":2: ",
@@ -137,23 +137,23 @@ mod tests {
 
     #[test]
     fn a_config_map_over_its_size_limit_is_rejected() {
-        let of = |length: usize| {
+        let errors_of = |length: usize| {
             let text = (0..4).map(|index| (format!("k{index}.txt"), "a".repeat(length / 4 - 6))).collect();
             check_templates("shop-mail", &ConfigMapValues { text, binary: Vec::new() }).errors
         };
-        assert_eq!(of(MAX_CONFIG_MAP_BYTES).len(), 4, "four unknown names, and nothing about the size");
-        assert_eq!(of(MAX_CONFIG_MAP_BYTES + 4), ["ConfigMap shop-mail is over 256 KiB; shorten it"]);
+        assert_eq!(errors_of(MAX_CONFIG_MAP_BYTES).len(), 4, "four unknown names, and nothing about the size");
+        assert_eq!(errors_of(MAX_CONFIG_MAP_BYTES + 4), ["ConfigMap shop-mail is over 256 KiB; shorten it"]);
     }
 
     #[test]
     fn a_config_map_with_too_many_keys_is_rejected_as_a_whole() {
-        let of = |keys: usize| {
+        let errors_of = |keys: usize| {
             let text = (1..keys).map(|index| (format!("k{index}"), String::new())).collect();
             check_templates("shop-mail", &ConfigMapValues { text, binary: vec!["logo.png".into()] }).errors
         };
-        assert_eq!(of(MAX_CONFIG_MAP_KEYS).len(), MAX_CONFIG_MAP_KEYS);
+        assert_eq!(errors_of(MAX_CONFIG_MAP_KEYS).len(), MAX_CONFIG_MAP_KEYS);
         assert_eq!(
-            of(MAX_CONFIG_MAP_KEYS + 1),
+            errors_of(MAX_CONFIG_MAP_KEYS + 1),
             ["ConfigMap shop-mail has more than 64 keys; keep only templates in it"]
         );
     }
@@ -166,6 +166,6 @@ mod tests {
         assert_eq!(checked.valid.keys().collect::<Vec<_>>(), ["confirm.txt"]);
         assert_eq!(checked.errors.len(), 4);
         assert!(checked.errors[0].starts_with("shop-mail/logo.png: is under binaryData"));
-        assert!(checked.errors[1..].iter().all(|fault| fault.contains("is not a template's name; use <mail>.subject")));
+        assert!(checked.errors[1..].iter().all(|error| error.contains("is not a template's name; use <mail>.subject")));
     }
 }

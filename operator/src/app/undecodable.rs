@@ -19,7 +19,7 @@ use crate::{
     },
     context::Context,
     error::Error,
-    status::{undecodable_message, write_status},
+    status::{undecodable_message, write::write_status},
     watch::Guarded,
 };
 

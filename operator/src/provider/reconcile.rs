@@ -19,7 +19,7 @@ use crate::{
         status::{is_same_but_for_times, status},
         validate::validate,
     },
-    status::{undecodable_message, write_status},
+    status::{undecodable_message, write::write_status},
     watch::Guarded,
 };
 

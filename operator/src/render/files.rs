@@ -52,7 +52,7 @@ fn sync_folder(folder: &Path) -> io::Result<()> {
 /// Writes the file if its content differs. Returns whether it was written.
 pub(crate) fn write_if_changed(path: &Path, bytes: &[u8]) -> io::Result<bool> {
     match fs::read(path) {
-        Ok(there) if there == bytes => return Ok(false),
+        Ok(existing) if existing == bytes => return Ok(false),
         Ok(_) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
@@ -61,19 +61,19 @@ pub(crate) fn write_if_changed(path: &Path, bytes: &[u8]) -> io::Result<bool> {
     Ok(true)
 }
 
-/// The served document, or `None` if there is none that can be read.
+/// The served document, or `None` if there is none or it cannot be read.
 pub(crate) fn read_document(folder: &Path, app_id: &AppId) -> Option<RenderedApp> {
     let document: RenderedApp = fs::read_to_string(folder.join(format!("{app_id}.json"))).ok()?.parse().ok()?;
     (document.app_id == *app_id).then_some(document)
 }
 
-/// Removes the documents of all other Apps and returns their appIDs. Other files stay.
-pub(crate) fn remove_others(folder: &Path, held: &BTreeSet<AppId>) -> io::Result<Vec<AppId>> {
+/// Removes the documents of all Apps but `owned`, and returns their appIDs. Other files stay.
+pub(crate) fn remove_others(folder: &Path, owned: &BTreeSet<AppId>) -> io::Result<Vec<AppId>> {
     let mut removed = Vec::new();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         let Some(app_id) = app_id_of(&path) else { continue };
-        if !held.contains(&app_id) && read_document(folder, &app_id).is_some() {
+        if !owned.contains(&app_id) && read_document(folder, &app_id).is_some() {
             fs::remove_file(&path)?;
             removed.push(app_id);
         }
@@ -122,7 +122,7 @@ pub(crate) fn store_first_keys(folder: &Path, keys: KeyDocument) -> Result<KeyDo
     }
 }
 
-/// Replaces the key file with keys that were read and then extended.
+/// Replaces the key file with keys that were read and then changed.
 pub(crate) fn replace_keys(folder: &Path, keys: &KeyDocument) -> Result<(), KeyFileError> {
     replace(&keys_path(folder, &keys.app_id), &to_json(keys)).map_err(KeyFileError::Io)
 }

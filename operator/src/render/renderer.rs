@@ -28,13 +28,13 @@ use crate::{
 #[cfg(test)]
 mod tests;
 
-/// Everything that a run over the manifests needs; the runs of `--watch` share it.
+/// Everything that a run over the manifests needs. The runs of `--watch` share it.
 pub(crate) struct Renderer {
     pub(super) args: RenderArgs,
     settings: Settings,
     schemas: Schemas,
     parsed: Arc<ParseCache>,
-    /// By App: what has not changed since the last run is neither validated nor rendered again.
+    /// By App. What has not changed since the last run is neither validated nor rendered again.
     validated: RunCache<AppFacts, Result<ValidatedApp, Rejection>>,
     rendered: RunCache<(ValidatedApp, KeyDocument), Result<Rendered, TooLarge>>,
     /// For tests of panics.
@@ -42,14 +42,14 @@ pub(crate) struct Renderer {
     before_validate: fn(&AppFacts),
 }
 
-/// The outcome of a run; each line is for a person.
+/// The outcome of a run. Each line is for a person.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct RenderSummary {
     /// Each App that is served, and each that was removed.
     pub(crate) apps: Vec<String>,
     /// What is rejected.
     pub(crate) rejected: Vec<String>,
-    /// References that do not resolve. The objects may be created elsewhere, so nothing is rejected for them.
+    /// References to objects that do not exist. They may be created elsewhere, so nothing is rejected for them.
     pub(crate) unresolved: Vec<String>,
 }
 
@@ -107,30 +107,30 @@ impl Renderer {
         let from = &self.args.from;
         let mut manifests = Manifests::read(from, &self.schemas, &self.parsed)
             .with_context(|| format!("cannot read the folder {}", from.display()))?;
-        let mut refused = std::mem::take(&mut manifests.rejected);
-        let mut outcome = RenderSummary::default();
-        let mut held = BTreeSet::new();
+        let mut rejected = std::mem::take(&mut manifests.rejected);
+        let mut summary = RenderSummary::default();
+        let mut owned = BTreeSet::new();
         for manifest in &manifests.apps {
-            let holder = match &manifest.app_id {
-                Some(app_id) if !held.insert(app_id.clone()) => Ownership::Taken,
+            let ownership = match &manifest.app_id {
+                Some(app_id) if !owned.insert(app_id.clone()) => Ownership::Taken,
                 Some(_) | None => Ownership::Ours,
             };
-            let app = catch(|| self.render_app(manifest, holder, &manifests, now, &mut refused, &mut outcome));
+            let app = catch(|| self.render_app(manifest, ownership, &manifests, now, &mut rejected, &mut summary));
             app.unwrap_or_else(|panicked| {
-                refused.push(rejected_manifest(manifest, "", &panicked.message()));
+                rejected.push(rejected_manifest(manifest, "", &panicked.message()));
                 Ok(())
             })?;
         }
         if let Some(to) = self.folder_to_write(self.args.to.as_deref())
             && !manifests.incomplete
         {
-            for app_id in files::remove_others(to, &held)? {
-                outcome.apps.push(format!("{app_id}: removed"));
+            for app_id in files::remove_others(to, &owned)? {
+                summary.apps.push(format!("{app_id}: removed"));
             }
         }
-        refused.sort_by(|one, other| one.location.cmp(&other.location));
-        outcome.rejected = refused.iter().map(RejectedManifest::to_string).collect();
-        Ok(outcome)
+        rejected.sort_by(|one, other| one.location.cmp(&other.location));
+        summary.rejected = rejected.iter().map(RejectedManifest::to_string).collect();
+        Ok(summary)
     }
 
     fn folder_to_write<'a>(&self, folder: Option<&'a Path>) -> Option<&'a Path> {
@@ -141,15 +141,15 @@ impl Renderer {
     fn render_app(
         &self,
         manifest: &AppManifest,
-        holder: Ownership,
+        ownership: Ownership,
         manifests: &Manifests,
         now: OffsetDateTime,
-        refused: &mut Vec<RejectedManifest>,
-        outcome: &mut RenderSummary,
+        rejected: &mut Vec<RejectedManifest>,
+        summary: &mut RenderSummary,
     ) -> anyhow::Result<()> {
         // The reason was already reported when the manifest was read.
         let Some(app) = &manifest.app else { return Ok(()) };
-        let facts = resolve(app.clone(), holder, manifests);
+        let facts = resolve(app.clone(), ownership, manifests);
         let validated = self.validated.get_or_compute(&manifest.object, facts, |facts| {
             #[cfg(test)]
             (self.before_validate)(facts);
@@ -166,53 +166,53 @@ impl Renderer {
             Ok((validated, rendered)) => {
                 let rendered = match &*rendered {
                     Ok(rendered) => rendered,
-                    Err(large) => {
-                        refused.push(rejected_manifest(manifest, "", &large.to_string()));
+                    Err(too_large) => {
+                        rejected.push(rejected_manifest(manifest, "", &too_large.to_string()));
                         return Ok(());
                     }
                 };
-                for problem in &validated.field_errors {
-                    let line = rejected_manifest(manifest, &problem.field, &problem.message);
-                    if can_be_defined_elsewhere(problem) {
-                        outcome.unresolved.push(format!("{line} ({})", problem.reason));
+                for error in &validated.field_errors {
+                    let line = rejected_manifest(manifest, &error.field, &error.message);
+                    if can_be_defined_elsewhere(error) {
+                        summary.unresolved.push(format!("{line} ({})", error.reason));
                     } else {
-                        refused.push(line);
+                        rejected.push(line);
                     }
                 }
-                outcome.apps.push(self.write_document(&validated.app_id, rendered)?);
+                summary.apps.push(self.write_document(&validated.app_id, rendered)?);
             }
-            Err(Rejection { field, message, .. }) => refused.push(rejected_manifest(manifest, &field, &message)),
+            Err(Rejection { field, message, .. }) => rejected.push(rejected_manifest(manifest, &field, &message)),
         }
         Ok(())
     }
 
-    /// The App's keys: the stored ones, or new ones if there never were any.
+    /// The stored keys of the App, or new ones if there are none.
     fn load_keys(&self, app: &ValidatedApp, now: OffsetDateTime) -> Result<KeyDocument, Rejection> {
         let algorithm = app.signing_algorithm();
-        let refuse = |error: KeyFileError| {
+        let file_error = |error: KeyFileError| {
             let message = format!("its keys {error}; the file is never overwritten: restore it from a backup");
             Rejection::new(Reason::KeysInvalid, "", message)
         };
-        let made = |_| Rejection::new(Reason::KeysInvalid, "", "no key could be generated");
+        let generation_error = |_| Rejection::new(Reason::KeysInvalid, "", "no key could be generated");
         let Some(folder) = self.args.keys.as_deref() else {
-            return KeyDocument::first(&app.app_id, algorithm, now).map_err(made);
+            return KeyDocument::first(&app.app_id, algorithm, now).map_err(generation_error);
         };
-        let kept = match files::read_keys(folder, &app.app_id).map_err(refuse)? {
-            Some(kept) => kept,
+        let keys = match files::read_keys(folder, &app.app_id).map_err(file_error)? {
+            Some(stored) => stored,
             None => self.create_first_keys(folder, &app.app_id, algorithm, now)?,
         };
-        match kept.changed_to_algorithm(algorithm, now).map_err(made)? {
-            None => Ok(kept),
+        match keys.changed_to_algorithm(algorithm, now).map_err(generation_error)? {
+            None => Ok(keys),
             Some(changed) => {
                 if !self.args.check {
-                    files::replace_keys(folder, &changed).map_err(refuse)?;
+                    files::replace_keys(folder, &changed).map_err(file_error)?;
                 }
                 Ok(changed)
             }
         }
     }
 
-    /// Keys if there is no key file: those of the served document, or new ones.
+    /// The keys of the served document if there is no key file, or new ones if there is no document either.
     fn create_first_keys(
         &self,
         folder: &Path,
@@ -250,7 +250,7 @@ impl Renderer {
     }
 }
 
-/// Why an App is not rendered as its manifest demands.
+/// Why an App is not rendered as its manifest requires.
 fn rejected_manifest(manifest: &AppManifest, field: &str, reason: &str) -> RejectedManifest {
     RejectedManifest {
         location: manifest.location.clone(),
@@ -260,11 +260,11 @@ fn rejected_manifest(manifest: &AppManifest, field: &str, reason: &str) -> Rejec
     }
 }
 
-/// Whether a reference names something that may be kept elsewhere, as people who keep Apps in git do with Secrets. An
-/// object that exists and is wrong is rejected.
-fn can_be_defined_elsewhere(problem: &FieldError) -> bool {
+/// Whether a reference names an object that may be defined elsewhere. People who store Apps in git often store Secrets
+/// elsewhere. An object that exists and is invalid is rejected.
+fn can_be_defined_elsewhere(error: &FieldError) -> bool {
     matches!(
-        problem.reason,
+        error.reason,
         Reason::ProviderNotFound | Reason::SecretNotFound | Reason::SecretKeyNotFound | Reason::ConfigMapNotFound
     )
 }

@@ -37,18 +37,18 @@ async fn watch(renderer: &Renderer, now: fn() -> OffsetDateTime) -> anyhow::Resu
     let (sender, mut events) = mpsc::channel(1);
     // Without events (for example with too many watches) the poll is enough.
     let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-        // Reading is also an event, and our own reads would trigger us forever.
-        let counts = event.map_or(true, |event| !matches!(event.kind, EventKind::Access(_)));
-        if counts {
-            // Full: a notification is already pending.
-            let _already_told = sender.try_send(());
+        // Reading is also an event, so our own reads would trigger a run forever.
+        let is_change = event.map_or(true, |event| !matches!(event.kind, EventKind::Access(_)));
+        if is_change {
+            // If the channel is full, a notification is already pending.
+            let _already_notified = sender.try_send(());
         }
     });
     if let Ok(watcher) = &mut watcher {
         let _polled_instead = watcher.watch(&renderer.args.from, RecursiveMode::Recursive);
     }
 
-    let mut seen = file_stamps(&renderer.args.from).ok();
+    let mut rendered_stamps = file_stamps(&renderer.args.from).ok();
     // The folder must exist at the start; later it can disappear and come back.
     renderer.run(now())?.print();
     let mut failed = false;
@@ -56,25 +56,25 @@ async fn watch(renderer: &Renderer, now: fn() -> OffsetDateTime) -> anyhow::Resu
         tokio::select! {
             _ = interrupted.recv() => return Ok(()),
             _ = terminated.recv() => return Ok(()),
-            // `None`: the watcher ended, and only the poll is left.
+            // A timeout is the poll.
             _ = timeout(POLL, wait_for_event(&mut events)) => {}
         }
-        let marks = file_stamps(&renderer.args.from).ok();
-        if marks == seen && !failed {
+        let stamps = file_stamps(&renderer.args.from).ok();
+        if stamps == rendered_stamps && !failed {
             continue;
         }
-        let (outcome, error) = match renderer.run(now()) {
-            Ok(outcome) => (Some(outcome), None),
+        let (summary, error) = match renderer.run(now()) {
+            Ok(summary) => (Some(summary), None),
             Err(error) => (None, Some(error)),
         };
-        seen = marks;
+        rendered_stamps = stamps;
         // A failure is retried at each poll, but reported once.
         if let (Some(error), false) = (&error, failed) {
             eprintln!("latchkey-operator: {error:#}; the rendered documents stay as they are");
         }
         failed = error.is_some();
-        if let Some(outcome) = outcome {
-            outcome.print();
+        if let Some(summary) = summary {
+            summary.print();
         }
     }
 }
@@ -87,9 +87,9 @@ async fn wait_for_event(events: &mut mpsc::Receiver<()>) {
     while events.try_recv().is_ok() {}
 }
 
-/// The marks of every file below a folder.
+/// The stamps of every file below a folder.
 fn file_stamps(folder: &Path) -> io::Result<FileStamps> {
-    let mut marks = FileStamps::new();
+    let mut stamps = FileStamps::new();
     let mut open = vec![(folder.to_path_buf(), 0)];
     while let Some((folder, depth)) = open.pop() {
         for entry in fs::read_dir(&folder)? {
@@ -102,11 +102,11 @@ fn file_stamps(folder: &Path) -> io::Result<FileStamps> {
                     open.push((path, depth + 1));
                 }
             } else {
-                marks.insert(path, (metadata.len(), metadata.modified().ok()));
+                stamps.insert(path, (metadata.len(), metadata.modified().ok()));
             }
         }
     }
-    Ok(marks)
+    Ok(stamps)
 }
 
 #[cfg(test)]
@@ -125,8 +125,8 @@ mod tests {
     const SHOP: &str =
         "apiVersion: latchkey.dev/v1alpha1\nkind: App\nmetadata: { name: shop }\nspec: { displayName: One }\n";
 
-    /// Runs the command over a folder with one App, and concurrently what the test does and expects.
-    async fn with_render_running<F: Future<Output = ()>>(scene: impl FnOnce(PathBuf) -> F) {
+    /// Runs the command over a folder with one App until `test` ends.
+    async fn with_render_running<F: Future<Output = ()>>(test: impl FnOnce(PathBuf) -> F) {
         let folder = TempDir::new().unwrap();
         let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
         fs::create_dir(path("from")).unwrap();
@@ -141,30 +141,30 @@ mod tests {
         let renderer = Renderer::new(args).unwrap();
         tokio::select! {
             ended = watch(&renderer, now) => panic!("it ended: {ended:?}"),
-            () = scene(folder.path().to_owned()) => {}
+            () = test(folder.path().to_owned()) => {}
         }
     }
 
-    /// Waits at most as long as a change can take to be live.
-    async fn soon(mut holds: impl FnMut() -> bool) {
+    /// Waits until the condition is true, at most as long as a change can take to be live.
+    async fn wait_until(mut condition: impl FnMut() -> bool) {
         let wait = async {
-            while !holds() {
+            while !condition() {
                 sleep(Duration::from_millis(10)).await;
             }
         };
         timeout(Duration::from_secs(2), wait).await.expect("live within two seconds");
     }
 
-    fn says(folder: &Path, text: &str) -> bool {
+    fn document_contains(folder: &Path, text: &str) -> bool {
         fs::read_to_string(folder.join("to/shop.json")).is_ok_and(|document| document.contains(text))
     }
 
     #[tokio::test]
     async fn a_changed_manifest_is_live_within_two_seconds() {
         with_render_running(|folder| async move {
-            soon(|| says(&folder, "\"One\"")).await;
+            wait_until(|| document_contains(&folder, "\"One\"")).await;
             fs::write(folder.join("from/shop.yaml"), SHOP.replace("One", "Another")).unwrap();
-            soon(|| says(&folder, "\"Another\"")).await;
+            wait_until(|| document_contains(&folder, "\"Another\"")).await;
         })
         .await;
     }
@@ -176,14 +176,14 @@ mod tests {
             for app in 0..50 {
                 fs::write(folder.join(format!("from/a{app}.yaml")), number(app)).unwrap();
             }
-            let whole = async {
+            let all_rendered = async {
                 while !(0..50).all(|app| folder.join(format!("to/a{app}.json")).exists()) {
                     sleep(Duration::from_millis(10)).await;
                 }
             };
-            timeout(Duration::from_secs(60), whole).await.expect("all are rendered");
+            timeout(Duration::from_secs(60), all_rendered).await.expect("all are rendered");
             fs::write(folder.join("from/a7.yaml"), number(7).replace("One", "Another")).unwrap();
-            soon(|| fs::read_to_string(folder.join("to/a7.json")).unwrap().contains("\"Another\"")).await;
+            wait_until(|| fs::read_to_string(folder.join("to/a7.json")).unwrap().contains("\"Another\"")).await;
         })
         .await;
     }
@@ -193,10 +193,10 @@ mod tests {
         with_render_running(|folder| async move {
             fs::create_dir(folder.join("from/more")).unwrap();
             fs::write(folder.join("from/more/b.yaml"), SHOP.replace("shop", "store")).unwrap();
-            soon(|| folder.join("to/store.json").exists()).await;
+            wait_until(|| folder.join("to/store.json").exists()).await;
             fs::remove_file(folder.join("from/more/b.yaml")).unwrap();
-            soon(|| !folder.join("to/store.json").exists()).await;
-            assert!(says(&folder, "\"One\""));
+            wait_until(|| !folder.join("to/store.json").exists()).await;
+            assert!(document_contains(&folder, "\"One\""));
         })
         .await;
     }
@@ -204,13 +204,13 @@ mod tests {
     #[tokio::test]
     async fn rendering_continues_after_the_folder_was_missing() {
         with_render_running(|folder| async move {
-            soon(|| says(&folder, "\"One\"")).await;
+            wait_until(|| document_contains(&folder, "\"One\"")).await;
             fs::rename(folder.join("from"), folder.join("away")).unwrap();
             sleep(POLL * 2).await;
-            assert!(says(&folder, "\"One\""), "nothing is removed");
+            assert!(document_contains(&folder, "\"One\""), "nothing is removed");
             fs::write(folder.join("away/shop.yaml"), SHOP.replace("One", "Another")).unwrap();
             fs::rename(folder.join("away"), folder.join("from")).unwrap();
-            soon(|| says(&folder, "\"Another\"")).await;
+            wait_until(|| document_contains(&folder, "\"Another\"")).await;
         })
         .await;
     }

@@ -28,8 +28,8 @@ pub(super) enum DeletionState {
     KeysUnusable(UnusableReason),
 }
 
-/// Checks that this App owns the appID, and collects what distinguishes its users from those of other Apps with the same
-/// appID.
+/// Checks that this App owns the appID, and collects what distinguishes its users from those of other Apps with the
+/// same appID.
 pub(super) async fn prepare_deletion(
     secrets: &Api<Secret>,
     app_id: &AppId,

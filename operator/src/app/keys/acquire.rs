@@ -70,6 +70,7 @@ async fn take(
             key_secret::create(secrets, &rebuilt, owner).await?
         }
         (OwnershipDecision::KeysUnusable(why), _) => return Err(unusable(why).into()),
+        // Nothing to take: the first three have stored keys, and validation rejects the App for the others.
         (
             OwnershipDecision::Ours
             | OwnershipDecision::Inherit

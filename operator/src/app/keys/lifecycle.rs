@@ -74,8 +74,8 @@ impl KeyDocument {
         Ok(keys)
     }
 
-    /// Completes keys that were read from a rendered document. Requests by annotation meant the lost keys, so they count
-    /// as handled. Numbers continue after a gap.
+    /// Completes keys that were read from a rendered document. Requests by annotation meant the lost keys, so they
+    /// count as handled. Numbers continue after a gap.
     pub(crate) fn restored(mut self, policy: &KeyPolicy) -> Self {
         let last = self.last_numbers();
         self.last = LastNumbers {
@@ -87,8 +87,8 @@ impl KeyDocument {
         self
     }
 
-    /// The next state of the keys, with everything that is due now, or `None` if nothing changes. They are `acknowledged`
-    /// if there are serving pods and all of them report the revision that contains exactly these keys.
+    /// The next state of the keys, with everything that is due now, or `None` if nothing changes. They are
+    /// `acknowledged` if there are serving pods and all of them report the revision that contains exactly these keys.
     pub(crate) fn advance(
         &self,
         policy: &KeyPolicy,
@@ -131,8 +131,8 @@ impl KeyDocument {
         (key_statuses(&self.signing, policy), key_statuses(&self.hmac, policy))
     }
 
-    /// Why a request by annotation cannot be fulfilled, as a message that says what to do.
-    pub(crate) fn request_problem(&self, policy: &KeyPolicy) -> Option<String> {
+    /// Why a request by annotation cannot be fulfilled, and what to do.
+    pub(crate) fn request_error(&self, policy: &KeyPolicy) -> Option<String> {
         if let Some(id) = &policy.revoke_id
             && !self.was_assigned(id)
         {
@@ -176,10 +176,10 @@ impl KeyDocument {
         }
     }
 
-    /// Replaces all keys. Perhaps nobody knows which ids were assigned before, so the numbers continue at the minutes since
-    /// 1970, which is above those of keys generated once a minute. Otherwise the response to a refresh token with an id
-    /// newer than any known would be 503 forever, although its user must log in again. `handover`, by which servers
-    /// replace the previous incarnation, continues in the same way.
+    /// Replaces all keys. Perhaps nobody knows which ids were assigned before, so the numbers continue at the minutes
+    /// since 1970, which is above those of keys generated once a minute. Otherwise the response to a refresh token with
+    /// an id newer than any known would be 503 forever, although its user must log in again. `handover`, by which
+    /// servers replace the previous incarnation, continues in the same way.
     fn replace_all(&self, policy: &KeyPolicy, now: OffsetDateTime) -> Result<Self, KeyGenerationError> {
         let minutes = u32::try_from(now.unix_timestamp() / 60).unwrap_or_default();
         let last = self.last_numbers();

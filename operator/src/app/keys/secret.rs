@@ -97,26 +97,26 @@ impl Stored {
 impl KeyLookup {
     /// Stored keys with this owner.
     #[cfg(test)]
-    pub(crate) fn stored(document: KeyDocument, holder: AppIdOwner) -> Self {
-        Self::Stored(Box::new(Stored { document, owner: holder, metadata: ObjectMeta::default() }))
+    pub(crate) fn stored(document: KeyDocument, owner: AppIdOwner) -> Self {
+        Self::Stored(Box::new(Stored { document, owner, metadata: ObjectMeta::default() }))
     }
 
     /// The owner of the appID that the Secret names.
     pub(crate) fn owner(&self) -> Option<&AppIdOwner> {
         match self {
             Self::Missing => None,
-            Self::Unusable(_, holder) => holder.as_ref(),
-            Self::Stored(kept) => Some(&kept.owner),
+            Self::Unusable(_, owner) => owner.as_ref(),
+            Self::Stored(stored) => Some(&stored.owner),
         }
     }
 
     fn from_secret(secret: Secret, app_id: &AppId) -> Self {
-        let holder = owner_of(&secret.metadata);
+        let owner = owner_of(&secret.metadata);
         match parse_document(&secret, app_id) {
-            Err(unusable) => Self::Unusable(unusable, holder),
-            Ok(document) => match holder {
+            Err(unusable) => Self::Unusable(unusable, owner),
+            Ok(document) => match owner {
                 None => Self::Unusable(UnusableReason::NoOwner, None),
-                Some(holder) => Self::Stored(Box::new(Stored { document, owner: holder, metadata: secret.metadata })),
+                Some(owner) => Self::Stored(Box::new(Stored { document, owner, metadata: secret.metadata })),
             },
         }
     }
@@ -143,15 +143,15 @@ fn parse_document(secret: &Secret, app_id: &AppId) -> Result<KeyDocument, Unusab
     Ok(document)
 }
 
-/// The Secret with these keys; `metadata` is that of the Secret it replaces.
-fn build_secret(document: &KeyDocument, holder: &AppIdOwner, metadata: Option<&ObjectMeta>) -> Secret {
+/// The Secret with these keys. `metadata` comes from the Secret that it replaces.
+fn build_secret(document: &KeyDocument, owner: &AppIdOwner, metadata: Option<&ObjectMeta>) -> Secret {
     let mut metadata = metadata.cloned().unwrap_or_default();
     metadata.name = Some(app_keys_secret(&document.app_id));
     // The API server keeps its own managed fields, and rejects some of the values that it returned itself.
     metadata.managed_fields = None;
     let annotations = metadata.annotations.get_or_insert_default();
-    annotations.insert(NAMESPACE_ANNOTATION.to_owned(), holder.namespace.clone());
-    annotations.insert(NAME_ANNOTATION.to_owned(), holder.name.clone());
+    annotations.insert(NAMESPACE_ANNOTATION.to_owned(), owner.namespace.clone());
+    annotations.insert(NAME_ANNOTATION.to_owned(), owner.name.clone());
     let bytes = serde_json::to_vec(document).expect("a key document has string keys, strings, numbers and times");
     Secret {
         metadata,
@@ -161,7 +161,7 @@ fn build_secret(document: &KeyDocument, holder: &AppIdOwner, metadata: Option<&O
     }
 }
 
-/// Reads the keys of an App; `secrets` are those of the install's namespace.
+/// Reads the keys of an App. `secrets` are those of the install's namespace, here and below.
 pub(crate) async fn read(secrets: &Api<Secret>, app_id: &AppId) -> Result<KeyLookup, KeySecretError> {
     match secrets.get_opt(&app_keys_secret(app_id)).await {
         Ok(None) => Ok(KeyLookup::Missing),
@@ -170,48 +170,47 @@ pub(crate) async fn read(secrets: &Api<Secret>, app_id: &AppId) -> Result<KeyLoo
     }
 }
 
-/// Creates the Secret. `None`: it exists already, so everything must be read and decided again.
+/// Creates the Secret. Returns `None` if it exists already; then everything must be read and decided again.
 pub(crate) async fn create(
     secrets: &Api<Secret>,
     document: &KeyDocument,
-    holder: &AppIdOwner,
+    owner: &AppIdOwner,
 ) -> Result<Option<Stored>, KeySecretError> {
-    let document = document.written_for(&holder.namespace);
-    match secrets.create(&post_params(), &build_secret(&document, holder, None)).await {
-        Ok(made) => Ok(Some(Stored { document, owner: holder.clone(), metadata: made.metadata })),
+    let document = document.written_for(&owner.namespace);
+    match secrets.create(&post_params(), &build_secret(&document, owner, None)).await {
+        Ok(created) => Ok(Some(Stored { document, owner: owner.clone(), metadata: created.metadata })),
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(None),
         Err(source) => Err(KeySecretError::for_keys_of("create", &document.app_id, source)),
     }
 }
 
-/// Replaces the keys that were read. `None`: they have changed or are deleted, so everything must be read and decided
-/// again.
+/// Replaces the keys that were read. Returns `None` if they have changed or are deleted; then everything must be read
+/// and decided again.
 pub(crate) async fn replace(
     secrets: &Api<Secret>,
-    kept: &Stored,
+    stored: &Stored,
     document: &KeyDocument,
-    holder: &AppIdOwner,
+    owner: &AppIdOwner,
 ) -> Result<Option<Stored>, KeySecretError> {
     let name = app_keys_secret(&document.app_id);
-    let document = document.written_for(&holder.namespace);
-    match secrets.replace(&name, &post_params(), &build_secret(&document, holder, Some(&kept.metadata))).await {
-        Ok(put) => Ok(Some(Stored { document, owner: holder.clone(), metadata: put.metadata })),
+    let document = document.written_for(&owner.namespace);
+    match secrets.replace(&name, &post_params(), &build_secret(&document, owner, Some(&stored.metadata))).await {
+        Ok(replaced) => Ok(Some(Stored { document, owner: owner.clone(), metadata: replaced.metadata })),
         Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(None),
         Err(source) => Err(KeySecretError::for_keys_of("update", &document.app_id, source)),
     }
 }
 
-/// Deletes the keys, which frees the appID, once `deletionPolicy: Delete` has finished. Deletes only the version that
-/// was read. Returns whether they are deleted.
-pub(crate) async fn delete(secrets: &Api<Secret>, kept: &Stored) -> Result<bool, KeySecretError> {
-    let name = app_keys_secret(&kept.document.app_id);
+/// Deletes the keys, which frees the appID. Deletes only the version that was read. Returns whether they are deleted.
+pub(crate) async fn delete(secrets: &Api<Secret>, stored: &Stored) -> Result<bool, KeySecretError> {
+    let name = app_keys_secret(&stored.document.app_id);
     let preconditions =
-        Preconditions { uid: kept.metadata.uid.clone(), resource_version: kept.metadata.resource_version.clone() };
+        Preconditions { uid: stored.metadata.uid.clone(), resource_version: stored.metadata.resource_version.clone() };
     match secrets.delete(&name, &DeleteParams::default().preconditions(preconditions)).await {
         Ok(_) => Ok(true),
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(true),
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
-        Err(source) => Err(KeySecretError::for_keys_of("delete", &kept.document.app_id, source)),
+        Err(source) => Err(KeySecretError::for_keys_of("delete", &stored.document.app_id, source)),
     }
 }
 

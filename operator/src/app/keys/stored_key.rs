@@ -28,7 +28,7 @@ pub(super) struct KeyTiming {
     pub(super) rotation_period: Duration,
     /// The longest lifetime of anything created with such a key from now on, in seconds.
     pub(super) max_lifetime_seconds: u32,
-    /// The longest lifetime of anything created with a key of which nothing is known, in seconds.
+    /// The longest lifetime of anything created with a key of unknown history, in seconds.
     pub(super) max_lifetime_if_unknown_seconds: u32,
 }
 

@@ -77,8 +77,8 @@ async fn find_owner(client: &Client, owner: &AppIdOwner, app_id: &AppId) -> Resu
     }
 }
 
-/// Whether the API server says that no object of this name exists. If the whole resource is missing (no CRD), the status
-/// is also 404, but without a name: that proves nothing.
+/// Whether this status of the API server proves that no object of this name exists. If the whole resource is missing
+/// (no CRD), the status is also 404 but without a name, which proves nothing.
 pub(crate) fn proves_absence(status: &Status, name: &str) -> bool {
     status.code == 404 && status.details.as_ref().is_some_and(|details| details.name == name)
 }

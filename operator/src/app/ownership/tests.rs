@@ -13,21 +13,21 @@ use crate::app::{
 const KEYS: &str = "/api/v1/namespaces/latchkey/secrets/latchkey-keys-shop";
 const RENDERED: &str = "/api/v1/namespaces/latchkey/secrets/latchkey-app-shop";
 
-fn holder(namespace: &str, name: &str) -> AppIdOwner {
+fn owner(namespace: &str, name: &str) -> AppIdOwner {
     AppIdOwner { namespace: namespace.into(), name: name.into() }
 }
 
 /// A claim of an App that was created in this second.
-fn claim(namespace: &str, name: &str, second: i64, judged: ClaimValidity) -> Claim {
-    Claim { owner: holder(namespace, name), created: Some(Timestamp::from_second(second).unwrap()), validity: judged }
+fn claim(namespace: &str, name: &str, second: i64, validity: ClaimValidity) -> Claim {
+    Claim { owner: owner(namespace, name), created: Some(Timestamp::from_second(second).unwrap()), validity }
 }
 
 /// Stored keys with this owner, last written for this namespace.
-fn kept(namespace: &str, name: &str, written_for: &str) -> KeyLookup {
+fn stored(namespace: &str, name: &str, written_for: &str) -> KeyLookup {
     let app_id = "shop".parse().unwrap();
     let mut document = KeyDocument::first(&app_id, SigningAlgorithm::ES256, OffsetDateTime::UNIX_EPOCH).unwrap();
     document.namespace = Some(written_for.into());
-    KeyLookup::stored(document, holder(namespace, name))
+    KeyLookup::stored(document, owner(namespace, name))
 }
 
 /// The App `shop/store`, created in second 10. Nothing else exists.
@@ -61,47 +61,50 @@ fn the_oldest_valid_app_takes_a_free_app_id() {
 #[test]
 fn the_owner_keeps_the_app_id_whatever_the_age_of_others() {
     let older = vec![claim("shop", "older", 1, ClaimValidity::Valid), claim("other", "older", 1, ClaimValidity::Valid)];
-    let facts = OwnershipFacts { keys: kept("shop", "store", "shop"), other_claims: older, ..facts() };
+    let facts = OwnershipFacts { keys: stored("shop", "store", "shop"), other_claims: older, ..facts() };
     assert_eq!(facts.decide(), OwnershipDecision::Ours);
-    // An older App that was broken and is repaired comes too late.
+    // An older App that was invalid until now comes too late.
     let late = OwnershipFacts { claim: claim("other", "older", 1, ClaimValidity::Valid), ..facts };
     assert_eq!(late.decide(), OwnershipDecision::OwnedByOther);
 }
 
 #[test]
 fn only_the_namespace_of_a_deleted_owner_can_succeed_it() {
-    let gone = |keys: KeyLookup| OwnershipFacts { keys, owner_state: OwnerState::Deleted, ..facts() };
-    assert_eq!(gone(kept("shop", "before", "shop")).decide(), OwnershipDecision::Inherit);
-    assert_eq!(gone(kept("other", "before", "other")).decide(), OwnershipDecision::Reserved);
+    let deleted = |keys: KeyLookup| OwnershipFacts { keys, owner_state: OwnerState::Deleted, ..facts() };
+    assert_eq!(deleted(stored("shop", "before", "shop")).decide(), OwnershipDecision::Inherit);
+    assert_eq!(deleted(stored("other", "before", "other")).decide(), OwnershipDecision::Reserved);
     // Of several there, the oldest.
     let others =
         vec![claim("shop", "older", 1, ClaimValidity::Valid), claim("other", "older", 1, ClaimValidity::Valid)];
-    let facts = OwnershipFacts { other_claims: others, ..gone(kept("shop", "before", "shop")) };
+    let facts = OwnershipFacts { other_claims: others, ..deleted(stored("shop", "before", "shop")) };
     assert_eq!(facts.decide(), OwnershipDecision::Wait);
     let others = vec![claim("other", "older", 1, ClaimValidity::Valid)];
-    let facts = OwnershipFacts { other_claims: others, ..gone(kept("shop", "before", "shop")) };
+    let facts = OwnershipFacts { other_claims: others, ..deleted(stored("shop", "before", "shop")) };
     assert_eq!(facts.decide(), OwnershipDecision::Inherit);
     // Nothing proves that it is deleted.
-    let facts = OwnershipFacts { owner_state: OwnerState::Exists, ..gone(kept("shop", "before", "shop")) };
+    let facts = OwnershipFacts { owner_state: OwnerState::Exists, ..deleted(stored("shop", "before", "shop")) };
     assert_eq!(facts.decide(), OwnershipDecision::OwnedByOther);
 }
 
 #[test]
 fn the_platform_team_can_hand_over_an_app_id() {
-    let edited =
-        |name: &str| OwnershipFacts { keys: kept("shop", name, "before"), owner_state: OwnerState::Deleted, ..facts() };
+    let edited = |name: &str| OwnershipFacts {
+        keys: stored("shop", name, "before"),
+        owner_state: OwnerState::Deleted,
+        ..facts()
+    };
     assert_eq!(edited("another-name").decide(), OwnershipDecision::HandedOver);
     // Even if the App has exactly the name of the previous owner.
     assert_eq!(edited("store").decide(), OwnershipDecision::HandedOver);
-    // The previous owner has lost it.
+    // The previous owner does not own it any more.
     let before = OwnershipFacts { claim: claim("before", "store", 1, ClaimValidity::Valid), ..edited("store") };
     assert_eq!(before.decide(), OwnershipDecision::Reserved);
 }
 
 #[test]
 fn lost_keys_are_rebuilt_by_their_owner() {
-    let lost = |namespace: &str, name: &str, holder_app| {
-        OwnershipFacts { rendered_owner: Some(holder(namespace, name)), owner_state: holder_app, ..facts() }.decide()
+    let lost = |namespace: &str, name: &str, owner_state| {
+        OwnershipFacts { rendered_owner: Some(owner(namespace, name)), owner_state, ..facts() }.decide()
     };
     assert_eq!(lost("shop", "store", OwnerState::Exists), OwnershipDecision::Rebuild);
     assert_eq!(lost("shop", "before", OwnerState::Deleted), OwnershipDecision::Rebuild);
@@ -112,32 +115,28 @@ fn lost_keys_are_rebuilt_by_their_owner() {
 
 #[test]
 fn unusable_keys_still_name_their_owner() {
-    let broken = |holder: Option<AppIdOwner>, holder_app| {
-        OwnershipFacts {
-            keys: KeyLookup::Unusable(UnusableReason::NotKeyDocument, holder),
-            owner_state: holder_app,
-            ..facts()
-        }
-        .decide()
+    let broken = |owner: Option<AppIdOwner>, owner_state| {
+        OwnershipFacts { keys: KeyLookup::Unusable(UnusableReason::NotKeyDocument, owner), owner_state, ..facts() }
+            .decide()
     };
     let unusable = OwnershipDecision::KeysUnusable(UnusableReason::NotKeyDocument);
-    assert_eq!(broken(Some(holder("shop", "store")), OwnerState::Exists), unusable);
-    assert_eq!(broken(Some(holder("shop", "before")), OwnerState::Deleted), unusable);
-    assert_eq!(broken(Some(holder("other", "store")), OwnerState::Exists), OwnershipDecision::OwnedByOther);
-    assert_eq!(broken(Some(holder("other", "store")), OwnerState::Deleted), OwnershipDecision::Reserved);
+    assert_eq!(broken(Some(owner("shop", "store")), OwnerState::Exists), unusable);
+    assert_eq!(broken(Some(owner("shop", "before")), OwnerState::Deleted), unusable);
+    assert_eq!(broken(Some(owner("other", "store")), OwnerState::Exists), OwnershipDecision::OwnedByOther);
+    assert_eq!(broken(Some(owner("other", "store")), OwnerState::Deleted), OwnershipDecision::Reserved);
     assert_eq!(broken(None, OwnerState::Exists), unusable);
 }
 
 #[test]
 fn an_app_that_may_take_the_app_id_is_validated_as_its_owner() {
-    for may in [
+    for decision in [
         OwnershipDecision::Ours,
         OwnershipDecision::Free,
         OwnershipDecision::Rebuild,
         OwnershipDecision::Inherit,
         OwnershipDecision::HandedOver,
     ] {
-        assert_eq!(may.assumed_ownership(), Some(resolve::Ownership::Ours));
+        assert_eq!(decision.assumed_ownership(), Some(resolve::Ownership::Ours));
     }
     assert_eq!(OwnershipDecision::OwnedByOther.assumed_ownership(), Some(resolve::Ownership::Taken));
     assert_eq!(OwnershipDecision::Reserved.assumed_ownership(), Some(resolve::Ownership::Reserved));
@@ -157,7 +156,7 @@ fn app(namespace: &str, name: &str, app_id: &str) -> App {
 
 #[test]
 fn a_claim_is_valid_by_the_conditions_of_its_current_generation() {
-    let judged = |status: &str, reason: &str, generation: i64| {
+    let validity_for = |status: &str, reason: &str, generation: i64| {
         let mut app = app("shop", "store", "shop");
         app.status = serde_json::from_value(json!({ "conditions": [{
             "type": "Accepted", "status": status, "reason": reason, "message": "", "observedGeneration": generation,
@@ -167,17 +166,17 @@ fn a_claim_is_valid_by_the_conditions_of_its_current_generation() {
         Claim::from_app(&app).validity
     };
     assert_eq!(Claim::from_app(&app("shop", "store", "shop")), claim("shop", "store", 10, ClaimValidity::Pending));
-    assert_eq!(judged("Unknown", "Pending", -1), ClaimValidity::Pending);
-    assert_eq!(judged("True", "Accepted", 1), ClaimValidity::Pending);
-    assert_eq!(judged("True", "Accepted", 2), ClaimValidity::Valid);
-    assert_eq!(judged("False", "InvalidSpec", 1), ClaimValidity::Pending);
-    assert_eq!(judged("False", "InvalidSpec", 2), ClaimValidity::Invalid);
-    assert_eq!(judged("False", "TooLarge", 2), ClaimValidity::Invalid);
-    assert_eq!(judged("False", "QuotaExceeded", 2), ClaimValidity::Invalid);
-    assert_eq!(judged("False", "AppIDConflict", 2), ClaimValidity::Valid);
-    let mut going = app("shop", "store", "shop");
-    going.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
-    assert_eq!(Claim::from_app(&going).validity, ClaimValidity::Deleting);
+    assert_eq!(validity_for("Unknown", "Pending", -1), ClaimValidity::Pending);
+    assert_eq!(validity_for("True", "Accepted", 1), ClaimValidity::Pending);
+    assert_eq!(validity_for("True", "Accepted", 2), ClaimValidity::Valid);
+    assert_eq!(validity_for("False", "InvalidSpec", 1), ClaimValidity::Pending);
+    assert_eq!(validity_for("False", "InvalidSpec", 2), ClaimValidity::Invalid);
+    assert_eq!(validity_for("False", "TooLarge", 2), ClaimValidity::Invalid);
+    assert_eq!(validity_for("False", "QuotaExceeded", 2), ClaimValidity::Invalid);
+    assert_eq!(validity_for("False", "AppIDConflict", 2), ClaimValidity::Valid);
+    let mut deleting = app("shop", "store", "shop");
+    deleting.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+    assert_eq!(Claim::from_app(&deleting).validity, ClaimValidity::Deleting);
 }
 
 fn secret_of(namespace: &str, name: &str) -> impl FnOnce(&ReceivedCall) -> (StatusCode, Value) + Send + 'static {
@@ -208,9 +207,12 @@ async fn in_steady_state_one_get_of_the_keys_identifies_the_owner() {
 #[tokio::test]
 async fn only_the_api_server_proves_that_an_owner_is_deleted() {
     const APP: &str = "/apis/latchkey.dev/v1alpha1/namespaces/other/apps/before";
-    let with = async |answer: fn(&ReceivedCall) -> (StatusCode, Value)| {
-        let script =
-            MockApi::default().expect(Method::GET, KEYS, secret_of("other", "before")).expect(Method::GET, APP, answer);
+    let with = async |response: fn(&ReceivedCall) -> (StatusCode, Value)| {
+        let script = MockApi::default().expect(Method::GET, KEYS, secret_of("other", "before")).expect(
+            Method::GET,
+            APP,
+            response,
+        );
         gathered(&script).await.map(|facts| facts.owner_state)
     };
     assert_eq!(with(|_| not_found("before")).await.unwrap(), OwnerState::Deleted);
@@ -247,7 +249,7 @@ async fn if_the_keys_are_lost_the_rendered_secret_names_their_owner() {
         },
     );
     let facts = gathered(&script).await.unwrap();
-    assert_eq!((facts.decide(), facts.rendered_owner), (OwnershipDecision::Rebuild, Some(holder("shop", "store"))));
+    assert_eq!((facts.decide(), facts.rendered_owner), (OwnershipDecision::Rebuild, Some(owner("shop", "store"))));
 
     let script = MockApi::default().expect(Method::GET, KEYS, |_| not_found("latchkey-keys-shop")).expect(
         Method::GET,

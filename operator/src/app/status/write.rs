@@ -19,7 +19,7 @@ use crate::{
     context::Context,
     error::Error,
     facts::FieldError,
-    status::write_status,
+    status::write::write_status,
 };
 
 /// Reports a finished reconcile.

@@ -129,9 +129,9 @@ fn manifests_are_found_in_subfolders_and_in_every_format() {
     );
     folders.write(".hidden.yaml", app("a", "hidden", "{}"));
     folders.write("notes.txt", app("a", "notes", "{}"));
-    let outcome = folders.run();
+    let summary = folders.run();
     // An anchor must be in the same document, so the schema sees it too.
-    assert_eq!(outcome.rejected, ["merge.yaml (document 1): App a/six: field x-all: unknown field"]);
+    assert_eq!(summary.rejected, ["merge.yaml (document 1): App a/six: field x-all: unknown field"]);
     assert_eq!(folders.documents(), ["five.json", "four.json", "one.json", "three.json", "two.json"]);
     assert_eq!(folders.document("two").unwrap().namespace, "default");
 }
@@ -168,15 +168,15 @@ fn a_bad_object_is_reported_by_file_object_field_and_reason_and_affects_no_other
     let folders = Folders::new();
     let bad = app("shop", "bad", "{ redirectURLs: [\"https://a.example\", \"http://a.example\"], sginUp: Open }");
     folders.write("shop.yaml", format!("{}---\n{bad}---\n{}", app("shop", "one", "{}"), app("shop", "two", "{}")));
-    let outcome = folders.run();
-    assert_eq!(outcome.rejected.len(), 2, "{:?}", outcome.rejected);
+    let summary = folders.run();
+    assert_eq!(summary.rejected.len(), 2, "{:?}", summary.rejected);
     let start = "shop.yaml (document 2): App shop/bad: field ";
     assert!(
-        outcome.rejected[0].starts_with(&format!("{start}spec.redirectURLs[1]: use https")),
+        summary.rejected[0].starts_with(&format!("{start}spec.redirectURLs[1]: use https")),
         "{:?}",
-        outcome.rejected
+        summary.rejected
     );
-    assert_eq!(outcome.rejected[1], format!("{start}spec.sginUp: unknown field"));
+    assert_eq!(summary.rejected[1], format!("{start}spec.sginUp: unknown field"));
     assert_eq!(folders.documents(), ["one.json", "two.json"]);
 }
 
@@ -200,15 +200,15 @@ fn a_broken_document_affects_no_other() {
     folders.write("bytes.yaml", b"apiVersion: \xff\n");
     folders.write("broken.json", "{");
     folders.write("text.yaml", "only text\n");
-    let outcome = folders.run();
+    let summary = folders.run();
     assert_eq!(folders.documents(), ["one.json", "three.json"]);
-    assert_eq!(outcome.rejected.len(), 4, "{:?}", outcome.rejected);
-    assert!(outcome.rejected[0].starts_with("broken.json (document 1): is not JSON: "));
-    assert_eq!(outcome.rejected[1], "bytes.yaml: is not UTF-8 at byte 12");
+    assert_eq!(summary.rejected.len(), 4, "{:?}", summary.rejected);
+    assert!(summary.rejected[0].starts_with("broken.json (document 1): is not JSON: "));
+    assert_eq!(summary.rejected[1], "bytes.yaml: is not UTF-8 at byte 12");
     let line = app("shop", "one", "{}").lines().count() + 2;
-    assert!(outcome.rejected[2].starts_with("shop.yaml (document 2): is not YAML: "), "{:?}", outcome.rejected);
-    assert!(outcome.rejected[2].ends_with(&format!("(line {line})")), "{:?}", outcome.rejected);
-    assert_eq!(outcome.rejected[3], "text.yaml (document 1): is not an object");
+    assert!(summary.rejected[2].starts_with("shop.yaml (document 2): is not YAML: "), "{:?}", summary.rejected);
+    assert!(summary.rejected[2].ends_with(&format!("(line {line})")), "{:?}", summary.rejected);
+    assert_eq!(summary.rejected[3], "text.yaml (document 1): is not an object");
 }
 
 #[test]
@@ -216,9 +216,9 @@ fn of_two_apps_with_one_app_id_the_first_wins() {
     let folders = Folders::new();
     folders.write("b.yaml", app("b", "shop", "{}"));
     folders.write("a.yaml", format!("{}---\n{}", app("a", "store", "{ appID: shop }"), app("c", "shop", "{}")));
-    let outcome = folders.run();
+    let summary = folders.run();
     assert_eq!(
-        outcome.rejected,
+        summary.rejected,
         [
             "a.yaml (document 2): App c/shop: field metadata.name: another App owns the appID shop; set another spec.appID",
             "b.yaml (document 1): App b/shop: field metadata.name: another App owns the appID shop; set another spec.appID",
@@ -247,8 +247,8 @@ fn a_deleted_app_is_removed_and_other_files_stay() {
     folders.run();
     fs::write(folders.path("to/package.json"), "{}").unwrap();
     folders.remove("other.yaml");
-    let outcome = folders.run();
-    assert_eq!(outcome.apps[1..], ["other: removed".to_owned()]);
+    let summary = folders.run();
+    assert_eq!(summary.apps[1..], ["other: removed".to_owned()]);
     assert_eq!(folders.documents(), ["package.json", "shop.json"]);
     assert!(fs::exists(folders.path("keys/latchkey-keys-other.json")).unwrap(), "keys are never removed");
 }
@@ -268,8 +268,8 @@ fn a_broken_manifest_leaves_the_served_document() {
     ];
     for manifest in broken {
         folders.write("shop.yaml", &manifest);
-        let outcome = folders.run();
-        assert!(!outcome.rejected.is_empty() && outcome.apps.is_empty(), "{manifest}: {outcome:?}");
+        let summary = folders.run();
+        assert!(!summary.rejected.is_empty() && summary.apps.is_empty(), "{manifest}: {summary:?}");
         assert_eq!(fs::read(folders.path("to/shop.json")).unwrap(), good, "{manifest}");
     }
     folders.write("shop.yaml", b"\xff");
@@ -286,11 +286,11 @@ fn unresolved_references_are_reported_and_nothing_is_rejected_for_them() {
         "shop.yaml",
         app("shop", "shop", "{ providerRefs: [{ name: gone }], mail: { smtpSecretRef: { name: gone } } }"),
     );
-    let outcome = folders.run();
-    assert_eq!((outcome.rejected.len(), outcome.unresolved.len(), outcome.apps.len()), (0, 2, 1));
+    let summary = folders.run();
+    assert_eq!((summary.rejected.len(), summary.unresolved.len(), summary.apps.len()), (0, 2, 1));
     let start = "shop.yaml (document 1): App shop/shop: field ";
-    assert!(outcome.unresolved[0].starts_with(&format!("{start}spec.providerRefs[0]: Provider gone does not exist")));
-    assert!(outcome.unresolved[0].ends_with("(ProviderNotFound)"));
+    assert!(summary.unresolved[0].starts_with(&format!("{start}spec.providerRefs[0]: Provider gone does not exist")));
+    assert!(summary.unresolved[0].ends_with("(ProviderNotFound)"));
     assert_eq!(folders.document("shop").unwrap().mail.smtp, RenderedSmtp::Unresolved);
 }
 
@@ -310,12 +310,12 @@ fn secrets_are_read_from_data_and_string_data_and_never_printed() {
     assert_eq!((relay_of_shop.host.as_str(), relay_of_shop.port), ("smtp.example", 587));
 
     folders.write("shop.yaml", relay("data: { host: '***hush***' }"));
-    let outcome = folders.run();
-    assert_eq!(outcome.rejected.len(), 2);
-    assert!(outcome.rejected.iter().any(|line| {
+    let summary = folders.run();
+    assert_eq!(summary.rejected.len(), 2);
+    assert!(summary.rejected.iter().any(|line| {
         line == "shop.yaml (document 2): Secret shop/relay: field data.host: must be base64; plain text goes under stringData"
     }));
-    assert!(!format!("{outcome:?}").contains("hush"));
+    assert!(!format!("{summary:?}").contains("hush"));
 
     folders.write("shop.yaml", relay("stringData: { port: 587 }"));
     let line = "shop.yaml (document 2): Secret shop/relay: field stringData.port: must be a string; put it in quotes";
@@ -327,8 +327,8 @@ fn check_writes_nothing() {
     let folders = Folders::new();
     folders.write("shop.yaml", shop());
     folders.write("bad.yaml", app("shop", "bad", "{ signUp: Maybe }"));
-    let outcome = folders.run_with(&["--check"]);
-    assert_eq!((outcome.apps, outcome.rejected.len()), (vec!["shop: valid".to_owned()], 1));
+    let summary = folders.run_with(&["--check"]);
+    assert_eq!((summary.apps, summary.rejected.len()), (vec!["shop: valid".to_owned()], 1));
     assert!(!fs::exists(folders.path("to")).unwrap() && !fs::exists(folders.path("keys")).unwrap());
 }
 
@@ -339,8 +339,8 @@ fn check_needs_only_the_manifests() {
     let from = folders.path("from");
     let words = ["latchkey-operator", "render", "--from", &from, "--check"];
     let Some(Command::Render(args)) = Args::parse_from(words).command else { panic!("render is a command") };
-    let outcome = Renderer::new(args).unwrap().run(OffsetDateTime::UNIX_EPOCH).unwrap();
-    assert_eq!(outcome.apps, ["shop: valid"]);
+    let summary = Renderer::new(args).unwrap().run(OffsetDateTime::UNIX_EPOCH).unwrap();
+    assert_eq!(summary.apps, ["shop: valid"]);
     assert!(Args::try_parse_from(["latchkey-operator", "render", "--from", &from]).is_err());
 }
 
@@ -355,13 +355,13 @@ fn unreadable_keys_are_never_overwritten() {
     for broken in ["", "{", "hush", r#"{"appID":"other","signing":[],"hmac":[]}"#] {
         fs::write(&path, broken).unwrap();
         folders.write("shop.yaml", app("shop", "shop", "{ signUp: Closed }"));
-        let outcome = folders.run();
-        assert_eq!(outcome.rejected.len(), 1, "{outcome:?}");
-        assert!(outcome.rejected[0].contains("App shop/shop: its keys"), "{outcome:?}");
-        assert!(!outcome.rejected[0].contains("hush"));
+        let summary = folders.run();
+        assert_eq!(summary.rejected.len(), 1, "{summary:?}");
+        assert!(summary.rejected[0].contains("App shop/shop: its keys"), "{summary:?}");
+        assert!(!summary.rejected[0].contains("hush"));
         assert_eq!(fs::read_to_string(&path).unwrap(), broken);
         assert_eq!(fs::read(folders.path("to/shop.json")).unwrap(), good, "the last good document is still served");
-        assert_eq!(outcome.apps.len(), 1, "the other App is rendered");
+        assert_eq!(summary.apps.len(), 1, "the other App is rendered");
     }
 }
 
@@ -391,12 +391,12 @@ fn another_algorithm_adds_a_key_to_the_old_one() {
 }
 
 #[test]
-fn the_first_keys_of_two_at_once_are_the_same() {
+fn two_concurrent_runs_store_the_same_first_keys() {
     let folder = TempDir::new().unwrap();
     let app_id: AppId = "shop".parse().unwrap();
-    let make = || KeyDocument::first(&app_id, SigningAlgorithm::ES256, OffsetDateTime::UNIX_EPOCH).unwrap();
-    let one = files::store_first_keys(folder.path(), make()).unwrap();
-    let other = files::store_first_keys(folder.path(), make()).unwrap();
+    let generate = || KeyDocument::first(&app_id, SigningAlgorithm::ES256, OffsetDateTime::UNIX_EPOCH).unwrap();
+    let one = files::store_first_keys(folder.path(), generate()).unwrap();
+    let other = files::store_first_keys(folder.path(), generate()).unwrap();
     assert_eq!(one, other);
 }
 
@@ -421,9 +421,9 @@ fn a_document_over_the_limit_is_rejected() {
         );
     }
     folders.write("shop.yaml", text);
-    let outcome = folders.run();
+    let summary = folders.run();
     assert_eq!(
-        outcome.rejected,
+        summary.rejected,
         [
             "shop.yaml (document 1): App shop/shop: the rendered document is over 512 KiB; shorten the templates and lists"
         ]
@@ -438,8 +438,8 @@ fn http_is_for_development() {
         "shop.yaml",
         "apiVersion: latchkey.dev/v1alpha1\nkind: Provider\nmetadata: { name: local }\nspec: { oidc: { issuer: \"http://127.0.0.1:5556\", clientID: a, clientSecretRef: { name: a, key: a } } }\n",
     );
-    let refused = folders.run().rejected;
-    assert_eq!(refused, ["shop.yaml (document 1): Provider default/local: field spec.oidc.issuer: use https"]);
+    let rejected = folders.run().rejected;
+    assert_eq!(rejected, ["shop.yaml (document 1): Provider default/local: field spec.oidc.issuer: use https"]);
     let development = ["--base-url", "http://127.0.0.1:8080", "--allow-insecure"];
     assert_eq!(folders.run_with(&development).rejected, [] as [String; 0]);
     assert!(folders.renderer(&["--base-url", "http://127.0.0.1:8080"]).is_err());
@@ -465,8 +465,8 @@ fn the_examples_are_served_in_development() {
         let path = entry.unwrap().path();
         folders.write(path.file_name().unwrap().to_str().unwrap(), fs::read(&path).unwrap());
     }
-    let outcome = folders.run_with(&["--base-url", "http://127.0.0.1:8080", "--allow-insecure"]);
-    assert_eq!((&outcome.rejected[..], &outcome.unresolved[..]), (&[][..], &[][..]));
+    let summary = folders.run_with(&["--base-url", "http://127.0.0.1:8080", "--allow-insecure"]);
+    assert_eq!((&summary.rejected[..], &summary.unresolved[..]), (&[][..], &[][..]));
     let shop = folders.document("shop").unwrap();
     assert_eq!(shop.mail.smtp, RenderedSmtp::Install);
 }
@@ -554,10 +554,10 @@ fn an_app_with_a_panicking_step_is_rejected_and_the_others_are_rendered() {
     folders.write("b.yaml", app("shop", "good", "{}"));
     let mut renderer = folders.renderer(&[]).unwrap();
     renderer.before_validate = |facts| assert!(facts.app.metadata.name.as_deref() != Some("bomb"), "{}", "hush");
-    let outcome = renderer.run(OffsetDateTime::UNIX_EPOCH).unwrap();
-    assert_eq!(outcome.rejected.len(), 1);
+    let summary = renderer.run(OffsetDateTime::UNIX_EPOCH).unwrap();
+    assert_eq!(summary.rejected.len(), 1);
     let start = "a.yaml (document 1): App shop/bomb: the operator failed on this object: a panic at ";
-    assert!(outcome.rejected[0].starts_with(start) && !outcome.rejected[0].contains("hush"), "{:?}", outcome.rejected);
+    assert!(summary.rejected[0].starts_with(start) && !summary.rejected[0].contains("hush"), "{:?}", summary.rejected);
     assert_eq!(folders.documents(), ["good.json"]);
     // The document that was served stays.
     renderer.before_validate = |_| {};

@@ -108,8 +108,8 @@ fn a_key_is_not_used_before_every_pod_knows_it() {
     // For days, one pod serves the previous revision.
     let later = NOW + Duration::days(3);
     assert_eq!(keys.advance(&policy, later, false), Ok(None));
-    // Then all pods have the new one. Only servers read what an HMAC key creates; signing keys are also fetched by others, at
-    // intervals.
+    // Then all pods have the new one. Only servers read what an HMAC key creates; signing keys are also fetched by
+    // others, at intervals.
     let keys = keys.advance(&policy, later, true).unwrap().unwrap();
     assert_states(&keys, &["s1 Active", "s2 Published"], &["h1 Retired", "h2 Active"]);
     assert_eq!(keys.hmac[0].lifecycle.not_after, None, "a pod with the previous revision still creates tokens with it");
@@ -147,7 +147,7 @@ fn annotations_older_than_the_first_keys_count_as_done() {
     let keys = KeyDocument::first_with_policy(&shop(), &policy, NOW).unwrap();
     assert_states(&keys, &["s2 Active"], &["h1 Active"]);
     assert_eq!(keys.advance(&policy, NOW, true), Ok(None));
-    assert_eq!(keys.request_problem(&policy), None);
+    assert_eq!(keys.request_error(&policy), None);
 }
 
 #[test]
@@ -214,10 +214,10 @@ fn an_unknown_id_is_reported_and_not_assigned_later() {
     let keys = first();
     for bad in ["s2", "h7", "x", "s", "s01"] {
         assert_eq!(keys.advance(&revoking(bad), NOW, true), Ok(None), "{bad}");
-        let problem = keys.request_problem(&revoking(bad)).unwrap();
-        assert!(problem.contains("names no key of this App; set it to an id of status"), "{problem}");
+        let error = keys.request_error(&revoking(bad)).unwrap();
+        assert!(error.contains("names no key of this App; set it to an id of status"), "{error}");
     }
-    assert_eq!(keys.request_problem(&revoking("s1")), None);
+    assert_eq!(keys.request_error(&revoking("s1")), None);
     let policy = KeyPolicy { revoke_id: Some("s2".to_owned()), ..rotation_requested("1") };
     let keys = advanced(&keys, &policy, NOW);
     assert_states(&keys, &["s1 Active", "s3 Published"], &["h1 Retired", "h2 Active"]);
@@ -306,12 +306,12 @@ fn a_rotation_waits_if_too_many_keys_are_stored() {
     let now = NOW + Duration::hours(12);
     let keys = advanced(&keys, &full, now);
     assert_eq!(keys.hmac.len(), MAX_KEYS);
-    assert!(keys.request_problem(&full).unwrap().contains("waits"));
+    assert!(keys.request_error(&full).unwrap().contains("waits"));
     // A revocation needs no more room; the first key that expires makes some.
     assert_eq!(advanced(&keys, &revoking("h60"), now).hmac.len(), MAX_KEYS);
     let end = keys.hmac[0].lifecycle.not_after.unwrap();
     let later = advanced(&keys, &full, end);
-    assert_eq!((later.rotation.as_deref(), later.request_problem(&full)), (Some("more"), None));
+    assert_eq!((later.rotation.as_deref(), later.request_error(&full)), (Some("more"), None));
 }
 
 #[test]

@@ -27,8 +27,8 @@ fn secrets(script: &MockApi) -> Api<Secret> {
 }
 
 /// The Secret as the API server returns it.
-fn stored(document: &KeyDocument, holder: &AppIdOwner, version: &str) -> Value {
-    let mut stored = build_secret(document, holder, None);
+fn returned(document: &KeyDocument, owner: &AppIdOwner, version: &str) -> Value {
+    let mut stored = build_secret(document, owner, None);
     stored.metadata.namespace = Some("latchkey".into());
     stored.metadata.uid = Some("1".into());
     stored.metadata.resource_version = Some(version.into());
@@ -49,9 +49,9 @@ fn found(value: Value) -> impl FnOnce(&ReceivedCall) -> (StatusCode, Value) + Se
     move |_| (StatusCode::OK, value)
 }
 
-fn kept(found: KeyLookup) -> Stored {
+fn stored(found: KeyLookup) -> Stored {
     match found {
-        KeyLookup::Stored(kept) => *kept,
+        KeyLookup::Stored(stored) => *stored,
         KeyLookup::Missing | KeyLookup::Unusable(..) => panic!("{found:?}"),
     }
 }
@@ -60,8 +60,8 @@ fn kept(found: KeyLookup) -> Stored {
 async fn the_first_keys_are_posted_and_read_back_as_they_were() {
     let script = MockApi::default().expect(Method::POST, SECRETS, written("1"));
     let document = keys().written_for("shop");
-    let made = create(&secrets(&script), &document, &us()).await.unwrap().unwrap();
-    assert_eq!((&made.document, &made.owner), (&document, &us()));
+    let created = create(&secrets(&script), &document, &us()).await.unwrap().unwrap();
+    assert_eq!((&created.document, &created.owner), (&document, &us()));
     let calls = script.finish();
     let body = &calls[0].body;
     assert_eq!(body["type"], "latchkey.dev/app-keys");
@@ -70,7 +70,7 @@ async fn the_first_keys_are_posted_and_read_back_as_they_were() {
     assert_eq!(body["metadata"]["annotations"]["latchkey.dev/name"], "store");
 
     let script = MockApi::default().expect(Method::GET, SECRET, found(body.clone()));
-    assert_eq!(kept(read(&secrets(&script), &shop()).await.unwrap()).document, document);
+    assert_eq!(stored(read(&secrets(&script), &shop()).await.unwrap()).document, document);
 }
 
 #[tokio::test]
@@ -78,11 +78,11 @@ async fn of_two_concurrent_creations_of_the_first_keys_one_wins() {
     let (theirs, them) = (keys(), AppIdOwner { namespace: "other".into(), name: "shop".into() });
     let script = MockApi::default()
         .expect(Method::POST, SECRETS, |_| api_error(StatusCode::CONFLICT, "AlreadyExists", "latchkey-keys-shop"))
-        .expect(Method::GET, SECRET, found(stored(&theirs, &them, "7")));
+        .expect(Method::GET, SECRET, found(returned(&theirs, &them, "7")));
     let api = secrets(&script);
     assert_eq!(create(&api, &keys(), &us()).await.unwrap(), None);
-    let kept = kept(read(&api, &shop()).await.unwrap());
-    assert_eq!((kept.document, kept.owner), (theirs, them));
+    let stored = stored(read(&api, &shop()).await.unwrap());
+    assert_eq!((stored.document, stored.owner), (theirs, them));
     script.finish();
 }
 
@@ -90,13 +90,13 @@ async fn of_two_concurrent_creations_of_the_first_keys_one_wins() {
 async fn a_change_keeps_the_version_that_was_read_and_the_metadata_of_others() {
     let document = keys().written_for("shop");
     let changed = document.changed_to_algorithm(SigningAlgorithm::EdDSA, NOW).unwrap().unwrap();
-    let script = MockApi::default().expect(Method::GET, SECRET, found(stored(&document, &us(), "7"))).expect(
+    let script = MockApi::default().expect(Method::GET, SECRET, found(returned(&document, &us(), "7"))).expect(
         Method::PUT,
         SECRET,
         written("8"),
     );
     let api = secrets(&script);
-    let before = kept(read(&api, &shop()).await.unwrap());
+    let before = stored(read(&api, &shop()).await.unwrap());
     let after = replace(&api, &before, &changed, &us()).await.unwrap().unwrap();
     assert_eq!(after.document, changed);
     assert_eq!(after.metadata.resource_version.as_deref(), Some("8"));
@@ -107,22 +107,23 @@ async fn a_change_keeps_the_version_that_was_read_and_the_metadata_of_others() {
 
 #[tokio::test]
 async fn a_paused_leader_does_not_overwrite_a_newer_key() {
-    let change = |kept: &Stored| kept.document.changed_to_algorithm(SigningAlgorithm::EdDSA, NOW).unwrap();
+    let change = |stored: &Stored| stored.document.changed_to_algorithm(SigningAlgorithm::EdDSA, NOW).unwrap();
     let old = keys();
     let newer = old.changed_to_algorithm(SigningAlgorithm::EdDSA, NOW).unwrap().unwrap();
     let script = MockApi::default()
-        .expect(Method::GET, SECRET, found(stored(&old, &us(), "7")))
-        // It read version 7 and sleeps; another leader writes; it wakes up and writes what it decided before.
+        .expect(Method::GET, SECRET, found(returned(&old, &us(), "7")))
+        // The leader reads version 7 and is paused. Another leader writes. The first one continues and writes its
+        // outdated decision.
         .expect(Method::PUT, SECRET, |call| {
             assert_eq!(call.body["metadata"]["resourceVersion"], "7");
             api_error(StatusCode::CONFLICT, "Conflict", "latchkey-keys-shop")
         })
-        .expect(Method::GET, SECRET, found(stored(&newer, &us(), "9")));
+        .expect(Method::GET, SECRET, found(returned(&newer, &us(), "9")));
     let api = secrets(&script);
-    let before = kept(read(&api, &shop()).await.unwrap());
+    let before = stored(read(&api, &shop()).await.unwrap());
     let decided = change(&before).unwrap();
     assert_eq!(replace(&api, &before, &decided, &us()).await.unwrap(), None);
-    let after = kept(read(&api, &shop()).await.unwrap());
+    let after = stored(read(&api, &shop()).await.unwrap());
     assert_eq!(after.document, newer);
     assert_eq!(change(&after), None, "there is nothing left to write");
     script.finish();
@@ -131,13 +132,13 @@ async fn a_paused_leader_does_not_overwrite_a_newer_key() {
 #[tokio::test]
 async fn a_change_does_not_recreate_deleted_keys() {
     let document = keys();
-    let script = MockApi::default().expect(Method::GET, SECRET, found(stored(&document, &us(), "7"))).expect(
+    let script = MockApi::default().expect(Method::GET, SECRET, found(returned(&document, &us(), "7"))).expect(
         Method::PUT,
         SECRET,
         |_| not_found("latchkey-keys-shop"),
     );
     let api = secrets(&script);
-    let before = kept(read(&api, &shop()).await.unwrap());
+    let before = stored(read(&api, &shop()).await.unwrap());
     assert_eq!(replace(&api, &before, &document, &us()).await.unwrap(), None);
     script.finish();
 }
@@ -145,14 +146,14 @@ async fn a_change_does_not_recreate_deleted_keys() {
 #[tokio::test]
 async fn a_handover_is_counted_once() {
     let document = keys().written_for("shop");
-    let mut edited = stored(&document, &us(), "7");
+    let mut edited = returned(&document, &us(), "7");
     edited["metadata"]["annotations"]["latchkey.dev/namespace"] = json!("new");
     let script = MockApi::default()
         .expect(Method::GET, SECRET, found(edited))
         .expect(Method::PUT, SECRET, written("8"))
         .expect(Method::PUT, SECRET, written("9"));
     let api = secrets(&script);
-    let before = kept(read(&api, &shop()).await.unwrap());
+    let before = stored(read(&api, &shop()).await.unwrap());
     assert!(before.is_handed_over());
     let new = AppIdOwner { namespace: "new".into(), name: "theirs".into() };
     let after = replace(&api, &before, &before.document, &new).await.unwrap().unwrap();
@@ -192,15 +193,15 @@ async fn an_unusable_secret_is_never_overwritten() {
         (|secret| secret.metadata.annotations = None, UnusableReason::NoOwner),
     ];
     for (change, why) in cases {
-        let mut broken: Secret = serde_json::from_value(stored(&keys(), &us(), "7")).unwrap();
+        let mut broken: Secret = serde_json::from_value(returned(&keys(), &us(), "7")).unwrap();
         change(&mut broken);
         let value = serde_json::to_value(&broken).unwrap();
         let script = MockApi::default().expect(Method::GET, SECRET, found(value));
         let api = secrets(&script);
         let first = read(&api, &shop()).await.unwrap();
-        let holder = (why != UnusableReason::NoOwner).then(us);
+        let owner = (why != UnusableReason::NoOwner).then(us);
         // There are no keys that could be replaced.
-        assert_eq!(first, KeyLookup::Unusable(why, holder));
+        assert_eq!(first, KeyLookup::Unusable(why, owner));
         script.finish();
     }
 }
@@ -217,25 +218,25 @@ async fn an_api_error_is_reported_with_verb_and_name() {
 async fn only_the_keys_that_were_read_are_deleted() {
     let document = keys();
     let script = MockApi::default()
-        .expect(Method::GET, SECRET, found(stored(&document, &us(), "7")))
+        .expect(Method::GET, SECRET, found(returned(&document, &us(), "7")))
         .expect(Method::DELETE, SECRET, |call| {
             assert_eq!(call.body["preconditions"], json!({ "uid": "1", "resourceVersion": "7" }));
             api_error(StatusCode::CONFLICT, "Conflict", "latchkey-keys-shop")
         })
         .expect(Method::DELETE, SECRET, |_| not_found("latchkey-keys-shop"));
     let api = secrets(&script);
-    let before = kept(read(&api, &shop()).await.unwrap());
+    let before = stored(read(&api, &shop()).await.unwrap());
     assert!(!delete(&api, &before).await.unwrap());
     assert!(delete(&api, &before).await.unwrap());
     script.finish();
 }
 
 #[test]
-fn neither_keys_nor_their_faults_are_printed() {
+fn neither_keys_nor_their_errors_are_printed() {
     let document = keys();
     let printed = format!(
         "{:?}",
-        KeyLookup::from_secret(serde_json::from_value(stored(&document, &us(), "7")).unwrap(), &shop())
+        KeyLookup::from_secret(serde_json::from_value(returned(&document, &us(), "7")).unwrap(), &shop())
     );
     assert!(!printed.contains("PRIVATE KEY") && !printed.contains(document.hmac[0].key.secret.expose()), "{printed}");
 }

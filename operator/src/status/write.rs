@@ -1,0 +1,46 @@
+//! Writes the status of an App or a Provider.
+
+use kube::{
+    Api, Resource, ResourceExt,
+    api::{ApiResource, DynamicObject, Patch, PatchParams},
+    core::NamespaceResourceScope,
+};
+use latchkey_crds::names::FIELD_MANAGER;
+use serde::Serialize;
+use serde_json::json;
+
+use crate::{context::Context, error::Error};
+
+/// Writes a status, only to the object with the uid that was reconciled: a new object of the same name must not get the
+/// status of the old one.
+pub(crate) async fn write_status<K, S>(context: &Context, object: &K, status: &S) -> Result<(), Error>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    S: Serialize,
+{
+    let resource = ApiResource::erase::<K>(&());
+    let namespace = object.namespace().unwrap_or_default();
+    // Dynamic, because an object that does not decode needs a status as well.
+    let api: Api<DynamicObject> = Api::namespaced_with(context.client.clone(), &namespace, &resource);
+    let body = json!({
+        "apiVersion": resource.api_version,
+        "kind": resource.kind,
+        "metadata": { "name": object.name_any(), "uid": object.uid() },
+        "status": status,
+    });
+    let parameters = PatchParams::apply(FIELD_MANAGER).force();
+    match api.patch_status(&object.name_any(), &parameters, &Patch::Apply(&body)).await {
+        Ok(written) => {
+            context.written_statuses.record(
+                &object.uid().unwrap_or_default(),
+                written.resource_version(),
+                body["status"].clone(),
+            );
+            context.metrics.record_status_write();
+            Ok(())
+        }
+        // The object was deleted meanwhile, and its status with it.
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        Err(error) => Err(Error::api("write the status")(error)),
+    }
+}
