@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use self::{
     documents::parse_documents,
-    schemas::Violations,
+    schemas::WrongField,
     values::{config_map_values, secret_values},
 };
 pub(crate) use self::{parse_cache::ParseCache, schemas::Schemas};
@@ -250,12 +250,12 @@ impl Manifests {
         &mut self,
         location: &DocumentLocation,
         label: &str,
-        parsed: Result<T, Violations>,
+        parsed: Result<T, Vec<WrongField>>,
     ) -> Option<T> {
         match parsed {
             Ok(parsed) => Some(parsed),
-            Err(violations) => {
-                for (field, reason) in violations {
+            Err(wrong) => {
+                for WrongField { field, reason } in wrong {
                     self.reject(location, label, &field, reason);
                 }
                 None

@@ -46,6 +46,14 @@ pub(crate) enum QuotaExceeded {
     Bytes(u64),
 }
 
+/// There is no room for an App or a document.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NoRoom {
+    pub(crate) exceeded: QuotaExceeded,
+    /// What is needed.
+    pub(crate) need: Amount,
+}
+
 /// Counts the usage of every namespace.
 pub(crate) struct Quotas {
     limits: QuotaLimits,
@@ -62,11 +70,11 @@ impl Default for QuotaLimits {
 
 impl QuotaLimits {
     /// Checks that `used` plus `need` is within the quotas.
-    fn check(&self, used: Amount, need: Amount) -> Result<(), QuotaExceeded> {
+    fn check(&self, used: Amount, need: Amount) -> Result<(), NoRoom> {
         if need.apps > 0 && used.apps.saturating_add(need.apps) > self.apps {
-            Err(QuotaExceeded::Apps(self.apps))
+            Err(NoRoom { exceeded: QuotaExceeded::Apps(self.apps), need })
         } else if need.bytes > 0 && used.bytes.saturating_add(need.bytes) > self.bytes {
-            Err(QuotaExceeded::Bytes(self.bytes))
+            Err(NoRoom { exceeded: QuotaExceeded::Bytes(self.bytes), need })
         } else {
             Ok(())
         }
@@ -104,13 +112,13 @@ impl Quotas {
         secret: &str,
         size: DocumentSize,
         ahead: u32,
-    ) -> Result<(), (QuotaExceeded, Amount)> {
+    ) -> Result<(), NoRoom> {
         let mut namespaces = self.namespaces();
         let is_counted = namespaces.app_ids.get(app_id).is_some_and(|known| known.owner.namespace == owner.namespace);
         let need = Amount { apps: u32::from(!is_counted), bytes: namespaces.growth(secret, &owner.namespace, size) };
         let mut used = namespaces.used_without(secret, &owner.namespace);
         used.apps = used.apps.saturating_add(ahead);
-        self.limits.check(used, need).map_err(|exceeded| (exceeded, need))?;
+        self.limits.check(used, need)?;
         if !is_counted {
             namespaces.set_app_id(app_id, Some(CountedAppId { owner: owner.clone(), is_reported: false }));
         }
@@ -119,16 +127,11 @@ impl Quotas {
     }
 
     /// Reserves what a document of an App with keys needs, or returns the quota that prevents it.
-    pub(crate) fn admit_document(
-        &self,
-        secret: &str,
-        namespace: &str,
-        size: DocumentSize,
-    ) -> Result<(), (QuotaExceeded, Amount)> {
+    pub(crate) fn admit_document(&self, secret: &str, namespace: &str, size: DocumentSize) -> Result<(), NoRoom> {
         let mut namespaces = self.namespaces();
         let need = Amount { apps: 0, bytes: namespaces.growth(secret, namespace, size) };
         let used = namespaces.used_without(secret, namespace);
-        self.limits.check(used, need).map_err(|exceeded| (exceeded, need))?;
+        self.limits.check(used, need)?;
         namespaces.reserve(secret, namespace, size);
         Ok(())
     }

@@ -13,7 +13,7 @@ use crate::{
         validate::{Rejection, ValidatedApp},
     },
     context::Context,
-    quota::{Amount, DocumentSize, QuotaExceeded},
+    quota::{DocumentSize, NoRoom},
 };
 
 /// Reserves room for the first keys and the first document of an App that does not own its appID yet: an App that
@@ -41,7 +41,7 @@ pub(crate) fn admit_app(
         // The quota counts the appID already, or the platform team assigned it.
         quotas.admit_document(&secret, &validated.namespace, size)
     };
-    admitted.map_err(|(exceeded, need)| wait_for_room(&claim, exceeded, need, context).into())
+    admitted.map_err(|no_room| wait_for_room(&claim, no_room, context).into())
 }
 
 /// Reserves room for a document that is about to be published.
@@ -56,7 +56,7 @@ pub(crate) fn admit_document(
     let size = DocumentSize::of(&rendered.bytes);
     match context.objects.quotas.admit_document(&secret, &validated.namespace, size) {
         Ok(()) => Ok(rendered),
-        Err((exceeded, need)) => Err(wait_for_room(&Claim::from_app(app), exceeded, need, context)),
+        Err(no_room) => Err(wait_for_room(&Claim::from_app(app), no_room, context)),
     }
 }
 
@@ -75,9 +75,9 @@ pub(crate) fn stop_waiting<K: Resource>(app: &K, context: &Context) {
 }
 
 /// Records that the App waits.
-fn wait_for_room(claim: &Claim, exceeded: QuotaExceeded, need: Amount, context: &Context) -> Rejection {
-    context.objects.quotas.add_waiting(&claim.owner.namespace, &claim.owner.name, claim.created, need);
-    Rejection::new(Reason::QuotaExceeded, "", exceeded.to_string())
+fn wait_for_room(claim: &Claim, no_room: NoRoom, context: &Context) -> Rejection {
+    context.objects.quotas.add_waiting(&claim.owner.namespace, &claim.owner.name, claim.created, no_room.need);
+    Rejection::new(Reason::QuotaExceeded, "", no_room.exceeded.to_string())
 }
 
 fn too_large(error: TooLarge) -> Rejection {

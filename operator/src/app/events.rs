@@ -5,12 +5,16 @@ use kube::{
     runtime::events::{Event, EventType, Recorder},
 };
 use latchkey_crds::{
-    app::{App, AppStatus, KeyStatus},
+    app::{App, AppStatus},
     conditions::{ConditionStatus, ConditionType},
 };
 use tracing::warn;
 
-use crate::{app::status::condition, context::Context, error::ErrorChain};
+use crate::{
+    app::{keys::lifecycle::KeyStatuses, status::condition},
+    context::Context,
+    error::ErrorChain,
+};
 
 /// The maximum length of an Event's note, in bytes (validation of events.k8s.io/v1).
 const MAX_NOTE_BYTES: usize = 1024;
@@ -22,12 +26,10 @@ pub(crate) async fn record_status_change(context: &Context, app: &App, old: &App
     }
 }
 
-/// The status of the signing keys and of the HMAC keys.
-type KeyStatuses = (Vec<KeyStatus>, Vec<KeyStatus>);
-
 pub(crate) async fn record_key_change(context: &Context, app: &App, before: &KeyStatuses, now: &KeyStatuses) {
-    let states = |(signing, hmac): &KeyStatuses| {
-        let states: Vec<_> = signing.iter().chain(hmac).map(|key| format!("{} is {:?}", key.id, key.state)).collect();
+    let states = |keys: &KeyStatuses| {
+        let states: Vec<_> =
+            keys.signing.iter().chain(&keys.hmac).map(|key| format!("{} is {:?}", key.id, key.state)).collect();
         states.join(", ")
     };
     if states(before) != states(now) {

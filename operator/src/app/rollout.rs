@@ -14,6 +14,7 @@ use crate::{
         admission, events,
         keys::{
             KeyDocument,
+            lifecycle::KeyStatuses,
             policy::KeyPolicy,
             secret::{self as key_secret, Stored},
         },
@@ -91,7 +92,7 @@ pub(crate) async fn roll_out(
         // trigger it.
         Some(due) => (due - context.now()).try_into().unwrap_or(RETRY_SOON).clamp(RETRY_SOON, RESYNC),
     };
-    let (signing_keys, hmac_keys) = keys.document.status(policy);
+    let KeyStatuses { signing: signing_keys, hmac: hmac_keys } = keys.document.status(policy);
     let outcome = Outcome {
         app_id: Some(validated.app_id.clone()),
         issuer: Some(validated.issuer.to_string()),

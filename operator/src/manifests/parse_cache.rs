@@ -3,15 +3,15 @@
 use latchkey_crds::{app::App, provider::Provider};
 use serde_json::Value;
 
-use super::schemas::Violations;
+use super::schemas::WrongField;
 use crate::run_cache::RunCache;
 
 /// The parsed documents and objects of the previous run.
 #[derive(Debug, Default)]
 pub(crate) struct ParseCache {
     pub(super) documents: RunCache<String, Result<Value, String>>,
-    pub(super) apps: RunCache<Value, Result<App, Violations>>,
-    pub(super) providers: RunCache<Value, Result<Provider, Violations>>,
+    pub(super) apps: RunCache<Value, Result<App, Vec<WrongField>>>,
+    pub(super) providers: RunCache<Value, Result<Provider, Vec<WrongField>>>,
 }
 
 // === impl ParseCache ===

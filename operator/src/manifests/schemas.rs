@@ -10,14 +10,26 @@ use latchkey_crds::{
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// The wrong fields of an object, each with what to do.
-pub(super) type Violations = Vec<(String, String)>;
+/// A field that is wrong, and what to do.
+#[derive(Clone, Debug)]
+pub(super) struct WrongField {
+    pub(super) field: String,
+    pub(super) reason: String,
+}
 
 /// Validates objects against the definitions of their kinds.
 pub(crate) struct Schemas {
     app: Validator,
     provider: Validator,
     allow_insecure: bool,
+}
+
+// === impl WrongField ===
+
+impl WrongField {
+    pub(super) fn new(field: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self { field: field.into(), reason: reason.into() }
+    }
 }
 
 // === impl Schemas ===
@@ -31,28 +43,28 @@ impl Schemas {
         })
     }
 
-    pub(super) fn parse_app(&self, object: &Value) -> Result<App, Violations> {
+    pub(super) fn parse_app(&self, object: &Value) -> Result<App, Vec<WrongField>> {
         self.parse(&self.app, object)
     }
 
-    pub(super) fn parse_provider(&self, object: &Value) -> Result<Provider, Violations> {
+    pub(super) fn parse_provider(&self, object: &Value) -> Result<Provider, Vec<WrongField>> {
         self.parse(&self.provider, object)
     }
 
-    fn parse<T: DeserializeOwned>(&self, validator: &Validator, object: &Value) -> Result<T, Violations> {
+    fn parse<T: DeserializeOwned>(&self, validator: &Validator, object: &Value) -> Result<T, Vec<WrongField>> {
         let violations = validator.validate(object, None);
-        let violations: Vec<_> = violations
+        let wrong: Vec<_> = violations
             .into_iter()
             .filter(|violation| !(violation.is_policy && self.allow_insecure))
-            .map(|violation| (violation.field, violation.reason))
+            .map(|violation| WrongField::new(violation.field, violation.reason))
             .collect();
-        if !violations.is_empty() {
-            return Err(violations);
+        if !wrong.is_empty() {
+            return Err(wrong);
         }
         // The types check what the schema cannot express.
         serde_path_to_error::deserialize(validator.normalize(object)).map_err(|error| {
             let field = error.path().to_string();
-            vec![(if field == "." { String::new() } else { field }, error.inner().to_string())]
+            vec![WrongField::new(if field == "." { String::new() } else { field }, error.inner().to_string())]
         })
     }
 }

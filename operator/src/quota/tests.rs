@@ -21,7 +21,7 @@ fn secret(id: &str) -> String {
 /// Admits a new App of that namespace, and reports its key Secret and document as the watches do.
 fn admit(quotas: &Quotas, namespace: &str, name: &str, total: u64) -> Result<(), QuotaExceeded> {
     let admitted = quotas.admit_app(&id(name), &owner(namespace, name), &secret(name), size(total, 10), 0);
-    admitted.map_err(|(exceeded, _)| exceeded)?;
+    admitted.map_err(|no_room| no_room.exceeded)?;
     quotas.record_keys(&id(name), Some(owner(namespace, name)));
     quotas.record_document(&secret(name), Some((namespace, size(total, 10))));
     Ok(())
@@ -58,7 +58,7 @@ fn apps_that_are_admitted_at_once_do_not_exceed_the_quota_together() {
     let quotas = Quotas::new(LIMITS);
     let admitted = |name: &str| quotas.admit_app(&id(name), &owner("shop", name), &secret(name), size(300, 10), 0);
     assert!(["a", "b", "c"].into_iter().all(|name| admitted(name).is_ok()));
-    assert_eq!(admitted("d").unwrap_err().0, QuotaExceeded::Apps(3));
+    assert_eq!(admitted("d").unwrap_err().exceeded, QuotaExceeded::Apps(3));
     // An App whose keys could not be created releases its reservation.
     quotas.release_reservations(&id("a"), &secret("a"));
     assert!(admitted("d").is_ok());
@@ -70,7 +70,7 @@ fn apps_that_are_admitted_at_once_do_not_exceed_the_quota_together() {
 fn older_apps_come_first() {
     let quotas = Quotas::new(LIMITS);
     let admitted = |ahead| quotas.admit_app(&id("a"), &owner("shop", "a"), &secret("a"), size(1, 0), ahead);
-    assert_eq!(admitted(3).unwrap_err().0, QuotaExceeded::Apps(3));
+    assert_eq!(admitted(3).unwrap_err().exceeded, QuotaExceeded::Apps(3));
     assert!(admitted(2).is_ok());
 }
 
@@ -81,12 +81,15 @@ fn documents_have_at_most_the_quota_of_bytes_together() {
     assert_eq!(admit(&quotas, "shop", "b", 401), Err(QuotaExceeded::Bytes(1000)));
     admit(&quotas, "shop", "b", 400).unwrap();
     let document =
-        |total| quotas.admit_document(&secret("a"), "shop", size(total, 10)).map_err(|(exceeded, _)| exceeded);
+        |total| quotas.admit_document(&secret("a"), "shop", size(total, 10)).map_err(|no_room| no_room.exceeded);
     assert_eq!(document(601), Err(QuotaExceeded::Bytes(1000)));
     assert_eq!(document(600), Ok(()));
     assert_eq!(document(500), Ok(()));
     // A smaller document makes no room before it is published.
-    assert_eq!(quotas.admit_document(&secret("b"), "shop", size(401, 10)).unwrap_err().0, QuotaExceeded::Bytes(1000));
+    assert_eq!(
+        quotas.admit_document(&secret("b"), "shop", size(401, 10)).unwrap_err().exceeded,
+        QuotaExceeded::Bytes(1000)
+    );
     quotas.record_document(&secret("a"), Some(("shop", size(500, 10))));
     assert!(quotas.admit_document(&secret("b"), "shop", size(500, 10)).is_ok());
 }

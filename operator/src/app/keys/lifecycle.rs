@@ -33,6 +33,13 @@ const MAX_REVOKED_IDS: usize = 64;
 /// How far numbering skips ahead of the ids in a rendered document, which does not list keys that were dropped before.
 const NUMBER_GAP: u32 = 100;
 
+/// The statuses of the keys of an App.
+pub(crate) struct KeyStatuses {
+    pub(crate) signing: Vec<KeyStatus>,
+    /// HMAC keys secure codes and refresh tokens.
+    pub(crate) hmac: Vec<KeyStatus>,
+}
+
 /// Times are stored in whole seconds.
 fn truncate_to_seconds(now: OffsetDateTime) -> OffsetDateTime {
     now.replace_nanosecond(0).unwrap_or(now)
@@ -126,9 +133,8 @@ impl KeyDocument {
         due_times(&self.signing, policy).chain(due_times(&self.hmac, policy)).filter(|time| *time > now).min()
     }
 
-    /// The statuses of the signing keys, and of the HMAC keys, which secure codes and refresh tokens.
-    pub(crate) fn status(&self, policy: &KeyPolicy) -> (Vec<KeyStatus>, Vec<KeyStatus>) {
-        (key_statuses(&self.signing, policy), key_statuses(&self.hmac, policy))
+    pub(crate) fn status(&self, policy: &KeyPolicy) -> KeyStatuses {
+        KeyStatuses { signing: key_statuses(&self.signing, policy), hmac: key_statuses(&self.hmac, policy) }
     }
 
     /// Why a request by annotation cannot be fulfilled, and what to do.

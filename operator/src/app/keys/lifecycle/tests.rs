@@ -317,7 +317,7 @@ fn a_rotation_waits_if_too_many_keys_are_stored() {
 #[test]
 fn the_status_reports_ids_states_and_ends() {
     let keys = advanced(&first(), &rotation_requested("1"), NOW);
-    let (signing, hmac) = keys.status(&policy());
+    let KeyStatuses { signing, hmac } = keys.status(&policy());
     let at = |time: OffsetDateTime| Some(Time(Timestamp::from_second(time.unix_timestamp()).unwrap()));
     let status = |id: &str, state, not_after| KeyStatus { id: id.to_owned(), state, not_after };
     let replaced = at(NOW + Duration::days(90));
