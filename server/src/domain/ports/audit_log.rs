@@ -1,0 +1,34 @@
+//! The audit log, in Postgres and Redis.
+
+use std::future::Future;
+
+use latchkey_crds::types::AppId;
+use time::OffsetDateTime;
+
+use super::error::StoreResult;
+use crate::domain::{
+    audit::{ActivityEntry, Event, Refusal},
+    user::UserId,
+};
+
+/// The audit log: events in Postgres, and refusals that are counted in Redis until they become a row there. No request
+/// fails because of it: what cannot be written is lost, and a metric counts it.
+pub trait AuditLog: Sync {
+    /// Writes an event. When this resolves, the event is durable or lost. Waits at most one second, then the write goes
+    /// on in the background.
+    fn record(&self, app: &AppId, event: Event) -> impl Future<Output = ()> + Send;
+
+    /// The same without waiting, for requests that are answered without Postgres.
+    fn record_later(&self, app: &AppId, event: Event);
+
+    /// Counts a refusal, after the response.
+    fn count_refusal(&self, app: &AppId, refusal: Refusal);
+
+    /// The newest 100 events of a user since that time, the newest first.
+    fn activity(
+        &self,
+        app: &AppId,
+        user: UserId,
+        since: OffsetDateTime,
+    ) -> impl Future<Output = StoreResult<Vec<ActivityEntry>>> + Send;
+}

@@ -1,0 +1,22 @@
+//! The error of a call to a store.
+
+/// A call to a store failed.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The store is unavailable, slow or at capacity: the client can try again (503).
+    #[error("{store} is unavailable")]
+    Unavailable {
+        store: &'static str,
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The store answered with something that it must not answer: a bug (500).
+    #[error("{store} answered something unexpected")]
+    Unexpected {
+        store: &'static str,
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+pub(super) type StoreResult<T> = Result<T, StoreError>;

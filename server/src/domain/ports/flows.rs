@@ -1,0 +1,67 @@
+//! Social logins in progress, in Redis.
+
+use std::future::Future;
+
+use latchkey_crds::types::AppId;
+
+use super::error::{StoreError, StoreResult};
+use crate::domain::{
+    client::ClientAddress,
+    flow::{FlowBinding, FlowId, LoginCodeKey, PendingLogin, StoredLogin, TooManyFlows},
+    session::SessionId,
+};
+
+#[derive(Debug, thiserror::Error)]
+pub enum StoreFlowError {
+    #[error(transparent)]
+    TooManyFlows(#[from] TooManyFlows),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// Social logins in progress, in Redis.
+pub trait Flows: Sync {
+    /// Stores a flow that is not bound to a browser, within the limits for such flows.
+    fn store_flow(
+        &self,
+        app: &AppId,
+        id: &FlowId,
+        sealed: &str,
+        client: ClientAddress,
+    ) -> impl Future<Output = Result<(), StoreFlowError>> + Send;
+
+    /// Finds a flow that is not bound to a browser, without using it.
+    fn find_flow(&self, app: &AppId, id: &FlowId) -> impl Future<Output = StoreResult<Option<String>>> + Send;
+
+    /// Marks a flow as used: of all calls one returns true.
+    fn consume_flow(
+        &self,
+        app: &AppId,
+        id: &FlowId,
+        binding: FlowBinding,
+    ) -> impl Future<Output = StoreResult<bool>> + Send;
+
+    /// Stores a login until its code is exchanged.
+    fn store_login(
+        &self,
+        app: &AppId,
+        key: &LoginCodeKey,
+        login: &PendingLogin,
+    ) -> impl Future<Output = StoreResult<()>> + Send;
+
+    /// Finds a login without using its code. A used code can still be found for a while.
+    fn find_login(
+        &self,
+        app: &AppId,
+        key: &LoginCodeKey,
+    ) -> impl Future<Output = StoreResult<Option<StoredLogin>>> + Send;
+
+    /// Records that the code was exchanged for an open session. Returns `Unbound` for the first exchange, otherwise the
+    /// session of the first.
+    fn redeem_login(
+        &self,
+        app: &AppId,
+        key: &LoginCodeKey,
+        session: SessionId,
+    ) -> impl Future<Output = StoreResult<Option<SessionId>>> + Send;
+}

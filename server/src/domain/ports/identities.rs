@@ -1,0 +1,138 @@
+//! Identities, in Postgres.
+
+use std::future::Future;
+
+use latchkey_crds::types::{AppId, ProviderName};
+use time::OffsetDateTime;
+
+use super::error::StoreResult;
+use crate::domain::{
+    audit::Event,
+    email::Email,
+    identity::Identity,
+    mail::Mail,
+    user::{Epoch, User, UserId},
+};
+
+/// An identity to store.
+#[derive(Clone, Debug)]
+pub struct NewIdentity {
+    pub authority: String,
+    pub subject: String,
+    /// The Provider's name, which is only a label.
+    pub provider: ProviderName,
+    pub email: Option<Email>,
+    pub at: OffsetDateTime,
+}
+
+/// A user to create from a provider's identity.
+#[derive(Clone, Debug)]
+pub struct NewFederatedUser {
+    pub id: UserId,
+    /// Verified by the provider.
+    pub email: Option<Email>,
+    /// Sent by the provider but not verified: it waits for its code.
+    pub pending_email: Option<Email>,
+    /// Empty if the provider sends none.
+    pub name: String,
+    pub created_at: OffsetDateTime,
+    pub event: Event,
+}
+
+/// Links an identity to a user. Applies only while the user is enabled and at the epoch.
+#[derive(Clone, Debug)]
+pub struct LinkRequest {
+    pub user: UserId,
+    pub epoch: Epoch,
+    /// The canonical address by which the user was found: applies only while it is the user's verified address.
+    pub address: Option<String>,
+    pub identity: NewIdentity,
+    pub event: Event,
+}
+
+/// Gives an account with an unconfirmed address to the user of a provider that has verified the address. Applies only
+/// while the account is enabled, at the epoch, and has that address unverified.
+#[derive(Clone, Debug)]
+pub struct AccountTransfer {
+    pub user: UserId,
+    pub epoch: Epoch,
+    pub address: String,
+    /// Replaces the name that was registered.
+    pub name: String,
+    pub identity: NewIdentity,
+    pub event: Event,
+}
+
+/// Removes a Provider's identities from a user.
+#[derive(Clone, Debug)]
+pub struct UnlinkRequest {
+    pub user: UserId,
+    pub provider: ProviderName,
+    /// The Providers of the App. An identity of any other Provider cannot be used to log in.
+    pub usable: Vec<ProviderName>,
+    pub event: Event,
+}
+
+/// The outcome of linking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkOutcome {
+    Done,
+    /// The identity already belongs to this user; nothing was written.
+    AlreadyLinked(UserId),
+    /// The user has changed since it was read; nothing was written.
+    UserChanged,
+}
+
+/// The outcome of unlinking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnlinkOutcome {
+    Done,
+    /// The user has no identity of that Provider.
+    NotLinked,
+    /// The user could no longer log in; nothing was written.
+    LastLoginMethod,
+}
+
+/// Identities, in Postgres. Each change is one transaction with its audit event and its mails.
+pub trait Identities: Sync {
+    fn user_by_identity(
+        &self,
+        app: &AppId,
+        authority: &str,
+        subject: &str,
+    ) -> impl Future<Output = StoreResult<Option<User>>> + Send;
+
+    /// Creates the user, the identity and the mail. Returns false and writes nothing if the identity or the address
+    /// already belongs to a user. Of concurrent calls for one identity one creates it.
+    fn create_federated_user(
+        &self,
+        app: &AppId,
+        user: NewFederatedUser,
+        identity: NewIdentity,
+        mail: Option<Mail>,
+    ) -> impl Future<Output = StoreResult<bool>> + Send;
+
+    /// Links the identity and queues the notice to the user's verified address.
+    fn link_identity(&self, app: &AppId, linking: LinkRequest)
+    -> impl Future<Output = StoreResult<LinkOutcome>> + Send;
+
+    /// Returns `Unbound` and writes nothing if the user has changed or the identity already belongs to a user. Otherwise
+    /// removes the password, the pending address and other identities, ends a contest, marks the address verified,
+    /// links the identity, raises the epoch, and adds an outbox row that propagates it.
+    fn transfer_account(
+        &self,
+        app: &AppId,
+        change: AccountTransfer,
+    ) -> impl Future<Output = StoreResult<Option<User>>> + Send;
+
+    /// The oldest first.
+    fn identities(&self, app: &AppId, user: UserId) -> impl Future<Output = StoreResult<Vec<Identity>>> + Send;
+
+    /// Removes the identities, unless the user would have neither a password nor an identity of the Providers in
+    /// `usable` left. Concurrent calls cannot together remove the last one.
+    fn unlink_identity(
+        &self,
+        app: &AppId,
+        unlinking: UnlinkRequest,
+    ) -> impl Future<Output = StoreResult<UnlinkOutcome>> + Send;
+}

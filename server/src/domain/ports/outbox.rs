@@ -1,0 +1,84 @@
+//! The outbox, in Postgres.
+
+use std::future::Future;
+
+use latchkey_crds::types::AppId;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use super::error::StoreResult;
+use crate::domain::{
+    email::Email,
+    mail::{EpochChange, Mail},
+    user::UserId,
+};
+
+/// An outbox row that a worker holds until `lease_until`.
+#[derive(Clone, Debug)]
+pub struct ClaimedRow {
+    pub id: Uuid,
+    pub app: AppId,
+    /// Failed attempts before this one.
+    pub attempts: u32,
+    pub task: OutboxTask,
+    pub lease_until: OffsetDateTime,
+    /// The span of the request that caused the row, as a `traceparent`, if spans are exported.
+    pub trace: Option<String>,
+}
+
+#[derive(Clone, Debug)]
+pub enum OutboxTask {
+    Mail(Mail),
+    /// A mail to the address that the user had until the change that the mail reports.
+    MailToFormerAddress(Mail, Email),
+    PropagateEpoch(EpochChange),
+    /// The user's name has changed, and Redis may not have it.
+    PropagateProfile(UserId),
+}
+
+/// What a worker does with its row.
+#[derive(Clone, Debug)]
+pub enum DeliveryOutcome {
+    /// Removes the row.
+    Done,
+    /// Tries again later. `error` is our own text, never the peer's.
+    Retry { at: OffsetDateTime, error: String },
+    /// Waits without counting an attempt: the relay's configuration does not resolve.
+    Wait { at: OffsetDateTime },
+    /// Keeps the row as a dead letter, for an operator to inspect.
+    Dead { error: String },
+}
+
+/// The outbox, in Postgres.
+pub trait Outbox: Sync {
+    /// Queues one mail in a transaction of its own.
+    fn enqueue(&self, app: &AppId, mail: Mail) -> impl Future<Output = StoreResult<()>> + Send;
+
+    /// Claims up to `most` due rows and holds them for `lease`. Claims round-robin over Apps, and the oldest rows of an
+    /// App first. Over all servers, at most `per_app` rows of one App are held at a time.
+    fn claim(
+        &self,
+        most: usize,
+        per_app: usize,
+        lease: std::time::Duration,
+    ) -> impl Future<Output = StoreResult<Vec<ClaimedRow>>> + Send;
+
+    /// Ends the hold. Does nothing if the lease has expired and another worker holds the row.
+    fn finish(&self, claimed: &ClaimedRow, outcome: DeliveryOutcome) -> impl Future<Output = StoreResult<()>> + Send;
+
+    /// Removes the row of this epoch: Redis has it, and so has a replica if there are any.
+    fn remove_epoch_row(&self, app: &AppId, news: &EpochChange) -> impl Future<Output = StoreResult<()>> + Send;
+
+    /// Resolves when there may be new rows (a notification), or never. Polling alone is sufficient.
+    fn wait_for_notification(&self) -> impl Future<Output = ()> + Send;
+
+    /// For metrics: how long the oldest due row has waited, and how many rows are dead letters.
+    fn backlog(&self) -> impl Future<Output = StoreResult<OutboxBacklog>> + Send;
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OutboxBacklog {
+    pub due: u64,
+    pub oldest_due_seconds: f64,
+    pub dead: u64,
+}

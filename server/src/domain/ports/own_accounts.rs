@@ -1,0 +1,137 @@
+//! The account of a logged-in user, in Postgres.
+
+use std::future::Future;
+
+use latchkey_crds::types::AppId;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use super::error::StoreResult;
+use crate::domain::{
+    audit::Event,
+    email::Email,
+    mail::EpochChange,
+    password::PasswordHash,
+    session::{Session, SessionId},
+    user::{Epoch, Name, User, UserId},
+};
+
+/// A new name.
+#[derive(Clone, Debug)]
+pub struct Rename {
+    pub user: UserId,
+    /// The epoch of the user as it was read: applies only while it is the user's. The same holds for the types below.
+    pub epoch: Epoch,
+    pub name: Name,
+    pub at: OffsetDateTime,
+    pub event: Event,
+}
+
+/// The result of a rename.
+#[derive(Clone, Debug)]
+pub struct Renamed {
+    pub user: User,
+    /// The outbox row that propagates the profile if the request does not.
+    pub outbox_row: Uuid,
+}
+
+/// A password that is set in a session.
+#[derive(Clone, Debug)]
+pub struct PasswordChange {
+    pub user: UserId,
+    pub epoch: Epoch,
+    pub password_hash: PasswordHash,
+    /// The session that continues.
+    pub kept_session: SessionId,
+    pub at: OffsetDateTime,
+    pub event: Event,
+}
+
+/// A new address that waits for its code.
+#[derive(Clone, Debug)]
+pub struct AddressChangeRequest {
+    pub user: UserId,
+    pub epoch: Epoch,
+    pub address: Email,
+    /// Whether the rate limits allow the mail with the code.
+    pub is_mailed: bool,
+    pub at: OffsetDateTime,
+    pub event: Event,
+}
+
+/// Makes the pending address the user's address.
+#[derive(Clone, Debug)]
+pub struct AddressChange {
+    pub user: UserId,
+    /// The code's epoch.
+    pub epoch: Epoch,
+    /// The canonical address to which the code was sent: applies only while it is the pending one.
+    pub address: String,
+    /// The session that continues.
+    pub kept_session: SessionId,
+    pub at: OffsetDateTime,
+    pub event: Event,
+}
+
+/// A user to delete.
+#[derive(Clone, Debug)]
+pub struct UserDeletion {
+    pub user: UserId,
+    pub epoch: Epoch,
+    pub event: Event,
+}
+
+/// The result of a change of address.
+#[derive(Clone, Debug)]
+pub struct AddressChanged {
+    pub user: User,
+    /// An unverified account had the address and was deleted.
+    pub removed: Option<EpochChange>,
+}
+
+/// The account of a logged-in user, in Postgres. Each change is one transaction together with its event. It returns
+/// `Unbound` and writes nothing if the user is deleted or disabled, or the epoch has risen. Except for `rename`, the same
+/// applies to an account with an unverified address.
+pub trait OwnAccounts: Sync {
+    /// The user of the session: at the session's epoch, or at a later one that is not in Redis yet and keeps this
+    /// session. `Unbound` if the user is disabled.
+    fn user_of_session(&self, app: &AppId, session: &Session)
+    -> impl Future<Output = StoreResult<Option<User>>> + Send;
+
+    /// Sets the name and adds an outbox row that propagates the profile.
+    fn rename(&self, app: &AppId, change: Rename) -> impl Future<Output = StoreResult<Option<Renamed>>> + Send;
+
+    /// Removes the outbox row of a rename after its profile was written to Redis.
+    fn remove_profile_row(&self, app: &AppId, row: Uuid) -> impl Future<Output = StoreResult<()>> + Send;
+
+    /// Sets the password, raises the epoch, removes a pending address unless it is the only address, queues the notice,
+    /// and adds an outbox row that propagates the epoch.
+    fn set_password(
+        &self,
+        app: &AppId,
+        change: PasswordChange,
+    ) -> impl Future<Output = StoreResult<Option<User>>> + Send;
+
+    /// Makes the address pending in place of any other. Queues its mail, and the notice to the current address.
+    fn request_address_change(
+        &self,
+        app: &AppId,
+        request: AddressChangeRequest,
+    ) -> impl Future<Output = StoreResult<Option<User>>> + Send;
+
+    /// Makes the pending address the user's verified address, deletes an unverified account that had it, raises the
+    /// epoch, queues the notice to the former address, and adds outbox rows that propagate the epochs. Also returns
+    /// `Unbound` if another account has the address verified.
+    fn change_address(
+        &self,
+        app: &AppId,
+        change: AddressChange,
+    ) -> impl Future<Output = StoreResult<Option<AddressChanged>>> + Send;
+
+    /// Deletes the user with identities and outbox rows. An outbox row propagates the epoch, which is returned.
+    fn delete_user(
+        &self,
+        app: &AppId,
+        removal: UserDeletion,
+    ) -> impl Future<Output = StoreResult<Option<Epoch>>> + Send;
+}

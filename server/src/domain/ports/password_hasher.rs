@@ -1,0 +1,44 @@
+//! Password hashing.
+
+use std::future::Future;
+
+use crate::domain::{
+    app::App,
+    client::ClientAddress,
+    password::{Overloaded, Password, PasswordHash},
+};
+
+/// Password hashing with admission control. It is fair to namespaces, to the Apps of one, and to client addresses of an
+/// App.
+pub trait PasswordHasher: Sync {
+    /// Whether a hash would be accepted now. Call it first, so that a flood of logins costs no more than this check.
+    fn check_capacity(&self, app: &App, client: ClientAddress) -> Result<(), Overloaded>;
+
+    fn hash(
+        &self,
+        app: &App,
+        client: ClientAddress,
+        password: &Password,
+    ) -> impl Future<Output = Result<PasswordHash, Overloaded>> + Send;
+
+    /// Whether the password matches the hash. Without a hash it does the same work and returns false.
+    fn verify(
+        &self,
+        app: &App,
+        client: ClientAddress,
+        password: &Password,
+        hash: Option<&PasswordHash>,
+    ) -> impl Future<Output = Result<bool, Overloaded>> + Send;
+
+    /// Whether a hash was made with other parameters than those of new hashes.
+    fn is_outdated(&self, hash: &PasswordHash) -> bool;
+
+    /// Whether the password has the App's minimum strength (zxcvbn), given the words that an attacker tries first.
+    fn is_strong_enough(
+        &self,
+        app: &App,
+        client: ClientAddress,
+        password: &Password,
+        guesses: Vec<String>,
+    ) -> impl Future<Output = Result<bool, Overloaded>> + Send;
+}

@@ -1,0 +1,70 @@
+//! Calls to social providers.
+
+use std::future::Future;
+
+use latchkey_crds::rendered::RenderedProvider;
+
+use crate::domain::{
+    app::App,
+    client::ClientAddress,
+    identity::{
+        AuthorizationCodeGrant, AuthorizationRequest, ProviderCapabilities, ProviderError, ProviderOperation,
+        VerifiedIdentity,
+    },
+};
+
+/// Social providers, over the network: every call to a provider, and the validation of every response. The providers
+/// are those of the App's document.
+pub trait Providers: Sync {
+    /// What a flow must know before it calls the provider. An unknown preset has no capabilities; the calls below
+    /// reject it.
+    fn capabilities(&self, provider: &RenderedProvider) -> ProviderCapabilities;
+
+    /// The permit to call a provider. Dropping it releases it.
+    type Permit: Send + Sync;
+
+    /// Acquires a permit for an operation of a client, or fails at once. The number of permits is bounded per client,
+    /// per Provider, per namespace and for the whole server.
+    fn try_acquire(
+        &self,
+        operation: ProviderOperation,
+        app: &App,
+        provider: &RenderedProvider,
+        client: ClientAddress,
+    ) -> Result<Self::Permit, ProviderError>;
+
+    /// The URL of the provider's login page for the browser.
+    fn authorization_url(
+        &self,
+        permit: &Self::Permit,
+        provider: &RenderedProvider,
+        request: &AuthorizationRequest<'_>,
+    ) -> impl Future<Output = Result<String, ProviderError>> + Send;
+
+    /// Validates `iss` of a callback without a code (RFC 9207): if it was sent, or if the provider promises to send it.
+    fn validate_issuer(
+        &self,
+        permit: &Self::Permit,
+        provider: &RenderedProvider,
+        iss: Option<&str>,
+    ) -> impl Future<Output = Result<(), ProviderError>> + Send;
+
+    /// Exchanges a code for an identity: code exchange, full validation of the ID token, `iss` of the callback (RFC
+    /// 9207), userinfo, addresses.
+    fn exchange_code(
+        &self,
+        permit: &Self::Permit,
+        provider: &RenderedProvider,
+        grant: &AuthorizationCodeGrant<'_>,
+    ) -> impl Future<Output = Result<VerifiedIdentity, ProviderError>> + Send;
+
+    /// Validates a provider's token, an ID token or access token, that was issued for one of our clients. A nonce must
+    /// equal that of the ID token, in plain text or as lower-case hexadecimal SHA-256.
+    fn validate_token(
+        &self,
+        permit: &Self::Permit,
+        provider: &RenderedProvider,
+        token: &str,
+        nonce: Option<&str>,
+    ) -> impl Future<Output = Result<VerifiedIdentity, ProviderError>> + Send;
+}

@@ -1,0 +1,53 @@
+//! Rate limits, in Redis.
+
+use std::future::Future;
+
+use latchkey_crds::types::AppId;
+
+use super::error::{StoreError, StoreResult};
+use crate::domain::{
+    client::ClientAddress,
+    email::AccountKey,
+    rate_limits::{RateLimitCheck, RateLimited},
+};
+
+/// What was acquired of rate limits, so that it can be released.
+#[derive(Clone, Debug, Default)]
+pub struct RateLimitPermit(pub Vec<(RateLimitCheck, i64)>);
+
+#[derive(Debug, thiserror::Error)]
+pub enum AcquireError {
+    #[error(transparent)]
+    RateLimited(#[from] RateLimited),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// Rate limits, in Redis, so that all servers share the counts.
+pub trait RateLimits: Sync {
+    /// Acquires one call in every window of every check, or nothing at all.
+    fn acquire(
+        &self,
+        app: &AppId,
+        checks: Vec<RateLimitCheck>,
+    ) -> impl Future<Output = Result<RateLimitPermit, AcquireError>> + Send;
+
+    /// Releases what must not be counted. A failure is only logged: the limit is then stricter until the window ends.
+    fn release(&self, app: &AppId, taken: RateLimitPermit) -> impl Future<Output = ()> + Send;
+
+    /// Whether the client address logged in, confirmed or reset for the account in the last 30 days.
+    fn is_known_client(
+        &self,
+        app: &AppId,
+        account: &AccountKey,
+        client: ClientAddress,
+    ) -> impl Future<Output = StoreResult<bool>> + Send;
+
+    /// Makes the client address known for 30 days. A failure is only logged.
+    fn remember_client(
+        &self,
+        app: &AppId,
+        account: &AccountKey,
+        client: ClientAddress,
+    ) -> impl Future<Output = ()> + Send;
+}

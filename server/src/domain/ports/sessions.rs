@@ -1,0 +1,81 @@
+//! Sessions and epochs, in Redis.
+
+use std::future::Future;
+
+use latchkey_crds::types::AppId;
+
+use super::error::StoreResult;
+use crate::domain::{
+    mail::EpochChange,
+    session::{LiveSession, NewSession, OpenOutcome, Profile, RefreshOutcome, RefreshRules, SessionId, SessionInfo},
+    token::RefreshToken,
+    user::UserId,
+};
+
+/// Whether a replica has the written data, if there are replicas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Replication {
+    /// A replica has it, or there are none.
+    Complete,
+    /// No replica acknowledged it in time.
+    Unconfirmed,
+}
+
+/// Sessions and epochs, in Redis.
+pub trait Sessions: Sync {
+    /// Opens a session unless Redis has a later epoch. A user has at most 100 sessions: the least recently used one
+    /// ends.
+    fn open_session(&self, app: &AppId, session: &NewSession) -> impl Future<Output = StoreResult<OpenOutcome>> + Send;
+
+    /// A live session. `Unbound` if it has ended, has expired or has an older epoch.
+    fn session(
+        &self,
+        app: &AppId,
+        user: UserId,
+        session: SessionId,
+    ) -> impl Future<Output = StoreResult<Option<LiveSession>>> + Send;
+
+    /// The live sessions of a user, the most recently used first.
+    fn sessions(&self, app: &AppId, user: UserId) -> impl Future<Output = StoreResult<Vec<SessionInfo>>> + Send;
+
+    /// Decides a refresh with a token that has a valid HMAC. Always one round trip.
+    fn refresh(
+        &self,
+        app: &AppId,
+        token: &RefreshToken,
+        rules: &RefreshRules,
+    ) -> impl Future<Output = StoreResult<RefreshOutcome>> + Send;
+
+    /// Ends a session. Returns whether it was live.
+    fn end_session(
+        &self,
+        app: &AppId,
+        user: UserId,
+        session: SessionId,
+    ) -> impl Future<Output = StoreResult<bool>> + Send;
+
+    /// Ends every session of the user except one. Returns those that were live.
+    fn end_other_sessions(
+        &self,
+        app: &AppId,
+        user: UserId,
+        keep: SessionId,
+    ) -> impl Future<Output = StoreResult<Vec<SessionId>>> + Send;
+
+    /// Raises the epoch and never lowers it. Every session ends except the kept one, which moves to the new epoch. Also
+    /// writes the profile; `Unbound` if the user was deleted.
+    fn raise_epoch(
+        &self,
+        app: &AppId,
+        news: &EpochChange,
+        profile: Option<&Profile>,
+    ) -> impl Future<Output = StoreResult<Replication>> + Send;
+
+    /// Writes the profile that tokens contain from now on. Does nothing if the stored profile is newer.
+    fn store_profile(
+        &self,
+        app: &AppId,
+        user: UserId,
+        profile: &Profile,
+    ) -> impl Future<Output = StoreResult<()>> + Send;
+}

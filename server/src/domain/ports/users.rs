@@ -1,0 +1,129 @@
+//! Users, in Postgres.
+
+use std::future::Future;
+
+use latchkey_crds::types::AppId;
+use time::OffsetDateTime;
+
+use super::error::StoreResult;
+use crate::domain::{
+    audit::Event,
+    email::Email,
+    mail::Mail,
+    password::PasswordHash,
+    session::SessionId,
+    user::{Epoch, Name, User, UserId},
+};
+
+/// A user to create.
+#[derive(Clone, Debug)]
+pub struct NewUser {
+    pub id: UserId,
+    pub email: Email,
+    pub name: Name,
+    pub password_hash: PasswordHash,
+    pub created_at: OffsetDateTime,
+    pub event: Event,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CreateUserOutcome {
+    Created,
+    /// Another account has the address; nothing was written.
+    AddressTaken,
+}
+
+/// Marks the user's own address as verified.
+#[derive(Clone, Debug)]
+pub struct Confirmation {
+    pub user: UserId,
+    /// The code's epoch: applies only while it is the user's.
+    pub epoch: Epoch,
+    /// The canonical address to which the code was sent: applies only while it is the user's.
+    pub address: String,
+    /// The session that is returned. If the account was contested, it can set a password without the old one.
+    pub session: SessionId,
+    /// Whether that session exists already, because the caller is the account itself: it continues, and identities
+    /// stay.
+    pub keeps_session: bool,
+    pub at: OffsetDateTime,
+    pub event: Event,
+}
+
+/// The result of a confirmation or a reset.
+#[derive(Clone, Debug)]
+pub struct ChangedUser {
+    /// After the change, with the raised epoch.
+    pub user: User,
+    /// The account was contested, so its password was removed.
+    pub was_contested: bool,
+}
+
+/// Sets a password with a code that was sent by email.
+#[derive(Clone, Debug)]
+pub struct PasswordReset {
+    pub user: UserId,
+    /// As in [`Confirmation`].
+    pub epoch: Epoch,
+    pub address: String,
+    pub password_hash: PasswordHash,
+    pub at: OffsetDateTime,
+    pub event: Event,
+}
+
+/// Users, in Postgres. A change of a user, the mails about it and its event are one transaction.
+pub trait Users: Sync {
+    fn user(&self, app: &AppId, id: UserId) -> impl Future<Output = StoreResult<Option<User>>> + Send;
+
+    /// Matches the canonical address. A pending address matches no user.
+    fn user_by_email(&self, app: &AppId, email: &Email) -> impl Future<Output = StoreResult<Option<User>>> + Send;
+
+    /// Creates the user and queues the mail. If the address is taken it writes nothing. Of concurrent calls for one
+    /// address one creates the user.
+    fn create_user(
+        &self,
+        app: &AppId,
+        user: NewUser,
+        mail: Option<Mail>,
+    ) -> impl Future<Output = StoreResult<CreateUserOutcome>> + Send;
+
+    /// Somebody registered a known address again. If the user is still unverified and at `epoch`, `contest` makes it
+    /// contested. The mail is queued in any case. Costs the same as `create_user`.
+    fn record_repeated_registration(
+        &self,
+        app: &AppId,
+        user: UserId,
+        epoch: Epoch,
+        contest: bool,
+        mail: Option<Mail>,
+        event: Event,
+    ) -> impl Future<Output = StoreResult<()>> + Send;
+
+    /// Replaces a hash by a newer one of the same password. Does nothing if the stored hash has changed.
+    fn replace_hash(
+        &self,
+        app: &AppId,
+        user: UserId,
+        old: &PasswordHash,
+        new: PasswordHash,
+    ) -> impl Future<Output = StoreResult<()>> + Send;
+
+    /// Returns `Unbound` and writes nothing if the epoch or the address has changed, or the user is deleted or disabled.
+    /// Otherwise, in one transaction: marks the address verified, raises the epoch, ends a contest and removes the
+    /// contested password, removes identities unless a session is kept, and adds an outbox row that propagates the
+    /// epoch.
+    fn confirm_address(
+        &self,
+        app: &AppId,
+        change: Confirmation,
+    ) -> impl Future<Output = StoreResult<Option<ChangedUser>>> + Send;
+
+    /// Returns `Unbound` as `confirm_address` does. Otherwise, in one transaction: sets the password, marks the address
+    /// verified, ends a contest, removes identities if the address was unverified, raises the epoch, queues the notice,
+    /// and adds an outbox row that propagates the epoch.
+    fn reset_password(
+        &self,
+        app: &AppId,
+        change: PasswordReset,
+    ) -> impl Future<Output = StoreResult<Option<ChangedUser>>> + Send;
+}
