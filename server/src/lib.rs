@@ -21,3 +21,4 @@ pub mod retention;
 pub mod settings;
 pub mod state;
 pub mod store;
+pub mod token_cache;

@@ -18,7 +18,7 @@ use latchkey_server::{
     callers::Callers,
     config::{Apps, Ceilings, cache::Cache, directory, kubernetes, metrics::ConfigMetrics},
     deletion,
-    domain::{clock::Env, token_cache::TokenCache},
+    domain::clock::Env,
     hashing::{HashingOptions, HashingPool},
     http::{self, Budgets, Drain, HttpMetrics, Readiness},
     mail::{InstallRelay, MailMetrics, MailSettings, Worker},
@@ -34,6 +34,7 @@ use latchkey_server::{
         postgres::{self, PostgresStore},
         redis::{self, RedisStore},
     },
+    token_cache::TokenCache,
 };
 use prometheus_client::registry::Registry;
 use tokio::{
@@ -156,8 +157,8 @@ async fn serve(serve: ServeArgs, database: &DatabaseArgs) -> Result<()> {
     let budgets = Budgets::new(memory, serve.connections_per_client);
     HttpMetrics::register_budgets(&mut registry, &budgets);
 
-    let gate = TokenCache::default();
-    let state = Arc::new(State { apps, stores, env: Env::system(), settings, callers, token_cache: gate });
+    let token_cache = TokenCache::default();
+    let state = Arc::new(State { apps, stores, env: Env::system(), settings, callers, token_cache });
     let registry = Arc::new(registry);
     let (public, admin, ops) = (
         bind("--public-addr", serve.public_addr)?,

@@ -3,11 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
-    callers::Callers,
-    config::Apps,
-    domain::{clock::Env, token_cache::TokenCache},
-    settings::Settings,
-    store::Stores,
+    callers::Callers, config::Apps, domain::clock::Env, settings::Settings, store::Stores, token_cache::TokenCache,
 };
 
 /// Generic over the stores, so that the request pipeline can be tested without stores.

@@ -23,5 +23,4 @@ pub mod refresh;
 pub mod session;
 pub mod social;
 pub mod token;
-pub mod token_cache;
 pub mod user;

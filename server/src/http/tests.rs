@@ -67,13 +67,13 @@ use crate::{
             SessionInfo,
         },
         token::{self, RefreshToken},
-        token_cache::TokenCache,
         user::{Epoch, User, UserId},
     },
     fixtures,
     providers::ProviderReports,
     settings::Settings,
     state::State,
+    token_cache::TokenCache,
 };
 
 /// How the stores fail.

@@ -10,7 +10,7 @@ use std::{
 use aws_lc_rs::digest::{Context, SHA256};
 use latchkey_crds::rendered::Revision;
 
-use super::{
+use crate::domain::{
     app::App,
     authentication::AuthenticationError,
     clock::Env,
