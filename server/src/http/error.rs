@@ -11,11 +11,11 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::domain::{
-    accounts::CommonError,
+    email_account::CommonError,
     password::WeakPassword,
     ports::StoreError,
     rate_limits::RateLimited,
-    refresh::{RefreshError, UNKNOWN_KEY_RETRY},
+    sessions::refresh::{RefreshError, UNKNOWN_KEY_RETRY},
 };
 
 /// Declares the codes, each with its status and its line in the documentation.

@@ -6,8 +6,10 @@ use serde::Serialize;
 use crate::{
     domain::{
         app::App,
-        introspection::{self, ActiveToken, IntrospectError, TokenKind},
-        refresh::UNKNOWN_KEY_RETRY,
+        sessions::{
+            introspect::{self, ActiveToken, IntrospectError, TokenKind},
+            refresh::UNKNOWN_KEY_RETRY,
+        },
         token::Audiences,
     },
     http::{
@@ -78,7 +80,7 @@ pub struct IntrospectedAccessToken<'a> {
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
     authentication::authenticate_administrator(state, app, &request.headers).await?;
     let IntrospectRequest { token: RawText(token) } = request.read_json_or_form().await?;
-    match introspection::introspect(&state.stores, &state.env, app, &token).await {
+    match introspect::introspect(&state.stores, &state.env, app, &token).await {
         Ok(active) => {
             let token = active.as_ref().map(|active| IntrospectedToken::new(app, active));
             response::json(&IntrospectResponse { active: token.is_some(), token })

@@ -1,7 +1,7 @@
 //! `POST /v1/{APPID}/revoke` (RFC 7009).
 
 use crate::{
-    domain::{app::App, refresh},
+    domain::{app::App, sessions::refresh},
     http::{
         Ports,
         error::Problem,

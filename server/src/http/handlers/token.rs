@@ -7,7 +7,7 @@ use crate::{
     domain::{
         app::App,
         client::ClientInfo,
-        refresh::{self, RefreshedSession},
+        sessions::refresh::{self, RefreshedSession},
         social::{self, CodeExchangeError, CodeExchangeInput},
         token::Tokens,
         user::UserId,

@@ -5,8 +5,8 @@ use serde::Serialize;
 
 use crate::{
     domain::{
-        accounts::{self, ConfirmError, Confirmed},
         app::App,
+        email_account::{self, ConfirmError, Confirmed},
     },
     http::{
         Ports,
@@ -49,7 +49,7 @@ pub struct ConfirmResponse {
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
     let ConfirmRequest { code } = request.read_json().await?;
     let bearer = Bearer::from_headers(&request.headers).token();
-    match accounts::confirm(&state.stores, &state.env, app, &request.caller, &code.0, bearer).await {
+    match email_account::confirm(&state.stores, &state.env, app, &request.caller, &code.0, bearer).await {
         Ok(Confirmed { user, tokens, password_required }) => response::json(&ConfirmResponse {
             access_token: tokens.access_token,
             refresh_token: tokens.refresh_token,

@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::{
-    domain::{accounts, app::App, email::Email},
+    domain::{app::App, email::Email, email_account},
     http::{
         Ports,
         error::Problem,
@@ -32,6 +32,6 @@ pub struct ForgotPasswordResponse {
 
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
     let ForgotPasswordRequest { email } = request.read_json().await?;
-    accounts::forgot_password(&state.stores, &state.env, app, &request.caller, &email).await?;
+    email_account::forgot_password(&state.stores, &state.env, app, &request.caller, &email).await?;
     response::json(&ForgotPasswordResponse { email: email.as_str().to_owned() })
 }

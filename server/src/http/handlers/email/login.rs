@@ -5,9 +5,9 @@ use serde::Serialize;
 
 use crate::{
     domain::{
-        accounts::{self, LoggedIn, LoginError, LoginInput},
         app::App,
         email::Email,
+        email_account::{self, LoggedIn, LoginError, LoginInput},
         password::Password,
     },
     http::{
@@ -57,7 +57,7 @@ pub struct User {
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
     let LoginRequest { email, password } = request.read_json().await?;
     let outcome =
-        accounts::log_in(&state.stores, &state.env, app, &request.caller, LoginInput { email, password }).await;
+        email_account::log_in(&state.stores, &state.env, app, &request.caller, LoginInput { email, password }).await;
     match outcome {
         Ok(LoggedIn { user, tokens }) => response::json(&LoginResponse {
             token: tokens.access_token,

@@ -5,9 +5,9 @@ use serde::Serialize;
 
 use crate::{
     domain::{
-        accounts::{self, RegisterError, RegisterInput},
         app::App,
         email::Email,
+        email_account::{self, RegisterError, RegisterInput},
         password::Password,
         user::Name,
     },
@@ -49,7 +49,7 @@ pub struct RegisterResponse {
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
     let RegisterRequest { name, email, password } = request.read_json().await?;
     let register = RegisterInput { email: email.clone(), name: name.clone(), password };
-    match accounts::register(&state.stores, &state.env, app, &request.caller, register).await {
+    match email_account::register(&state.stores, &state.env, app, &request.caller, register).await {
         Ok(registered) => response::json(&RegisterResponse {
             email: email.as_str().to_owned(),
             name: name.as_str().to_owned(),

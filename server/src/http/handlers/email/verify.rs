@@ -5,8 +5,8 @@ use serde::Serialize;
 
 use crate::{
     domain::{
-        accounts::{self, VerifyError},
         app::App,
+        email_account::{self, VerifyError},
     },
     http::{
         Ports, authentication,
@@ -29,7 +29,7 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundR
     authentication::authenticate(state, app, &request.headers).await?;
     request.expect_no_data().await?;
     let signed_in = authentication::authenticate_again(state, app, &request.headers).await?;
-    match accounts::verify(&state.stores, &state.env, app, &request.caller, &signed_in).await {
+    match email_account::verify(&state.stores, &state.env, app, &request.caller, &signed_in).await {
         Ok(email) => response::json(&VerifyResponse { email: email.as_str().to_owned() }),
         Err(VerifyError::InvalidToken) => Err(authentication::invalid_token(app, true)),
         Err(VerifyError::Common(trouble)) => Err(trouble.into()),

@@ -1,6 +1,6 @@
 //! Introspection (RFC 7662): whether a token is active now.
 
-use super::{
+use crate::domain::{
     app::App,
     clock::Env,
     ports::{Sessions, StoreError},

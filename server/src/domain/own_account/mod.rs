@@ -6,16 +6,16 @@ use tracing::warn;
 use uuid::Uuid;
 
 use super::{
-    accounts::{
-        CommonError, PasswordPolicyError, acquire_login_attempt, acquire_login_failure, acquire_login_limits,
-        acquire_mail_limit, check_password_policy, propagate_epoch, propagate_epoch_change, release_mail_limit,
-    },
     app::App,
     audit::{Event, EventKind, Refusal, RefusalKind},
     authentication::AuthenticatedSession,
     client::ClientInfo,
     clock::Env,
     email::{AccountKey, Email},
+    email_account::{
+        CommonError, PasswordPolicyError, acquire_login_attempt, acquire_login_failure, acquire_login_limits,
+        acquire_mail_limit, check_password_policy, propagate_epoch, propagate_epoch_change, release_mail_limit,
+    },
     mail::EpochChange,
     password::{self, Password, WeakPassword},
     ports::{

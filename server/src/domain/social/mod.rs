@@ -8,13 +8,13 @@ use time::{Duration, OffsetDateTime};
 use tracing::warn;
 
 use super::{
-    accounts::{self, CommonError},
     app::App,
     audit::{Detail, Event, EventKind},
     authentication::AuthenticatedSession,
     client::ClientInfo,
     clock::Env,
     email::Email,
+    email_account::{self, CommonError},
     flow::{
         CodeChallenge, FLOW_SECONDS, Flow, FlowBinding, FlowState, InvalidChallenge, LOGIN_CODE_SECONDS, LoginCode,
         PendingLogin, TooManyFlows,
@@ -379,7 +379,7 @@ where
                 expires_at: now + LOGIN_CODE_SECONDS,
             };
             stores.store_login(app.id(), &code.key(), &login).await.map_err(CommonError::from)?;
-            accounts::remember_client(stores, app, caller, &user).await;
+            email_account::remember_client(stores, app, caller, &user).await;
             Ok(FlowResult::Code(code))
         }
     }
@@ -444,9 +444,10 @@ impl<S: Users + Identities + RateLimits + Outbox + Sessions + AuditLog> LoginAtt
         for _ in 0..MAX_ATTEMPTS {
             let user = self.find_or_create_user(vouched).await?;
             let opened =
-                accounts::open_session(self.stores, self.env, self.app, self.caller, &user, Amr::Federated).await?;
+                email_account::open_session(self.stores, self.env, self.app, self.caller, &user, Amr::Federated)
+                    .await?;
             if let Some(tokens) = opened {
-                accounts::remember_client(self.stores, self.app, self.caller, &user).await;
+                email_account::remember_client(self.stores, self.app, self.caller, &user).await;
                 return Ok(ProviderLogin { user, tokens });
             }
             // The user has changed since it was read: start again.
@@ -504,7 +505,7 @@ impl<S: Users + Identities + RateLimits + Outbox + Sessions + AuditLog> LoginAtt
                 };
                 let changed = self.stores.transfer_account(self.app.id(), change).await?;
                 if let Some(user) = &changed {
-                    accounts::propagate_epoch(self.stores, self.app, user, None).await;
+                    email_account::propagate_epoch(self.stores, self.app, user, None).await;
                 }
                 Ok(changed)
             }
@@ -525,7 +526,8 @@ impl<S: Users + Identities + RateLimits + Outbox + Sessions + AuditLog> LoginAtt
         let mut mail = None;
         if let Some(address) = &pending {
             mailing =
-                accounts::acquire_mail_limit(self.stores, self.app, self.caller, address, MailPurpose::Confirm).await?;
+                email_account::acquire_mail_limit(self.stores, self.app, self.caller, address, MailPurpose::Confirm)
+                    .await?;
             if mailing.is_some() {
                 mail = Some(self.mail_to_pending(address, id, now).await?);
             }
@@ -540,7 +542,7 @@ impl<S: Users + Identities + RateLimits + Outbox + Sessions + AuditLog> LoginAtt
         };
         let made = self.stores.create_federated_user(self.app.id(), user, identity, mail).await;
         if !matches!(made, Ok(true)) {
-            accounts::release_mail_limit(self.stores, self.app, mailing).await;
+            email_account::release_mail_limit(self.stores, self.app, mailing).await;
         }
         if !made? {
             return Ok(None);
@@ -716,7 +718,7 @@ pub async fn exchange_code<S: Flows + Sessions + AuditLog>(
         idle_seconds: tokens.refresh_idle_seconds,
     };
     // Opened before the exchange is recorded: a second exchange then finds a session that it can end.
-    let tokens = match accounts::open_prepared_session(stores, env, app, &caller, &new).await? {
+    let tokens = match email_account::open_prepared_session(stores, env, app, &caller, &new).await? {
         Some(tokens) => tokens,
         // The user's password was reset since, or the user was disabled.
         None => return Err(CodeExchangeError::InvalidGrant),

@@ -6,12 +6,12 @@ use std::time::Duration;
 use latchkey_crds::rendered::LimitName;
 use tracing::warn;
 
-use super::{
-    accounts::CommonError,
+use crate::domain::{
     app::App,
     audit::{Detail, Event, EventKind},
     client::ClientInfo,
     clock::Env,
+    email_account::CommonError,
     ports::{AuditLog, Sessions},
     rate_limits::RateLimited,
     session::{LiveSession, RefreshKind, RefreshOutcome, RefreshRules, SessionId},
