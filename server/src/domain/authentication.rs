@@ -1,5 +1,7 @@
 //! Authentication of a request by an access token.
 
+use time::Duration;
+
 use super::{
     app::App,
     clock::Env,
@@ -8,6 +10,9 @@ use super::{
     token::{self, AccessClaims},
     user::{User, UserId},
 };
+
+/// For how long a login counts in place of the password.
+pub(super) const RECENT_LOGIN: Duration = Duration::minutes(5);
 
 /// The proof that a request comes from a logged-in user: a valid token of a live session.
 #[derive(Clone, Debug)]
@@ -24,6 +29,11 @@ pub enum AuthenticationError {
     InvalidToken,
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+/// Whether the login is recent. The absolute difference is compared because the clocks of two servers differ.
+pub(super) fn is_recent_login(env: &Env, session: &Session) -> bool {
+    (env.now() - session.auth_time).abs() < RECENT_LOGIN
 }
 
 // === impl AuthenticatedSession ===

@@ -11,11 +11,11 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::domain::{
-    email_account::CommonError,
+    error::CommonError,
     password::WeakPassword,
     ports::StoreError,
     rate_limits::RateLimited,
-    sessions::refresh::{RefreshError, UNKNOWN_KEY_RETRY},
+    sessions::{RefreshError, UNKNOWN_KEY_RETRY},
 };
 
 /// Declares the codes, each with its status and its line in the documentation.

@@ -1,4 +1,10 @@
-//! Sessions: refresh, revocation and introspection (specification: Sessions and tokens).
+//! Sessions: open, refresh, revoke, introspect (specification: Sessions and tokens).
 
-pub mod introspect;
-pub mod refresh;
+mod introspect;
+pub(super) mod open;
+mod refresh;
+mod revoke;
+
+pub use introspect::{ActiveToken, IntrospectError, TokenKind, introspect};
+pub use refresh::{RefreshError, RefreshedSession, UNKNOWN_KEY_RETRY, refresh};
+pub use revoke::revoke;

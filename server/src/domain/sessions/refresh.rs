@@ -1,5 +1,5 @@
-//! Refresh, revocation and the end of sessions (specification: Sessions and tokens): honest clients stay logged in, and
-//! the use of a stolen token is detected.
+//! Refresh: honest clients stay logged in, and the use of a stolen token is detected (specification: Sessions and
+//! tokens, Refresh).
 
 use std::time::Duration;
 
@@ -8,13 +8,13 @@ use tracing::warn;
 
 use crate::domain::{
     app::App,
-    audit::{Detail, Event, EventKind},
+    audit::{Event, EventKind},
     client::ClientInfo,
     clock::Env,
-    email_account::CommonError,
+    error::CommonError,
     ports::{AuditLog, Sessions},
     rate_limits::RateLimited,
-    session::{LiveSession, RefreshKind, RefreshOutcome, RefreshRules, SessionId},
+    session::{LiveSession, RefreshKind, RefreshOutcome, RefreshRules},
     token::{self, RefreshToken, RefreshTokenError, Tokens},
     user::UserId,
 };
@@ -108,32 +108,4 @@ fn log_renewal<S: AuditLog>(
             warn!(app = %app.id(), session = %token.session, "Redis lost data: a newer refresh token was adopted");
         }
     }
-}
-
-/// Ends the session of a refresh token or an access token (RFC 7009). An invalid token changes nothing.
-pub async fn revoke<S: Sessions + AuditLog>(
-    stores: &S,
-    env: &Env,
-    app: &App,
-    caller: &ClientInfo,
-    token: &str,
-) -> Result<(), RefreshError> {
-    let (user, session) = match session_of_token(env, app, token) {
-        Ok(of) => of,
-        Err(RefreshTokenError::Invalid) => return Ok(()),
-        Err(RefreshTokenError::UnknownKey) => return Err(RefreshError::UnknownKey),
-    };
-    if stores.end_session(app.id(), user, session).await.map_err(CommonError::from)? {
-        let event = Event::new(env, caller, EventKind::SessionEnded, user).in_session(session);
-        stores.record_later(app.id(), event.with_detail(Detail::from_ended_session(session)));
-    }
-    Ok(())
-}
-
-fn session_of_token(env: &Env, app: &App, token: &str) -> Result<(UserId, SessionId), RefreshTokenError> {
-    if token.starts_with(token::REFRESH_PREFIX) {
-        return RefreshToken::decode(app, token).map(|token| (token.user, token.session));
-    }
-    let claims = token::verify_access_token(app, env.now(), token).ok_or(RefreshTokenError::Invalid)?;
-    Ok((claims.sub, claims.sid))
 }

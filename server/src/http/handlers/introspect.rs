@@ -6,10 +6,7 @@ use serde::Serialize;
 use crate::{
     domain::{
         app::App,
-        sessions::{
-            introspect::{self, ActiveToken, IntrospectError, TokenKind},
-            refresh::UNKNOWN_KEY_RETRY,
-        },
+        sessions::{self, ActiveToken, IntrospectError, TokenKind, UNKNOWN_KEY_RETRY},
         token::Audiences,
     },
     http::{
@@ -80,7 +77,7 @@ pub struct IntrospectedAccessToken<'a> {
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
     authentication::authenticate_administrator(state, app, &request.headers).await?;
     let IntrospectRequest { token: RawText(token) } = request.read_json_or_form().await?;
-    match introspect::introspect(&state.stores, &state.env, app, &token).await {
+    match sessions::introspect(&state.stores, &state.env, app, &token).await {
         Ok(active) => {
             let token = active.as_ref().map(|active| IntrospectedToken::new(app, active));
             response::json(&IntrospectResponse { active: token.is_some(), token })

@@ -1,7 +1,7 @@
 //! `POST /v1/{APPID}/revoke` (RFC 7009).
 
 use crate::{
-    domain::{app::App, sessions::refresh},
+    domain::{app::App, sessions},
     http::{
         Ports,
         error::Problem,
@@ -21,6 +21,6 @@ request_body! {
 
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
     let RevokeRequest { token: RawText(token) } = request.read_json_or_form().await?;
-    refresh::revoke(&state.stores, &state.env, app, &request.caller, &token).await?;
+    sessions::revoke(&state.stores, &state.env, app, &request.caller, &token).await?;
     response::empty_object()
 }

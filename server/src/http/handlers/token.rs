@@ -7,7 +7,7 @@ use crate::{
     domain::{
         app::App,
         client::ClientInfo,
-        sessions::refresh::{self, RefreshedSession},
+        sessions::{self, RefreshedSession},
         social::{self, CodeExchangeError, CodeExchangeInput},
         token::Tokens,
         user::UserId,
@@ -74,7 +74,7 @@ async fn handle_refresh<S: Ports>(
     body: TokenRequest,
 ) -> Result<Response, Problem> {
     let Some(RawText(token)) = body.refresh_token else { return Err(missing_fields(&["refresh_token"])) };
-    let RefreshedSession { user, tokens } = refresh::refresh(&state.stores, &state.env, app, caller, &token).await?;
+    let RefreshedSession { user, tokens } = sessions::refresh(&state.stores, &state.env, app, caller, &token).await?;
     token_response(user, tokens)
 }
 

@@ -1,0 +1,161 @@
+//! *confirm*.
+
+use crate::domain::{
+    app::App,
+    audit::{Event, EventKind},
+    authentication::{AuthenticatedSession, AuthenticationError},
+    client::ClientInfo,
+    clock::Env,
+    code::{CodePurpose, CodeRecord},
+    epochs::{propagate_epoch, propagate_epoch_change},
+    error::CommonError,
+    login_limits::remember_client,
+    ports::{
+        AddressChange, AddressChanged, AuditLog, ChangedUser, Codes, Confirmation, Outbox, OwnAccounts, RateLimits,
+        Sessions, StoreError, Users,
+    },
+    rate_limits,
+    session::{Amr, Session, SessionId},
+    sessions::open::open_session_with_id,
+    stored_codes::{find_code, restore_code},
+    token::{self, Tokens},
+    user::{User, UserId},
+};
+
+pub struct Confirmed {
+    pub user: User,
+    pub tokens: Tokens,
+    /// The account was contested: its password was removed, and this session may set one.
+    pub password_required: bool,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ConfirmError {
+    /// Wrong, used and expired codes give the same error.
+    #[error("the code is not valid")]
+    InvalidCode,
+    #[error(transparent)]
+    Common(#[from] CommonError),
+}
+
+pub async fn confirm<S: Users + OwnAccounts + Outbox + RateLimits + Codes + Sessions + AuditLog>(
+    stores: &S,
+    env: &Env,
+    app: &App,
+    caller: &ClientInfo,
+    code: &str,
+    bearer: Option<&str>,
+) -> Result<Confirmed, ConfirmError> {
+    let guess = stores.acquire(app.id(), rate_limits::codes(app, caller)).await.map_err(CommonError::from)?;
+    let outcome = apply_confirmation_code(stores, env, app, caller, code, bearer).await;
+    if !matches!(outcome, Err(ConfirmError::InvalidCode)) {
+        stores.release(app.id(), guess).await;
+    }
+    outcome
+}
+
+async fn apply_confirmation_code<S: Users + OwnAccounts + Outbox + RateLimits + Codes + Sessions + AuditLog>(
+    stores: &S,
+    env: &Env,
+    app: &App,
+    caller: &ClientInfo,
+    code: &str,
+    bearer: Option<&str>,
+) -> Result<Confirmed, ConfirmError> {
+    let found = find_code(stores, env, app, code, &[CodePurpose::Confirm, CodePurpose::Change]).await?;
+    let (key, record) = found.ok_or(ConfirmError::InvalidCode)?;
+    let own = own_session(stores, env, app, bearer, record.user).await?;
+    // A code for a new address is valid only for the account that requested it. For anybody else it stays unused.
+    if record.purpose == CodePurpose::Change && own.as_ref().is_none_or(|session| session.epoch != record.epoch) {
+        return Err(ConfirmError::InvalidCode);
+    }
+    let record =
+        stores.consume_code(app.id(), &key).await.map_err(CommonError::from)?.ok_or(ConfirmError::InvalidCode)?;
+    let session = own.as_ref().map_or_else(|| SessionId(env.new_uuid()), |session| session.id);
+    let used = match (record.purpose, &own) {
+        (CodePurpose::Change, Some(_)) => change_address(stores, env, app, caller, &record, session).await,
+        (CodePurpose::Change, None) => Ok(None),
+        (CodePurpose::Confirm | CodePurpose::Reset, _) => {
+            let event = Event {
+                session: own.as_ref().map(|session| session.id),
+                ..Event::new(env, caller, EventKind::Confirmed, record.user)
+            };
+            let change = Confirmation {
+                user: record.user,
+                epoch: record.epoch,
+                address: record.address.clone(),
+                session,
+                keeps_session: own.is_some(),
+                at: event.at,
+                event,
+            };
+            stores.confirm_address(app.id(), change).await
+        }
+    };
+    let changed = match used {
+        Ok(changed) => changed.ok_or(ConfirmError::InvalidCode)?,
+        Err(error) => {
+            restore_code(stores, app, &key, &record).await;
+            return Err(CommonError::from(error).into());
+        }
+    };
+    let user = changed.user;
+    propagate_epoch(stores, app, &user, own.as_ref().map(|session| session.id)).await;
+    let tokens = match own {
+        Some(session) => {
+            let session = Session { epoch: user.epoch, ..session };
+            token::issue_tokens(app, env, &user.profile(), &session).map_err(CommonError::from)?
+        }
+        // A still later change prevents the session from opening; to the caller the code is used.
+        None => {
+            let opened = open_session_with_id(stores, env, app, caller, &user, session, Amr::Code).await?;
+            opened.ok_or(ConfirmError::InvalidCode)?
+        }
+    };
+    remember_client(stores, app, caller, &user).await;
+    Ok(Confirmed { user, tokens, password_required: changed.was_contested })
+}
+
+/// Makes the pending address the account's. An unverified account that had the address is deleted.
+async fn change_address<S: OwnAccounts + Sessions + Outbox>(
+    stores: &S,
+    env: &Env,
+    app: &App,
+    caller: &ClientInfo,
+    record: &CodeRecord,
+    session: SessionId,
+) -> Result<Option<ChangedUser>, StoreError> {
+    let event = Event::new(env, caller, EventKind::AddressChanged, record.user).in_session(session);
+    let change = AddressChange {
+        user: record.user,
+        epoch: record.epoch,
+        address: record.address.clone(),
+        kept_session: session,
+        at: event.at,
+        event,
+    };
+    let Some(AddressChanged { user, removed }) = stores.change_address(app.id(), change).await? else {
+        return Ok(None);
+    };
+    if let Some(news) = removed {
+        propagate_epoch_change(stores, app, &news, None).await;
+    }
+    Ok(Some(ChangedUser { user, was_contested: false }))
+}
+
+/// The caller's session, if the Bearer token belongs to the account itself. Any other or invalid token counts as none,
+/// since *confirm* needs no session.
+async fn own_session<S: Sessions>(
+    stores: &S,
+    env: &Env,
+    app: &App,
+    bearer: Option<&str>,
+    user: UserId,
+) -> Result<Option<Session>, CommonError> {
+    let Some(bearer) = bearer else { return Ok(None) };
+    match AuthenticatedSession::authenticate(stores, env, app, bearer).await {
+        Ok(signed_in) => Ok(Some(signed_in.session).filter(|session| session.user == user)),
+        Err(AuthenticationError::InvalidToken) => Ok(None),
+        Err(AuthenticationError::Store(error)) => Err(error.into()),
+    }
+}

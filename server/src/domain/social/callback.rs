@@ -1,0 +1,203 @@
+//! *callback*: finishes a flow.
+
+use latchkey_crds::rendered::{BrowserBinding, CallbackMode, RenderedProvider};
+
+use super::{
+    error::ProviderLoginError,
+    login_attempt::{LoginAttempt, ProviderLogin, acquire_provider_permit},
+    provider::callback_url,
+};
+use crate::domain::{
+    app::App,
+    client::ClientInfo,
+    clock::Env,
+    error::CommonError,
+    flow::{Flow, FlowBinding, FlowState, LOGIN_CODE_SECONDS, LoginCode, PendingLogin},
+    identity::{AuthorizationCodeGrant, AuthorizationError, ProviderOperation},
+    login_limits::remember_client,
+    ports::{AuditLog, Flows, Identities, Outbox, Providers, RateLimits, Sessions, Users},
+    redirect::{self, ParameterLocation, RedirectNotAllowed, RedirectTarget},
+};
+
+/// What the provider sent to *callback* through the browser.
+pub struct CallbackInput<'a> {
+    pub state: FlowState,
+    pub code: Option<&'a str>,
+    pub iss: Option<&'a str>,
+    pub error: Option<&'a str>,
+    pub posted_user: Option<&'a str>,
+    /// The sealed flows in the browser's cookies for that state.
+    pub sealed: Vec<&'a str>,
+}
+
+/// How a flow ends, and where the browser goes.
+pub struct FinishedFlow {
+    /// `None`: the App has no redirect addresses and gets JSON.
+    pub target: Option<RedirectTarget>,
+    pub parameter_location: ParameterLocation,
+    pub app_state: Option<String>,
+    /// Whether the state is used. It is not if the call was not admitted: the same callback can be sent again.
+    pub is_state_used: bool,
+    pub outcome: Result<FlowResult, ProviderLoginError>,
+}
+
+/// What the app gets for its user.
+pub enum FlowResult {
+    Session(Box<ProviderLogin>),
+    /// A one-time code that the app exchanges for a session.
+    Code(LoginCode),
+}
+
+/// Why a callback cannot be answered with a redirect: there is no address that may get the response.
+#[derive(Debug, thiserror::Error)]
+pub enum CallbackError {
+    #[error("the state is missing, used, expired or of another flow")]
+    InvalidState,
+    /// The address has been removed from the list.
+    #[error(transparent)]
+    RedirectUrl(#[from] RedirectNotAllowed),
+    #[error(transparent)]
+    Common(#[from] CommonError),
+}
+
+/// Ends a flow. Once the call is admitted, its state is used, whatever the outcome.
+pub async fn finish_flow<S>(
+    stores: &S,
+    env: &Env,
+    app: &App,
+    provider: &RenderedProvider,
+    caller: &ClientInfo,
+    returned: CallbackInput<'_>,
+) -> Result<FinishedFlow, CallbackError>
+where
+    S: Users + Identities + RateLimits + Outbox + Sessions + Flows + Providers + AuditLog,
+{
+    let id = returned.state.id();
+    let now = env.now();
+    let open = |binding, sealed: &str| Flow::open(app, &provider.name, &returned.state, binding, sealed, now);
+    let held = returned.sealed.iter().find_map(|sealed| open(FlowBinding::Browser, sealed));
+    let (flow, binding) = match held {
+        Some(flow) => (flow, FlowBinding::Browser),
+        None => {
+            if app.doc.browser_binding == BrowserBinding::Required {
+                return Err(CallbackError::InvalidState);
+            }
+            let kept = stores.find_flow(app.id(), &id).await.map_err(CommonError::from)?;
+            let flow =
+                kept.and_then(|sealed| open(FlowBinding::Unbound, &sealed)).ok_or(CallbackError::InvalidState)?;
+            (flow, FlowBinding::Unbound)
+        }
+    };
+    // An address that is no longer on the list gets nothing, not even an error.
+    let target = flow.target.as_ref().map(|mark| redirect::find_target(&app.doc.redirect_urls, mark)).transpose()?;
+    let place = match app.doc.callback_mode {
+        CallbackMode::Query | CallbackMode::Code => ParameterLocation::Query,
+        CallbackMode::Fragment => ParameterLocation::Fragment,
+    };
+    // Before the state is used, so that a call that finds no capacity can be repeated.
+    let permit = match acquire_provider_permit(stores, ProviderOperation::Callback, app, provider, caller).await {
+        Ok(permit) => permit,
+        Err(error) => {
+            return Ok(FinishedFlow {
+                target,
+                parameter_location: place,
+                app_state: flow.app_state,
+                is_state_used: false,
+                outcome: Err(error),
+            });
+        }
+    };
+    let outcome = match stores.consume_flow(app.id(), &id, binding).await {
+        Ok(true) => complete_login(stores, env, app, provider, caller, permit, &returned, &flow, target.as_ref()).await,
+        Ok(false) => return Err(CallbackError::InvalidState),
+        Err(error) => Err(CommonError::from(error).into()),
+    };
+    Ok(FinishedFlow { target, parameter_location: place, app_state: flow.app_state, is_state_used: true, outcome })
+}
+
+/// The rest of a callback, once the flow belongs to this browser and nobody else has used it.
+#[expect(
+    clippy::too_many_arguments,
+    reason = "the second half of `callback`, separate so that its failures are handled in one place"
+)]
+async fn complete_login<S>(
+    stores: &S,
+    env: &Env,
+    app: &App,
+    provider: &RenderedProvider,
+    caller: &ClientInfo,
+    permit: S::Permit,
+    returned: &CallbackInput<'_>,
+    flow: &Flow,
+    target: Option<&RedirectTarget>,
+) -> Result<FlowResult, ProviderLoginError>
+where
+    S: Users + Identities + RateLimits + Outbox + Sessions + Flows + Providers + AuditLog,
+{
+    let code = match (returned.error, returned.code) {
+        (Some(error), _) => {
+            // An error from another issuer is not this provider's (RFC 9207, 2.4).
+            stores.validate_issuer(&permit, provider, returned.iss).await?;
+            return Err(ProviderLoginError::ProviderReported(authorization_error(error)));
+        }
+        (None, Some(code)) if !code.is_empty() => code,
+        (None, _) => return Err(ProviderLoginError::ProviderReported(None)),
+    };
+    let grant = AuthorizationCodeGrant {
+        redirect_uri: &callback_url(app, provider),
+        code,
+        code_verifier: &flow.code_verifier,
+        nonce: stores.capabilities(provider).has_nonce.then_some(flow.nonce.as_str()),
+        iss: returned.iss,
+        posted_user: returned.posted_user,
+    };
+    let vouched = stores.exchange_code(&permit, provider, &grant).await?;
+    drop(permit);
+    let signing_in = LoginAttempt { stores, env, app, provider, caller };
+    match &flow.code_challenge {
+        None => signing_in.log_in(&vouched).await.map(|session| FlowResult::Session(Box::new(session))),
+        Some(challenge) => {
+            let user = signing_in.find_or_create_user(&vouched).await?;
+            let code = LoginCode::generate(env);
+            let now = env.now().unix_timestamp();
+            let login = PendingLogin {
+                user: user.id,
+                epoch: user.epoch,
+                profile: user.profile(),
+                redirect_url: target.map(|target| target.as_str().to_owned()),
+                challenge: challenge.clone(),
+                auth_time: now,
+                ip: caller.ip.to_string(),
+                user_agent: caller.user_agent.clone(),
+                expires_at: now + LOGIN_CODE_SECONDS,
+            };
+            stores.store_login(app.id(), &code.key(), &login).await.map_err(CommonError::from)?;
+            remember_client(stores, app, caller, &user).await;
+            Ok(FlowResult::Code(code))
+        }
+    }
+}
+
+/// The error of a provider. Some use codes of their own if the user cancels (Apple, LinkedIn).
+fn authorization_error(error: &str) -> Option<AuthorizationError> {
+    match error {
+        "user_cancelled_authorize" | "user_cancelled_login" => Some(AuthorizationError::AccessDenied),
+        other => AuthorizationError::parse(other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cancelled_login_is_recognized_for_every_provider() {
+        for cancelled in ["access_denied", "user_cancelled_authorize", "user_cancelled_login"] {
+            assert_eq!(authorization_error(cancelled), Some(AuthorizationError::AccessDenied));
+        }
+        assert_eq!(authorization_error("server_error"), Some(AuthorizationError::ServerError));
+        for other in ["", "cancelled", "access_denied\r\n", "invalid_token"] {
+            assert_eq!(authorization_error(other), None, "{other}");
+        }
+    }
+}

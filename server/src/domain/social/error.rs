@@ -1,0 +1,31 @@
+//! The error of a login with a provider.
+
+use crate::domain::{
+    error::CommonError,
+    identity::{AuthorizationError, ProviderError},
+};
+
+/// Why a provider's user gets no session.
+#[derive(Debug, thiserror::Error)]
+pub enum ProviderLoginError {
+    /// The provider reported an error, or the user refused there. `None`: an error that is not passed on.
+    #[error("the provider answered with an error")]
+    ProviderReported(Option<AuthorizationError>),
+    #[error(transparent)]
+    Provider(#[from] ProviderError),
+    #[error("sign-up is closed")]
+    Closed,
+    #[error("email addresses of this domain are not allowed")]
+    DomainNotAllowed,
+    #[error("the address is not verified")]
+    EmailNotVerified,
+    /// Only without enumeration protection.
+    #[error("the address has an account, and this provider must not be linked by address")]
+    LinkRequired,
+    #[error("the provider sent no email address")]
+    MissingEmail,
+    #[error("the user is disabled")]
+    Disabled,
+    #[error(transparent)]
+    Common(#[from] CommonError),
+}

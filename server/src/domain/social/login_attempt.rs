@@ -1,0 +1,217 @@
+//! A login with a verified identity, from *callback* or with a provider's token.
+
+use latchkey_crds::rendered::RenderedProvider;
+use time::OffsetDateTime;
+
+use super::{
+    error::ProviderLoginError,
+    plan::{Plan, plan_new_identity},
+    provider::{new_identity, provider_detail},
+};
+use crate::domain::{
+    app::App,
+    audit::{Event, EventKind},
+    client::ClientInfo,
+    clock::Env,
+    email::Email,
+    epochs::propagate_epoch,
+    error::CommonError,
+    identity::{ProviderOperation, VerifiedIdentity},
+    login_limits::remember_client,
+    mail::{Mail, MailKind},
+    mail_limits::{acquire_mail_limit, release_mail_limit},
+    ports::{
+        AccountTransfer, AuditLog, Identities, LinkOutcome, LinkRequest, NewFederatedUser, NewIdentity, Outbox,
+        Providers, RateLimits, Sessions, StoreError, Users,
+    },
+    rate_limits::{self, MailPurpose},
+    session::Amr,
+    sessions::open::open_session,
+    token::Tokens,
+    user::{Epoch, User, UserId},
+};
+
+/// How often a login starts again after a concurrent change. Each time another request succeeded.
+const MAX_ATTEMPTS: u32 = 5;
+
+/// A user with a new session.
+pub struct ProviderLogin {
+    pub user: User,
+    pub tokens: Tokens,
+}
+
+/// Admits a call to the provider if there is capacity for it and its client has not reached the rate limit.
+///
+/// Capacity comes first: a call that finds none is not counted. Each callback counts as a login, since anybody can
+/// start flows and invent codes about which we then ask the provider.
+pub(super) async fn acquire_provider_permit<S: RateLimits + Providers>(
+    stores: &S,
+    operation: ProviderOperation,
+    app: &App,
+    provider: &RenderedProvider,
+    caller: &ClientInfo,
+) -> Result<S::Permit, ProviderLoginError> {
+    let permit = stores.try_acquire(operation, app, provider, caller.client_address())?;
+    stores.acquire(app.id(), rate_limits::provider_logins(app, caller)).await.map_err(CommonError::from)?;
+    Ok(permit)
+}
+
+/// A login with a provider in progress: the parameters of its steps.
+pub(super) struct LoginAttempt<'a, S> {
+    pub(super) stores: &'a S,
+    pub(super) env: &'a Env,
+    pub(super) app: &'a App,
+    pub(super) provider: &'a RenderedProvider,
+    pub(super) caller: &'a ClientInfo,
+}
+
+impl<S: Users + Identities + RateLimits + Outbox + Sessions + AuditLog> LoginAttempt<'_, S> {
+    /// Opens a session for the user of a verified identity.
+    pub(super) async fn log_in(&self, vouched: &VerifiedIdentity) -> Result<ProviderLogin, ProviderLoginError> {
+        for _ in 0..MAX_ATTEMPTS {
+            let user = self.find_or_create_user(vouched).await?;
+            let opened = open_session(self.stores, self.env, self.app, self.caller, &user, Amr::Federated).await?;
+            if let Some(tokens) = opened {
+                remember_client(self.stores, self.app, self.caller, &user).await;
+                return Ok(ProviderLogin { user, tokens });
+            }
+            // The user has changed since it was read: start again.
+        }
+        Err(CommonError::from(contention_error()).into())
+    }
+
+    /// The user, found by identity first. A new identity is linked, or its user is created.
+    pub(super) async fn find_or_create_user(&self, vouched: &VerifiedIdentity) -> Result<User, ProviderLoginError> {
+        for _ in 0..MAX_ATTEMPTS {
+            let (authority, subject) = (&vouched.authority, &vouched.subject);
+            let known =
+                self.stores.user_by_identity(self.app.id(), authority, subject).await.map_err(CommonError::from)?;
+            let user = match known {
+                Some(user) => Some(user),
+                None => {
+                    let find = |email| self.stores.user_by_email(self.app.id(), email);
+                    self.execute(plan_new_identity(self.app, self.provider, vouched, find).await?, vouched).await?
+                }
+            };
+            let Some(user) = user else { continue };
+            if user.disabled {
+                return Err(ProviderLoginError::Disabled);
+            }
+            if self.app.doc.require_verified_email && !user.email_verified {
+                return Err(ProviderLoginError::EmailNotVerified);
+            }
+            return Ok(user);
+        }
+        Err(CommonError::from(contention_error()).into())
+    }
+
+    /// Returns `None` if a concurrent request came first: nothing was written, and the caller starts again.
+    async fn execute(&self, plan: Plan, vouched: &VerifiedIdentity) -> Result<Option<User>, CommonError> {
+        let now = self.env.now();
+        let identity = new_identity(self.provider, vouched, now);
+        match plan {
+            Plan::Link(user) => {
+                let address = user.email.as_ref().map(|email| email.canonical().to_owned());
+                let event = self.event(EventKind::IdentityLinked, user.id);
+                let linking = LinkRequest { user: user.id, epoch: user.epoch, address, identity, event };
+                match self.stores.link_identity(self.app.id(), linking).await? {
+                    LinkOutcome::Done => Ok(Some(user)),
+                    LinkOutcome::AlreadyLinked(_) | LinkOutcome::UserChanged => Ok(None),
+                }
+            }
+            Plan::Transfer(user, email) => {
+                let change = AccountTransfer {
+                    user: user.id,
+                    epoch: user.epoch,
+                    address: email.canonical().to_owned(),
+                    name: name_or_empty(vouched),
+                    identity,
+                    event: self.event(EventKind::IdentityLinked, user.id),
+                };
+                let changed = self.stores.transfer_account(self.app.id(), change).await?;
+                if let Some(user) = &changed {
+                    propagate_epoch(self.stores, self.app, user, None).await;
+                }
+                Ok(changed)
+            }
+            Plan::Create { email, pending } => self.create_user(email, pending, vouched, identity, now).await,
+        }
+    }
+
+    async fn create_user(
+        &self,
+        email: Option<Email>,
+        pending: Option<Email>,
+        vouched: &VerifiedIdentity,
+        identity: NewIdentity,
+        now: OffsetDateTime,
+    ) -> Result<Option<User>, CommonError> {
+        let id = UserId(self.env.new_uuid());
+        let mut mailing = None;
+        let mut mail = None;
+        if let Some(address) = &pending {
+            mailing = acquire_mail_limit(self.stores, self.app, self.caller, address, MailPurpose::Confirm).await?;
+            if mailing.is_some() {
+                mail = Some(self.mail_to_pending(address, id, now).await?);
+            }
+        }
+        let user = NewFederatedUser {
+            id,
+            email: email.clone(),
+            pending_email: pending.clone(),
+            name: name_or_empty(vouched),
+            created_at: now,
+            event: self.event(EventKind::Registered, id),
+        };
+        let made = self.stores.create_federated_user(self.app.id(), user, identity, mail).await;
+        if !matches!(made, Ok(true)) {
+            release_mail_limit(self.stores, self.app, mailing).await;
+        }
+        if !made? {
+            return Ok(None);
+        }
+        Ok(Some(User {
+            id,
+            email_verified: email.is_some(),
+            email,
+            pending_email: pending,
+            name: name_or_empty(vouched),
+            password_hash: None,
+            password_session: None,
+            contested: false,
+            disabled: false,
+            epoch: Epoch(1),
+            version: 1,
+            created_at: now,
+            updated_at: now,
+        }))
+    }
+
+    /// The mail to an address that the provider has not verified: its code or, if it is the verified address of another
+    /// account, the notice that the account exists.
+    async fn mail_to_pending(&self, address: &Email, id: UserId, now: OffsetDateTime) -> Result<Mail, CommonError> {
+        let owner = self.stores.user_by_email(self.app.id(), address).await?.filter(|owner| owner.email_verified);
+        Ok(match owner {
+            None => Mail { kind: MailKind::Confirm, recipient: Some(id), requested_at: now },
+            // The owner of a disabled account gets no mail. The row is written all the same, and sends nothing.
+            Some(owner) => Mail {
+                kind: MailKind::AccountExists,
+                recipient: (!owner.disabled).then_some(owner.id),
+                requested_at: now,
+            },
+        })
+    }
+
+    fn event(&self, kind: EventKind, user: UserId) -> Event {
+        Event::new(self.env, self.caller, kind, user).with_detail(provider_detail(&self.provider.name))
+    }
+}
+
+fn name_or_empty(vouched: &VerifiedIdentity) -> String {
+    vouched.name.as_ref().map_or_else(String::new, |name| name.as_str().to_owned())
+}
+
+/// Concurrent requests came first each time.
+fn contention_error() -> StoreError {
+    StoreError::Unavailable { store: "Postgres", source: "the account is being changed".into() }
+}

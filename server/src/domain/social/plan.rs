@@ -1,0 +1,238 @@
+//! What a login does for an identity that is not linked yet.
+
+use latchkey_crds::rendered::{EnumerationProtection, RenderedProvider, SignUp};
+
+use super::error::ProviderLoginError;
+use crate::domain::{
+    app::App, email::Email, error::CommonError, identity::VerifiedIdentity, ports::StoreError, user::User,
+};
+
+/// What to do for a new identity.
+#[derive(Debug)]
+pub(super) enum Plan {
+    /// The address belongs to an account that has verified it.
+    Link(User),
+    /// The address belongs to an account that has not verified it.
+    Transfer(User, Email),
+    Create {
+        email: Option<Email>,
+        pending: Option<Email>,
+    },
+}
+
+/// What to do for a new identity, or why nothing is done. `find` looks up the user of an address; called at most once.
+pub(super) async fn plan_new_identity<'a, F>(
+    app: &App,
+    provider: &RenderedProvider,
+    vouched: &'a VerifiedIdentity,
+    find: impl FnOnce(&'a Email) -> F,
+) -> Result<Plan, ProviderLoginError>
+where
+    F: Future<Output = Result<Option<User>, StoreError>>,
+{
+    let doc = &app.doc;
+    let Some(provider_email) = &vouched.email else {
+        if !doc.allow_users_without_email {
+            return Err(ProviderLoginError::MissingEmail);
+        }
+        return plan_creation(app, None, None);
+    };
+    if !app.allows_email_domain(&provider_email.email) {
+        return Err(ProviderLoginError::DomainNotAllowed);
+    }
+    if provider_email.is_verified && provider.link_by_email {
+        let email = provider_email.email.clone();
+        return match find(&provider_email.email).await.map_err(CommonError::from)? {
+            Some(user) if user.disabled => Err(ProviderLoginError::Disabled),
+            Some(user) if user.email_verified => Ok(Plan::Link(user)),
+            Some(user) => Ok(Plan::Transfer(user, email)),
+            None => plan_creation(app, Some(email), None),
+        };
+    }
+    if doc.enumeration_protection == EnumerationProtection::Disabled
+        && find(&provider_email.email).await.map_err(CommonError::from)?.is_some()
+    {
+        return Err(ProviderLoginError::LinkRequired);
+    }
+    plan_creation(app, None, Some(provider_email.email.clone()))
+}
+
+fn plan_creation(app: &App, email: Option<Email>, pending: Option<Email>) -> Result<Plan, ProviderLoginError> {
+    if app.doc.require_verified_email && email.is_none() {
+        return Err(ProviderLoginError::EmailNotVerified);
+    }
+    if app.doc.sign_up == SignUp::Closed {
+        return Err(ProviderLoginError::Closed);
+    }
+    Ok(Plan::Create { email, pending })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{cell::Cell, future::ready};
+
+    use futures::FutureExt;
+    use latchkey_crds::rendered::RenderedApp;
+    use serde_json::json;
+    use time::OffsetDateTime;
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::{
+        domain::{
+            identity::ProviderEmail,
+            user::{Epoch, UserId},
+        },
+        fixtures,
+    };
+
+    const EMAIL: &str = "Ada@Example.com";
+
+    fn verified_identity(email: Option<&str>, verified: bool) -> VerifiedIdentity {
+        let email = email.map(|email| ProviderEmail { email: Email::parse(email).unwrap(), is_verified: verified });
+        VerifiedIdentity { authority: "https://id.example".to_owned(), subject: "1".to_owned(), email, name: None }
+    }
+
+    fn account(verified: bool, disabled: bool) -> User {
+        User {
+            id: UserId(Uuid::from_u128(7)),
+            email: Some(Email::parse(EMAIL).unwrap()),
+            email_verified: verified,
+            pending_email: None,
+            name: "Ada".to_owned(),
+            password_hash: None,
+            password_session: None,
+            contested: false,
+            disabled,
+            epoch: Epoch(1),
+            version: 1,
+            created_at: OffsetDateTime::UNIX_EPOCH,
+            updated_at: OffsetDateTime::UNIX_EPOCH,
+        }
+    }
+
+    /// The plan in short words, and how often an account was looked up.
+    fn plan_summary(
+        change: impl FnOnce(&mut RenderedApp),
+        link_by_email: bool,
+        who: &VerifiedIdentity,
+        known: Option<User>,
+    ) -> (&'static str, u32) {
+        let mut doc = fixtures::rendered("shop");
+        change(&mut doc);
+        let provider = json!({
+            "name": "id", "resource": "id", "linkByEmail": link_by_email,
+            "settings": { "preset": "google", "clientID": "ours", "secret": null },
+        });
+        let provider = serde_json::from_value(provider).unwrap();
+        let looks = Cell::new(0);
+        let find = |email: &Email| {
+            assert_eq!(email.as_str(), EMAIL);
+            looks.set(looks.get() + 1);
+            ready(Ok(known))
+        };
+        let plan = plan_new_identity(&fixtures::app(doc), &provider, who, find).now_or_never().unwrap();
+        let told = match plan {
+            Ok(Plan::Link(_)) => "link",
+            Ok(Plan::Transfer(_, email)) if email.as_str() == EMAIL => "take over",
+            Ok(Plan::Create { email: Some(_), pending: None }) => "create",
+            Ok(Plan::Create { email: None, pending: Some(_) }) => "create, pending",
+            Ok(Plan::Create { email: None, pending: None }) => "create, no address",
+            Ok(other) => panic!("{other:?}"),
+            Err(ProviderLoginError::Closed) => "closed",
+            Err(ProviderLoginError::DomainNotAllowed) => "domain",
+            Err(ProviderLoginError::EmailNotVerified) => "not verified",
+            Err(ProviderLoginError::LinkRequired) => "link required",
+            Err(ProviderLoginError::MissingEmail) => "no address",
+            Err(ProviderLoginError::Disabled) => "disabled",
+            Err(error) => panic!("{error}"),
+        };
+        (told, looks.get())
+    }
+
+    fn unchanged(_: &mut RenderedApp) {}
+
+    #[test]
+    fn a_verified_address_finds_its_account() {
+        let who = verified_identity(Some(EMAIL), true);
+        for (known, told) in [
+            (None, "create"),
+            (Some(account(true, false)), "link"),
+            (Some(account(false, false)), "take over"),
+            (Some(account(true, true)), "disabled"),
+            (Some(account(false, true)), "disabled"),
+        ] {
+            assert_eq!(plan_summary(unchanged, true, &who, known), (told, 1));
+        }
+    }
+
+    #[test]
+    fn an_address_is_no_match_if_the_app_forbids_linking() {
+        for (known, who) in [
+            (None, verified_identity(Some(EMAIL), true)),
+            (Some(account(true, false)), verified_identity(Some(EMAIL), true)),
+            (Some(account(false, false)), verified_identity(Some(EMAIL), true)),
+        ] {
+            assert_eq!(plan_summary(unchanged, false, &who, known), ("create, pending", 0));
+        }
+    }
+
+    #[test]
+    fn an_unverified_address_is_looked_up_only_without_enumeration_protection() {
+        let who = verified_identity(Some(EMAIL), false);
+        let off = |doc: &mut RenderedApp| doc.enumeration_protection = EnumerationProtection::Disabled;
+        for known in [None, Some(account(true, false)), Some(account(false, false))] {
+            assert_eq!(plan_summary(unchanged, true, &who, known.clone()), ("create, pending", 0));
+            let told = if known.is_some() { "link required" } else { "create, pending" };
+            assert_eq!(plan_summary(off, true, &who, known), (told, 1));
+        }
+    }
+
+    #[test]
+    fn an_unverified_address_is_rejected_if_verification_is_required() {
+        let required = |doc: &mut RenderedApp| doc.require_verified_email = true;
+        assert_eq!(plan_summary(required, true, &verified_identity(Some(EMAIL), false), None), ("not verified", 0));
+        assert_eq!(plan_summary(required, false, &verified_identity(Some(EMAIL), true), None), ("not verified", 0));
+        assert_eq!(plan_summary(required, true, &verified_identity(Some(EMAIL), true), None), ("create", 1));
+        let both = |doc: &mut RenderedApp| {
+            doc.require_verified_email = true;
+            doc.allow_users_without_email = true;
+        };
+        assert_eq!(plan_summary(both, true, &verified_identity(None, false), None), ("not verified", 0));
+    }
+
+    #[test]
+    fn a_user_without_an_address_is_admitted_if_the_app_allows_it() {
+        let allowed = |doc: &mut RenderedApp| doc.allow_users_without_email = true;
+        assert_eq!(plan_summary(unchanged, true, &verified_identity(None, false), None), ("no address", 0));
+        assert_eq!(plan_summary(allowed, true, &verified_identity(None, false), None), ("create, no address", 0));
+    }
+
+    #[test]
+    fn an_address_of_another_domain_is_rejected_before_any_lookup() {
+        let only = |doc: &mut RenderedApp| doc.allowed_email_domains = vec!["example.org".parse().unwrap()];
+        for verified in [true, false] {
+            let who = verified_identity(Some(EMAIL), verified);
+            assert_eq!(plan_summary(only, true, &who, Some(account(true, false))), ("domain", 0));
+        }
+    }
+
+    #[test]
+    fn closed_sign_up_rejects_users_without_an_account() {
+        let closed = |doc: &mut RenderedApp| {
+            doc.sign_up = SignUp::Closed;
+            doc.allow_users_without_email = true;
+        };
+        for who in [
+            verified_identity(Some(EMAIL), true),
+            verified_identity(Some(EMAIL), false),
+            verified_identity(None, false),
+        ] {
+            assert_eq!(plan_summary(closed, true, &who, None).0, "closed");
+        }
+        assert_eq!(
+            plan_summary(closed, true, &verified_identity(Some(EMAIL), true), Some(account(true, false))),
+            ("link", 1)
+        );
+    }
+}

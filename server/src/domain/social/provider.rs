@@ -1,0 +1,31 @@
+//! Providers of an App, and the identities that they verify.
+
+use latchkey_crds::{rendered::RenderedProvider, types::ProviderName};
+use time::OffsetDateTime;
+
+use crate::domain::{app::App, audit::Detail, identity::VerifiedIdentity, ports::NewIdentity};
+
+/// The App's provider with that name.
+pub fn find_provider<'a>(app: &'a App, name: &str) -> Option<&'a RenderedProvider> {
+    app.doc.providers.iter().find(|provider| provider.name.as_str() == name)
+}
+
+/// Our callback URL for an App and a Provider, as registered at the provider.
+pub(super) fn callback_url(app: &App, provider: &RenderedProvider) -> String {
+    format!("{}/{}/callback", app.doc.issuer, provider.name)
+}
+
+/// The detail of an event that names the Provider.
+pub(super) fn provider_detail(provider: &ProviderName) -> Detail {
+    Detail { provider: Some(provider.clone()), ..Detail::default() }
+}
+
+pub(super) fn new_identity(provider: &RenderedProvider, vouched: &VerifiedIdentity, at: OffsetDateTime) -> NewIdentity {
+    NewIdentity {
+        authority: vouched.authority.clone(),
+        subject: vouched.subject.clone(),
+        provider: provider.name.clone(),
+        email: vouched.email.as_ref().map(|told| told.email.clone()),
+        at,
+    }
+}

@@ -1,0 +1,156 @@
+//! *redirect*: starts a flow.
+
+use latchkey_crds::rendered::{BrowserBinding, CallbackMode, RenderedProvider};
+
+use super::provider::callback_url;
+use crate::domain::{
+    app::App,
+    client::ClientInfo,
+    clock::Env,
+    error::CommonError,
+    flow::{CodeChallenge, FLOW_SECONDS, Flow, FlowBinding, FlowState, InvalidChallenge, TooManyFlows},
+    identity::{AuthorizationRequest, ProviderError, ProviderOperation},
+    ports::{Flows, Providers, StoreFlowError},
+    redirect::{self, RedirectNotAllowed},
+};
+
+/// The longest `state` of an app, in characters (specification: Social login, Redirect).
+const MAX_APP_STATE_CHARS: usize = 512;
+/// The longest `prompt` and `login_hint` that are passed on, in characters: an email address fits.
+const MAX_HINT_CHARS: usize = 254;
+
+/// The parameters of *redirect*.
+pub struct StartFlowInput<'a> {
+    pub redirect_url: Option<&'a str>,
+    pub state: Option<&'a str>,
+    pub prompt: Option<&'a str>,
+    pub login_hint: Option<&'a str>,
+    pub code_challenge: Option<&'a str>,
+    pub binding: FlowBinding,
+}
+
+pub struct StartedFlow {
+    /// The provider's authorization URL, to which the browser goes.
+    pub url: String,
+    pub state: FlowState,
+    /// The sealed flow for the browser's cookie, if the flow is bound to it.
+    pub sealed: Option<String>,
+    pub seconds: i64,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum StartFlowError {
+    #[error(transparent)]
+    RedirectUrl(#[from] RedirectNotAllowed),
+    #[error("state {0}")]
+    State(InvalidText),
+    #[error("prompt {0}")]
+    Prompt(InvalidText),
+    #[error("login_hint {0}")]
+    LoginHint(InvalidText),
+    #[error("code_challenge {0}")]
+    Challenge(#[from] InvalidChallenge),
+    /// The App's callback mode is `Code`, which requires a challenge.
+    #[error("code_challenge is missing, which this App requires")]
+    MissingChallenge,
+    /// The App accepts only flows that are bound to a browser.
+    #[error("format=json is only for pages of the same site")]
+    Unbound,
+    #[error(transparent)]
+    TooMany(#[from] TooManyFlows),
+    #[error(transparent)]
+    Provider(#[from] ProviderError),
+    #[error(transparent)]
+    Common(#[from] CommonError),
+}
+
+impl From<StoreFlowError> for StartFlowError {
+    fn from(error: StoreFlowError) -> Self {
+        match error {
+            StoreFlowError::TooManyFlows(too_many) => Self::TooMany(too_many),
+            StoreFlowError::Store(error) => Self::Common(error.into()),
+        }
+    }
+}
+
+/// Why a text is not passed on to the provider or the app.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidText {
+    #[error("is longer than {0} characters")]
+    TooLong(usize),
+    #[error("has a control character")]
+    ControlCharacter,
+}
+
+fn validate_text(text: Option<&str>, most: usize) -> Result<Option<&str>, InvalidText> {
+    let Some(text) = text else { return Ok(None) };
+    if text.chars().count() > most {
+        return Err(InvalidText::TooLong(most));
+    }
+    if text.chars().any(char::is_control) { Err(InvalidText::ControlCharacter) } else { Ok(Some(text)) }
+}
+
+/// Starts a flow. Nothing is stored before the whole request is valid.
+pub async fn start_flow<S: Flows + Providers>(
+    stores: &S,
+    env: &Env,
+    app: &App,
+    provider: &RenderedProvider,
+    caller: &ClientInfo,
+    request: StartFlowInput<'_>,
+) -> Result<StartedFlow, StartFlowError> {
+    let target = redirect::choose_target(&app.doc.redirect_urls, request.redirect_url)?;
+    let app_state = validate_text(request.state, MAX_APP_STATE_CHARS).map_err(StartFlowError::State)?;
+    let prompt = validate_text(request.prompt, MAX_HINT_CHARS).map_err(StartFlowError::Prompt)?;
+    let login_hint = validate_text(request.login_hint, MAX_HINT_CHARS).map_err(StartFlowError::LoginHint)?;
+    let code_challenge = request.code_challenge.map(CodeChallenge::parse).transpose()?;
+    if code_challenge.is_none() && app.doc.callback_mode == CallbackMode::Code {
+        return Err(StartFlowError::MissingChallenge);
+    }
+    if request.binding == FlowBinding::Unbound && app.doc.browser_binding == BrowserBinding::Required {
+        return Err(StartFlowError::Unbound);
+    }
+
+    let state = FlowState::generate(env);
+    let flow = Flow {
+        target: target.as_ref().map(|target| target.reference().clone()),
+        app_state: app_state.map(str::to_owned),
+        code_challenge,
+        ..Flow::start(env)
+    };
+    let authorization = AuthorizationRequest {
+        redirect_uri: &callback_url(app, provider),
+        state: state.as_str(),
+        code_challenge: &flow.provider_challenge(),
+        nonce: stores.capabilities(provider).has_nonce.then_some(flow.nonce.as_str()),
+        prompt,
+        login_hint,
+    };
+    let permit = stores.try_acquire(ProviderOperation::Redirect, app, provider, caller.client_address())?;
+    let url = stores.authorization_url(&permit, provider, &authorization).await?;
+    drop(permit);
+    let sealed = flow.seal(env, app, &provider.name, &state, request.binding);
+    let sealed = match request.binding {
+        FlowBinding::Browser => Some(sealed),
+        FlowBinding::Unbound => {
+            stores.store_flow(app.id(), &state.id(), &sealed, caller.client_address()).await?;
+            None
+        }
+    };
+    Ok(StartedFlow { url, state, sealed, seconds: FLOW_SECONDS })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passed_on_text_is_bounded_and_has_no_control_characters() {
+        assert_eq!(validate_text(None, 3), Ok(None));
+        assert_eq!(validate_text(Some("äöü"), 3), Ok(Some("äöü")), "characters count, not bytes");
+        assert_eq!(validate_text(Some("äöüß"), 3), Err(InvalidText::TooLong(3)));
+        for control in ["\0", "\r\n", "\u{7f}", "\u{85}"] {
+            assert_eq!(validate_text(Some(control), 3), Err(InvalidText::ControlCharacter));
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! Codes that were sent by email, in the store.
+
+use tracing::warn;
+
+use super::{
+    app::App,
+    clock::Env,
+    code::{Code, CodeKey, CodePurpose, CodeRecord},
+    error::CommonError,
+    ports::Codes,
+};
+
+/// A live code of one of these purposes. `None` for a malformed, unknown or expired code.
+pub(super) async fn find_code<S: Codes>(
+    stores: &S,
+    env: &Env,
+    app: &App,
+    code: &str,
+    purposes: &[CodePurpose],
+) -> Result<Option<(CodeKey, CodeRecord)>, CommonError> {
+    let Ok(code) = Code::parse(code) else { return Ok(None) };
+    let found = stores.find_code(app.id(), &code.keys_to_try(app)).await?;
+    let now = env.now().unix_timestamp();
+    Ok(found.filter(|(_, record)| purposes.contains(&record.purpose) && now < record.expires_at))
+}
+
+/// The transaction failed, so the code was not used. If it did commit after all, the epoch has risen and the code is
+/// invalid.
+pub(super) async fn restore_code<S: Codes>(stores: &S, app: &App, key: &CodeKey, record: &CodeRecord) {
+    if let Err(error) = stores.store_code(app.id(), key, record).await {
+        warn!(app = %app.id(), error = &error as &dyn std::error::Error, "an unused code could not be stored again");
+    }
+}
