@@ -3,7 +3,12 @@
 use std::sync::Arc;
 
 use crate::{
-    callers::Callers, config::Apps, domain::clock::Env, settings::Settings, store::Stores, token_cache::TokenCache,
+    callers::Callers,
+    config::Apps,
+    domain::{app::App, call::Call, client::ClientInfo, clock::Env},
+    settings::Settings,
+    store::Stores,
+    token_cache::TokenCache,
 };
 
 /// Generic over the stores, so that the request pipeline can be tested without stores.
@@ -14,4 +19,13 @@ pub struct State<S = Stores> {
     pub settings: Settings,
     pub callers: Callers,
     pub token_cache: TokenCache,
+}
+
+// === impl State ===
+
+impl<S> State<S> {
+    /// The context of a use case, for a request of this client to this App.
+    pub fn call<'a>(&'a self, app: &'a App, client: &'a ClientInfo) -> Call<'a, S> {
+        Call { stores: &self.stores, env: &self.env, app, client }
+    }
 }

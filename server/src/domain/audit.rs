@@ -205,13 +205,13 @@ impl RefusalKind {
 
 impl Event {
     /// An event at this time, caused by this client. Without a user it costs the same and writes no row.
-    pub fn new(env: &Env, caller: &ClientInfo, kind: EventKind, user: impl Into<Option<UserId>>) -> Self {
+    pub fn new(env: &Env, client: &ClientInfo, kind: EventKind, user: impl Into<Option<UserId>>) -> Self {
         Self {
             id: env.new_uuid(),
             kind,
             user: user.into(),
             session: None,
-            ip: Some(caller.ip.to_canonical()),
+            ip: Some(client.ip.to_canonical()),
             at: env.now(),
             detail: Detail::default(),
         }
@@ -231,8 +231,8 @@ impl Event {
 // === impl Refusal ===
 
 impl Refusal {
-    pub fn new(kind: RefusalKind, caller: &ClientInfo, account: Option<AccountKey>, user: Option<UserId>) -> Self {
-        Self { kind, account, user, client: caller.client_address() }
+    pub fn new(kind: RefusalKind, client: &ClientInfo, account: Option<AccountKey>, user: Option<UserId>) -> Self {
+        Self { kind, account, user, client: client.client_address() }
     }
 }
 

@@ -3,7 +3,8 @@
 use time::Duration;
 
 use super::{
-    app::App,
+    audit::{Event, EventKind},
+    call::Call,
     clock::Env,
     ports::{OwnAccounts, Sessions, StoreError},
     session::{LiveSession, Profile, Session},
@@ -39,31 +40,23 @@ pub(super) fn is_recent_login(env: &Env, session: &Session) -> bool {
 // === impl AuthenticatedSession ===
 
 impl AuthenticatedSession {
-    pub async fn authenticate<S: Sessions>(
-        stores: &S,
-        env: &Env,
-        app: &App,
-        bearer: &str,
-    ) -> Result<Self, AuthenticationError> {
-        let claims = token::verify_access_token(app, env.now(), bearer).ok_or(AuthenticationError::InvalidToken)?;
-        let live = stores.session(app.id(), claims.sub, claims.sid).await?.ok_or(AuthenticationError::InvalidToken)?;
-        let LiveSession { session, profile } = live;
+    pub async fn authenticate<S: Sessions>(call: Call<'_, S>, bearer: &str) -> Result<Self, AuthenticationError> {
+        let claims =
+            token::verify_access_token(call.app, call.env.now(), bearer).ok_or(AuthenticationError::InvalidToken)?;
+        let live = call.stores.session(call.app_id(), claims.sub, claims.sid).await?;
+        let LiveSession { session, profile } = live.ok_or(AuthenticationError::InvalidToken)?;
         Ok(Self { claims, session, profile })
     }
 
     /// The user as Postgres has it now. `None` if the user is deleted or disabled, or the session has ended.
-    pub async fn load_user<S: OwnAccounts + Sessions>(
-        &self,
-        stores: &S,
-        app: &App,
-    ) -> Result<Option<User>, StoreError> {
+    pub async fn load_user<S: OwnAccounts + Sessions>(&self, call: Call<'_, S>) -> Result<Option<User>, StoreError> {
         let mut session = self.session.clone();
         loop {
-            if let Some(user) = stores.user_of_session(app.id(), &session).await? {
+            if let Some(user) = call.stores.user_of_session(call.app_id(), &session).await? {
                 return Ok(Some(user));
             }
             // Between the reads of Redis and Postgres the epoch may have risen, and this session with it.
-            match stores.session(app.id(), session.user, session.id).await? {
+            match call.stores.session(call.app_id(), session.user, session.id).await? {
                 Some(live) if live.session.epoch > session.epoch => session = live.session,
                 Some(_) | None => return Ok(None),
             }
@@ -72,5 +65,10 @@ impl AuthenticatedSession {
 
     pub fn user_id(&self) -> UserId {
         self.session.user
+    }
+
+    /// An event of the user, caused in this session.
+    pub fn event<S>(&self, call: Call<'_, S>, kind: EventKind) -> Event {
+        call.event(kind, self.user_id()).in_session(self.session.id)
     }
 }

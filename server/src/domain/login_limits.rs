@@ -1,9 +1,8 @@
 //! The rate limits of calls that check a password.
 
 use super::{
-    app::App,
-    audit::{Refusal, RefusalKind},
-    client::ClientInfo,
+    audit::RefusalKind,
+    call::Call,
     email::AccountKey,
     error::CommonError,
     ports::{AcquireError, AuditLog, PasswordHasher, RateLimitPermit, RateLimits},
@@ -14,18 +13,16 @@ use super::{
 /// Acquires the rate limits of a login; call it before hashing. Returns the part that counts failures, which the caller
 /// releases if the password was right.
 pub(super) async fn acquire_login_limits<S: RateLimits + PasswordHasher + AuditLog>(
-    stores: &S,
-    app: &App,
-    caller: &ClientInfo,
+    call: Call<'_, S>,
     account: &AccountKey,
     user: Option<UserId>,
 ) -> Result<RateLimitPermit, CommonError> {
-    let attempt = acquire_login_attempt(stores, app, caller, account, user).await?;
-    match acquire_login_failure(stores, app, caller, account, user).await {
+    let attempt = acquire_login_attempt(call, account, user).await?;
+    match acquire_login_failure(call, account, user).await {
         Ok(taken) => Ok(taken),
         Err(trouble) => {
             // A refused request consumes nothing.
-            stores.release(app.id(), attempt).await;
+            call.stores.release(call.app_id(), attempt).await;
             Err(trouble)
         }
     }
@@ -33,50 +30,43 @@ pub(super) async fn acquire_login_limits<S: RateLimits + PasswordHasher + AuditL
 
 /// Acquires the rate limit of calls that hash a password. It is not released once the work has started.
 pub(super) async fn acquire_login_attempt<S: RateLimits + PasswordHasher + AuditLog>(
-    stores: &S,
-    app: &App,
-    caller: &ClientInfo,
+    call: Call<'_, S>,
     account: &AccountKey,
     user: Option<UserId>,
 ) -> Result<RateLimitPermit, CommonError> {
-    stores.check_capacity(app, caller.client_address())?;
-    let taken = stores.acquire(app.id(), rate_limits::login_attempts(app, caller)).await;
-    taken.map_err(|error| count_limited_login(stores, app, caller, account, user, error))
+    call.stores.check_capacity(call.app, call.client_address())?;
+    let checks = rate_limits::login_attempts(call.app, call.client_address());
+    call.stores.acquire(call.app_id(), checks).await.map_err(|error| count_limited_login(call, account, user, error))
 }
 
 /// Acquires the rate limit of wrong passwords. The caller releases it if the password was right.
 pub(super) async fn acquire_login_failure<S: RateLimits + AuditLog>(
-    stores: &S,
-    app: &App,
-    caller: &ClientInfo,
+    call: Call<'_, S>,
     account: &AccountKey,
     user: Option<UserId>,
 ) -> Result<RateLimitPermit, CommonError> {
-    let exempt = stores.is_known_client(app.id(), account, caller.client_address()).await?;
-    let taken = stores.acquire(app.id(), rate_limits::login_failures(app, caller, account, exempt)).await;
-    taken.map_err(|error| count_limited_login(stores, app, caller, account, user, error))
+    let exempt = call.stores.is_known_client(call.app_id(), account, call.client_address()).await?;
+    let checks = rate_limits::login_failures(call.app, call.client_address(), account, exempt);
+    call.stores.acquire(call.app_id(), checks).await.map_err(|error| count_limited_login(call, account, user, error))
 }
 
 /// Counts a refusal if a rate limit was reached.
 fn count_limited_login<S: AuditLog>(
-    stores: &S,
-    app: &App,
-    caller: &ClientInfo,
+    call: Call<'_, S>,
     account: &AccountKey,
     user: Option<UserId>,
     error: AcquireError,
 ) -> CommonError {
     if matches!(error, AcquireError::RateLimited(_)) {
         let account = Some(account.clone());
-        stores.count_refusal(app.id(), Refusal::new(RefusalKind::LoginLimit, caller, account, user));
+        call.stores.count_refusal(call.app_id(), call.refusal(RefusalKind::LoginLimit, account, user));
     }
     CommonError::from(error)
 }
 
 /// Makes the client address known to the account from now on.
-pub(super) async fn remember_client<S: RateLimits>(stores: &S, app: &App, caller: &ClientInfo, user: &User) {
-    let account: Option<AccountKey> = user.email.as_ref().map(|email| email.account_key(app.id()));
-    if let Some(account) = account {
-        stores.remember_client(app.id(), &account, caller.client_address()).await;
+pub(super) async fn remember_client<S: RateLimits>(call: Call<'_, S>, user: &User) {
+    if let Some(email) = &user.email {
+        call.stores.remember_client(call.app_id(), &call.account_key(email), call.client_address()).await;
     }
 }

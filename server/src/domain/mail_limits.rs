@@ -1,8 +1,7 @@
 //! The rate limits of mails.
 
 use super::{
-    app::App,
-    client::ClientInfo,
+    call::Call,
     email::Email,
     error::CommonError,
     ports::{AcquireError, RateLimitPermit, RateLimits},
@@ -11,15 +10,14 @@ use super::{
 
 /// Acquires the rate limits of one mail. `None`: a limit is reached, which drops the mail but not the response.
 pub(super) async fn acquire_mail_limit<S: RateLimits>(
-    stores: &S,
-    app: &App,
-    caller: &ClientInfo,
+    call: Call<'_, S>,
     email: &Email,
     purpose: MailPurpose,
 ) -> Result<Option<RateLimitPermit>, CommonError> {
-    let account = email.account_key(app.id());
-    let known = stores.is_known_client(app.id(), &account, caller.client_address()).await?;
-    match stores.acquire(app.id(), rate_limits::mails(app, caller, &account, purpose, known)).await {
+    let account = call.account_key(email);
+    let known = call.stores.is_known_client(call.app_id(), &account, call.client_address()).await?;
+    let checks = rate_limits::mails(call.app, call.client_address(), &account, purpose, known);
+    match call.stores.acquire(call.app_id(), checks).await {
         Ok(taken) => Ok(Some(taken)),
         Err(AcquireError::RateLimited(_)) => Ok(None),
         Err(AcquireError::Store(error)) => Err(error.into()),
@@ -27,8 +25,8 @@ pub(super) async fn acquire_mail_limit<S: RateLimits>(
 }
 
 /// Releases the rate limits of a mail that was not queued, so that a retry can send it.
-pub(super) async fn release_mail_limit<S: RateLimits>(stores: &S, app: &App, mailing: Option<RateLimitPermit>) {
+pub(super) async fn release_mail_limit<S: RateLimits>(call: Call<'_, S>, mailing: Option<RateLimitPermit>) {
     if let Some(taken) = mailing {
-        stores.release(app.id(), taken).await;
+        call.stores.release(call.app_id(), taken).await;
     }
 }

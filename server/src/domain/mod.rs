@@ -4,6 +4,7 @@
 pub mod app;
 pub mod audit;
 pub mod authentication;
+pub mod call;
 pub mod client;
 pub mod clock;
 pub mod code;

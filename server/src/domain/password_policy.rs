@@ -1,8 +1,7 @@
 //! Whether a password can be set.
 
 use super::{
-    app::App,
-    client::ClientInfo,
+    call::Call,
     error::CommonError,
     password::{Password, WeakPassword},
     ports::PasswordHasher,
@@ -15,14 +14,12 @@ pub(super) enum PasswordPolicyError {
 
 /// Whether a password can be set: its length, then its strength given these guess words.
 pub(super) async fn check_password_policy<S: PasswordHasher>(
-    stores: &S,
-    app: &App,
-    caller: &ClientInfo,
+    call: Call<'_, S>,
     password: &Password,
     guesses: Vec<String>,
 ) -> Result<(), PasswordPolicyError> {
-    password.check_length(&app.doc.password).map_err(PasswordPolicyError::Weak)?;
-    match stores.is_strong_enough(app, caller.client_address(), password, guesses).await {
+    password.check_length(&call.app.doc.password).map_err(PasswordPolicyError::Weak)?;
+    match call.stores.is_strong_enough(call.app, call.client_address(), password, guesses).await {
         Ok(true) => Ok(()),
         Ok(false) => Err(PasswordPolicyError::Weak(WeakPassword::Guessable)),
         Err(busy) => Err(PasswordPolicyError::Common(busy.into())),

@@ -4,12 +4,7 @@ use std::time::Duration;
 
 use latchkey_crds::rendered::{LimitName, Window};
 
-use super::{
-    app::App,
-    client::{ClientAddress, ClientInfo},
-    email::AccountKey,
-    mail::MailKind,
-};
+use super::{app::App, client::ClientAddress, email::AccountKey, mail::MailKind};
 
 /// How much higher the limits of an IPv6 /48 are than those of one client address.
 const IPV6_SITE_FACTOR: u32 = 10;
@@ -78,14 +73,13 @@ fn per_client(app: &App, limit: LimitName, client: ClientAddress, suffix: &str) 
 }
 
 /// Every call that checks a password, or sets one in a session. Acquired before the work; counts whatever the outcome.
-pub fn login_attempts(app: &App, caller: &ClientInfo) -> Vec<RateLimitCheck> {
-    per_client(app, LimitName::LoginsPerClient, caller.client_address(), "")
+pub fn login_attempts(app: &App, client: ClientAddress) -> Vec<RateLimitCheck> {
+    per_client(app, LimitName::LoginsPerClient, client, "")
 }
 
 /// Every call that checks a password. Acquired before hashing, and released if the password was right. `exempt`: the
 /// client address logged in, confirmed or reset for this account in the last 30 days.
-pub fn login_failures(app: &App, caller: &ClientInfo, account: &AccountKey, exempt: bool) -> Vec<RateLimitCheck> {
-    let client = caller.client_address();
+pub fn login_failures(app: &App, client: ClientAddress, account: &AccountKey, exempt: bool) -> Vec<RateLimitCheck> {
     let mut failures = per_client(app, LimitName::LoginFailuresPerClient, client, &format!(" {}", account.as_str()));
     failures.extend(per_client(app, LimitName::LoginFailuresPerClientOverall, client, ""));
     if !exempt {
@@ -98,26 +92,26 @@ pub fn login_failures(app: &App, caller: &ClientInfo, account: &AccountKey, exem
     failures
 }
 
-pub fn registrations(app: &App, caller: &ClientInfo) -> Vec<RateLimitCheck> {
-    per_client(app, LimitName::RegistrationsPerClient, caller.client_address(), "")
+pub fn registrations(app: &App, client: ClientAddress) -> Vec<RateLimitCheck> {
+    per_client(app, LimitName::RegistrationsPerClient, client, "")
 }
 
 /// A callback, or a login with a provider's token: both call the provider, which costs more than a read of our own
 /// stores.
-pub fn provider_logins(app: &App, caller: &ClientInfo) -> Vec<RateLimitCheck> {
-    per_client(app, LimitName::LoginsPerClient, caller.client_address(), "")
+pub fn provider_logins(app: &App, client: ClientAddress) -> Vec<RateLimitCheck> {
+    per_client(app, LimitName::LoginsPerClient, client, "")
 }
 
 /// Acquired before a code is checked or a new password is scored; released if both were good.
-pub fn codes(app: &App, caller: &ClientInfo) -> Vec<RateLimitCheck> {
-    per_client(app, LimitName::CodesPerClient, caller.client_address(), "")
+pub fn codes(app: &App, client: ClientAddress) -> Vec<RateLimitCheck> {
+    per_client(app, LimitName::CodesPerClient, client, "")
 }
 
 /// `known`: the client address logged in, confirmed or reset for this account in the last 30 days. Such mails count
 /// separately, so that a stranger cannot use up the owner's limit.
 pub fn mails(
     app: &App,
-    caller: &ClientInfo,
+    client: ClientAddress,
     account: &AccountKey,
     purpose: MailPurpose,
     known: bool,
@@ -128,6 +122,6 @@ pub fn mails(
         subject: format!("{} {}{apart}", account.as_str(), purpose.as_str()),
         windows: app.windows(LimitName::MailsPerRecipient),
     }];
-    checks.extend(per_client(app, LimitName::MailsPerClient, caller.client_address(), ""));
+    checks.extend(per_client(app, LimitName::MailsPerClient, client, ""));
     checks
 }

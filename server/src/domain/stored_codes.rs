@@ -3,8 +3,7 @@
 use tracing::warn;
 
 use super::{
-    app::App,
-    clock::Env,
+    call::Call,
     code::{Code, CodeKey, CodePurpose, CodeRecord},
     error::CommonError,
     ports::Codes,
@@ -12,22 +11,20 @@ use super::{
 
 /// A live code of one of these purposes. `None` for a malformed, unknown or expired code.
 pub(super) async fn find_code<S: Codes>(
-    stores: &S,
-    env: &Env,
-    app: &App,
+    call: Call<'_, S>,
     code: &str,
     purposes: &[CodePurpose],
 ) -> Result<Option<(CodeKey, CodeRecord)>, CommonError> {
     let Ok(code) = Code::parse(code) else { return Ok(None) };
-    let found = stores.find_code(app.id(), &code.keys_to_try(app)).await?;
-    let now = env.now().unix_timestamp();
+    let found = call.stores.find_code(call.app_id(), &code.keys_to_try(call.app)).await?;
+    let now = call.env.now().unix_timestamp();
     Ok(found.filter(|(_, record)| purposes.contains(&record.purpose) && now < record.expires_at))
 }
 
 /// The transaction failed, so the code was not used. If it did commit after all, the epoch has risen and the code is
 /// invalid.
-pub(super) async fn restore_code<S: Codes>(stores: &S, app: &App, key: &CodeKey, record: &CodeRecord) {
-    if let Err(error) = stores.store_code(app.id(), key, record).await {
-        warn!(app = %app.id(), error = &error as &dyn std::error::Error, "an unused code could not be stored again");
+pub(super) async fn restore_code<S: Codes>(call: Call<'_, S>, key: &CodeKey, record: &CodeRecord) {
+    if let Err(error) = call.stores.store_code(call.app_id(), key, record).await {
+        warn!(app = %call.app_id(), error = &error as &dyn std::error::Error, "an unused code could not be stored again");
     }
 }

@@ -11,6 +11,7 @@ use latchkey_crds::rendered::AdministratorRole;
 use super::{
     Ports,
     error::{ErrorCode, Problem},
+    request::InboundRequest,
 };
 use crate::{
     callers::{CallerError, ServiceAccount},
@@ -80,10 +81,10 @@ impl<'a> Bearer<'a> {
 pub async fn authenticate<S: Ports>(
     state: &State<S>,
     app: &App,
-    request: &HeaderMap,
+    request: &InboundRequest,
 ) -> Result<AuthenticatedSession, Problem> {
-    let token = bearer_token(app, request)?;
-    AuthenticatedSession::authenticate(&state.stores, &state.env, app, token)
+    let token = bearer_token(app, &request.headers)?;
+    AuthenticatedSession::authenticate(state.call(app, &request.client), token)
         .await
         .map_err(|error| session_problem(app, error))
 }
@@ -92,7 +93,7 @@ pub async fn authenticate<S: Ports>(
 pub async fn authenticate_again<S: Ports>(
     state: &State<S>,
     app: &App,
-    request: &HeaderMap,
+    request: &InboundRequest,
 ) -> Result<AuthenticatedSession, Problem> {
     authenticate(state, app, request).await
 }

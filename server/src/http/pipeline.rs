@@ -311,8 +311,8 @@ impl<E: Endpoints, S: Send + Sync + 'static> Pipeline<E, S> {
         self.budgets.refusals().log_omitted(began);
         let (parts, body) = request.into_parts();
         let id = request_id(&parts.headers).unwrap_or_else(|| self.state.env.new_uuid().to_string());
-        let caller = self.caller(&parts.headers, peer);
-        let (client, address) = (caller.ip, caller.client_address());
+        let client = self.client(&parts.headers, peer);
+        let (client_ip, address) = (client.ip, client.client_address());
         let memory = self.budgets.begin_request(address, alone, &parts);
 
         let lookup = self.endpoints.find(&parts.method, parts.uri.path());
@@ -352,7 +352,7 @@ impl<E: Endpoints, S: Send + Sync + 'static> Pipeline<E, S> {
                     body,
                     memory,
                     body_timeout: body_time,
-                    caller,
+                    client,
                 };
                 let call = AssertUnwindSafe(self.endpoints.call(route, app, inbound)).catch_unwind();
                 let call = call.instrument(span.clone()).instrument(traced.clone());
@@ -408,7 +408,7 @@ impl<E: Endpoints, S: Send + Sync + 'static> Pipeline<E, S> {
                     status = status.as_u16(),
                     duration_ms,
                     app = app_id.as_ref().map(tracing::field::display),
-                    client = %client,
+                    client = %client_ip,
                     trace_id,
                     "answered"
                 )
@@ -420,7 +420,7 @@ impl<E: Endpoints, S: Send + Sync + 'static> Pipeline<E, S> {
         PipelineResponse { response, held }
     }
 
-    fn caller(&self, headers: &HeaderMap, peer: IpAddr) -> ClientInfo {
+    fn client(&self, headers: &HeaderMap, peer: IpAddr) -> ClientInfo {
         // A field that is not text ends the search like any other field that cannot be parsed.
         let forwarded = headers.get_all("x-forwarded-for").iter().map(|field| field.to_str().unwrap_or(""));
         let user_agent = headers.get(USER_AGENT).map(|agent| {

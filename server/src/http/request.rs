@@ -53,7 +53,7 @@ pub struct InboundRequest {
     pub memory: RequestMemory,
     /// Timeout for the complete body.
     pub body_timeout: Duration,
-    pub caller: ClientInfo,
+    pub client: ClientInfo,
 }
 
 /// The body of an operation: an object with known fields.

@@ -1,11 +1,9 @@
 //! *confirm*.
 
 use crate::domain::{
-    app::App,
     audit::{Event, EventKind},
     authentication::{AuthenticatedSession, AuthenticationError},
-    client::ClientInfo,
-    clock::Env,
+    call::Call,
     code::{CodePurpose, CodeRecord},
     epochs::{propagate_epoch, propagate_epoch_change},
     error::CommonError,
@@ -35,50 +33,49 @@ pub enum ConfirmError {
     #[error("the code is not valid")]
     InvalidCode,
     #[error(transparent)]
-    Common(#[from] CommonError),
+    Common(CommonError),
+}
+
+impl<E: Into<CommonError>> From<E> for ConfirmError {
+    fn from(error: E) -> Self {
+        Self::Common(error.into())
+    }
 }
 
 pub async fn confirm<S: Users + OwnAccounts + Outbox + RateLimits + Codes + Sessions + AuditLog>(
-    stores: &S,
-    env: &Env,
-    app: &App,
-    caller: &ClientInfo,
+    call: Call<'_, S>,
     code: &str,
     bearer: Option<&str>,
 ) -> Result<Confirmed, ConfirmError> {
-    let guess = stores.acquire(app.id(), rate_limits::codes(app, caller)).await.map_err(CommonError::from)?;
-    let outcome = apply_confirmation_code(stores, env, app, caller, code, bearer).await;
+    let guess = call.stores.acquire(call.app_id(), rate_limits::codes(call.app, call.client_address())).await?;
+    let outcome = apply_confirmation_code(call, code, bearer).await;
     if !matches!(outcome, Err(ConfirmError::InvalidCode)) {
-        stores.release(app.id(), guess).await;
+        call.stores.release(call.app_id(), guess).await;
     }
     outcome
 }
 
 async fn apply_confirmation_code<S: Users + OwnAccounts + Outbox + RateLimits + Codes + Sessions + AuditLog>(
-    stores: &S,
-    env: &Env,
-    app: &App,
-    caller: &ClientInfo,
+    call: Call<'_, S>,
     code: &str,
     bearer: Option<&str>,
 ) -> Result<Confirmed, ConfirmError> {
-    let found = find_code(stores, env, app, code, &[CodePurpose::Confirm, CodePurpose::Change]).await?;
+    let found = find_code(call, code, &[CodePurpose::Confirm, CodePurpose::Change]).await?;
     let (key, record) = found.ok_or(ConfirmError::InvalidCode)?;
-    let own = own_session(stores, env, app, bearer, record.user).await?;
+    let own = own_session(call, bearer, record.user).await?;
     // A code for a new address is valid only for the account that requested it. For anybody else it stays unused.
     if record.purpose == CodePurpose::Change && own.as_ref().is_none_or(|session| session.epoch != record.epoch) {
         return Err(ConfirmError::InvalidCode);
     }
-    let record =
-        stores.consume_code(app.id(), &key).await.map_err(CommonError::from)?.ok_or(ConfirmError::InvalidCode)?;
-    let session = own.as_ref().map_or_else(|| SessionId(env.new_uuid()), |session| session.id);
+    let record = call.stores.consume_code(call.app_id(), &key).await?.ok_or(ConfirmError::InvalidCode)?;
+    let session = own.as_ref().map_or_else(|| SessionId(call.env.new_uuid()), |session| session.id);
     let used = match (record.purpose, &own) {
-        (CodePurpose::Change, Some(_)) => change_address(stores, env, app, caller, &record, session).await,
+        (CodePurpose::Change, Some(_)) => change_address(call, &record, session).await,
         (CodePurpose::Change, None) => Ok(None),
         (CodePurpose::Confirm | CodePurpose::Reset, _) => {
             let event = Event {
                 session: own.as_ref().map(|session| session.id),
-                ..Event::new(env, caller, EventKind::Confirmed, record.user)
+                ..call.event(EventKind::Confirmed, record.user)
             };
             let change = Confirmation {
                 user: record.user,
@@ -89,43 +86,40 @@ async fn apply_confirmation_code<S: Users + OwnAccounts + Outbox + RateLimits + 
                 at: event.at,
                 event,
             };
-            stores.confirm_address(app.id(), change).await
+            call.stores.confirm_address(call.app_id(), change).await
         }
     };
     let changed = match used {
         Ok(changed) => changed.ok_or(ConfirmError::InvalidCode)?,
         Err(error) => {
-            restore_code(stores, app, &key, &record).await;
-            return Err(CommonError::from(error).into());
+            restore_code(call, &key, &record).await;
+            return Err(error.into());
         }
     };
     let user = changed.user;
-    propagate_epoch(stores, app, &user, own.as_ref().map(|session| session.id)).await;
+    propagate_epoch(call, &user, own.as_ref().map(|session| session.id)).await;
     let tokens = match own {
         Some(session) => {
             let session = Session { epoch: user.epoch, ..session };
-            token::issue_tokens(app, env, &user.profile(), &session).map_err(CommonError::from)?
+            token::issue_tokens(call.app, call.env, &user.profile(), &session)?
         }
         // A still later change prevents the session from opening; to the caller the code is used.
         None => {
-            let opened = open_session_with_id(stores, env, app, caller, &user, session, Amr::Code).await?;
+            let opened = open_session_with_id(call, &user, session, Amr::Code).await?;
             opened.ok_or(ConfirmError::InvalidCode)?
         }
     };
-    remember_client(stores, app, caller, &user).await;
+    remember_client(call, &user).await;
     Ok(Confirmed { user, tokens, password_required: changed.was_contested })
 }
 
 /// Makes the pending address the account's. An unverified account that had the address is deleted.
 async fn change_address<S: OwnAccounts + Sessions + Outbox>(
-    stores: &S,
-    env: &Env,
-    app: &App,
-    caller: &ClientInfo,
+    call: Call<'_, S>,
     record: &CodeRecord,
     session: SessionId,
 ) -> Result<Option<ChangedUser>, StoreError> {
-    let event = Event::new(env, caller, EventKind::AddressChanged, record.user).in_session(session);
+    let event = call.event(EventKind::AddressChanged, record.user).in_session(session);
     let change = AddressChange {
         user: record.user,
         epoch: record.epoch,
@@ -134,11 +128,11 @@ async fn change_address<S: OwnAccounts + Sessions + Outbox>(
         at: event.at,
         event,
     };
-    let Some(AddressChanged { user, removed }) = stores.change_address(app.id(), change).await? else {
+    let Some(AddressChanged { user, removed }) = call.stores.change_address(call.app_id(), change).await? else {
         return Ok(None);
     };
     if let Some(news) = removed {
-        propagate_epoch_change(stores, app, &news, None).await;
+        propagate_epoch_change(call, &news, None).await;
     }
     Ok(Some(ChangedUser { user, was_contested: false }))
 }
@@ -146,14 +140,12 @@ async fn change_address<S: OwnAccounts + Sessions + Outbox>(
 /// The caller's session, if the Bearer token belongs to the account itself. Any other or invalid token counts as none,
 /// since *confirm* needs no session.
 async fn own_session<S: Sessions>(
-    stores: &S,
-    env: &Env,
-    app: &App,
+    call: Call<'_, S>,
     bearer: Option<&str>,
     user: UserId,
 ) -> Result<Option<Session>, CommonError> {
     let Some(bearer) = bearer else { return Ok(None) };
-    match AuthenticatedSession::authenticate(stores, env, app, bearer).await {
+    match AuthenticatedSession::authenticate(call, bearer).await {
         Ok(signed_in) => Ok(Some(signed_in.session).filter(|session| session.user == user)),
         Err(AuthenticationError::InvalidToken) => Ok(None),
         Err(AuthenticationError::Store(error)) => Err(error.into()),

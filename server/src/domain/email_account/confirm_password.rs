@@ -1,10 +1,8 @@
 //! *confirm-password*.
 
 use crate::domain::{
-    app::App,
-    audit::{Event, EventKind, Refusal, RefusalKind},
-    client::ClientInfo,
-    clock::Env,
+    audit::{EventKind, RefusalKind},
+    call::Call,
     code::CodePurpose,
     email::Email,
     epochs::propagate_epoch,
@@ -32,7 +30,13 @@ pub enum ResetPasswordError {
     #[error(transparent)]
     Weak(#[from] WeakPassword),
     #[error(transparent)]
-    Common(#[from] CommonError),
+    Common(CommonError),
+}
+
+impl<E: Into<CommonError>> From<E> for ResetPasswordError {
+    fn from(error: E) -> Self {
+        Self::Common(error.into())
+    }
 }
 
 impl From<PasswordPolicyError> for ResetPasswordError {
@@ -45,61 +49,44 @@ impl From<PasswordPolicyError> for ResetPasswordError {
 }
 
 pub async fn reset_password<S: Users + Outbox + RateLimits + Codes + Sessions + PasswordHasher + AuditLog>(
-    stores: &S,
-    env: &Env,
-    app: &App,
-    caller: &ClientInfo,
+    call: Call<'_, S>,
     request: ResetPasswordInput,
 ) -> Result<(), ResetPasswordError> {
-    let guess = stores.acquire(app.id(), rate_limits::codes(app, caller)).await.map_err(CommonError::from)?;
+    let guess = call.stores.acquire(call.app_id(), rate_limits::codes(call.app, call.client_address())).await?;
     let email = request.email.clone();
-    let outcome = apply_reset_code(stores, env, app, caller, request).await;
+    let outcome = apply_reset_code(call, request).await;
     // A weak password counts like a wrong code: scoring is work, and the code may not have been checked yet.
     if matches!(outcome, Ok(()) | Err(ResetPasswordError::Common(_))) {
-        stores.release(app.id(), guess).await;
+        call.stores.release(call.app_id(), guess).await;
     }
     if matches!(outcome, Err(ResetPasswordError::InvalidCode)) {
         // Looked up for known and unknown addresses alike. A failure of the lookup does not change the response.
-        let user = stores.user_by_email(app.id(), &email).await.ok().flatten();
-        let account = Some(email.account_key(app.id()));
-        let refusal = Refusal::new(RefusalKind::PasswordReset, caller, account, user.map(|user| user.id));
-        stores.count_refusal(app.id(), refusal);
+        let user = call.stores.user_by_email(call.app_id(), &email).await.ok().flatten();
+        let account = Some(call.account_key(&email));
+        let refusal = call.refusal(RefusalKind::PasswordReset, account, user.map(|user| user.id));
+        call.stores.count_refusal(call.app_id(), refusal);
     }
     outcome
 }
 
 async fn apply_reset_code<S: Users + Outbox + RateLimits + Codes + Sessions + PasswordHasher + AuditLog>(
-    stores: &S,
-    env: &Env,
-    app: &App,
-    caller: &ClientInfo,
+    call: Call<'_, S>,
     request: ResetPasswordInput,
 ) -> Result<(), ResetPasswordError> {
     // First with the address alone, so that a weak password is rejected alike for right and wrong codes.
-    check_password_policy(stores, app, caller, &request.password, password::guess_words(Some(&request.email), None))
-        .await?;
-    let found = find_code(stores, env, app, &request.code, &[CodePurpose::Reset]).await?;
+    check_password_policy(call, &request.password, password::guess_words(Some(&request.email), None)).await?;
+    let found = find_code(call, &request.code, &[CodePurpose::Reset]).await?;
     let (key, record) = found.ok_or(ResetPasswordError::InvalidCode)?;
     if record.address != request.email.canonical() {
         return Err(ResetPasswordError::InvalidCode);
     }
-    let user =
-        stores.user(app.id(), record.user).await.map_err(CommonError::from)?.ok_or(ResetPasswordError::InvalidCode)?;
+    let user = call.stores.user(call.app_id(), record.user).await?.ok_or(ResetPasswordError::InvalidCode)?;
     // With a right code the name counts too. A password that is rejected here does not use the code.
     let name = Name::parse(&user.name).ok();
-    check_password_policy(
-        stores,
-        app,
-        caller,
-        &request.password,
-        password::guess_words(Some(&request.email), name.as_ref()),
-    )
-    .await?;
-    let password_hash =
-        stores.hash(app, caller.client_address(), &request.password).await.map_err(CommonError::from)?;
-    let record =
-        stores.consume_code(app.id(), &key).await.map_err(CommonError::from)?.ok_or(ResetPasswordError::InvalidCode)?;
-    let event = Event::new(env, caller, EventKind::PasswordReset, record.user);
+    check_password_policy(call, &request.password, password::guess_words(Some(&request.email), name.as_ref())).await?;
+    let password_hash = call.stores.hash(call.app, call.client_address(), &request.password).await?;
+    let record = call.stores.consume_code(call.app_id(), &key).await?.ok_or(ResetPasswordError::InvalidCode)?;
+    let event = call.event(EventKind::PasswordReset, record.user);
     let change = PasswordReset {
         user: record.user,
         epoch: record.epoch,
@@ -108,15 +95,15 @@ async fn apply_reset_code<S: Users + Outbox + RateLimits + Codes + Sessions + Pa
         at: event.at,
         event,
     };
-    let changed = match stores.reset_password(app.id(), change).await {
+    let changed = match call.stores.reset_password(call.app_id(), change).await {
         Ok(changed) => changed.ok_or(ResetPasswordError::InvalidCode)?,
         Err(error) => {
-            restore_code(stores, app, &key, &record).await;
-            return Err(CommonError::from(error).into());
+            restore_code(call, &key, &record).await;
+            return Err(error.into());
         }
     };
     let user = changed.user;
-    propagate_epoch(stores, app, &user, None).await;
-    remember_client(stores, app, caller, &user).await;
+    propagate_epoch(call, &user, None).await;
+    remember_client(call, &user).await;
     Ok(())
 }

@@ -1,10 +1,8 @@
 //! *forgot-password*.
 
 use crate::domain::{
-    app::App,
-    audit::{Event, EventKind},
-    client::ClientInfo,
-    clock::Env,
+    audit::EventKind,
+    call::Call,
     email::Email,
     error::CommonError,
     mail::{Mail, MailKind},
@@ -15,27 +13,26 @@ use crate::domain::{
 
 /// Queues a reset mail. For an unknown address it writes an outbox row that sends nothing.
 pub async fn forgot_password<S: Users + RateLimits + Outbox + AuditLog>(
-    stores: &S,
-    env: &Env,
-    app: &App,
-    caller: &ClientInfo,
+    call: Call<'_, S>,
     email: &Email,
 ) -> Result<(), CommonError> {
-    let mailing = acquire_mail_limit(stores, app, caller, email, MailPurpose::Reset).await?;
+    let mailing = acquire_mail_limit(call, email, MailPurpose::Reset).await?;
     let queued = async {
-        let user = stores.user_by_email(app.id(), email).await?;
+        let user = call.stores.user_by_email(call.app_id(), email).await?;
         let (id, disabled) = user.map(|user| (user.id, user.disabled)).unzip();
         if mailing.is_some() {
             let to = id.filter(|_| disabled != Some(true));
-            stores.enqueue(app.id(), Mail { kind: MailKind::Reset, recipient: to, requested_at: env.now() }).await?;
+            call.stores
+                .enqueue(call.app_id(), Mail { kind: MailKind::Reset, recipient: to, requested_at: call.env.now() })
+                .await?;
             // Does not wait: an unknown address has no event to write, which takes less time. Only together with a
             // mail, so that the mail limits bound the events too.
-            stores.record_later(app.id(), Event::new(env, caller, EventKind::PasswordResetRequested, id));
+            call.stores.record_later(call.app_id(), call.event(EventKind::PasswordResetRequested, id));
         }
         Ok(())
     };
     if let Err(error) = queued.await {
-        release_mail_limit(stores, app, mailing).await;
+        release_mail_limit(call, mailing).await;
         return Err(CommonError::Store(error));
     }
     Ok(())

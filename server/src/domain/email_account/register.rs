@@ -3,10 +3,8 @@
 use latchkey_crds::rendered::{EnumerationProtection, SignUp};
 
 use crate::domain::{
-    app::App,
     audit::{Event, EventKind},
-    client::ClientInfo,
-    clock::Env,
+    call::Call,
     email::Email,
     error::CommonError,
     mail::{Mail, MailKind},
@@ -44,7 +42,13 @@ pub enum RegisterError {
     #[error("the address has an account")]
     EmailTaken,
     #[error(transparent)]
-    Common(#[from] CommonError),
+    Common(CommonError),
+}
+
+impl<E: Into<CommonError>> From<E> for RegisterError {
+    fn from(error: E) -> Self {
+        Self::Common(error.into())
+    }
 }
 
 impl From<PasswordPolicyError> for RegisterError {
@@ -57,52 +61,42 @@ impl From<PasswordPolicyError> for RegisterError {
 }
 
 pub async fn register<S: Users + RateLimits + PasswordHasher>(
-    stores: &S,
-    env: &Env,
-    app: &App,
-    caller: &ClientInfo,
+    call: Call<'_, S>,
     request: RegisterInput,
 ) -> Result<Registered, RegisterError> {
-    if app.doc.sign_up == SignUp::Closed {
+    if call.app.doc.sign_up == SignUp::Closed {
         return Err(RegisterError::Closed);
     }
-    if !app.allows_email_domain(&request.email) {
+    if !call.app.allows_email_domain(&request.email) {
         return Err(RegisterError::DomainNotAllowed);
     }
-    stores.acquire(app.id(), rate_limits::registrations(app, caller)).await.map_err(CommonError::from)?;
+    call.stores.acquire(call.app_id(), rate_limits::registrations(call.app, call.client_address())).await?;
     let guesses = password::guess_words(Some(&request.email), Some(&request.name));
-    check_password_policy(stores, app, caller, &request.password, guesses).await?;
+    check_password_policy(call, &request.password, guesses).await?;
 
-    let now = env.now();
-    let known = stores.user_by_email(app.id(), &request.email).await.map_err(CommonError::from)?;
-    let taken = |user: &User| user.email_verified && app.doc.enumeration_protection == EnumerationProtection::Disabled;
+    let now = call.env.now();
+    let known = call.stores.user_by_email(call.app_id(), &request.email).await?;
+    let taken =
+        |user: &User| user.email_verified && call.app.doc.enumeration_protection == EnumerationProtection::Disabled;
     if known.as_ref().is_some_and(taken) {
         return Err(RegisterError::EmailTaken);
     }
-    let mailing = acquire_mail_limit(stores, app, caller, &request.email, MailPurpose::Confirm).await?;
-    let fresh = UserId(env.new_uuid());
-    let event = Event { at: now, ..Event::new(env, caller, EventKind::Registered, fresh) };
-    if let Err(trouble) =
-        create_or_contest_user(stores, app, caller, &request, known, fresh, mailing.is_some(), event).await
-    {
-        release_mail_limit(stores, app, mailing).await;
+    let mailing = acquire_mail_limit(call, &request.email, MailPurpose::Confirm).await?;
+    let fresh = UserId(call.env.new_uuid());
+    let event = Event { at: now, ..call.event(EventKind::Registered, fresh) };
+    if let Err(trouble) = create_or_contest_user(call, &request, known, fresh, mailing.is_some(), event).await {
+        release_mail_limit(call, mailing).await;
         return Err(trouble.into());
     }
 
-    let expires_in = i64::from(app.doc.mail.confirm_code_lifetime_seconds);
+    let expires_in = i64::from(call.app.doc.mail.confirm_code_lifetime_seconds);
     Ok(Registered { local_id: fresh, expires_in, expires_at: now.unix_timestamp() + expires_in })
 }
 
 /// Creates the user, or does work of the same cost if the address is known. Either way one password is hashed: for a
 /// known address to check it, for an unknown address to store it.
-#[expect(
-    clippy::too_many_arguments,
-    reason = "the second half of `register`, separate so that its failures are handled in one place"
-)]
 async fn create_or_contest_user<S: Users + PasswordHasher>(
-    stores: &S,
-    app: &App,
-    caller: &ClientInfo,
+    call: Call<'_, S>,
     request: &RegisterInput,
     known: Option<User>,
     fresh: UserId,
@@ -112,7 +106,7 @@ async fn create_or_contest_user<S: Users + PasswordHasher>(
     let known = match known {
         Some(user) => Some(user),
         None => {
-            let password_hash = stores.hash(app, caller.client_address(), &request.password).await?;
+            let password_hash = call.stores.hash(call.app, call.client_address(), &request.password).await?;
             let user = NewUser {
                 id: fresh,
                 email: request.email.clone(),
@@ -123,36 +117,34 @@ async fn create_or_contest_user<S: Users + PasswordHasher>(
             };
             let mail =
                 mailed.then_some(Mail { kind: MailKind::Confirm, recipient: Some(fresh), requested_at: event.at });
-            match stores.create_user(app.id(), user, mail).await? {
+            match call.stores.create_user(call.app_id(), user, mail).await? {
                 CreateUserOutcome::Created => None,
                 // Two requests registered the address at once; the later one continues as for a known address.
-                CreateUserOutcome::AddressTaken => stores.user_by_email(app.id(), &request.email).await?,
+                CreateUserOutcome::AddressTaken => call.stores.user_by_email(call.app_id(), &request.email).await?,
             }
         }
     };
     match known {
-        Some(user) => register_known_address(stores, app, caller, request, &user, mailed, event).await,
+        Some(user) => register_known_address(call, request, &user, mailed, event).await,
         None => Ok(()),
     }
 }
 
 /// The address is known: its owner gets a mail, and an unverified account with another password becomes contested.
 async fn register_known_address<S: Users + PasswordHasher>(
-    stores: &S,
-    app: &App,
-    caller: &ClientInfo,
+    call: Call<'_, S>,
     request: &RegisterInput,
     user: &User,
     mailed: bool,
     event: Event,
 ) -> Result<(), CommonError> {
     let hash = user.password_hash.as_ref();
-    let same = stores.verify(app, caller.client_address(), &request.password, hash).await?;
+    let same = call.stores.verify(call.app, call.client_address(), &request.password, hash).await?;
     let kind = if user.email_verified { MailKind::AccountExists } else { MailKind::Confirm };
     // The owner of a disabled account gets no mail. The row is written all the same, and sends nothing.
     let to = (!user.disabled).then_some(user.id);
     let mail = mailed.then_some(Mail { kind, recipient: to, requested_at: event.at });
     let contest = !user.email_verified && !same;
     let event = Event { kind: EventKind::RegisteredAgain, user: Some(user.id), ..event };
-    Ok(stores.record_repeated_registration(app.id(), user.id, user.epoch, contest, mail, event).await?)
+    Ok(call.stores.record_repeated_registration(call.app_id(), user.id, user.epoch, contest, mail, event).await?)
 }

@@ -1,11 +1,9 @@
 //! *verify*.
 
 use crate::domain::{
-    app::App,
-    audit::{Event, EventKind},
+    audit::EventKind,
     authentication::AuthenticatedSession,
-    client::ClientInfo,
-    clock::Env,
+    call::Call,
     email::Email,
     error::CommonError,
     mail::{Mail, MailKind},
@@ -18,32 +16,34 @@ pub enum VerifyError {
     #[error("there is no valid access token of a live session")]
     InvalidToken,
     #[error(transparent)]
-    Common(#[from] CommonError),
+    Common(CommonError),
+}
+
+impl<E: Into<CommonError>> From<E> for VerifyError {
+    fn from(error: E) -> Self {
+        Self::Common(error.into())
+    }
 }
 
 /// Sends the confirmation code again to the user of the session. Returns the address.
 pub async fn verify<S: OwnAccounts + RateLimits + Outbox + Sessions + AuditLog>(
-    stores: &S,
-    env: &Env,
-    app: &App,
-    caller: &ClientInfo,
+    call: Call<'_, S>,
     signed_in: &AuthenticatedSession,
 ) -> Result<Email, VerifyError> {
-    let user = signed_in.load_user(stores, app).await.map_err(CommonError::from)?.ok_or(VerifyError::InvalidToken)?;
+    let user = signed_in.load_user(call).await?.ok_or(VerifyError::InvalidToken)?;
     let waiting = user.pending_email.as_ref().or(user.email.as_ref().filter(|_| !user.email_verified));
     let Some(address) = waiting else {
         return user.email.ok_or(VerifyError::InvalidToken);
     };
-    let account = address.account_key(app.id());
-    let known = stores.is_known_client(app.id(), &account, caller.client_address()).await.map_err(CommonError::from)?;
-    let checks = rate_limits::mails(app, caller, &account, MailPurpose::Confirm, known);
-    let taken = stores.acquire(app.id(), checks).await.map_err(CommonError::from)?;
-    let mail = Mail { kind: MailKind::Confirm, recipient: Some(user.id), requested_at: env.now() };
-    if let Err(error) = stores.enqueue(app.id(), mail).await {
-        stores.release(app.id(), taken).await;
-        return Err(CommonError::from(error).into());
+    let account = call.account_key(address);
+    let known = call.stores.is_known_client(call.app_id(), &account, call.client_address()).await?;
+    let checks = rate_limits::mails(call.app, call.client_address(), &account, MailPurpose::Confirm, known);
+    let taken = call.stores.acquire(call.app_id(), checks).await?;
+    let mail = Mail { kind: MailKind::Confirm, recipient: Some(user.id), requested_at: call.env.now() };
+    if let Err(error) = call.stores.enqueue(call.app_id(), mail).await {
+        call.stores.release(call.app_id(), taken).await;
+        return Err(error.into());
     }
-    let event = Event::new(env, caller, EventKind::ConfirmationRequested, user.id).in_session(signed_in.session.id);
-    stores.record(app.id(), event).await;
+    call.stores.record(call.app_id(), signed_in.event(call, EventKind::ConfirmationRequested)).await;
     Ok(address.clone())
 }

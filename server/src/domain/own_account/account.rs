@@ -1,11 +1,8 @@
 //! The account of the session, and what every change of it requires.
 
 use crate::domain::{
-    app::App,
-    audit::{Event, EventKind},
     authentication::AuthenticatedSession,
-    client::ClientInfo,
-    clock::Env,
+    call::Call,
     error::CommonError,
     ports::{OwnAccounts, Sessions},
     user::User,
@@ -25,23 +22,24 @@ pub enum OwnAccountError {
     #[error("the password is wrong")]
     InvalidCredentials,
     #[error(transparent)]
-    Common(#[from] CommonError),
+    Common(CommonError),
+}
+
+impl<E: Into<CommonError>> From<E> for OwnAccountError {
+    fn from(error: E) -> Self {
+        Self::Common(error.into())
+    }
 }
 
 /// The user of the session, as Postgres has it now.
 pub async fn load_user<S: OwnAccounts + Sessions>(
-    stores: &S,
-    app: &App,
+    call: Call<'_, S>,
     signed_in: &AuthenticatedSession,
 ) -> Result<User, OwnAccountError> {
-    signed_in.load_user(stores, app).await.map_err(CommonError::from)?.ok_or(OwnAccountError::InvalidToken)
+    signed_in.load_user(call).await?.ok_or(OwnAccountError::InvalidToken)
 }
 
 /// Fails while the account's address is unverified. An account without any address passes.
 pub(super) fn require_verified_address(user: &User) -> Result<(), OwnAccountError> {
     if user.email.is_some() && !user.email_verified { Err(OwnAccountError::EmailNotVerified) } else { Ok(()) }
-}
-
-pub(super) fn event(env: &Env, caller: &ClientInfo, kind: EventKind, signed_in: &AuthenticatedSession) -> Event {
-    Event::new(env, caller, kind, signed_in.user_id()).in_session(signed_in.session.id)
 }

@@ -3,17 +3,14 @@
 use latchkey_crds::rendered::EnumerationProtection;
 
 use super::{
-    account::{OwnAccountError, event, load_user, require_verified_address},
+    account::{OwnAccountError, load_user, require_verified_address},
     check_password::check_password,
 };
 use crate::domain::{
-    app::App,
     audit::EventKind,
     authentication::{AuthenticatedSession, is_recent_login},
-    client::ClientInfo,
-    clock::Env,
+    call::Call,
     email::Email,
-    error::CommonError,
     mail_limits::{acquire_mail_limit, release_mail_limit},
     password::Password,
     ports::{AddressChangeRequest, AuditLog, OwnAccounts, PasswordHasher, RateLimits, Sessions, Users},
@@ -41,70 +38,69 @@ pub enum ChangeAddressError {
     #[error("the address belongs to another account")]
     EmailTaken,
     #[error(transparent)]
-    Refused(#[from] OwnAccountError),
+    Refused(OwnAccountError),
+}
+
+impl<E: Into<OwnAccountError>> From<E> for ChangeAddressError {
+    fn from(error: E) -> Self {
+        Self::Refused(error.into())
+    }
 }
 
 /// Makes an address pending until its code is confirmed. Whether the address has an account is not checked here, unless
 /// enumeration protection is off: the content of the mail is decided when it is sent. So known and unknown addresses
 /// cost the same.
 pub async fn request_address_change<S: Users + OwnAccounts + RateLimits + PasswordHasher + Sessions + AuditLog>(
-    stores: &S,
-    env: &Env,
-    app: &App,
-    caller: &ClientInfo,
+    call: Call<'_, S>,
     signed_in: &AuthenticatedSession,
     request: &ChangeAddressInput,
 ) -> Result<PendingAddressChange, ChangeAddressError> {
     loop {
-        let user = load_user(stores, app, signed_in).await?;
+        let user = load_user(call, signed_in).await?;
         require_verified_address(&user)?;
-        if !app.allows_email_domain(&request.email) {
+        if !call.app.allows_email_domain(&request.email) {
             return Err(ChangeAddressError::DomainNotAllowed);
         }
         match &request.password {
-            Some(password) => check_password(stores, app, caller, &user, password).await?,
+            Some(password) => check_password(call, &user, password).await?,
             // A recent login is enough only if the account has no password.
-            None if user.password_hash.is_none() && is_recent_login(env, &signed_in.session) => {}
+            None if user.password_hash.is_none() && is_recent_login(call.env, &signed_in.session) => {}
             None => return Err(OwnAccountError::ReauthenticationRequired.into()),
         }
-        if is_reported_as_taken(stores, app, &user, &request.email).await? {
+        if is_reported_as_taken(call, &user, &request.email).await? {
             return Err(ChangeAddressError::EmailTaken);
         }
-        let mailing = acquire_mail_limit(stores, app, caller, &request.email, MailPurpose::Confirm).await;
-        let mailing = mailing.map_err(OwnAccountError::from)?;
-        let now = env.now();
+        let mailing = acquire_mail_limit(call, &request.email, MailPurpose::Confirm).await?;
+        let now = call.env.now();
         let address = AddressChangeRequest {
             user: user.id,
             epoch: user.epoch,
             address: request.email.clone(),
             is_mailed: mailing.is_some(),
             at: now,
-            event: event(env, caller, EventKind::AddressChangeRequested, signed_in),
+            event: signed_in.event(call, EventKind::AddressChangeRequested),
         };
-        let waiting = match stores.request_address_change(app.id(), address).await {
-            Ok(Some(user)) => {
-                let expires_in = i64::from(app.doc.mail.confirm_code_lifetime_seconds);
-                return Ok(PendingAddressChange { user, expires_in, expires_at: now.unix_timestamp() + expires_in });
-            }
-            Ok(None) => Ok(()),
-            Err(error) => Err(OwnAccountError::Common(error.into())),
-        };
-        release_mail_limit(stores, app, mailing).await;
-        waiting?;
+        let requested = call.stores.request_address_change(call.app_id(), address).await;
+        if let Ok(Some(user)) = requested {
+            let expires_in = i64::from(call.app.doc.mail.confirm_code_lifetime_seconds);
+            return Ok(PendingAddressChange { user, expires_in, expires_at: now.unix_timestamp() + expires_in });
+        }
+        // No mail was queued.
+        release_mail_limit(call, mailing).await;
+        requested?;
     }
 }
 
 /// Whether another account has the address verified, if the App permits that to be reported.
 async fn is_reported_as_taken<S: Users>(
-    stores: &S,
-    app: &App,
+    call: Call<'_, S>,
     user: &User,
     email: &Email,
 ) -> Result<bool, OwnAccountError> {
-    match app.doc.enumeration_protection {
+    match call.app.doc.enumeration_protection {
         EnumerationProtection::Strict => Ok(false),
         EnumerationProtection::Disabled => {
-            let known = stores.user_by_email(app.id(), email).await.map_err(CommonError::from)?;
+            let known = call.stores.user_by_email(call.app_id(), email).await?;
             Ok(known.is_some_and(|known| known.id != user.id && known.email_verified))
         }
     }

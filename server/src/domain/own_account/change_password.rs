@@ -1,15 +1,13 @@
 //! Change the password, or set the first one.
 
 use super::{
-    account::{OwnAccountError, event, load_user, require_verified_address},
+    account::{OwnAccountError, load_user, require_verified_address},
     check_password::{account_key, verify_password},
 };
 use crate::domain::{
-    app::App,
     audit::EventKind,
     authentication::{AuthenticatedSession, is_recent_login},
-    client::ClientInfo,
-    clock::Env,
+    call::Call,
     epochs::propagate_epoch,
     login_limits::{acquire_login_attempt, acquire_login_failure},
     password::{self, Password, WeakPassword},
@@ -29,7 +27,13 @@ pub enum ChangePasswordError {
     #[error(transparent)]
     Weak(#[from] WeakPassword),
     #[error(transparent)]
-    Refused(#[from] OwnAccountError),
+    Refused(OwnAccountError),
+}
+
+impl<E: Into<OwnAccountError>> From<E> for ChangePasswordError {
+    fn from(error: E) -> Self {
+        Self::Refused(error.into())
+    }
 }
 
 impl From<PasswordPolicyError> for ChangePasswordError {
@@ -43,38 +47,33 @@ impl From<PasswordPolicyError> for ChangePasswordError {
 
 /// Ends all other sessions and all codes. The caller's session continues.
 pub async fn change_password<S: OwnAccounts + RateLimits + PasswordHasher + Sessions + Outbox + AuditLog>(
-    stores: &S,
-    env: &Env,
-    app: &App,
-    caller: &ClientInfo,
+    call: Call<'_, S>,
     signed_in: &AuthenticatedSession,
     request: &ChangePasswordInput,
 ) -> Result<(), ChangePasswordError> {
     let session = signed_in.session.id;
     let mut is_counted = false;
     loop {
-        let user = load_user(stores, app, signed_in).await?;
+        let user = load_user(call, signed_in).await?;
         require_verified_address(&user)?;
         let proven = request.current.is_some()
-            || is_recent_login(env, &signed_in.session)
+            || is_recent_login(call.env, &signed_in.session)
             || can_set_first_password(&user, session);
         if !proven {
             return Err(OwnAccountError::ReauthenticationRequired.into());
         }
         if !is_counted {
             // Scoring and hashing are work even if no old password was sent.
-            let attempt = acquire_login_attempt(stores, app, caller, &account_key(app, &user), Some(user.id)).await;
-            attempt.map_err(OwnAccountError::Common)?;
+            acquire_login_attempt(call, &account_key(call, &user), Some(user.id)).await?;
             is_counted = true;
         }
-        check_password_policy(stores, app, caller, &request.password, guess_words(&user)).await?;
+        check_password_policy(call, &request.password, guess_words(&user)).await?;
         if let Some(current) = &request.current {
-            let failure = acquire_login_failure(stores, app, caller, &account_key(app, &user), Some(user.id)).await;
-            verify_password(stores, app, caller, &user, current, failure.map_err(OwnAccountError::Common)?).await?;
+            let failure = acquire_login_failure(call, &account_key(call, &user), Some(user.id)).await?;
+            verify_password(call, &user, current, failure).await?;
         }
-        let hashed = stores.hash(app, caller.client_address(), &request.password).await;
-        let password_hash = hashed.map_err(|busy| OwnAccountError::Common(busy.into()))?;
-        let event = event(env, caller, EventKind::PasswordChanged, signed_in);
+        let password_hash = call.stores.hash(call.app, call.client_address(), &request.password).await?;
+        let event = signed_in.event(call, EventKind::PasswordChanged);
         let change = PasswordChange {
             user: user.id,
             epoch: user.epoch,
@@ -83,9 +82,8 @@ pub async fn change_password<S: OwnAccounts + RateLimits + PasswordHasher + Sess
             at: event.at,
             event,
         };
-        let changed = stores.set_password(app.id(), change).await;
-        if let Some(user) = changed.map_err(|error| OwnAccountError::Common(error.into()))? {
-            propagate_epoch(stores, app, &user, Some(session)).await;
+        if let Some(user) = call.stores.set_password(call.app_id(), change).await? {
+            propagate_epoch(call, &user, Some(session)).await;
             return Ok(());
         }
     }

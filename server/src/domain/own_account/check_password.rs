@@ -2,9 +2,8 @@
 
 use super::account::OwnAccountError;
 use crate::domain::{
-    app::App,
-    audit::{Refusal, RefusalKind},
-    client::ClientInfo,
+    audit::RefusalKind,
+    call::Call,
     email::AccountKey,
     login_limits::acquire_login_limits,
     password::Password,
@@ -14,40 +13,37 @@ use crate::domain::{
 
 /// Checks the account's password like a login: it counts as one, and rate limits apply before hashing.
 pub(super) async fn check_password<S: RateLimits + PasswordHasher + AuditLog>(
-    stores: &S,
-    app: &App,
-    caller: &ClientInfo,
+    call: Call<'_, S>,
     user: &User,
     password: &Password,
 ) -> Result<(), OwnAccountError> {
-    let failure = acquire_login_limits(stores, app, caller, &account_key(app, user), Some(user.id)).await?;
-    verify_password(stores, app, caller, user, password, failure).await
+    let failure = acquire_login_limits(call, &account_key(call, user), Some(user.id)).await?;
+    verify_password(call, user, password, failure).await
 }
 
 /// Checks the account's password. `failure` was acquired from the rate limits before.
 pub(super) async fn verify_password<S: RateLimits + PasswordHasher + AuditLog>(
-    stores: &S,
-    app: &App,
-    caller: &ClientInfo,
+    call: Call<'_, S>,
     user: &User,
     password: &Password,
     failure: RateLimitPermit,
 ) -> Result<(), OwnAccountError> {
-    let right = stores.verify(app, caller.client_address(), password, user.password_hash.as_ref()).await;
+    let right = call.stores.verify(call.app, call.client_address(), password, user.password_hash.as_ref()).await;
     if matches!(right, Ok(false)) {
-        let refusal = Refusal::new(RefusalKind::PasswordCheck, caller, Some(account_key(app, user)), Some(user.id));
-        stores.count_refusal(app.id(), refusal);
+        let refusal = call.refusal(RefusalKind::PasswordCheck, Some(account_key(call, user)), Some(user.id));
+        call.stores.count_refusal(call.app_id(), refusal);
         return Err(OwnAccountError::InvalidCredentials);
     }
     // The password was right, or it was not checked at all.
-    stores.release(app.id(), failure).await;
-    right.map(drop).map_err(|busy| OwnAccountError::Common(busy.into()))
+    call.stores.release(call.app_id(), failure).await;
+    right?;
+    Ok(())
 }
 
 /// The account as rate limits count it.
-pub(super) fn account_key(app: &App, user: &User) -> AccountKey {
+pub(super) fn account_key<S>(call: Call<'_, S>, user: &User) -> AccountKey {
     match &user.email {
-        Some(email) => email.account_key(app.id()),
-        None => AccountKey::for_user(app.id(), user.id),
+        Some(email) => call.account_key(email),
+        None => AccountKey::for_user(call.app_id(), user.id),
     }
 }

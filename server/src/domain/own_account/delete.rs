@@ -1,17 +1,14 @@
 //! Delete the account.
 
 use super::{
-    account::{OwnAccountError, event, load_user, require_verified_address},
+    account::{OwnAccountError, load_user, require_verified_address},
     check_password::check_password,
 };
 use crate::domain::{
-    app::App,
     audit::EventKind,
     authentication::{AuthenticatedSession, is_recent_login},
-    client::ClientInfo,
-    clock::Env,
+    call::Call,
     epochs::propagate_epoch_change,
-    error::CommonError,
     mail::EpochChange,
     password::Password,
     ports::{AuditLog, Outbox, OwnAccounts, PasswordHasher, RateLimits, Sessions, UserDeletion},
@@ -19,26 +16,22 @@ use crate::domain::{
 
 /// Deletes the account with all its data.
 pub async fn delete_account<S: OwnAccounts + RateLimits + PasswordHasher + Sessions + Outbox + AuditLog>(
-    stores: &S,
-    env: &Env,
-    app: &App,
-    caller: &ClientInfo,
+    call: Call<'_, S>,
     signed_in: &AuthenticatedSession,
     password: Option<&Password>,
 ) -> Result<(), OwnAccountError> {
     loop {
-        let user = load_user(stores, app, signed_in).await?;
+        let user = load_user(call, signed_in).await?;
         require_verified_address(&user)?;
         match password {
-            Some(password) => check_password(stores, app, caller, &user, password).await?,
-            None if is_recent_login(env, &signed_in.session) => {}
+            Some(password) => check_password(call, &user, password).await?,
+            None if is_recent_login(call.env, &signed_in.session) => {}
             None => return Err(OwnAccountError::ReauthenticationRequired),
         }
-        let event = event(env, caller, EventKind::UserDeleted, signed_in);
+        let event = signed_in.event(call, EventKind::UserDeleted);
         let removal = UserDeletion { user: user.id, epoch: user.epoch, event };
-        let deleted = stores.delete_user(app.id(), removal).await.map_err(CommonError::from)?;
-        if let Some(epoch) = deleted {
-            propagate_epoch_change(stores, app, &EpochChange { user: user.id, epoch, kept_session: None }, None).await;
+        if let Some(epoch) = call.stores.delete_user(call.app_id(), removal).await? {
+            propagate_epoch_change(call, &EpochChange { user: user.id, epoch, kept_session: None }, None).await;
             return Ok(());
         }
     }

@@ -1,8 +1,7 @@
 //! Introspection (RFC 7662): whether a token is active now.
 
 use crate::domain::{
-    app::App,
-    clock::Env,
+    call::Call,
     ports::{Sessions, StoreError},
     session::LiveSession,
     token::{self, AccessClaims, REFRESH_PREFIX, RefreshToken, RefreshTokenError},
@@ -31,26 +30,21 @@ pub enum IntrospectError {
 }
 
 /// Returns `None` unless this is a token of this App that the server would accept now. Changes nothing.
-pub async fn introspect<S: Sessions>(
-    stores: &S,
-    env: &Env,
-    app: &App,
-    token: &str,
-) -> Result<Option<ActiveToken>, IntrospectError> {
+pub async fn introspect<S: Sessions>(call: Call<'_, S>, token: &str) -> Result<Option<ActiveToken>, IntrospectError> {
     if token.starts_with(REFRESH_PREFIX) {
-        let token = match RefreshToken::decode(app, token) {
+        let token = match RefreshToken::decode(call.app, token) {
             Ok(token) => token,
             Err(RefreshTokenError::Invalid) => return Ok(None),
             Err(RefreshTokenError::UnknownKey) => return Err(IntrospectError::UnknownKey),
         };
-        let live = stores.session(app.id(), token.user, token.session).await?;
+        let live = call.stores.session(call.app_id(), token.user, token.session).await?;
         // The refresh endpoint may still accept the previous generation, for a client that lost the response, but that
         // token has been replaced. It would also adopt a generation newer than the stored one (specification: Sessions
         // and tokens, Refresh).
         let live = live.filter(|live| token.generation >= live.session.generation);
         return Ok(live.map(|live| ActiveToken { kind: TokenKind::Refresh, live_session: live }));
     }
-    let Some(claims) = token::verify_access_token(app, env.now(), token) else { return Ok(None) };
-    let live = stores.session(app.id(), claims.sub, claims.sid).await?;
+    let Some(claims) = token::verify_access_token(call.app, call.env.now(), token) else { return Ok(None) };
+    let live = call.stores.session(call.app_id(), claims.sub, claims.sid).await?;
     Ok(live.map(|live| ActiveToken { kind: TokenKind::Access(claims), live_session: live }))
 }

@@ -7,10 +7,8 @@ use latchkey_crds::rendered::LimitName;
 use tracing::warn;
 
 use crate::domain::{
-    app::App,
-    audit::{Event, EventKind},
-    client::ClientInfo,
-    clock::Env,
+    audit::EventKind,
+    call::Call,
     error::CommonError,
     ports::{AuditLog, Sessions},
     rate_limits::RateLimited,
@@ -37,7 +35,13 @@ pub enum RefreshError {
     #[error("the refresh token was made with a newer key than this server has")]
     UnknownKey,
     #[error(transparent)]
-    Common(#[from] CommonError),
+    Common(CommonError),
+}
+
+impl<E: Into<CommonError>> From<E> for RefreshError {
+    fn from(error: E) -> Self {
+        Self::Common(error.into())
+    }
 }
 
 impl From<RefreshTokenError> for RefreshError {
@@ -50,62 +54,49 @@ impl From<RefreshTokenError> for RefreshError {
 }
 
 /// Exchanges a refresh token with one call to Redis and none to another store. Events are written after the response.
-pub async fn refresh<S: Sessions + AuditLog>(
-    stores: &S,
-    env: &Env,
-    app: &App,
-    caller: &ClientInfo,
-    token: &str,
-) -> Result<RefreshedSession, RefreshError> {
-    let token = RefreshToken::decode(app, token)?;
+pub async fn refresh<S: Sessions + AuditLog>(call: Call<'_, S>, token: &str) -> Result<RefreshedSession, RefreshError> {
+    let token = RefreshToken::decode(call.app, token)?;
     let rules = RefreshRules {
-        grace_seconds: app.doc.tokens.refresh_grace_seconds,
-        windows: app.windows(LimitName::RefreshesPerSession),
+        grace_seconds: call.app.doc.tokens.refresh_grace_seconds,
+        windows: call.app.windows(LimitName::RefreshesPerSession),
     };
-    let live = match stores.refresh(app.id(), &token, &rules).await.map_err(CommonError::from)? {
+    let live = match call.stores.refresh(call.app_id(), &token, &rules).await? {
         RefreshOutcome::Renewed(renewal, live) => {
-            log_renewal(stores, env, app, caller, &token, renewal);
+            log_renewal(call, &token, renewal);
             live
         }
         RefreshOutcome::Limited { window, retry_after } => {
             let limited = RateLimited { limit: LimitName::RefreshesPerSession, window, retry_after };
-            return Err(CommonError::from(limited).into());
+            return Err(limited.into());
         }
         RefreshOutcome::ReuseDetected => {
-            warn!(app = %app.id(), session = %token.session, "a replaced refresh token was used: its session ended");
-            let event = Event::new(env, caller, EventKind::RefreshStolen, token.user).in_session(token.session);
-            stores.record_later(app.id(), event);
+            warn!(app = %call.app_id(), session = %token.session, "a replaced refresh token was used: its session ended");
+            let event = call.event(EventKind::RefreshStolen, token.user).in_session(token.session);
+            call.stores.record_later(call.app_id(), event);
             // The session has already ended. This call waits for a replica to acknowledge it, so that a fail-over does
             // not restore the session. Boxed because this future is rarer and larger than that of a refresh.
-            if let Err(error) = Box::pin(stores.end_session(app.id(), token.user, token.session)).await {
-                warn!(app = %app.id(), error = &error as &dyn std::error::Error, "a session's end was not replicated");
+            if let Err(error) = Box::pin(call.stores.end_session(call.app_id(), token.user, token.session)).await {
+                warn!(app = %call.app_id(), error = &error as &dyn std::error::Error, "a session's end was not replicated");
             }
             return Err(RefreshError::InvalidGrant);
         }
         RefreshOutcome::NotFound => return Err(RefreshError::InvalidGrant),
     };
     let LiveSession { session, profile } = live;
-    let tokens = token::issue_tokens(app, env, &profile, &session).map_err(CommonError::from)?;
+    let tokens = token::issue_tokens(call.app, call.env, &profile, &session)?;
     Ok(RefreshedSession { user: session.user, tokens })
 }
 
-fn log_renewal<S: AuditLog>(
-    stores: &S,
-    env: &Env,
-    app: &App,
-    caller: &ClientInfo,
-    token: &RefreshToken,
-    renewal: RefreshKind,
-) {
+fn log_renewal<S: AuditLog>(call: Call<'_, S>, token: &RefreshToken, renewal: RefreshKind) {
     match renewal {
         RefreshKind::Rotated | RefreshKind::Repeated => {}
         RefreshKind::Late => {
-            warn!(app = %app.id(), session = %token.session, "a refresh token was used after its grace period: its response was lost, or two clients hold it");
-            let event = Event::new(env, caller, EventKind::RefreshLate, token.user).in_session(token.session);
-            stores.record_later(app.id(), event);
+            warn!(app = %call.app_id(), session = %token.session, "a refresh token was used after its grace period: its response was lost, or two clients hold it");
+            let event = call.event(EventKind::RefreshLate, token.user).in_session(token.session);
+            call.stores.record_later(call.app_id(), event);
         }
         RefreshKind::Adopted => {
-            warn!(app = %app.id(), session = %token.session, "Redis lost data: a newer refresh token was adopted");
+            warn!(app = %call.app_id(), session = %token.session, "Redis lost data: a newer refresh token was adopted");
         }
     }
 }

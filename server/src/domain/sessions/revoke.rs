@@ -3,10 +3,9 @@
 use super::refresh::RefreshError;
 use crate::domain::{
     app::App,
-    audit::{Detail, Event, EventKind},
-    client::ClientInfo,
+    audit::{Detail, EventKind},
+    call::Call,
     clock::Env,
-    error::CommonError,
     ports::{AuditLog, Sessions},
     session::SessionId,
     token::{self, RefreshToken, RefreshTokenError},
@@ -14,21 +13,15 @@ use crate::domain::{
 };
 
 /// Ends the session of a refresh token or an access token (RFC 7009). An invalid token changes nothing.
-pub async fn revoke<S: Sessions + AuditLog>(
-    stores: &S,
-    env: &Env,
-    app: &App,
-    caller: &ClientInfo,
-    token: &str,
-) -> Result<(), RefreshError> {
-    let (user, session) = match session_of_token(env, app, token) {
+pub async fn revoke<S: Sessions + AuditLog>(call: Call<'_, S>, token: &str) -> Result<(), RefreshError> {
+    let (user, session) = match session_of_token(call.env, call.app, token) {
         Ok(of) => of,
         Err(RefreshTokenError::Invalid) => return Ok(()),
         Err(RefreshTokenError::UnknownKey) => return Err(RefreshError::UnknownKey),
     };
-    if stores.end_session(app.id(), user, session).await.map_err(CommonError::from)? {
-        let event = Event::new(env, caller, EventKind::SessionEnded, user).in_session(session);
-        stores.record_later(app.id(), event.with_detail(Detail::from_ended_session(session)));
+    if call.stores.end_session(call.app_id(), user, session).await? {
+        let event = call.event(EventKind::SessionEnded, user).in_session(session);
+        call.stores.record_later(call.app_id(), event.with_detail(Detail::from_ended_session(session)));
     }
     Ok(())
 }

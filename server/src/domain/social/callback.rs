@@ -8,9 +8,7 @@ use super::{
     provider::callback_url,
 };
 use crate::domain::{
-    app::App,
-    client::ClientInfo,
-    clock::Env,
+    call::Call,
     error::CommonError,
     flow::{Flow, FlowBinding, FlowState, LOGIN_CODE_SECONDS, LoginCode, PendingLogin},
     identity::{AuthorizationCodeGrant, AuthorizationError, ProviderOperation},
@@ -57,45 +55,49 @@ pub enum CallbackError {
     #[error(transparent)]
     RedirectUrl(#[from] RedirectNotAllowed),
     #[error(transparent)]
-    Common(#[from] CommonError),
+    Common(CommonError),
+}
+
+impl<E: Into<CommonError>> From<E> for CallbackError {
+    fn from(error: E) -> Self {
+        Self::Common(error.into())
+    }
 }
 
 /// Ends a flow. Once the call is admitted, its state is used, whatever the outcome.
 pub async fn finish_flow<S>(
-    stores: &S,
-    env: &Env,
-    app: &App,
+    call: Call<'_, S>,
     provider: &RenderedProvider,
-    caller: &ClientInfo,
     returned: CallbackInput<'_>,
 ) -> Result<FinishedFlow, CallbackError>
 where
     S: Users + Identities + RateLimits + Outbox + Sessions + Flows + Providers + AuditLog,
 {
     let id = returned.state.id();
-    let now = env.now();
-    let open = |binding, sealed: &str| Flow::open(app, &provider.name, &returned.state, binding, sealed, now);
+    let now = call.env.now();
+    let open = |binding, sealed: &str| Flow::open(call.app, &provider.name, &returned.state, binding, sealed, now);
     let held = returned.sealed.iter().find_map(|sealed| open(FlowBinding::Browser, sealed));
     let (flow, binding) = match held {
         Some(flow) => (flow, FlowBinding::Browser),
         None => {
-            if app.doc.browser_binding == BrowserBinding::Required {
+            if call.app.doc.browser_binding == BrowserBinding::Required {
                 return Err(CallbackError::InvalidState);
             }
-            let kept = stores.find_flow(app.id(), &id).await.map_err(CommonError::from)?;
+            let kept = call.stores.find_flow(call.app_id(), &id).await?;
             let flow =
                 kept.and_then(|sealed| open(FlowBinding::Unbound, &sealed)).ok_or(CallbackError::InvalidState)?;
             (flow, FlowBinding::Unbound)
         }
     };
     // An address that is no longer on the list gets nothing, not even an error.
-    let target = flow.target.as_ref().map(|mark| redirect::find_target(&app.doc.redirect_urls, mark)).transpose()?;
-    let place = match app.doc.callback_mode {
+    let target =
+        flow.target.as_ref().map(|mark| redirect::find_target(&call.app.doc.redirect_urls, mark)).transpose()?;
+    let place = match call.app.doc.callback_mode {
         CallbackMode::Query | CallbackMode::Code => ParameterLocation::Query,
         CallbackMode::Fragment => ParameterLocation::Fragment,
     };
     // Before the state is used, so that a call that finds no capacity can be repeated.
-    let permit = match acquire_provider_permit(stores, ProviderOperation::Callback, app, provider, caller).await {
+    let permit = match acquire_provider_permit(call, ProviderOperation::Callback, provider).await {
         Ok(permit) => permit,
         Err(error) => {
             return Ok(FinishedFlow {
@@ -107,25 +109,18 @@ where
             });
         }
     };
-    let outcome = match stores.consume_flow(app.id(), &id, binding).await {
-        Ok(true) => complete_login(stores, env, app, provider, caller, permit, &returned, &flow, target.as_ref()).await,
+    let outcome = match call.stores.consume_flow(call.app_id(), &id, binding).await {
+        Ok(true) => complete_login(call, provider, permit, &returned, &flow, target.as_ref()).await,
         Ok(false) => return Err(CallbackError::InvalidState),
-        Err(error) => Err(CommonError::from(error).into()),
+        Err(error) => Err(error.into()),
     };
     Ok(FinishedFlow { target, parameter_location: place, app_state: flow.app_state, is_state_used: true, outcome })
 }
 
 /// The rest of a callback, once the flow belongs to this browser and nobody else has used it.
-#[expect(
-    clippy::too_many_arguments,
-    reason = "the second half of `callback`, separate so that its failures are handled in one place"
-)]
 async fn complete_login<S>(
-    stores: &S,
-    env: &Env,
-    app: &App,
+    call: Call<'_, S>,
     provider: &RenderedProvider,
-    caller: &ClientInfo,
     permit: S::Permit,
     returned: &CallbackInput<'_>,
     flow: &Flow,
@@ -137,29 +132,29 @@ where
     let code = match (returned.error, returned.code) {
         (Some(error), _) => {
             // An error from another issuer is not this provider's (RFC 9207, 2.4).
-            stores.validate_issuer(&permit, provider, returned.iss).await?;
+            call.stores.validate_issuer(&permit, provider, returned.iss).await?;
             return Err(ProviderLoginError::ProviderReported(authorization_error(error)));
         }
         (None, Some(code)) if !code.is_empty() => code,
         (None, _) => return Err(ProviderLoginError::ProviderReported(None)),
     };
     let grant = AuthorizationCodeGrant {
-        redirect_uri: &callback_url(app, provider),
+        redirect_uri: &callback_url(call.app, provider),
         code,
         code_verifier: &flow.code_verifier,
-        nonce: stores.capabilities(provider).has_nonce.then_some(flow.nonce.as_str()),
+        nonce: call.stores.capabilities(provider).has_nonce.then_some(flow.nonce.as_str()),
         iss: returned.iss,
         posted_user: returned.posted_user,
     };
-    let vouched = stores.exchange_code(&permit, provider, &grant).await?;
+    let vouched = call.stores.exchange_code(&permit, provider, &grant).await?;
     drop(permit);
-    let signing_in = LoginAttempt { stores, env, app, provider, caller };
+    let signing_in = LoginAttempt { call, provider };
     match &flow.code_challenge {
         None => signing_in.log_in(&vouched).await.map(|session| FlowResult::Session(Box::new(session))),
         Some(challenge) => {
             let user = signing_in.find_or_create_user(&vouched).await?;
-            let code = LoginCode::generate(env);
-            let now = env.now().unix_timestamp();
+            let code = LoginCode::generate(call.env);
+            let now = call.env.now().unix_timestamp();
             let login = PendingLogin {
                 user: user.id,
                 epoch: user.epoch,
@@ -167,12 +162,12 @@ where
                 redirect_url: target.map(|target| target.as_str().to_owned()),
                 challenge: challenge.clone(),
                 auth_time: now,
-                ip: caller.ip.to_string(),
-                user_agent: caller.user_agent.clone(),
+                ip: call.client.ip.to_string(),
+                user_agent: call.client.user_agent.clone(),
                 expires_at: now + LOGIN_CODE_SECONDS,
             };
-            stores.store_login(app.id(), &code.key(), &login).await.map_err(CommonError::from)?;
-            remember_client(stores, app, caller, &user).await;
+            call.stores.store_login(call.app_id(), &code.key(), &login).await?;
+            remember_client(call, &user).await;
             Ok(FlowResult::Code(code))
         }
     }

@@ -27,5 +27,11 @@ pub enum ProviderLoginError {
     #[error("the user is disabled")]
     Disabled,
     #[error(transparent)]
-    Common(#[from] CommonError),
+    Common(CommonError),
+}
+
+impl<E: Into<CommonError>> From<E> for ProviderLoginError {
+    fn from(error: E) -> Self {
+        Self::Common(error.into())
+    }
 }

@@ -4,9 +4,8 @@ use time::{Duration, OffsetDateTime};
 use tracing::warn;
 
 use crate::domain::{
-    app::App,
+    call::Call,
     client::ClientInfo,
-    clock::Env,
     error::CommonError,
     flow::LoginCode,
     ports::{AuditLog, Flows, Sessions},
@@ -35,37 +34,41 @@ pub enum CodeExchangeError {
     #[error("the code is not valid")]
     InvalidGrant,
     #[error(transparent)]
-    Common(#[from] CommonError),
+    Common(CommonError),
+}
+
+impl<E: Into<CommonError>> From<E> for CodeExchangeError {
+    fn from(error: E) -> Self {
+        Self::Common(error.into())
+    }
 }
 
 /// Exchanges a one-time code for a session. A second use ends the session of the first (RFC 6749, 4.1.2).
 pub async fn exchange_code<S: Flows + Sessions + AuditLog>(
-    stores: &S,
-    env: &Env,
-    app: &App,
+    call: Call<'_, S>,
     exchange: CodeExchangeInput<'_>,
 ) -> Result<ExchangedSession, CodeExchangeError> {
     let key = LoginCode::parse(exchange.code).ok_or(CodeExchangeError::InvalidGrant)?.key();
-    let found = stores.find_login(app.id(), &key).await.map_err(CommonError::from)?;
+    let found = call.stores.find_login(call.app_id(), &key).await?;
     let found = found.ok_or(CodeExchangeError::InvalidGrant)?;
     let login = found.login;
     if let Some(session) = found.session {
-        stores.end_session(app.id(), login.user, session).await.map_err(CommonError::from)?;
+        call.stores.end_session(call.app_id(), login.user, session).await?;
         return Err(CodeExchangeError::InvalidGrant);
     }
     let right_place = exchange.redirect_url.is_none_or(|url| login.redirect_url.as_deref() == Some(url));
-    let in_time = env.now().unix_timestamp() < login.expires_at;
+    let in_time = call.env.now().unix_timestamp() < login.expires_at;
     if !in_time || !right_place || !login.challenge.is_satisfied_by(exchange.code_verifier) {
         return Err(CodeExchangeError::InvalidGrant);
     }
     let opened_at =
         OffsetDateTime::from_unix_timestamp(login.auth_time).map_err(|_| CodeExchangeError::InvalidGrant)?;
-    let tokens = &app.doc.tokens;
+    let tokens = &call.app.doc.tokens;
     // The address of the browser, whichever client exchanges its code.
     let ip = login.ip.parse().map_err(|_| CodeExchangeError::InvalidGrant)?;
-    let caller = ClientInfo { ip, user_agent: login.user_agent.clone() };
+    let client = ClientInfo { ip, user_agent: login.user_agent.clone() };
     let new = NewSession {
-        id: SessionId(env.new_uuid()),
+        id: SessionId(call.env.new_uuid()),
         user: login.user,
         epoch: login.epoch,
         profile: login.profile,
@@ -77,24 +80,24 @@ pub async fn exchange_code<S: Flows + Sessions + AuditLog>(
         idle_seconds: tokens.refresh_idle_seconds,
     };
     // Opened before the exchange is recorded: a second exchange then finds a session that it can end.
-    let tokens = match open_prepared_session(stores, env, app, &caller, &new).await? {
+    let tokens = match open_prepared_session(Call { client: &client, ..call }, &new).await? {
         Some(tokens) => tokens,
         // The user's password was reset since, or the user was disabled.
         None => return Err(CodeExchangeError::InvalidGrant),
     };
-    match stores.redeem_login(app.id(), &key, new.id).await {
+    match call.stores.redeem_login(call.app_id(), &key, new.id).await {
         Ok(None) => Ok(ExchangedSession { user: login.user, tokens }),
         Ok(Some(first)) => {
             for session in [first, new.id] {
-                stores.end_session(app.id(), login.user, session).await.map_err(CommonError::from)?;
+                call.stores.end_session(call.app_id(), login.user, session).await?;
             }
             Err(CodeExchangeError::InvalidGrant)
         }
         Err(error) => {
-            if let Err(error) = stores.end_session(app.id(), login.user, new.id).await {
-                warn!(app = %app.id(), error = &error as &dyn std::error::Error, "an unused session stays open");
+            if let Err(error) = call.stores.end_session(call.app_id(), login.user, new.id).await {
+                warn!(app = %call.app_id(), error = &error as &dyn std::error::Error, "an unused session stays open");
             }
-            Err(CommonError::from(error).into())
+            Err(error.into())
         }
     }
 }

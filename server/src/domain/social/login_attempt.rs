@@ -9,10 +9,8 @@ use super::{
     provider::{new_identity, provider_detail},
 };
 use crate::domain::{
-    app::App,
     audit::{Event, EventKind},
-    client::ClientInfo,
-    clock::Env,
+    call::Call,
     email::Email,
     epochs::propagate_epoch,
     error::CommonError,
@@ -45,24 +43,19 @@ pub struct ProviderLogin {
 /// Capacity comes first: a call that finds none is not counted. Each callback counts as a login, since anybody can
 /// start flows and invent codes about which we then ask the provider.
 pub(super) async fn acquire_provider_permit<S: RateLimits + Providers>(
-    stores: &S,
+    call: Call<'_, S>,
     operation: ProviderOperation,
-    app: &App,
     provider: &RenderedProvider,
-    caller: &ClientInfo,
 ) -> Result<S::Permit, ProviderLoginError> {
-    let permit = stores.try_acquire(operation, app, provider, caller.client_address())?;
-    stores.acquire(app.id(), rate_limits::provider_logins(app, caller)).await.map_err(CommonError::from)?;
+    let permit = call.stores.try_acquire(operation, call.app, provider, call.client_address())?;
+    call.stores.acquire(call.app_id(), rate_limits::provider_logins(call.app, call.client_address())).await?;
     Ok(permit)
 }
 
 /// A login with a provider in progress: the parameters of its steps.
 pub(super) struct LoginAttempt<'a, S> {
-    pub(super) stores: &'a S,
-    pub(super) env: &'a Env,
-    pub(super) app: &'a App,
+    pub(super) call: Call<'a, S>,
     pub(super) provider: &'a RenderedProvider,
-    pub(super) caller: &'a ClientInfo,
 }
 
 impl<S: Users + Identities + RateLimits + Outbox + Sessions + AuditLog> LoginAttempt<'_, S> {
@@ -70,51 +63,50 @@ impl<S: Users + Identities + RateLimits + Outbox + Sessions + AuditLog> LoginAtt
     pub(super) async fn log_in(&self, vouched: &VerifiedIdentity) -> Result<ProviderLogin, ProviderLoginError> {
         for _ in 0..MAX_ATTEMPTS {
             let user = self.find_or_create_user(vouched).await?;
-            let opened = open_session(self.stores, self.env, self.app, self.caller, &user, Amr::Federated).await?;
+            let opened = open_session(self.call, &user, Amr::Federated).await?;
             if let Some(tokens) = opened {
-                remember_client(self.stores, self.app, self.caller, &user).await;
+                remember_client(self.call, &user).await;
                 return Ok(ProviderLogin { user, tokens });
             }
             // The user has changed since it was read: start again.
         }
-        Err(CommonError::from(contention_error()).into())
+        Err(contention_error().into())
     }
 
     /// The user, found by identity first. A new identity is linked, or its user is created.
     pub(super) async fn find_or_create_user(&self, vouched: &VerifiedIdentity) -> Result<User, ProviderLoginError> {
         for _ in 0..MAX_ATTEMPTS {
             let (authority, subject) = (&vouched.authority, &vouched.subject);
-            let known =
-                self.stores.user_by_identity(self.app.id(), authority, subject).await.map_err(CommonError::from)?;
+            let known = self.call.stores.user_by_identity(self.call.app_id(), authority, subject).await?;
             let user = match known {
                 Some(user) => Some(user),
                 None => {
-                    let find = |email| self.stores.user_by_email(self.app.id(), email);
-                    self.execute(plan_new_identity(self.app, self.provider, vouched, find).await?, vouched).await?
+                    let find = |email| self.call.stores.user_by_email(self.call.app_id(), email);
+                    self.execute(plan_new_identity(self.call.app, self.provider, vouched, find).await?, vouched).await?
                 }
             };
             let Some(user) = user else { continue };
             if user.disabled {
                 return Err(ProviderLoginError::Disabled);
             }
-            if self.app.doc.require_verified_email && !user.email_verified {
+            if self.call.app.doc.require_verified_email && !user.email_verified {
                 return Err(ProviderLoginError::EmailNotVerified);
             }
             return Ok(user);
         }
-        Err(CommonError::from(contention_error()).into())
+        Err(contention_error().into())
     }
 
     /// Returns `None` if a concurrent request came first: nothing was written, and the caller starts again.
     async fn execute(&self, plan: Plan, vouched: &VerifiedIdentity) -> Result<Option<User>, CommonError> {
-        let now = self.env.now();
+        let now = self.call.env.now();
         let identity = new_identity(self.provider, vouched, now);
         match plan {
             Plan::Link(user) => {
                 let address = user.email.as_ref().map(|email| email.canonical().to_owned());
                 let event = self.event(EventKind::IdentityLinked, user.id);
                 let linking = LinkRequest { user: user.id, epoch: user.epoch, address, identity, event };
-                match self.stores.link_identity(self.app.id(), linking).await? {
+                match self.call.stores.link_identity(self.call.app_id(), linking).await? {
                     LinkOutcome::Done => Ok(Some(user)),
                     LinkOutcome::AlreadyLinked(_) | LinkOutcome::UserChanged => Ok(None),
                 }
@@ -128,9 +120,9 @@ impl<S: Users + Identities + RateLimits + Outbox + Sessions + AuditLog> LoginAtt
                     identity,
                     event: self.event(EventKind::IdentityLinked, user.id),
                 };
-                let changed = self.stores.transfer_account(self.app.id(), change).await?;
+                let changed = self.call.stores.transfer_account(self.call.app_id(), change).await?;
                 if let Some(user) = &changed {
-                    propagate_epoch(self.stores, self.app, user, None).await;
+                    propagate_epoch(self.call, user, None).await;
                 }
                 Ok(changed)
             }
@@ -146,11 +138,11 @@ impl<S: Users + Identities + RateLimits + Outbox + Sessions + AuditLog> LoginAtt
         identity: NewIdentity,
         now: OffsetDateTime,
     ) -> Result<Option<User>, CommonError> {
-        let id = UserId(self.env.new_uuid());
+        let id = UserId(self.call.env.new_uuid());
         let mut mailing = None;
         let mut mail = None;
         if let Some(address) = &pending {
-            mailing = acquire_mail_limit(self.stores, self.app, self.caller, address, MailPurpose::Confirm).await?;
+            mailing = acquire_mail_limit(self.call, address, MailPurpose::Confirm).await?;
             if mailing.is_some() {
                 mail = Some(self.mail_to_pending(address, id, now).await?);
             }
@@ -163,9 +155,9 @@ impl<S: Users + Identities + RateLimits + Outbox + Sessions + AuditLog> LoginAtt
             created_at: now,
             event: self.event(EventKind::Registered, id),
         };
-        let made = self.stores.create_federated_user(self.app.id(), user, identity, mail).await;
+        let made = self.call.stores.create_federated_user(self.call.app_id(), user, identity, mail).await;
         if !matches!(made, Ok(true)) {
-            release_mail_limit(self.stores, self.app, mailing).await;
+            release_mail_limit(self.call, mailing).await;
         }
         if !made? {
             return Ok(None);
@@ -190,7 +182,8 @@ impl<S: Users + Identities + RateLimits + Outbox + Sessions + AuditLog> LoginAtt
     /// The mail to an address that the provider has not verified: its code or, if it is the verified address of another
     /// account, the notice that the account exists.
     async fn mail_to_pending(&self, address: &Email, id: UserId, now: OffsetDateTime) -> Result<Mail, CommonError> {
-        let owner = self.stores.user_by_email(self.app.id(), address).await?.filter(|owner| owner.email_verified);
+        let owner =
+            self.call.stores.user_by_email(self.call.app_id(), address).await?.filter(|owner| owner.email_verified);
         Ok(match owner {
             None => Mail { kind: MailKind::Confirm, recipient: Some(id), requested_at: now },
             // The owner of a disabled account gets no mail. The row is written all the same, and sends nothing.
@@ -203,7 +196,7 @@ impl<S: Users + Identities + RateLimits + Outbox + Sessions + AuditLog> LoginAtt
     }
 
     fn event(&self, kind: EventKind, user: UserId) -> Event {
-        Event::new(self.env, self.caller, kind, user).with_detail(provider_detail(&self.provider.name))
+        self.call.event(kind, user).with_detail(provider_detail(&self.provider.name))
     }
 }
 

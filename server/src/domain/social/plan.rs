@@ -3,9 +3,7 @@
 use latchkey_crds::rendered::{EnumerationProtection, RenderedProvider, SignUp};
 
 use super::error::ProviderLoginError;
-use crate::domain::{
-    app::App, email::Email, error::CommonError, identity::VerifiedIdentity, ports::StoreError, user::User,
-};
+use crate::domain::{app::App, email::Email, identity::VerifiedIdentity, ports::StoreError, user::User};
 
 /// What to do for a new identity.
 #[derive(Debug)]
@@ -42,16 +40,14 @@ where
     }
     if provider_email.is_verified && provider.link_by_email {
         let email = provider_email.email.clone();
-        return match find(&provider_email.email).await.map_err(CommonError::from)? {
+        return match find(&provider_email.email).await? {
             Some(user) if user.disabled => Err(ProviderLoginError::Disabled),
             Some(user) if user.email_verified => Ok(Plan::Link(user)),
             Some(user) => Ok(Plan::Transfer(user, email)),
             None => plan_creation(app, Some(email), None),
         };
     }
-    if doc.enumeration_protection == EnumerationProtection::Disabled
-        && find(&provider_email.email).await.map_err(CommonError::from)?.is_some()
-    {
+    if doc.enumeration_protection == EnumerationProtection::Disabled && find(&provider_email.email).await?.is_some() {
         return Err(ProviderLoginError::LinkRequired);
     }
     plan_creation(app, None, Some(provider_email.email.clone()))

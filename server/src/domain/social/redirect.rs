@@ -4,9 +4,7 @@ use latchkey_crds::rendered::{BrowserBinding, CallbackMode, RenderedProvider};
 
 use super::provider::callback_url;
 use crate::domain::{
-    app::App,
-    client::ClientInfo,
-    clock::Env,
+    call::Call,
     error::CommonError,
     flow::{CodeChallenge, FLOW_SECONDS, Flow, FlowBinding, FlowState, InvalidChallenge, TooManyFlows},
     identity::{AuthorizationRequest, ProviderError, ProviderOperation},
@@ -92,48 +90,45 @@ fn validate_text(text: Option<&str>, most: usize) -> Result<Option<&str>, Invali
 
 /// Starts a flow. Nothing is stored before the whole request is valid.
 pub async fn start_flow<S: Flows + Providers>(
-    stores: &S,
-    env: &Env,
-    app: &App,
+    call: Call<'_, S>,
     provider: &RenderedProvider,
-    caller: &ClientInfo,
     request: StartFlowInput<'_>,
 ) -> Result<StartedFlow, StartFlowError> {
-    let target = redirect::choose_target(&app.doc.redirect_urls, request.redirect_url)?;
+    let target = redirect::choose_target(&call.app.doc.redirect_urls, request.redirect_url)?;
     let app_state = validate_text(request.state, MAX_APP_STATE_CHARS).map_err(StartFlowError::State)?;
     let prompt = validate_text(request.prompt, MAX_HINT_CHARS).map_err(StartFlowError::Prompt)?;
     let login_hint = validate_text(request.login_hint, MAX_HINT_CHARS).map_err(StartFlowError::LoginHint)?;
     let code_challenge = request.code_challenge.map(CodeChallenge::parse).transpose()?;
-    if code_challenge.is_none() && app.doc.callback_mode == CallbackMode::Code {
+    if code_challenge.is_none() && call.app.doc.callback_mode == CallbackMode::Code {
         return Err(StartFlowError::MissingChallenge);
     }
-    if request.binding == FlowBinding::Unbound && app.doc.browser_binding == BrowserBinding::Required {
+    if request.binding == FlowBinding::Unbound && call.app.doc.browser_binding == BrowserBinding::Required {
         return Err(StartFlowError::Unbound);
     }
 
-    let state = FlowState::generate(env);
+    let state = FlowState::generate(call.env);
     let flow = Flow {
         target: target.as_ref().map(|target| target.reference().clone()),
         app_state: app_state.map(str::to_owned),
         code_challenge,
-        ..Flow::start(env)
+        ..Flow::start(call.env)
     };
     let authorization = AuthorizationRequest {
-        redirect_uri: &callback_url(app, provider),
+        redirect_uri: &callback_url(call.app, provider),
         state: state.as_str(),
         code_challenge: &flow.provider_challenge(),
-        nonce: stores.capabilities(provider).has_nonce.then_some(flow.nonce.as_str()),
+        nonce: call.stores.capabilities(provider).has_nonce.then_some(flow.nonce.as_str()),
         prompt,
         login_hint,
     };
-    let permit = stores.try_acquire(ProviderOperation::Redirect, app, provider, caller.client_address())?;
-    let url = stores.authorization_url(&permit, provider, &authorization).await?;
+    let permit = call.stores.try_acquire(ProviderOperation::Redirect, call.app, provider, call.client_address())?;
+    let url = call.stores.authorization_url(&permit, provider, &authorization).await?;
     drop(permit);
-    let sealed = flow.seal(env, app, &provider.name, &state, request.binding);
+    let sealed = flow.seal(call.env, call.app, &provider.name, &state, request.binding);
     let sealed = match request.binding {
         FlowBinding::Browser => Some(sealed),
         FlowBinding::Unbound => {
-            stores.store_flow(app.id(), &state.id(), &sealed, caller.client_address()).await?;
+            call.stores.store_flow(call.app_id(), &state.id(), &sealed, call.client_address()).await?;
             None
         }
     };

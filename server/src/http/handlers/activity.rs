@@ -62,7 +62,7 @@ impl From<ActivityEntry> for ActivityEvent {
 }
 
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: InboundRequest) -> Result<Response, Problem> {
-    let signed_in = authentication::authenticate(state, app, &request.headers).await?;
+    let signed_in = authentication::authenticate(state, app, &request).await?;
     // Events past their retention are not shown, even if they are not deleted yet.
     let since = state.env.now() - Duration::days(i64::from(app.doc.audit_retention_days));
     let events = state.stores.activity(app.id(), signed_in.user_id(), since).await?;

@@ -56,30 +56,28 @@ impl From<Identity> for LinkedIdentity {
 }
 
 pub async fn list<S: Ports>(state: &State<S>, app: &App, request: InboundRequest) -> Result<Response, Problem> {
-    let signed_in = authentication::authenticate(state, app, &request.headers).await?;
-    let identities = social::list_identities(&state.stores, app, &signed_in).await?;
+    let signed_in = authentication::authenticate(state, app, &request).await?;
+    let identities = social::list_identities(state.call(app, &request.client), &signed_in).await?;
     response::json(&IdentitiesResponse { identities: identities.into_iter().map(LinkedIdentity::from).collect() })
 }
 
 pub async fn link<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
-    authentication::authenticate(state, app, &request.headers).await?;
+    authentication::authenticate(state, app, &request).await?;
     let provider = social_handlers::requested_provider(app, &request)?;
     let login::ProviderTokenRequest { token, nonce } = request.read_json().await?;
-    let signed_in = authentication::authenticate_again(state, app, &request.headers).await?;
+    let signed_in = authentication::authenticate_again(state, app, &request).await?;
     let nonce = nonce.as_ref().map(|RawText(nonce)| nonce.as_str());
-    let linked =
-        social::link_identity(&state.stores, &state.env, app, &request.caller, &signed_in, provider, &token.0, nonce)
-            .await;
+    let linked = social::link_identity(state.call(app, &request.client), &signed_in, provider, &token.0, nonce).await;
     linked.map_err(|error| link_problem(app, error))?;
     response::empty_object()
 }
 
 pub async fn unlink<S: Ports>(state: &State<S>, app: &App, request: InboundRequest) -> Result<Response, Problem> {
-    let signed_in = authentication::authenticate(state, app, &request.headers).await?;
+    let signed_in = authentication::authenticate(state, app, &request).await?;
     // A Provider that the App no longer has can still be unlinked.
     let name = request.path_parameter.as_deref().and_then(|name| name.parse::<ProviderName>().ok());
     let name = name.ok_or_else(not_linked)?;
-    match social::unlink_identity(&state.stores, &state.env, app, &request.caller, &signed_in, &name).await? {
+    match social::unlink_identity(state.call(app, &request.client), &signed_in, &name).await? {
         UnlinkOutcome::Done => response::empty_object(),
         UnlinkOutcome::NotLinked => Err(not_linked()),
         UnlinkOutcome::LastLoginMethod => {

@@ -77,7 +77,7 @@ pub struct IntrospectedAccessToken<'a> {
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
     authentication::authenticate_administrator(state, app, &request.headers).await?;
     let IntrospectRequest { token: RawText(token) } = request.read_json_or_form().await?;
-    match sessions::introspect(&state.stores, &state.env, app, &token).await {
+    match sessions::introspect(state.call(app, &request.client), &token).await {
         Ok(active) => {
             let token = active.as_ref().map(|active| IntrospectedToken::new(app, active));
             response::json(&IntrospectResponse { active: token.is_some(), token })

@@ -21,6 +21,6 @@ request_body! {
 
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
     let RevokeRequest { token: RawText(token) } = request.read_json_or_form().await?;
-    sessions::revoke(&state.stores, &state.env, app, &request.caller, &token).await?;
+    sessions::revoke(state.call(app, &request.client), &token).await?;
     response::empty_object()
 }

@@ -62,7 +62,7 @@ impl ListedSession {
 }
 
 pub async fn list<S: Ports>(state: &State<S>, app: &App, request: InboundRequest) -> Result<Response, Problem> {
-    let signed_in = authentication::authenticate(state, app, &request.headers).await?;
+    let signed_in = authentication::authenticate(state, app, &request).await?;
     let sessions = state.stores.sessions(app.id(), signed_in.user_id()).await?;
     let current = signed_in.session.id;
     response::json(&SessionsResponse {
@@ -71,7 +71,7 @@ pub async fn list<S: Ports>(state: &State<S>, app: &App, request: InboundRequest
 }
 
 pub async fn end_session<S: Ports>(state: &State<S>, app: &App, request: InboundRequest) -> Result<Response, Problem> {
-    let signed_in = authentication::authenticate(state, app, &request.headers).await?;
+    let signed_in = authentication::authenticate(state, app, &request).await?;
     let session: Option<SessionId> = request.path_parameter.as_deref().and_then(|id| id.parse().ok());
     let ended = match session {
         Some(session) => state.stores.end_session(app.id(), signed_in.user_id(), session).await?,
@@ -85,7 +85,7 @@ pub async fn end_session<S: Ports>(state: &State<S>, app: &App, request: Inbound
 }
 
 pub async fn end_others<S: Ports>(state: &State<S>, app: &App, request: InboundRequest) -> Result<Response, Problem> {
-    let signed_in = authentication::authenticate(state, app, &request.headers).await?;
+    let signed_in = authentication::authenticate(state, app, &request).await?;
     let ended = state.stores.end_other_sessions(app.id(), signed_in.user_id(), signed_in.session.id).await?;
     if !ended.is_empty() {
         record_later(
@@ -101,9 +101,9 @@ pub async fn end_others<S: Ports>(state: &State<S>, app: &App, request: InboundR
 }
 
 pub async fn log_out<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
-    authentication::authenticate(state, app, &request.headers).await?;
+    authentication::authenticate(state, app, &request).await?;
     request.expect_no_data().await?;
-    let signed_in = authentication::authenticate_again(state, app, &request.headers).await?;
+    let signed_in = authentication::authenticate_again(state, app, &request).await?;
     if state.stores.end_session(app.id(), signed_in.user_id(), signed_in.session.id).await? {
         record_later(state, app, &request, &signed_in, EventKind::LoggedOut, Detail::default());
     }
@@ -119,6 +119,6 @@ fn record_later<S: Ports>(
     kind: EventKind,
     detail: Detail,
 ) {
-    let event = Event::new(&state.env, &request.caller, kind, signed_in.user_id());
+    let event = Event::new(&state.env, &request.client, kind, signed_in.user_id());
     state.stores.record_later(app.id(), event.in_session(signed_in.session.id).with_detail(detail));
 }

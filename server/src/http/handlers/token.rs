@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::{
     domain::{
         app::App,
-        client::ClientInfo,
+        call::Call,
         sessions::{self, RefreshedSession},
         social::{self, CodeExchangeError, CodeExchangeInput},
         token::Tokens,
@@ -57,9 +57,9 @@ pub struct TokenResponse {
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
     let body: TokenRequest = request.read_json_or_form().await?;
     match body.grant_type.as_ref().map(|RawText(grant)| grant.as_str()) {
-        None | Some("refresh_token") => handle_refresh(state, app, &request.caller, body).await,
+        None | Some("refresh_token") => handle_refresh(state.call(app, &request.client), body).await,
         // Rarer than a refresh, and its future is larger.
-        Some("authorization_code") => Box::pin(handle_exchange(state, app, body)).await,
+        Some("authorization_code") => Box::pin(handle_exchange(state.call(app, &request.client), body)).await,
         Some(_) => {
             let why = "grant_type must be refresh_token or authorization_code";
             Err(Problem::new(ErrorCode::UnsupportedGrantType, why))
@@ -67,18 +67,13 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundR
     }
 }
 
-async fn handle_refresh<S: Ports>(
-    state: &State<S>,
-    app: &App,
-    caller: &ClientInfo,
-    body: TokenRequest,
-) -> Result<Response, Problem> {
+async fn handle_refresh<S: Ports>(call: Call<'_, S>, body: TokenRequest) -> Result<Response, Problem> {
     let Some(RawText(token)) = body.refresh_token else { return Err(missing_fields(&["refresh_token"])) };
-    let RefreshedSession { user, tokens } = sessions::refresh(&state.stores, &state.env, app, caller, &token).await?;
+    let RefreshedSession { user, tokens } = sessions::refresh(call, &token).await?;
     token_response(user, tokens)
 }
 
-async fn handle_exchange<S: Ports>(state: &State<S>, app: &App, body: TokenRequest) -> Result<Response, Problem> {
+async fn handle_exchange<S: Ports>(call: Call<'_, S>, body: TokenRequest) -> Result<Response, Problem> {
     let (code, code_verifier) = match (&body.code, &body.code_verifier) {
         (Some(RawText(code)), Some(RawText(verifier))) => (code, verifier),
         (None, Some(_)) => return Err(missing_fields(&["code"])),
@@ -87,7 +82,7 @@ async fn handle_exchange<S: Ports>(state: &State<S>, app: &App, body: TokenReque
     };
     let redirect_url = body.redirect_url.as_ref().map(|RawText(url)| url.as_str());
     let exchange = CodeExchangeInput { code, code_verifier, redirect_url };
-    match social::exchange_code(&state.stores, &state.env, app, exchange).await {
+    match social::exchange_code(call, exchange).await {
         Ok(exchanged) => token_response(exchanged.user, exchanged.tokens),
         Err(CodeExchangeError::InvalidGrant) => {
             let why = "the code is unknown, expired or used, or the verifier or address does not match; start again";

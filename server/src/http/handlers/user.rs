@@ -58,28 +58,27 @@ pub struct UserResponse {
 
 /// `GET user`.
 pub async fn read<S: Ports>(state: &State<S>, app: &App, request: &InboundRequest) -> Result<Response, Problem> {
-    let signed_in = authentication::authenticate(state, app, &request.headers).await?;
-    let user = own_account::load_user(&state.stores, app, &signed_in).await;
+    let signed_in = authentication::authenticate(state, app, request).await?;
+    let user = own_account::load_user(state.call(app, &request.client), &signed_in).await;
     response::json(&UserResponse::from(user.map_err(|refused| account_problem(app, refused))?))
 }
 
 /// `PATCH user`.
 pub async fn rename<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
-    authentication::authenticate(state, app, &request.headers).await?;
+    authentication::authenticate(state, app, &request).await?;
     let RenameRequest { name } = request.read_json().await?;
-    let signed_in = authentication::authenticate_again(state, app, &request.headers).await?;
-    let user = own_account::rename_user(&state.stores, &state.env, app, &request.caller, &signed_in, &name).await;
+    let signed_in = authentication::authenticate_again(state, app, &request).await?;
+    let user = own_account::rename_user(state.call(app, &request.client), &signed_in, &name).await;
     response::json(&UserResponse::from(user.map_err(|refused| account_problem(app, refused))?))
 }
 
 /// `DELETE user`.
 pub async fn delete<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
-    authentication::authenticate(state, app, &request.headers).await?;
+    authentication::authenticate(state, app, &request).await?;
     let DeleteUserRequest { password } = request.read_optional_json().await?;
-    let signed_in = authentication::authenticate_again(state, app, &request.headers).await?;
+    let signed_in = authentication::authenticate_again(state, app, &request).await?;
     let password = password.as_ref();
-    let deleted =
-        own_account::delete_account(&state.stores, &state.env, app, &request.caller, &signed_in, password).await;
+    let deleted = own_account::delete_account(state.call(app, &request.client), &signed_in, password).await;
     deleted.map_err(|refused| account_problem(app, refused))?;
     response::empty_object()
 }

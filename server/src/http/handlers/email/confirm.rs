@@ -49,7 +49,7 @@ pub struct ConfirmResponse {
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
     let ConfirmRequest { code } = request.read_json().await?;
     let bearer = Bearer::from_headers(&request.headers).token();
-    match email_account::confirm(&state.stores, &state.env, app, &request.caller, &code.0, bearer).await {
+    match email_account::confirm(state.call(app, &request.client), &code.0, bearer).await {
         Ok(Confirmed { user, tokens, password_required }) => response::json(&ConfirmResponse {
             access_token: tokens.access_token,
             refresh_token: tokens.refresh_token,

@@ -43,7 +43,7 @@ pub struct ConfirmPasswordResponse {
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
     let ConfirmPasswordRequest { email, code, password } = request.read_json().await?;
     let reset = ResetPasswordInput { email: email.clone(), code: code.0, password };
-    match email_account::reset_password(&state.stores, &state.env, app, &request.caller, reset).await {
+    match email_account::reset_password(state.call(app, &request.client), reset).await {
         Ok(()) => response::json(&ConfirmPasswordResponse { email: email.as_str().to_owned() }),
         Err(ResetPasswordError::InvalidCode) => Err(confirm::invalid_code()),
         Err(ResetPasswordError::Weak(weak)) => Err(Problem::weak_password(weak)),

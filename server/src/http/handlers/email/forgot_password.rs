@@ -32,6 +32,6 @@ pub struct ForgotPasswordResponse {
 
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
     let ForgotPasswordRequest { email } = request.read_json().await?;
-    email_account::forgot_password(&state.stores, &state.env, app, &request.caller, &email).await?;
+    email_account::forgot_password(state.call(app, &request.client), &email).await?;
     response::json(&ForgotPasswordResponse { email: email.as_str().to_owned() })
 }

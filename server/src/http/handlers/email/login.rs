@@ -56,8 +56,7 @@ pub struct User {
 
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
     let LoginRequest { email, password } = request.read_json().await?;
-    let outcome =
-        email_account::log_in(&state.stores, &state.env, app, &request.caller, LoginInput { email, password }).await;
+    let outcome = email_account::log_in(state.call(app, &request.client), LoginInput { email, password }).await;
     match outcome {
         Ok(LoggedIn { user, tokens }) => response::json(&LoginResponse {
             token: tokens.access_token,

@@ -49,7 +49,7 @@ pub struct RegisterResponse {
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
     let RegisterRequest { name, email, password } = request.read_json().await?;
     let register = RegisterInput { email: email.clone(), name: name.clone(), password };
-    match email_account::register(&state.stores, &state.env, app, &request.caller, register).await {
+    match email_account::register(state.call(app, &request.client), register).await {
         Ok(registered) => response::json(&RegisterResponse {
             email: email.as_str().to_owned(),
             name: name.as_str().to_owned(),

@@ -26,10 +26,10 @@ pub struct VerifyResponse {
 }
 
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
-    authentication::authenticate(state, app, &request.headers).await?;
+    authentication::authenticate(state, app, &request).await?;
     request.expect_no_data().await?;
-    let signed_in = authentication::authenticate_again(state, app, &request.headers).await?;
-    match email_account::verify(&state.stores, &state.env, app, &request.caller, &signed_in).await {
+    let signed_in = authentication::authenticate_again(state, app, &request).await?;
+    match email_account::verify(state.call(app, &request.client), &signed_in).await {
         Ok(email) => response::json(&VerifyResponse { email: email.as_str().to_owned() }),
         Err(VerifyError::InvalidToken) => Err(authentication::invalid_token(app, true)),
         Err(VerifyError::Common(trouble)) => Err(trouble.into()),

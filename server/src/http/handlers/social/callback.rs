@@ -81,7 +81,7 @@ async fn end_flow<S: Ports>(
         posted_user,
         sealed: sent_cookies.iter().filter(|cookie| cookie.belongs_to(&id)).map(|cookie| cookie.value).collect(),
     };
-    let ended = social::finish_flow(&state.stores, &state.env, app, provider, &request.caller, returned).await;
+    let ended = social::finish_flow(state.call(app, &request.client), provider, returned).await;
     // A call with an invalid state, or one that was not admitted, has used nothing: the flow can still complete.
     let cleared = match &ended {
         Err(CallbackError::InvalidState) | Ok(FinishedFlow { is_state_used: false, .. }) => Vec::new(),

@@ -26,8 +26,7 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundR
     let provider = super::requested_provider(app, &request)?;
     let ProviderTokenRequest { token, nonce } = request.read_json().await?;
     let nonce = nonce.as_ref().map(|RawText(nonce)| nonce.as_str());
-    let outcome =
-        social::log_in_with_token(&state.stores, &state.env, app, provider, &request.caller, &token.0, nonce).await;
+    let outcome = social::log_in_with_token(state.call(app, &request.client), provider, &token.0, nonce).await;
     match outcome {
         Ok(signed_up) => response::json(&SessionResponse::from(signed_up)),
         Err(error) => Err(super::sign_in_problem(app, error)),

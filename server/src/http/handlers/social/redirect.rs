@@ -63,7 +63,7 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: InboundReque
         code_challenge: parameters.get_once("code_challenge")?,
         binding,
     };
-    let begun = social::start_flow(&state.stores, &state.env, app, provider, &request.caller, begin).await;
+    let begun = social::start_flow(state.call(app, &request.client), provider, begin).await;
     let begun = begun.map_err(|error| redirect_problem(app, error))?;
     let cookies = FlowCookies::for_base_url(&state.settings.base_url);
     let headers = begun.sealed.as_ref().map(|sealed| {

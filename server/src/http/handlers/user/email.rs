@@ -30,12 +30,12 @@ request_body! {
 
 /// The response is the one of *register*.
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
-    authentication::authenticate(state, app, &request.headers).await?;
+    authentication::authenticate(state, app, &request).await?;
     let ChangeAddressRequest { email, password } = request.read_json().await?;
-    let signed_in = authentication::authenticate_again(state, app, &request.headers).await?;
+    let signed_in = authentication::authenticate_again(state, app, &request).await?;
     let change = ChangeAddressInput { email, password };
-    let (stores, env, caller) = (&state.stores, &state.env, &request.caller);
-    match own_account::request_address_change(stores, env, app, caller, &signed_in, &change).await {
+    let call = state.call(app, &request.client);
+    match own_account::request_address_change(call, &signed_in, &change).await {
         Ok(PendingAddressChange { user, expires_in, expires_at }) => response::json(&register::RegisterResponse {
             email: change.email.as_str().to_owned(),
             name: user.name,

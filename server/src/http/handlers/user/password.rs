@@ -27,12 +27,12 @@ request_body! {
 }
 
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
-    authentication::authenticate(state, app, &request.headers).await?;
+    authentication::authenticate(state, app, &request).await?;
     let ChangePasswordRequest { password, current_password } = request.read_json().await?;
-    let signed_in = authentication::authenticate_again(state, app, &request.headers).await?;
+    let signed_in = authentication::authenticate_again(state, app, &request).await?;
     let change = ChangePasswordInput { password, current: current_password };
-    let (stores, env, caller) = (&state.stores, &state.env, &request.caller);
-    match own_account::change_password(stores, env, app, caller, &signed_in, &change).await {
+    let call = state.call(app, &request.client);
+    match own_account::change_password(call, &signed_in, &change).await {
         Ok(()) => response::empty_object(),
         Err(ChangePasswordError::Weak(weak)) => Err(Problem::weak_password(weak)),
         Err(ChangePasswordError::Refused(refused)) => Err(account_problem(app, refused)),

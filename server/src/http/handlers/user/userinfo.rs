@@ -30,8 +30,8 @@ pub struct UserInfoResponse {
 }
 
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: &InboundRequest) -> Result<Response, Problem> {
-    let signed_in = authentication::authenticate(state, app, &request.headers).await?;
-    let user = own_account::load_user(&state.stores, app, &signed_in).await;
+    let signed_in = authentication::authenticate(state, app, request).await?;
+    let user = own_account::load_user(state.call(app, &request.client), &signed_in).await;
     let user = user.map_err(|refused| account_problem(app, refused))?;
     response::json(&UserInfoResponse {
         sub: user.id.to_string(),

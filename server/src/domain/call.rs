@@ -1,0 +1,58 @@
+//! The context of one call of a use case.
+
+use latchkey_crds::types::AppId;
+
+use super::{
+    app::App,
+    audit::{Event, EventKind, Refusal, RefusalKind},
+    client::{ClientAddress, ClientInfo},
+    clock::Env,
+    email::{AccountKey, Email},
+    user::UserId,
+};
+
+/// What every use case needs: the ports, time and randomness, the App, and the client that sent the request. A use case
+/// passes it on to its steps.
+pub struct Call<'a, S> {
+    /// The implementation of the ports that the use case names in its bounds.
+    pub stores: &'a S,
+    pub env: &'a Env,
+    pub app: &'a App,
+    pub client: &'a ClientInfo,
+}
+
+// === impl Call ===
+
+// Not derived, because a derived `Copy` would require `S: Copy`.
+impl<S> Clone for Call<'_, S> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<S> Copy for Call<'_, S> {}
+
+impl<'a, S> Call<'a, S> {
+    pub fn app_id(self) -> &'a AppId {
+        self.app.id()
+    }
+
+    pub fn client_address(self) -> ClientAddress {
+        self.client.client_address()
+    }
+
+    /// The account of an email address, as rate limits and refusals name it.
+    pub fn account_key(self, email: &Email) -> AccountKey {
+        email.account_key(self.app.id())
+    }
+
+    /// An event at this time, caused by this client. Without a user it costs the same and writes no row.
+    pub fn event(self, kind: EventKind, user: impl Into<Option<UserId>>) -> Event {
+        Event::new(self.env, self.client, kind, user)
+    }
+
+    /// A refusal of this client.
+    pub fn refusal(self, kind: RefusalKind, account: Option<AccountKey>, user: Option<UserId>) -> Refusal {
+        Refusal::new(kind, self.client, account, user)
+    }
+}
