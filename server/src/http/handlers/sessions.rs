@@ -6,9 +6,8 @@ use serde::Serialize;
 use crate::{
     domain::{
         app::App,
-        audit::{Detail, Event, EventKind},
-        authentication::AuthenticatedSession,
         session::{SessionId, SessionInfo},
+        sessions,
     },
     http::{
         Ports, authentication,
@@ -63,40 +62,29 @@ impl ListedSession {
 
 pub async fn list<S: Ports>(state: &State<S>, app: &App, request: InboundRequest) -> Result<Response, Problem> {
     let signed_in = authentication::authenticate(state, app, &request).await?;
-    let sessions = state.stores.sessions(app.id(), signed_in.user_id()).await?;
+    let listed = sessions::list_sessions(state.call(app, &request.client), &signed_in).await?;
     let current = signed_in.session.id;
     response::json(&SessionsResponse {
-        sessions: sessions.into_iter().map(|info| ListedSession::new(info, current)).collect(),
+        sessions: listed.into_iter().map(|info| ListedSession::new(info, current)).collect(),
     })
 }
 
 pub async fn end_session<S: Ports>(state: &State<S>, app: &App, request: InboundRequest) -> Result<Response, Problem> {
     let signed_in = authentication::authenticate(state, app, &request).await?;
     let session: Option<SessionId> = request.path_parameter.as_deref().and_then(|id| id.parse().ok());
-    let ended = match session {
-        Some(session) => state.stores.end_session(app.id(), signed_in.user_id(), session).await?,
+    let was_live = match session {
+        Some(session) => sessions::end_session(state.call(app, &request.client), &signed_in, session).await?,
         None => false,
     };
-    let Some(session) = session.filter(|_| ended) else {
+    if !was_live {
         return Err(Problem::new(ErrorCode::NotFound, "you have no such session"));
-    };
-    record_later(state, app, &request, &signed_in, EventKind::SessionEnded, Detail::from_ended_session(session));
+    }
     response::empty_object()
 }
 
 pub async fn end_others<S: Ports>(state: &State<S>, app: &App, request: InboundRequest) -> Result<Response, Problem> {
     let signed_in = authentication::authenticate(state, app, &request).await?;
-    let ended = state.stores.end_other_sessions(app.id(), signed_in.user_id(), signed_in.session.id).await?;
-    if !ended.is_empty() {
-        record_later(
-            state,
-            app,
-            &request,
-            &signed_in,
-            EventKind::SessionsEnded,
-            Detail::from_session_count(ended.len()),
-        );
-    }
+    sessions::end_other_sessions(state.call(app, &request.client), &signed_in).await?;
     response::empty_object()
 }
 
@@ -104,21 +92,6 @@ pub async fn log_out<S: Ports>(state: &State<S>, app: &App, mut request: Inbound
     authentication::authenticate(state, app, &request).await?;
     request.expect_no_data().await?;
     let signed_in = authentication::authenticate_again(state, app, &request).await?;
-    if state.stores.end_session(app.id(), signed_in.user_id(), signed_in.session.id).await? {
-        record_later(state, app, &request, &signed_in, EventKind::LoggedOut, Detail::default());
-    }
+    sessions::log_out(state.call(app, &request.client), &signed_in).await?;
     response::empty_object()
-}
-
-/// Records an event after the response, because these calls also work without Postgres.
-fn record_later<S: Ports>(
-    state: &State<S>,
-    app: &App,
-    request: &InboundRequest,
-    signed_in: &AuthenticatedSession,
-    kind: EventKind,
-    detail: Detail,
-) {
-    let event = Event::new(&state.env, &request.client, kind, signed_in.user_id());
-    state.stores.record_later(app.id(), event.in_session(signed_in.session.id).with_detail(detail));
 }
