@@ -4,7 +4,7 @@ use latchkey_crds::rendered::PasswordPolicy;
 use latchkey_server::{
     domain::{
         email::Email,
-        password::{MAX_PASSWORD_CHARS, Password, WeakPassword, guess_words},
+        password::{MAX_PASSWORD_CHARS, Password, WeakPassword, likely_guesses},
         user::Name,
     },
     hashing::strength::score,
@@ -101,7 +101,7 @@ fn check_input(typed: &str, email: Option<&Email>, name: Option<&Name>) {
     if expected.is_err() {
         return;
     }
-    let guesses = guess_words(email, name);
+    let guesses = likely_guesses(email, name);
     // A hash needs 19 MiB; the check runs on the same thread in addition to it.
     let found = harness::assert_bounded(1, 16 * 1024 * 1024, || score(password.expose(), &guesses));
     assert!(found <= 4);

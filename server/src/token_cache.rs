@@ -20,7 +20,7 @@ use crate::domain::{
     user::UserId,
 };
 
-/// How long a found session is used without another lookup: the longest time that an ended session is still accepted.
+/// How long a found session is used without another lookup. An ended session is accepted for at most this long.
 const SESSION_TTL: Duration = Duration::from_secs(1);
 /// Tokens in one of the two generations of the cache. A token takes about 1 KiB.
 const GENERATION_CAPACITY: usize = 8192;
@@ -31,8 +31,8 @@ pub struct TokenCache {
     generations: Mutex<Generations>,
 }
 
-/// The recently used tokens, and those before them. A token that is used again moves to the recent ones. When there are
-/// too many of these, they replace the older ones. So the cache is bounded, and tokens in use stay in it.
+/// The recently used tokens, and the generation before them. A token that is used again moves to the recent ones. When
+/// the recent generation is full, it replaces the previous one. So the cache is bounded, and tokens in use stay in it.
 #[derive(Default)]
 struct Generations {
     recent: HashMap<TokenDigest, CachedToken>,
@@ -42,7 +42,7 @@ struct Generations {
 /// SHA-256 of a token. Tokens themselves are not stored.
 type TokenDigest = [u8; 32];
 
-/// A token with a valid signature, issuer and audience under one revision of its App.
+/// A token with a valid signature, issuer and audience, as checked with one revision of its App.
 #[derive(Clone)]
 struct CachedToken {
     revision: Revision,
@@ -71,37 +71,38 @@ impl TokenCache {
         F: Future<Output = Result<Option<LiveSession>, StoreError>>,
     {
         let key = token_digest(token);
-        // A revision belongs to one App: a validation under another App or an older document does not count.
-        let judged = match self.find(&key).filter(|judged| judged.revision == app.revision) {
-            Some(judged) => judged,
+        // A revision belongs to one App. A token that was validated for another App or an older document is validated
+        // again.
+        let cached = match self.find(&key).filter(|cached| cached.revision == app.revision) {
+            Some(cached) => cached,
             None => CachedToken::verify(app, env, token).ok_or(AuthenticationError::InvalidToken)?,
         };
-        if env.now().unix_timestamp() >= judged.exp {
+        if env.now().unix_timestamp() >= cached.exp {
             return Err(AuthenticationError::InvalidToken);
         }
-        if let Some((at, live)) = &judged.last_lookup
+        if let Some((at, live)) = &cached.last_lookup
             && now.saturating_duration_since(*at) < SESSION_TTL
         {
             return Ok(Arc::clone(live));
         }
-        let live = lookup(judged.user, judged.session).await?.map(Arc::new);
-        // The time before the lookup: its duration counts.
-        self.insert(key, CachedToken { last_lookup: live.clone().map(|live| (now, live)), ..judged });
+        let live = lookup(cached.user, cached.session).await?.map(Arc::new);
+        // `now` is the time before the lookup, so that the duration of the lookup is a part of the second.
+        self.insert(key, CachedToken { last_lookup: live.clone().map(|live| (now, live)), ..cached });
         live.ok_or(AuthenticationError::InvalidToken)
     }
 
     fn find(&self, key: &TokenDigest) -> Option<CachedToken> {
-        let mut kept = self.generations.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(judged) = kept.recent.get(key) {
-            return Some(judged.clone());
+        let mut generations = self.generations.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(cached) = generations.recent.get(key) {
+            return Some(cached.clone());
         }
-        let judged = kept.previous.remove(key)?;
-        kept.insert(*key, judged.clone());
-        Some(judged)
+        let cached = generations.previous.remove(key)?;
+        generations.insert(*key, cached.clone());
+        Some(cached)
     }
 
-    fn insert(&self, key: TokenDigest, judged: CachedToken) {
-        self.generations.lock().unwrap_or_else(PoisonError::into_inner).insert(key, judged);
+    fn insert(&self, key: TokenDigest, cached: CachedToken) {
+        self.generations.lock().unwrap_or_else(PoisonError::into_inner).insert(key, cached);
     }
 }
 
@@ -114,11 +115,11 @@ fn token_digest(token: &str) -> TokenDigest {
 // === impl Generations ===
 
 impl Generations {
-    fn insert(&mut self, key: TokenDigest, judged: CachedToken) {
+    fn insert(&mut self, key: TokenDigest, cached: CachedToken) {
         if self.recent.len() >= GENERATION_CAPACITY && !self.recent.contains_key(&key) {
             self.previous = std::mem::take(&mut self.recent);
         }
-        self.recent.insert(key, judged);
+        self.recent.insert(key, cached);
     }
 }
 
@@ -170,7 +171,7 @@ mod tests {
         env: Env,
         unix: Arc<AtomicI64>,
         cache: TokenCache,
-        is_there: Cell<bool>,
+        session_exists: Cell<bool>,
         lookups: Cell<usize>,
         started_at: Instant,
     }
@@ -183,7 +184,7 @@ mod tests {
                 env: Env { clock: Box::new(SetClock(Arc::clone(&unix))), ..Env::system() },
                 unix,
                 cache: TokenCache::default(),
-                is_there: Cell::new(true),
+                session_exists: Cell::new(true),
                 lookups: Cell::new(0),
                 started_at: Instant::now(),
             }
@@ -196,13 +197,13 @@ mod tests {
 
         fn is_admitted(&self, app: &App, token: &str, millis: u64) -> bool {
             let now = self.started_at + Duration::from_millis(millis);
-            let look = |user: UserId, session: SessionId| {
+            let lookup = |user: UserId, session: SessionId| {
                 assert_eq!(user, live_session(0).session.user);
                 self.lookups.set(self.lookups.get() + 1);
-                std::future::ready(Ok(self.is_there.get().then(|| live_session(session.0.as_u128()))))
+                std::future::ready(Ok(self.session_exists.get().then(|| live_session(session.0.as_u128()))))
             };
-            let answer = self.cache.authenticate(&self.env, app, token, now, look).now_or_never().unwrap();
-            match answer {
+            let outcome = self.cache.authenticate(&self.env, app, token, now, lookup).now_or_never().unwrap();
+            match outcome {
                 Ok(_) => true,
                 Err(AuthenticationError::InvalidToken) => false,
                 Err(AuthenticationError::Store(error)) => panic!("{error}"),
@@ -225,79 +226,79 @@ mod tests {
 
     #[test]
     fn a_session_is_looked_up_once_a_second_and_an_ended_one_is_rejected_afterwards() {
-        let scene = TestCache::new();
-        let token = scene.token(1).access_token;
+        let test = TestCache::new();
+        let token = test.token(1).access_token;
         for millis in [0, 1, 500, 999] {
-            assert!(scene.is_admitted(&scene.app, &token, millis));
+            assert!(test.is_admitted(&test.app, &token, millis));
         }
-        assert_eq!(scene.lookups.get(), 1);
-        scene.is_there.set(false);
-        assert!(scene.is_admitted(&scene.app, &token, 999));
-        assert!(!scene.is_admitted(&scene.app, &token, 1000));
-        assert_eq!(scene.lookups.get(), 2);
+        assert_eq!(test.lookups.get(), 1);
+        test.session_exists.set(false);
+        assert!(test.is_admitted(&test.app, &token, 999));
+        assert!(!test.is_admitted(&test.app, &token, 1000));
+        assert_eq!(test.lookups.get(), 2);
     }
 
     #[test]
     fn a_missing_session_is_looked_up_each_time() {
-        let scene = TestCache::new();
-        let token = scene.token(1).access_token;
-        scene.is_there.set(false);
-        assert!(!scene.is_admitted(&scene.app, &token, 0));
-        assert!(!scene.is_admitted(&scene.app, &token, 0));
-        scene.is_there.set(true);
-        assert!(scene.is_admitted(&scene.app, &token, 0));
-        assert_eq!(scene.lookups.get(), 3);
+        let test = TestCache::new();
+        let token = test.token(1).access_token;
+        test.session_exists.set(false);
+        assert!(!test.is_admitted(&test.app, &token, 0));
+        assert!(!test.is_admitted(&test.app, &token, 0));
+        test.session_exists.set(true);
+        assert!(test.is_admitted(&test.app, &token, 0));
+        assert_eq!(test.lookups.get(), 3);
     }
 
     #[test]
     fn a_cached_token_still_expires() {
-        let scene = TestCache::new();
-        let token = scene.token(1);
-        assert!(scene.is_admitted(&scene.app, &token.access_token, 0));
-        scene.unix.store(token.expires_at - 1, Ordering::Relaxed);
-        assert!(scene.is_admitted(&scene.app, &token.access_token, 1));
-        scene.unix.store(token.expires_at, Ordering::Relaxed);
-        assert!(!scene.is_admitted(&scene.app, &token.access_token, 2));
-        assert_eq!(scene.lookups.get(), 1);
+        let test = TestCache::new();
+        let token = test.token(1);
+        assert!(test.is_admitted(&test.app, &token.access_token, 0));
+        test.unix.store(token.expires_at - 1, Ordering::Relaxed);
+        assert!(test.is_admitted(&test.app, &token.access_token, 1));
+        test.unix.store(token.expires_at, Ordering::Relaxed);
+        assert!(!test.is_admitted(&test.app, &token.access_token, 2));
+        assert_eq!(test.lookups.get(), 1);
     }
 
     #[test]
     fn a_validation_counts_only_for_its_revision() {
-        let scene = TestCache::new();
-        let token = scene.token(1).access_token;
-        assert!(scene.is_admitted(&scene.app, &token, 0));
+        let test = TestCache::new();
+        let token = test.token(1).access_token;
+        assert!(test.is_admitted(&test.app, &token, 0));
         // The key was revoked.
-        let mut doc = scene.app.doc.clone();
+        let mut doc = test.app.doc.clone();
         doc.keys.signing = vec![fixtures::signing_key("s2", doc.tokens.signing_algorithm, KeyState::Active)];
-        assert!(!scene.is_admitted(&fixtures::app(doc), &token, 1));
+        assert!(!test.is_admitted(&fixtures::app(doc), &token, 1));
         // Another App with the same keys.
         let mut doc = fixtures::rendered("other");
-        doc.keys = scene.app.doc.keys.clone();
-        assert!(!scene.is_admitted(&fixtures::app(doc), &token, 1));
-        assert_eq!(scene.lookups.get(), 1);
+        doc.keys = test.app.doc.keys.clone();
+        assert!(!test.is_admitted(&fixtures::app(doc), &token, 1));
+        assert_eq!(test.lookups.get(), 1);
     }
 
     #[test]
     fn the_cache_is_bounded_and_keeps_tokens_in_use() {
-        let judged = CachedToken {
+        let cached = CachedToken {
             revision: Revision::of(b"{}"),
             user: UserId(Uuid::from_u128(7)),
             session: SessionId(Uuid::from_u128(1)),
             exp: START,
             last_lookup: None,
         };
-        let gate = TokenCache::default();
+        let cache = TokenCache::default();
         let used = token_digest("used");
-        gate.insert(used, judged.clone());
+        cache.insert(used, cached.clone());
         for number in 0..5 * GENERATION_CAPACITY {
-            gate.insert(token_digest(&number.to_string()), judged.clone());
+            cache.insert(token_digest(&number.to_string()), cached.clone());
             if number % 100 == 0 {
-                assert!(gate.find(&used).is_some(), "after {number}");
+                assert!(cache.find(&used).is_some(), "after {number}");
             }
         }
-        let kept = gate.generations.lock().unwrap();
-        assert!(kept.recent.len() + kept.previous.len() <= 2 * GENERATION_CAPACITY);
-        drop(kept);
-        assert!(gate.find(&token_digest("0")).is_none());
+        let generations = cache.generations.lock().unwrap();
+        assert!(generations.recent.len() + generations.previous.len() <= 2 * GENERATION_CAPACITY);
+        drop(generations);
+        assert!(cache.find(&token_digest("0")).is_none());
     }
 }

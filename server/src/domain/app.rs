@@ -38,7 +38,7 @@ impl App {
         }
     }
 
-    /// Whether the App accepts addresses of this domain.
+    /// Whether the App accepts the domain of the email address.
     pub fn allows_email_domain(&self, email: &Email) -> bool {
         let allowed = &self.doc.allowed_email_domains;
         allowed.is_empty() || allowed.iter().any(|domain| domain.as_str() == email.domain())

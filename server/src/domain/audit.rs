@@ -19,7 +19,7 @@ use super::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EventKind {
     Registered,
-    /// Somebody registered the account's address again.
+    /// Somebody registered the email address of the account again.
     RegisteredAgain,
     /// The logged-in user requested the confirmation code again.
     ConfirmationRequested,
@@ -35,7 +35,7 @@ pub enum EventKind {
     Renamed,
     /// One session was ended from the list, or its token was revoked; the detail names it.
     SessionEnded,
-    /// All other sessions were ended at once.
+    /// All other sessions were ended together.
     SessionsEnded,
     /// The previous refresh token was used after its grace period.
     RefreshLate,
@@ -44,7 +44,7 @@ pub enum EventKind {
     IdentityLinked,
     IdentityUnlinked,
     UserDeleted,
-    /// The account was deleted because its address was not verified in time.
+    /// The account was deleted because its email address was not verified in time.
     UserExpired,
     LoginRefused,
     LoginLimited,
@@ -52,8 +52,8 @@ pub enum EventKind {
     PasswordResetRefused,
 }
 
-/// A refused attempt on an account. One row counts the refusals of an account and a client address in a quarter of an
-/// hour.
+/// Why an attempt on an account was refused. One row counts the refusals of an account and a client address in a
+/// quarter of an hour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RefusalKind {
     /// The password was wrong, or its user cannot log in.
@@ -71,28 +71,28 @@ pub enum RefusalKind {
 pub struct Event {
     pub id: Uuid,
     pub kind: EventKind,
-    /// `None`: nothing is written. So an address without an account costs the same as one with an account.
+    /// `None` if no row is written: a request for an unknown email address then costs the same as for a known one.
     pub user: Option<UserId>,
-    /// The session that did it, or that was opened.
+    /// The session that caused the event, or that was opened.
     pub session: Option<SessionId>,
     pub ip: Option<IpAddr>,
     pub at: OffsetDateTime,
     pub detail: Detail,
 }
 
-/// More about an event. A closed set of values: no text of a client, no address, no secret.
+/// More about an event. A closed set of values: no text of a client, no email or IP address, no secret.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Detail {
     /// How the user authenticated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub amr: Option<Amr>,
-    /// The Provider's name in the App.
+    /// The name of the Provider in the App.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub provider: Option<ProviderName>,
     /// The session that was ended, if another session ended it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended: Option<SessionId>,
-    /// The number of sessions that were ended at once.
+    /// The number of sessions that were ended together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sessions: Option<usize>,
 }
@@ -108,7 +108,7 @@ pub struct Refusal {
     pub client: ClientAddress,
 }
 
-/// An event, as its user sees it.
+/// An event, as it is shown to its user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ActivityEntry {
     pub at: OffsetDateTime,
@@ -204,7 +204,7 @@ impl RefusalKind {
 // === impl Event ===
 
 impl Event {
-    /// An event at this time, caused by this client. Without a user it costs the same and writes no row.
+    /// An event at this time, caused by this client.
     pub fn new(env: &Env, client: &ClientInfo, kind: EventKind, user: impl Into<Option<UserId>>) -> Self {
         Self {
             id: env.new_uuid(),

@@ -12,7 +12,7 @@ use super::{
     user::{User, UserId},
 };
 
-/// For how long a login counts in place of the password.
+/// For how long after a login some calls need no password (specification: Accounts, Change of password).
 pub(super) const RECENT_LOGIN: Duration = Duration::minutes(5);
 
 /// The proof that a request comes from a logged-in user: a valid token of a live session.
@@ -32,7 +32,8 @@ pub enum AuthenticationError {
     Store(#[from] StoreError),
 }
 
-/// Whether the login is recent. The absolute difference is compared because the clocks of two servers differ.
+/// Whether the login of the session is recent. Its time can be in the future, because the clocks of servers differ: the
+/// absolute difference is compared.
 pub(super) fn is_recent_login(env: &Env, session: &Session) -> bool {
     (env.now() - session.auth_time).abs() < RECENT_LOGIN
 }
@@ -48,14 +49,15 @@ impl AuthenticatedSession {
         Ok(Self { claims, session, profile })
     }
 
-    /// The user as Postgres has it now. `None` if the user is deleted or disabled, or the session has ended.
+    /// Reads the user from Postgres. Returns `None` if the user is deleted or disabled, or the session has ended.
     pub async fn load_user<S: OwnAccounts + Sessions>(&self, call: Call<'_, S>) -> Result<Option<User>, StoreError> {
         let mut session = self.session.clone();
         loop {
             if let Some(user) = call.stores.user_of_session(call.app_id(), &session).await? {
                 return Ok(Some(user));
             }
-            // Between the reads of Redis and Postgres the epoch may have risen, and this session with it.
+            // The epoch can have risen between the reads of Redis and Postgres. This session may continue at the new
+            // one.
             match call.stores.session(call.app_id(), session.user, session.id).await? {
                 Some(live) if live.session.epoch > session.epoch => session = live.session,
                 Some(_) | None => return Ok(None),

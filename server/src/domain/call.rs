@@ -46,7 +46,7 @@ impl<'a, S> Call<'a, S> {
         email.account_key(self.app.id())
     }
 
-    /// An event at this time, caused by this client. Without a user it costs the same and writes no row.
+    /// An event at this time, caused by this client.
     pub fn event(self, kind: EventKind, user: impl Into<Option<UserId>>) -> Event {
         Event::new(self.env, self.client, kind, user)
     }

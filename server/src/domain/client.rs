@@ -5,14 +5,14 @@ use std::{
     net::{IpAddr, Ipv6Addr},
 };
 
-/// A client address as rate limits count it: an IPv4 address, or the /64 of an IPv6 address.
+/// The client address, by which clients are counted: an IPv4 address, or the /64 of an IPv6 address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClientAddress(IpAddr);
 
 /// The HTTP client of a request.
 #[derive(Clone, Debug)]
 pub struct ClientInfo {
-    /// The full address, for the user's list of sessions.
+    /// The full IP address, for the user's list of sessions.
     pub ip: IpAddr,
     pub user_agent: Option<String>,
 }

@@ -13,7 +13,7 @@ pub trait Clock: Send + Sync {
 pub struct SystemClock;
 
 impl Clock for SystemClock {
-    #[expect(clippy::disallowed_methods, reason = "the one place that reads the clock")]
+    #[expect(clippy::disallowed_methods, reason = "only this function reads the clock")]
     fn now(&self) -> OffsetDateTime {
         OffsetDateTime::now_utc()
     }
@@ -49,7 +49,7 @@ impl Env {
         f64::from(u16::from_ne_bytes(self.random_bytes())) / f64::from(u16::MAX)
     }
 
-    /// A new UUIDv7 (RFC 9562, 5.7): rows that are made one after the other are stored next to each other.
+    /// A new UUIDv7 (RFC 9562, 5.7), so that rows that are created one after the other are stored next to each other.
     pub fn new_uuid(&self) -> uuid::Uuid {
         let millis = self.now().unix_timestamp_nanos() / 1_000_000;
         uuid::Builder::from_unix_timestamp_millis(u64::try_from(millis).unwrap_or(0), &self.random_bytes()).into_uuid()

@@ -29,29 +29,30 @@ pub struct Code([u8; CODE_SYMBOLS]);
 #[error("is not a code")]
 pub struct MalformedCode;
 
-/// The key under which a code is stored: its HMAC-SHA-256 under a key of the App.
+/// The key under which a code is stored: its HMAC-SHA-256 with a key of the App.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CodeKey(String);
 
 /// What a code is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum CodePurpose {
-    /// The account's own address.
+    /// To confirm the email address of the account.
     Confirm,
-    /// A new address for the account.
+    /// To confirm a new email address for the account.
     Change,
-    /// A new password.
+    /// To set a new password.
     Reset,
 }
 
-/// What is stored of a code.
+/// What is stored for a code.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CodeRecord {
     pub user: UserId,
     pub purpose: CodePurpose,
-    /// The user's epoch when the code was made. A raised epoch invalidates the code wherever it is still stored.
+    /// The user's epoch when the code was made. When the epoch rises, the code becomes invalid even if it is still
+    /// stored.
     pub epoch: Epoch,
-    /// The canonical address to which the code was sent.
+    /// The canonical email address to which the code was sent.
     pub address: String,
     /// Unix seconds.
     pub expires_at: i64,

@@ -8,24 +8,24 @@ use latchkey_crds::types::AppId;
 
 use super::user::UserId;
 
-/// The longest address, in bytes (RFC 5321, 4.5.3.1.3, without the brackets).
+/// The longest email address, in bytes (RFC 5321, 4.5.3.1.3, without the brackets).
 pub const MAX_ADDRESS_BYTES: usize = 254;
 /// The longest local part, in bytes (RFC 5321, 4.5.3.1.1). No mail server accepts a longer one.
 pub const MAX_LOCAL_PART_BYTES: usize = 64;
 
-/// An address as given, and its canonical form for matching (domain and local part in lower case).
+/// An email address as given, and its canonical form for matching (domain and local part in lower case).
 #[derive(Clone, PartialEq, Eq)]
 pub struct Email {
     given: Box<str>,
     canonical: Box<str>,
 }
 
-/// The input is not an address: a dot-atom in ASCII, `@`, a host name of two labels or more.
+/// The input is not an email address: a dot-atom in ASCII, `@`, a host name of two labels or more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("is not an email address")]
 pub struct InvalidEmail;
 
-/// The key of an account in rate limits: a hash of the App and an address, known or not.
+/// The key of an account in rate limits and refusals: a hash of the App and an email address, known or not.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AccountKey(String);
 
@@ -44,7 +44,7 @@ impl Email {
         Ok(Self { given: input.into(), canonical: input.to_ascii_lowercase().into() })
     }
 
-    /// The address as its owner wrote it; mail goes to this form.
+    /// The email address as its owner wrote it. Mails go to this form.
     pub fn as_str(&self) -> &str {
         &self.given
     }
@@ -75,7 +75,7 @@ impl fmt::Debug for Email {
 }
 
 impl AccountKey {
-    /// The key of an account without an address.
+    /// The key of an account without an email address.
     pub fn for_user(app: &AppId, user: UserId) -> Self {
         Self::hash(&format!("{app}\nuser {user}"))
     }

@@ -1,4 +1,4 @@
-//! Raised epochs, which Redis must have before the response.
+//! Writes raised epochs to Redis before the response.
 
 use tracing::warn;
 
@@ -10,24 +10,24 @@ use super::{
     user::User,
 };
 
-/// Writes a raised epoch to Redis before the response. If that fails, the transaction's outbox row does it.
+/// Writes the raised epoch of a user to Redis. If that fails, the outbox row of the transaction does it later.
 pub(super) async fn propagate_epoch<S: Sessions + Outbox>(call: Call<'_, S>, user: &User, keep: Option<SessionId>) {
-    let news = EpochChange { user: user.id, epoch: user.epoch, kept_session: keep };
-    propagate_epoch_change(call, &news, Some(&user.profile())).await;
+    let change = EpochChange { user: user.id, epoch: user.epoch, kept_session: keep };
+    propagate_epoch_change(call, &change, Some(&user.profile())).await;
 }
 
 /// The same for a given epoch change. `profile` is `None` if the user was deleted.
 pub(super) async fn propagate_epoch_change<S: Sessions + Outbox>(
     call: Call<'_, S>,
-    news: &EpochChange,
+    change: &EpochChange,
     profile: Option<&Profile>,
 ) {
-    let carried = match call.stores.raise_epoch(call.app_id(), news, profile).await {
-        Ok(Replication::Complete) => call.stores.remove_epoch_row(call.app_id(), news).await,
+    let propagated = match call.stores.raise_epoch(call.app_id(), change, profile).await {
+        Ok(Replication::Complete) => call.stores.remove_epoch_row(call.app_id(), change).await,
         Ok(Replication::Unconfirmed) => Ok(()),
         Err(error) => Err(error),
     };
-    if let Err(error) = carried {
+    if let Err(error) = propagated {
         warn!(app = %call.app_id(), error = &error as &dyn std::error::Error, "a raised epoch is left to the outbox");
     }
 }

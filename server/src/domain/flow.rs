@@ -44,7 +44,7 @@ pub struct FlowId(String);
 pub enum FlowBinding {
     /// The browser that started it, in a cookie.
     Browser,
-    /// Redis: any client that sends the state can continue it.
+    /// Redis: any client that sends the state can continue the flow.
     Unbound,
 }
 
@@ -57,13 +57,13 @@ pub struct Flow {
     /// OpenID Connect Core, 3.1.2.1.
     #[serde(rename = "n")]
     pub nonce: String,
-    /// Where the browser goes in the end. `None`: the App has no redirect addresses and gets JSON.
+    /// The redirect URL to which the browser goes in the end. `None` if the App has no redirect URLs: it gets JSON.
     #[serde(rename = "t", skip_serializing_if = "Option::is_none", default)]
     pub target: Option<RedirectReference>,
     /// The app's own `state`.
     #[serde(rename = "s", skip_serializing_if = "Option::is_none", default)]
     pub app_state: Option<String>,
-    /// The app's own `code_challenge`: the flow ends with a one-time code.
+    /// The app's own `code_challenge`. If it is set, the flow ends with a one-time code.
     #[serde(rename = "c", skip_serializing_if = "Option::is_none", default)]
     pub code_challenge: Option<CodeChallenge>,
     /// Unix seconds.
@@ -81,11 +81,12 @@ pub struct CodeChallenge(String);
 #[error("is not the SHA-256 of a verifier in base64url: 43 characters")]
 pub struct InvalidChallenge;
 
-/// An unbound flow is not stored, because its limits are reached (specification: Social login, Redirect).
+/// A flow that is not bound to a browser cannot be stored: a limit on such flows is reached (specification: Social
+/// login, Redirect).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name} is reached")]
 pub struct TooManyFlows {
-    /// The limit's name in the response.
+    /// The name of the limit in the response.
     pub name: &'static str,
     pub window: Window,
     pub retry_after: Duration,
@@ -105,13 +106,13 @@ pub struct PendingLogin {
     pub user: UserId,
     pub epoch: Epoch,
     pub profile: Profile,
-    /// The redirect address that got the code. `None`: it was returned as JSON.
+    /// The redirect URL that got the code. `None` if the code was returned as JSON.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub redirect_url: Option<String>,
     pub challenge: CodeChallenge,
     /// Unix seconds.
     pub auth_time: i64,
-    /// The address of the browser, which can differ from that of the code exchange.
+    /// The IP address of the browser. The code exchange can come from another one.
     pub ip: String,
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub user_agent: Option<String>,
@@ -133,7 +134,7 @@ impl FlowState {
         Self(URL_SAFE_NO_PAD.encode(env.random_bytes::<32>()))
     }
 
-    /// Reads the state that the provider sent back. `None` if it does not have the format of ours.
+    /// Reads the state that the provider sent back. `None` if it does not have the format of a state.
     pub fn parse(text: &str) -> Option<Self> {
         let bytes = URL_SAFE_NO_PAD.decode(text).ok()?;
         (bytes.len() == 32).then(|| Self(text.to_owned()))
@@ -163,7 +164,7 @@ impl FlowId {
 // === impl Flow ===
 
 impl Flow {
-    /// A new flow, without values of the app.
+    /// A new flow, without parameters of the app.
     pub fn start(env: &Env) -> Self {
         Self {
             code_verifier: URL_SAFE_NO_PAD.encode(env.random_bytes::<32>()),
@@ -203,8 +204,8 @@ impl Flow {
         URL_SAFE_NO_PAD.encode([&nonce[..], &sealed].concat())
     }
 
-    /// Opens a sealed flow under any key that is not dropped yet. `None` if it was not sealed for these, or has
-    /// expired.
+    /// Opens a sealed flow with any key that is not dropped yet. Returns `None` if the flow was sealed for another App,
+    /// Provider, state or binding, or has expired.
     pub fn open(
         app: &App,
         provider: &ProviderName,
@@ -215,11 +216,11 @@ impl Flow {
     ) -> Option<Self> {
         let sealed = URL_SAFE_NO_PAD.decode(sealed).ok()?;
         let (nonce, sealed) = sealed.split_first_chunk::<NONCE_LEN>()?;
-        let bound_to = associated_data(app.id(), provider, state, binding);
+        let associated = associated_data(app.id(), provider, state, binding);
         let flow: Self = app.keys.all_hmac().find_map(|key| {
             let mut text = sealed.to_vec();
             let nonce = Nonce::assume_unique_for_key(*nonce);
-            let opened = key.flows.open_in_place(nonce, Aad::from(&bound_to), &mut text).ok()?;
+            let opened = key.flows.open_in_place(nonce, Aad::from(&associated), &mut text).ok()?;
             serde_json::from_slice(opened).ok()
         })?;
         (now.unix_timestamp() < flow.expires_at).then_some(flow)
@@ -241,7 +242,7 @@ impl fmt::Debug for Flow {
     }
 }
 
-// === impl Challenge ===
+// === impl CodeChallenge ===
 
 impl CodeChallenge {
     pub fn parse(text: &str) -> Result<Self, InvalidChallenge> {
@@ -284,7 +285,7 @@ impl LoginCode {
         &self.0
     }
 
-    /// A plain hash suffices for 256 random bits.
+    /// The SHA-256 of the code. 256 random bits need no secret key.
     pub fn key(&self) -> LoginCodeKey {
         LoginCodeKey(URL_SAFE_NO_PAD.encode(digest(&SHA256, self.0.as_bytes())))
     }

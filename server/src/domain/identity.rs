@@ -10,12 +10,12 @@ pub struct Identity {
     /// The Provider's name at the time of linking.
     pub provider: String,
     pub subject: String,
-    /// The address that the provider sent at that time.
+    /// The email address that the provider sent at that time.
     pub email: Option<String>,
     pub linked_at: OffsetDateTime,
 }
 
-/// The identity that a provider has verified for us. An identity is the pair (authority, subject). The Provider's name
+/// An identity that a provider has verified. An identity is the pair (authority, subject). The Provider's name
 /// is only a label (specification: Social login, Identities).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerifiedIdentity {
@@ -23,16 +23,16 @@ pub struct VerifiedIdentity {
     pub authority: String,
     /// Never changes, and the authority never assigns it to another user.
     pub subject: String,
-    /// `None`: the provider sends no address, or one that we do not accept.
+    /// `None` if the provider sends no email address, or one that we do not accept.
     pub email: Option<ProviderEmail>,
-    /// `None`: the provider sends no name, or one that we do not accept.
+    /// `None` if the provider sends no name, or one that we do not accept.
     pub name: Option<Name>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProviderEmail {
     pub email: Email,
-    /// Whether the claim that the preset or mapping names confirms that the address is the user's.
+    /// Whether the provider has verified the email address: the claim that the preset or the mapping names says so.
     pub is_verified: bool,
 }
 
@@ -61,7 +61,7 @@ pub struct AuthorizationRequest<'a> {
     pub login_hint: Option<&'a str>,
 }
 
-/// What the callback brought, and what the flow remembered.
+/// The parameters of the callback and of its flow.
 #[derive(Clone, Copy)]
 pub struct AuthorizationCodeGrant<'a> {
     /// As in the authorization request.
@@ -72,7 +72,7 @@ pub struct AuthorizationCodeGrant<'a> {
     pub nonce: Option<&'a str>,
     /// `iss` of the callback (RFC 9207), if it was sent.
     pub iss: Option<&'a str>,
-    /// `user` of Apple's `uses_form_post`: JSON, of which only the name is used.
+    /// The form field `user`, which Apple sends: JSON, of which only the name is used.
     pub posted_user: Option<&'a str>,
 }
 
@@ -88,7 +88,7 @@ pub enum AuthorizationError {
     TemporarilyUnavailable,
 }
 
-/// What a client needs from a provider.
+/// Why a provider is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProviderOperation {
     /// The authorization URL for a browser.
@@ -110,7 +110,7 @@ pub enum ProviderEndpoint {
     TokenCheck,
 }
 
-/// Why a provider call gave no identity. It never contains text of the peer.
+/// Why a provider call gave no identity. It never contains text of the provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProviderError {
     /// 503: the provider cannot be called now.
@@ -246,8 +246,8 @@ pub enum UnusableReason {
 // === impl ProviderError ===
 
 impl From<UnavailableReason> for ProviderError {
-    fn from(away: UnavailableReason) -> Self {
-        Self::Unavailable(away)
+    fn from(reason: UnavailableReason) -> Self {
+        Self::Unavailable(reason)
     }
 }
 

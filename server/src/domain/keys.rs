@@ -91,7 +91,7 @@ pub enum KeyError {
     WrongActiveCount(&'static str),
 }
 
-// === impl Keys ===
+// === impl AppKeys ===
 
 impl AppKeys {
     pub fn new(doc: &RenderedApp) -> Result<Self, KeyError> {

@@ -10,8 +10,8 @@ use super::{
     user::{User, UserId},
 };
 
-/// Acquires the rate limits of a login; call it before hashing. Returns the part that counts failures, which the caller
-/// releases if the password was right.
+/// Acquires the rate limits of a login. Must be called before hashing. Returns the permit of the limit of wrong
+/// passwords, which the use case releases if the password was right.
 pub(super) async fn acquire_login_limits<S: RateLimits + PasswordHasher + AuditLog>(
     call: Call<'_, S>,
     account: &AccountKey,
@@ -19,11 +19,11 @@ pub(super) async fn acquire_login_limits<S: RateLimits + PasswordHasher + AuditL
 ) -> Result<RateLimitPermit, CommonError> {
     let attempt = acquire_login_attempt(call, account, user).await?;
     match acquire_login_failure(call, account, user).await {
-        Ok(taken) => Ok(taken),
-        Err(trouble) => {
-            // A refused request consumes nothing.
+        Ok(permit) => Ok(permit),
+        Err(error) => {
+            // A request that a limit rejects consumes nothing.
             call.stores.release(call.app_id(), attempt).await;
-            Err(trouble)
+            Err(error)
         }
     }
 }
@@ -39,18 +39,18 @@ pub(super) async fn acquire_login_attempt<S: RateLimits + PasswordHasher + Audit
     call.stores.acquire(call.app_id(), checks).await.map_err(|error| count_limited_login(call, account, user, error))
 }
 
-/// Acquires the rate limit of wrong passwords. The caller releases it if the password was right.
+/// Acquires the rate limit of wrong passwords. The use case releases it if the password was right.
 pub(super) async fn acquire_login_failure<S: RateLimits + AuditLog>(
     call: Call<'_, S>,
     account: &AccountKey,
     user: Option<UserId>,
 ) -> Result<RateLimitPermit, CommonError> {
-    let exempt = call.stores.is_known_client(call.app_id(), account, call.client_address()).await?;
-    let checks = rate_limits::login_failures(call.app, call.client_address(), account, exempt);
+    let is_known = call.stores.is_known_client(call.app_id(), account, call.client_address()).await?;
+    let checks = rate_limits::login_failures(call.app, call.client_address(), account, is_known);
     call.stores.acquire(call.app_id(), checks).await.map_err(|error| count_limited_login(call, account, user, error))
 }
 
-/// Counts a refusal if a rate limit was reached.
+/// Counts a refusal if a rate limit is reached.
 fn count_limited_login<S: AuditLog>(
     call: Call<'_, S>,
     account: &AccountKey,
@@ -64,7 +64,7 @@ fn count_limited_login<S: AuditLog>(
     CommonError::from(error)
 }
 
-/// Makes the client address known to the account from now on.
+/// Makes the client address known to the account (specification: Limits, Rate limits).
 pub(super) async fn remember_client<S: RateLimits>(call: Call<'_, S>, user: &User) {
     if let Some(email) = &user.email {
         call.stores.remember_client(call.app_id(), &call.account_key(email), call.client_address()).await;

@@ -1,4 +1,4 @@
-//! Mails: a request decides them, the outbox sends them later.
+//! Mails. A use case queues them in the outbox, from which they are sent later.
 
 use time::OffsetDateTime;
 
@@ -11,25 +11,26 @@ pub enum MailKind {
     Reset,
     AccountExists,
     PasswordChanged,
-    /// A change of the address was requested; sent to the current address.
+    /// A change of the email address was requested. Goes to the current email address.
     AddressChanging,
-    /// The address has changed; sent to the former address.
+    /// The email address has changed. Goes to the former one.
     AddressChanged,
     NewSignIn,
 }
 
-/// A mail for the outbox. The deliverer reads the address and makes the code when it sends the mail.
+/// A mail for the outbox. The deliverer reads the email address and makes the code when it sends the mail.
 #[derive(Clone, Debug)]
 pub struct Mail {
     pub kind: MailKind,
-    /// The recipient; the mail goes to the stored address. `Unbound`: the outbox row sends nothing; it exists so that
-    /// known and unknown addresses cost the same.
+    /// The user who gets the mail, at the stored email address. `None` if the outbox row sends nothing: it exists so
+    /// that known and unknown email addresses cost the same.
     pub recipient: Option<UserId>,
-    /// When the request arrived that caused the mail.
+    /// The time of the request that caused the mail.
     pub requested_at: OffsetDateTime,
 }
 
-/// A raised epoch that Redis must learn. An outbox row of the same transaction propagates it if the request could not.
+/// A raised epoch to propagate to Redis. If the request cannot propagate it, an outbox row of the same transaction
+/// does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EpochChange {
     pub user: UserId,

@@ -1,4 +1,4 @@
-//! Passwords: which ones can be set, and the words that make one weak. Hashing and scoring are behind a port.
+//! Passwords: their length, and the words that make one easy to guess. `PasswordHasher` hashes and scores them.
 
 use std::{fmt, time::Duration};
 
@@ -49,7 +49,7 @@ impl Password {
         &self.0
     }
 
-    /// Checks the length; the hashing port checks the strength.
+    /// Checks the length. `PasswordHasher` checks the strength.
     pub fn check_length(&self, policy: &PasswordPolicy) -> Result<(), WeakPassword> {
         let chars = self.0.chars().count();
         if chars < policy.minimum_length as usize {
@@ -68,8 +68,8 @@ impl fmt::Debug for Password {
     }
 }
 
-/// The words that an attacker would try first for this user: address, local part, name and its words.
-pub fn guess_words(email: Option<&Email>, name: Option<&Name>) -> Vec<String> {
+/// The words that an attacker would try first for this user: the email address, its parts, the name and its words.
+pub fn likely_guesses(email: Option<&Email>, name: Option<&Name>) -> Vec<String> {
     let mut words = Vec::new();
     if let Some(email) = email {
         words.extend([email.canonical(), email.local_part(), email.domain()].map(str::to_owned));

@@ -1,4 +1,4 @@
-//! Whether a password can be set.
+//! Checks whether a password can be set (specification: Accounts, Passwords).
 
 use super::{
     call::Call,
@@ -12,7 +12,7 @@ pub(super) enum PasswordPolicyError {
     Common(CommonError),
 }
 
-/// Whether a password can be set: its length, then its strength given these guess words.
+/// Checks the length, and then the strength given the words that an attacker would try first.
 pub(super) async fn check_password_policy<S: PasswordHasher>(
     call: Call<'_, S>,
     password: &Password,
@@ -22,6 +22,6 @@ pub(super) async fn check_password_policy<S: PasswordHasher>(
     match call.stores.is_strong_enough(call.app, call.client_address(), password, guesses).await {
         Ok(true) => Ok(()),
         Ok(false) => Err(PasswordPolicyError::Weak(WeakPassword::Guessable)),
-        Err(busy) => Err(PasswordPolicyError::Common(busy.into())),
+        Err(overloaded) => Err(PasswordPolicyError::Common(overloaded.into())),
     }
 }

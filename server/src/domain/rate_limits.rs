@@ -1,4 +1,4 @@
-//! Rate limits: which apply to a request, and under which subject they count (specification: Limits, Rate limits).
+//! Rate limits: which ones apply to a request, and what each counts (specification: Limits, Rate limits).
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ const IPV6_SITE_FACTOR: u32 = 10;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RateLimitCheck {
     pub limit: LimitName,
-    /// What is counted; unique among the subjects of the limit in the App. Contains no email address in clear text.
+    /// What is counted. Unique among the subjects of the limit in the App. Contains no email address in clear text.
     pub subject: String,
     /// All windows apply.
     pub windows: Vec<Window>,
@@ -31,7 +31,7 @@ pub struct RateLimited {
 /// Mails that share a rate limit: those that a client cannot distinguish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MailPurpose {
-    /// The mails of *register* and *verify*, whether the address is known or not.
+    /// The mails of *register* and *verify*, whether the email address is known or not.
     Confirm,
     Reset,
 }
@@ -39,7 +39,7 @@ pub enum MailPurpose {
 // === impl MailPurpose ===
 
 impl MailPurpose {
-    /// `None` for notices, which are never limited.
+    /// Returns `None` for notices, which are never limited.
     pub const fn of_mail(kind: MailKind) -> Option<Self> {
         match kind {
             MailKind::Confirm | MailKind::AccountExists => Some(Self::Confirm),
@@ -72,17 +72,17 @@ fn per_client(app: &App, limit: LimitName, client: ClientAddress, suffix: &str) 
     checks
 }
 
-/// Every call that checks a password, or sets one in a session. Acquired before the work; counts whatever the outcome.
+/// For every call that checks a password, or sets one in a session. Acquired before the work, and not released.
 pub fn login_attempts(app: &App, client: ClientAddress) -> Vec<RateLimitCheck> {
     per_client(app, LimitName::LoginsPerClient, client, "")
 }
 
-/// Every call that checks a password. Acquired before hashing, and released if the password was right. `exempt`: the
-/// client address logged in, confirmed or reset for this account in the last 30 days.
-pub fn login_failures(app: &App, client: ClientAddress, account: &AccountKey, exempt: bool) -> Vec<RateLimitCheck> {
+/// For every call that checks a password. Acquired before hashing, and released if the password was right. `is_known`:
+/// the client address logged in, confirmed or reset for this account in the last 30 days.
+pub fn login_failures(app: &App, client: ClientAddress, account: &AccountKey, is_known: bool) -> Vec<RateLimitCheck> {
     let mut failures = per_client(app, LimitName::LoginFailuresPerClient, client, &format!(" {}", account.as_str()));
     failures.extend(per_client(app, LimitName::LoginFailuresPerClientOverall, client, ""));
-    if !exempt {
+    if !is_known {
         failures.push(RateLimitCheck {
             limit: LimitName::LoginFailuresPerAccount,
             subject: account.as_str().to_owned(),
@@ -96,30 +96,30 @@ pub fn registrations(app: &App, client: ClientAddress) -> Vec<RateLimitCheck> {
     per_client(app, LimitName::RegistrationsPerClient, client, "")
 }
 
-/// A callback, or a login with a provider's token: both call the provider, which costs more than a read of our own
+/// For a callback, or a login with a provider's token: both call the provider, which costs more than a read of our own
 /// stores.
 pub fn provider_logins(app: &App, client: ClientAddress) -> Vec<RateLimitCheck> {
     per_client(app, LimitName::LoginsPerClient, client, "")
 }
 
-/// Acquired before a code is checked or a new password is scored; released if both were good.
+/// For a code, or a code with a new password. Acquired before they are checked, and released if they were good.
 pub fn codes(app: &App, client: ClientAddress) -> Vec<RateLimitCheck> {
     per_client(app, LimitName::CodesPerClient, client, "")
 }
 
-/// `known`: the client address logged in, confirmed or reset for this account in the last 30 days. Such mails count
-/// separately, so that a stranger cannot use up the owner's limit.
+/// For a mail to an email address. `is_known`: the client address logged in, confirmed or reset for this account in the
+/// last 30 days. Such mails are counted separately, so that a stranger cannot use up the owner's limit.
 pub fn mails(
     app: &App,
     client: ClientAddress,
     account: &AccountKey,
     purpose: MailPurpose,
-    known: bool,
+    is_known: bool,
 ) -> Vec<RateLimitCheck> {
-    let apart = if known { " known" } else { "" };
+    let suffix = if is_known { " known" } else { "" };
     let mut checks = vec![RateLimitCheck {
         limit: LimitName::MailsPerRecipient,
-        subject: format!("{} {}{apart}", account.as_str(), purpose.as_str()),
+        subject: format!("{} {}{suffix}", account.as_str(), purpose.as_str()),
         windows: app.windows(LimitName::MailsPerRecipient),
     }];
     checks.extend(per_client(app, LimitName::MailsPerClient, client, ""));

@@ -1,5 +1,4 @@
-//! Redirect addresses: an App's exact allow-list (RFC 9700, 2.1), and the parameters that are added to an address on
-//! it.
+//! Redirect URLs: an App's exact allow-list (RFC 9700, 2.1), and the parameters that are added to a URL on the list.
 
 use aws_lc_rs::digest::{SHA256, digest};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
@@ -10,36 +9,36 @@ use serde::{Deserialize, Serialize};
 /// All but the unreserved characters (RFC 3986, 2.3). A space becomes `%20`, which every decoder can read.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// An address that is on the App's list at this moment. It can only be made from the list.
+/// A redirect URL that is on the App's list now. It can only be made from the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RedirectTarget {
-    address: String,
+    url: String,
     reference: RedirectReference,
 }
 
-/// A reference to an address of the list. A stored reference must be found on the list again before it is used.
+/// A reference to a redirect URL of the list. A stored reference must be found on the list again before it is used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RedirectReference {
     /// SHA-256 of the entry, truncated.
     entry: String,
-    /// The requested port, if the entry is an `http` loopback address.
+    /// The requested port, if the entry is an `http` loopback URL.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     port: Option<u16>,
 }
 
-/// The address is not on the list.
+/// The redirect URL is not on the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the redirect address is not on the App's list")]
 pub struct RedirectNotAllowed;
 
-/// The part of an address that gets the service's parameters.
+/// The part of a redirect URL to which parameters are added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParameterLocation {
     Query,
     Fragment,
 }
 
-/// An `http` loopback address, split at its port (RFC 8252, 7.3).
+/// An `http` loopback URL, split at its port (RFC 8252, 7.3).
 struct LoopbackUrl<'a> {
     /// `http://` and the host.
     prefix: &'a str,
@@ -47,24 +46,27 @@ struct LoopbackUrl<'a> {
     rest: &'a str,
 }
 
-/// The requested address, or the first of the list. `None` if the list is empty and no address was requested.
-pub fn choose_target(list: &[RedirectUrl], asked: Option<&str>) -> Result<Option<RedirectTarget>, RedirectNotAllowed> {
-    match asked {
+/// The requested redirect URL, or the first of the list. `None` if the list is empty and none was requested.
+pub fn choose_target(
+    list: &[RedirectUrl],
+    requested: Option<&str>,
+) -> Result<Option<RedirectTarget>, RedirectNotAllowed> {
+    match requested {
         None => Ok(list.first().map(RedirectTarget::from_entry)),
-        Some(asked) => {
-            list.iter().find_map(|entry| RedirectTarget::matching(entry, asked)).map(Some).ok_or(RedirectNotAllowed)
+        Some(requested) => {
+            list.iter().find_map(|entry| RedirectTarget::matching(entry, requested)).map(Some).ok_or(RedirectNotAllowed)
         }
     }
 }
 
-/// The address that was chosen earlier, if it is still on the list.
-pub fn find_target(list: &[RedirectUrl], mark: &RedirectReference) -> Result<RedirectTarget, RedirectNotAllowed> {
-    let entry = list.iter().find(|entry| entry_digest(entry) == mark.entry).ok_or(RedirectNotAllowed)?;
-    let address = match LoopbackUrl::parse(entry.as_str()) {
+/// The redirect URL that was chosen earlier, if it is still on the list.
+pub fn find_target(list: &[RedirectUrl], reference: &RedirectReference) -> Result<RedirectTarget, RedirectNotAllowed> {
+    let entry = list.iter().find(|entry| entry_digest(entry) == reference.entry).ok_or(RedirectNotAllowed)?;
+    let url = match LoopbackUrl::parse(entry.as_str()) {
         None => entry.as_str().to_owned(),
-        Some(loopback) => loopback.with_port(mark.port),
+        Some(loopback) => loopback.with_port(reference.port),
     };
-    Ok(RedirectTarget { address, reference: mark.clone() })
+    Ok(RedirectTarget { url, reference: reference.clone() })
 }
 
 fn entry_digest(entry: &RedirectUrl) -> String {
@@ -76,65 +78,65 @@ fn entry_digest(entry: &RedirectUrl) -> String {
 impl RedirectTarget {
     fn from_entry(entry: &RedirectUrl) -> Self {
         let port = LoopbackUrl::parse(entry.as_str()).and_then(|loopback| loopback.port);
-        Self { address: entry.as_str().to_owned(), reference: RedirectReference { entry: entry_digest(entry), port } }
+        Self { url: entry.as_str().to_owned(), reference: RedirectReference { entry: entry_digest(entry), port } }
     }
 
-    /// Compares byte by byte, except for the port of an `http` loopback address.
-    fn matching(entry: &RedirectUrl, asked: &str) -> Option<Self> {
-        if entry.as_str() == asked {
+    /// Compares byte by byte, except for the port of an `http` loopback URL.
+    fn matching(entry: &RedirectUrl, requested: &str) -> Option<Self> {
+        if entry.as_str() == requested {
             return Some(Self::from_entry(entry));
         }
-        let (listed, asked) = (LoopbackUrl::parse(entry.as_str())?, LoopbackUrl::parse(asked)?);
-        (listed.prefix == asked.prefix && listed.rest == asked.rest).then(|| Self {
-            address: listed.with_port(asked.port),
-            reference: RedirectReference { entry: entry_digest(entry), port: asked.port },
+        let (listed, requested) = (LoopbackUrl::parse(entry.as_str())?, LoopbackUrl::parse(requested)?);
+        (listed.prefix == requested.prefix && listed.rest == requested.rest).then(|| Self {
+            url: listed.with_port(requested.port),
+            reference: RedirectReference { entry: entry_digest(entry), port: requested.port },
         })
     }
 
     pub fn as_str(&self) -> &str {
-        &self.address
+        &self.url
     }
 
     pub fn reference(&self) -> &RedirectReference {
         &self.reference
     }
 
-    /// The address with the parameters appended. The existing part of the address is not changed.
+    /// The redirect URL with the parameters appended. The existing part is not changed.
     pub fn with_parameters<'a>(
         &self,
-        place: ParameterLocation,
+        location: ParameterLocation,
         parameters: impl IntoIterator<Item = (&'a str, &'a str)>,
     ) -> String {
-        let mut address = self.address.clone();
-        let mut separator = match place {
+        let mut url = self.url.clone();
+        let mut separator = match location {
             // An entry has no fragment.
             ParameterLocation::Fragment => "#",
             // The first `?` starts the query. Before it an `&` is part of the path or host; a second `?` is part of a
             // value.
-            ParameterLocation::Query => match address.split_once('?') {
+            ParameterLocation::Query => match url.split_once('?') {
                 None => "?",
                 Some((_, query)) if query.is_empty() || query.ends_with('&') => "",
                 Some(_) => "&",
             },
         };
         for (name, value) in parameters {
-            address.push_str(separator);
-            address.push_str(name);
-            address.push('=');
-            address.extend(utf8_percent_encode(value, ENCODED));
+            url.push_str(separator);
+            url.push_str(name);
+            url.push('=');
+            url.extend(utf8_percent_encode(value, ENCODED));
             separator = "&";
         }
-        address
+        url
     }
 }
 
 // === impl LoopbackUrl ===
 
 impl<'a> LoopbackUrl<'a> {
-    /// Returns `None` if the scheme is not `http` or the port is invalid. The list holds loopback hosts only, so the
-    /// host is not checked here: a requested address must equal an entry except for the port.
-    fn parse(address: &'a str) -> Option<Self> {
-        let authority = address.strip_prefix("http://")?;
+    /// Returns `None` if the scheme is not `http` or the port is invalid. The list has `http` only with
+    /// loopback hosts, so the host is not checked here: a requested URL must equal an entry except for the port.
+    fn parse(url: &'a str) -> Option<Self> {
+        let authority = url.strip_prefix("http://")?;
         let end = authority.find(['/', '?', '#']).unwrap_or(authority.len());
         let (authority, rest) = authority.split_at(end);
         let host = match authority.strip_prefix('[') {
@@ -145,12 +147,12 @@ impl<'a> LoopbackUrl<'a> {
             "" => None,
             port => Some(port.strip_prefix(':').and_then(parse_port)?),
         };
-        Some(Self { prefix: &address[.."http://".len() + host], port, rest })
+        Some(Self { prefix: &url[.."http://".len() + host], port, rest })
     }
 
     fn with_port(&self, port: Option<u16>) -> String {
-        let Self { prefix: front, rest, .. } = self;
-        port.map_or_else(|| format!("{front}{rest}"), |port| format!("{front}:{port}{rest}"))
+        let Self { prefix, rest, .. } = self;
+        port.map_or_else(|| format!("{prefix}{rest}"), |port| format!("{prefix}:{port}{rest}"))
     }
 }
 

@@ -82,7 +82,7 @@ pub struct SessionInfo {
     pub created_at: OffsetDateTime,
     /// Updated at most once a minute.
     pub last_used_at: OffsetDateTime,
-    /// The address of the client that opened the session.
+    /// The IP address of the client that opened the session.
     pub ip: String,
     pub user_agent: Option<String>,
     pub amr: Amr,
@@ -102,10 +102,10 @@ pub struct RefreshRules {
 pub enum RefreshOutcome {
     /// The session continues, at the generation of the token to return.
     Renewed(RefreshKind, LiveSession),
-    /// Too many new generations; nothing was consumed.
+    /// The rate limit on new generations is reached; nothing was consumed.
     Limited { window: Window, retry_after: Duration },
-    /// The token is older than the previous one, or is the previous one and came late too often: two clients hold
-    /// tokens of the session, which has ended.
+    /// The token is older than the previous one, or the previous one was used late too often: two clients have tokens
+    /// of the session. The session has ended.
     ReuseDetected,
     /// There is no such session.
     NotFound,
@@ -145,7 +145,7 @@ impl Session {
 // === impl Profile ===
 
 impl Profile {
-    /// The address, if it is verified and can be shown as the user's.
+    /// The email address, if it is verified.
     pub fn verified_email(&self) -> Option<&str> {
         self.email.as_deref().filter(|_| self.email_verified)
     }

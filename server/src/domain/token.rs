@@ -96,12 +96,12 @@ pub struct RefreshToken {
 pub enum RefreshTokenError {
     #[error("is not a refresh token of this App")]
     Invalid,
-    /// The key is newer than those of this server: try again shortly.
+    /// The key is newer than those of this server: the client must try again shortly.
     #[error("was made with a newer key than this server has")]
     UnknownKey,
 }
 
-/// Makes the tokens of a session for its current generation.
+/// Issues the tokens of a session for its current generation.
 pub fn issue_tokens(app: &App, env: &Env, profile: &Profile, session: &Session) -> Result<Tokens, SignError> {
     let now = env.now().unix_timestamp();
     let expires_in = jittered_lifetime(app.doc.tokens.access_lifetime_seconds, env);
@@ -134,15 +134,15 @@ pub fn issue_tokens(app: &App, env: &Env, profile: &Profile, session: &Session) 
     })
 }
 
-/// Takes off up to 5 % at random, so that many clients do not refresh at the same time.
+/// Subtracts up to 5 % at random, so that many clients do not refresh at the same time.
 fn jittered_lifetime(seconds: u32, env: &Env) -> i64 {
     let most = seconds / 20;
-    let off = u32::from_be_bytes(env.random_bytes()) % (most + 1);
-    i64::from(seconds - off)
+    let jitter = u32::from_be_bytes(env.random_bytes()) % (most + 1);
+    i64::from(seconds - jitter)
 }
 
-/// Reads an access token of this App and checks signature, type, issuer, audience and expiry. `None` if any check
-/// fails.
+/// Reads an access token of this App, and checks signature, type, issuer, audience and expiry. Returns `None` if a
+/// check fails.
 pub fn verify_access_token(app: &App, now: OffsetDateTime, token: &str) -> Option<AccessClaims> {
     let header = jsonwebtoken::decode_header(token).ok()?;
     let key = app.keys.signer_by_id(header.kid.as_deref()?)?;
@@ -180,7 +180,7 @@ impl RefreshToken {
         Self { user: session.user, session: session.id, generation: session.generation }
     }
 
-    /// The text form. The same content under the same key always gives the same text.
+    /// The text form. The same content and key always give the same text.
     pub fn encode(&self, app: &App) -> String {
         let key = app.keys.active_hmac();
         let body = self.body(key.number);

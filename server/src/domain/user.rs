@@ -37,25 +37,25 @@ pub enum InvalidName {
     ControlCharacter,
 }
 
-/// A user as Postgres had it at one moment.
+/// A user, as read from Postgres.
 #[derive(Clone, Debug)]
 pub struct User {
     pub id: UserId,
-    /// `Unbound` if the App allows users without an address, or while the only address is pending.
+    /// `None` while the only email address is pending, or for a user without one, if the App allows that.
     pub email: Option<Email>,
     pub email_verified: bool,
-    /// The address of a requested change, until its code is confirmed.
+    /// The email address of a requested change, until its code is confirmed.
     pub pending_email: Option<Email>,
     pub name: String,
     pub password_hash: Option<PasswordHash>,
-    /// The session that may set a password without the old one: *confirm* removed the password of a contested account
+    /// The session that can set a password without the old one: *confirm* removed the password of a contested account
     /// and returned this session.
     pub password_session: Option<SessionId>,
-    /// Somebody registered the address again, with another password, before it was confirmed.
+    /// Somebody registered the email address again, with another password, before it was confirmed.
     pub contested: bool,
     pub disabled: bool,
     pub epoch: Epoch,
-    /// Counts the changes of the name, the address and the epoch.
+    /// Counts the changes of the name, the email address and the epoch.
     pub version: i64,
     pub created_at: OffsetDateTime,
     pub updated_at: OffsetDateTime,

@@ -303,7 +303,7 @@ mod tests {
     }
 
     fn guesses_of(email: &str, name: &str) -> Vec<String> {
-        password::guess_words(Some(&Email::parse(email).unwrap()), Some(&Name::parse(name).unwrap()))
+        password::likely_guesses(Some(&Email::parse(email).unwrap()), Some(&Name::parse(name).unwrap()))
     }
 
     fn ada() -> Vec<String> {

@@ -273,10 +273,10 @@ impl Problem {
 }
 
 impl From<CommonError> for Problem {
-    fn from(trouble: CommonError) -> Self {
-        match trouble {
+    fn from(error: CommonError) -> Self {
+        match error {
             CommonError::RateLimited(limited) => Self::limited(limited),
-            CommonError::Overloaded(busy) => Self::unavailable(busy.retry_after).with_cause(busy),
+            CommonError::Overloaded(overloaded) => Self::unavailable(overloaded.retry_after).with_cause(overloaded),
             CommonError::Store(error) => error.into(),
             CommonError::Signing(error) => Self::server_error().with_cause(error),
         }
@@ -291,7 +291,7 @@ impl From<RefreshError> for Problem {
                 "the refresh token is unknown, expired, revoked or used; log in again",
             ),
             RefreshError::UnknownKey => Self::unavailable(UNKNOWN_KEY_RETRY).with_cause(error),
-            RefreshError::Common(trouble) => trouble.into(),
+            RefreshError::Common(error) => error.into(),
         }
     }
 }

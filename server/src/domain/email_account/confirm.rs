@@ -1,4 +1,4 @@
-//! *confirm*.
+//! The use case of *confirm* (specification: Accounts, Confirm).
 
 use crate::domain::{
     audit::{Event, EventKind},
@@ -23,13 +23,13 @@ use crate::domain::{
 pub struct Confirmed {
     pub user: User,
     pub tokens: Tokens,
-    /// The account was contested: its password was removed, and this session may set one.
+    /// The account was contested: its password was removed, and this session can set one.
     pub password_required: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum ConfirmError {
-    /// Wrong, used and expired codes give the same error.
+    /// The same error for wrong, used and expired codes.
     #[error("the code is not valid")]
     InvalidCode,
     #[error(transparent)]
@@ -42,15 +42,17 @@ impl<E: Into<CommonError>> From<E> for ConfirmError {
     }
 }
 
+/// Confirms an email address with the code of a mail. Returns tokens of the session of `bearer`, if it is one of the same
+/// user, otherwise of a new session.
 pub async fn confirm<S: Users + OwnAccounts + Outbox + RateLimits + Codes + Sessions + AuditLog>(
     call: Call<'_, S>,
     code: &str,
     bearer: Option<&str>,
 ) -> Result<Confirmed, ConfirmError> {
-    let guess = call.stores.acquire(call.app_id(), rate_limits::codes(call.app, call.client_address())).await?;
+    let permit = call.stores.acquire(call.app_id(), rate_limits::codes(call.app, call.client_address())).await?;
     let outcome = apply_confirmation_code(call, code, bearer).await;
     if !matches!(outcome, Err(ConfirmError::InvalidCode)) {
-        call.stores.release(call.app_id(), guess).await;
+        call.stores.release(call.app_id(), permit).await;
     }
     outcome
 }
@@ -63,13 +65,13 @@ async fn apply_confirmation_code<S: Users + OwnAccounts + Outbox + RateLimits + 
     let found = find_code(call, code, &[CodePurpose::Confirm, CodePurpose::Change]).await?;
     let (key, record) = found.ok_or(ConfirmError::InvalidCode)?;
     let own = own_session(call, bearer, record.user).await?;
-    // A code for a new address is valid only for the account that requested it. For anybody else it stays unused.
+    // Only the account that requested a new email address can confirm it. For anybody else the code stays unused.
     if record.purpose == CodePurpose::Change && own.as_ref().is_none_or(|session| session.epoch != record.epoch) {
         return Err(ConfirmError::InvalidCode);
     }
     let record = call.stores.consume_code(call.app_id(), &key).await?.ok_or(ConfirmError::InvalidCode)?;
     let session = own.as_ref().map_or_else(|| SessionId(call.env.new_uuid()), |session| session.id);
-    let used = match (record.purpose, &own) {
+    let applied = match (record.purpose, &own) {
         (CodePurpose::Change, Some(_)) => change_address(call, &record, session).await,
         (CodePurpose::Change, None) => Ok(None),
         (CodePurpose::Confirm | CodePurpose::Reset, _) => {
@@ -89,7 +91,7 @@ async fn apply_confirmation_code<S: Users + OwnAccounts + Outbox + RateLimits + 
             call.stores.confirm_address(call.app_id(), change).await
         }
     };
-    let changed = match used {
+    let changed = match applied {
         Ok(changed) => changed.ok_or(ConfirmError::InvalidCode)?,
         Err(error) => {
             restore_code(call, &key, &record).await;
@@ -103,7 +105,8 @@ async fn apply_confirmation_code<S: Users + OwnAccounts + Outbox + RateLimits + 
             let session = Session { epoch: user.epoch, ..session };
             token::issue_tokens(call.app, call.env, &user.profile(), &session)?
         }
-        // A still later change prevents the session from opening; to the caller the code is used.
+        // No session is opened if the epoch has risen again. The code is used, so the client gets the error of a used
+        // one.
         None => {
             let opened = open_session_with_id(call, &user, session, Amr::Code).await?;
             opened.ok_or(ConfirmError::InvalidCode)?
@@ -113,7 +116,7 @@ async fn apply_confirmation_code<S: Users + OwnAccounts + Outbox + RateLimits + 
     Ok(Confirmed { user, tokens, password_required: changed.was_contested })
 }
 
-/// Makes the pending address the account's. An unverified account that had the address is deleted.
+/// Makes the pending email address that of the account. An unverified account that had it is deleted.
 async fn change_address<S: OwnAccounts + Sessions + Outbox>(
     call: Call<'_, S>,
     record: &CodeRecord,
@@ -131,14 +134,14 @@ async fn change_address<S: OwnAccounts + Sessions + Outbox>(
     let Some(AddressChanged { user, removed }) = call.stores.change_address(call.app_id(), change).await? else {
         return Ok(None);
     };
-    if let Some(news) = removed {
-        propagate_epoch_change(call, &news, None).await;
+    if let Some(removed) = removed {
+        propagate_epoch_change(call, &removed, None).await;
     }
     Ok(Some(ChangedUser { user, was_contested: false }))
 }
 
-/// The caller's session, if the Bearer token belongs to the account itself. Any other or invalid token counts as none,
-/// since *confirm* needs no session.
+/// The session of the Bearer token, if it is a session of this user. Returns `None` for any other or invalid token,
+/// because *confirm* needs no session.
 async fn own_session<S: Sessions>(
     call: Call<'_, S>,
     bearer: Option<&str>,

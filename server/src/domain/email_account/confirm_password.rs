@@ -1,4 +1,4 @@
-//! *confirm-password*.
+//! The use case of *confirm-password* (specification: Accounts, Confirm password).
 
 use crate::domain::{
     audit::{EventKind, RefusalKind},
@@ -24,7 +24,7 @@ pub struct ResetPasswordInput {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ResetPasswordError {
-    /// Wrong, used and expired codes and unknown addresses give the same error.
+    /// The same error for wrong, used and expired codes, and for unknown email addresses.
     #[error("the code is not valid")]
     InvalidCode,
     #[error(transparent)]
@@ -43,24 +43,25 @@ impl From<PasswordPolicyError> for ResetPasswordError {
     fn from(error: PasswordPolicyError) -> Self {
         match error {
             PasswordPolicyError::Weak(weak) => Self::Weak(weak),
-            PasswordPolicyError::Common(trouble) => Self::Common(trouble),
+            PasswordPolicyError::Common(error) => Self::Common(error),
         }
     }
 }
 
+/// Sets a password with the code of a mail. All sessions of the user end.
 pub async fn reset_password<S: Users + Outbox + RateLimits + Codes + Sessions + PasswordHasher + AuditLog>(
     call: Call<'_, S>,
     request: ResetPasswordInput,
 ) -> Result<(), ResetPasswordError> {
-    let guess = call.stores.acquire(call.app_id(), rate_limits::codes(call.app, call.client_address())).await?;
+    let permit = call.stores.acquire(call.app_id(), rate_limits::codes(call.app, call.client_address())).await?;
     let email = request.email.clone();
     let outcome = apply_reset_code(call, request).await;
-    // A weak password counts like a wrong code: scoring is work, and the code may not have been checked yet.
+    // Not released for a weak password: scoring is work, and the code may not have been checked yet.
     if matches!(outcome, Ok(()) | Err(ResetPasswordError::Common(_))) {
-        call.stores.release(call.app_id(), guess).await;
+        call.stores.release(call.app_id(), permit).await;
     }
     if matches!(outcome, Err(ResetPasswordError::InvalidCode)) {
-        // Looked up for known and unknown addresses alike. A failure of the lookup does not change the response.
+        // Looked up for known and unknown email addresses alike. If the lookup fails, the response is the same.
         let user = call.stores.user_by_email(call.app_id(), &email).await.ok().flatten();
         let account = Some(call.account_key(&email));
         let refusal = call.refusal(RefusalKind::PasswordReset, account, user.map(|user| user.id));
@@ -73,17 +74,18 @@ async fn apply_reset_code<S: Users + Outbox + RateLimits + Codes + Sessions + Pa
     call: Call<'_, S>,
     request: ResetPasswordInput,
 ) -> Result<(), ResetPasswordError> {
-    // First with the address alone, so that a weak password is rejected alike for right and wrong codes.
-    check_password_policy(call, &request.password, password::guess_words(Some(&request.email), None)).await?;
+    // First with the email address alone, so that a weak password is rejected alike for right and wrong codes.
+    check_password_policy(call, &request.password, password::likely_guesses(Some(&request.email), None)).await?;
     let found = find_code(call, &request.code, &[CodePurpose::Reset]).await?;
     let (key, record) = found.ok_or(ResetPasswordError::InvalidCode)?;
     if record.address != request.email.canonical() {
         return Err(ResetPasswordError::InvalidCode);
     }
     let user = call.stores.user(call.app_id(), record.user).await?.ok_or(ResetPasswordError::InvalidCode)?;
-    // With a right code the name counts too. A password that is rejected here does not use the code.
+    // The code is right, so the name can be used too. A password that is rejected here does not use the code.
     let name = Name::parse(&user.name).ok();
-    check_password_policy(call, &request.password, password::guess_words(Some(&request.email), name.as_ref())).await?;
+    check_password_policy(call, &request.password, password::likely_guesses(Some(&request.email), name.as_ref()))
+        .await?;
     let password_hash = call.stores.hash(call.app, call.client_address(), &request.password).await?;
     let record = call.stores.consume_code(call.app_id(), &key).await?.ok_or(ResetPasswordError::InvalidCode)?;
     let event = call.event(EventKind::PasswordReset, record.user);

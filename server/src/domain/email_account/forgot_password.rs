@@ -1,4 +1,4 @@
-//! *forgot-password*.
+//! The use case of *forgot-password* (specification: Accounts, Forgot password).
 
 use crate::domain::{
     audit::EventKind,
@@ -11,28 +11,28 @@ use crate::domain::{
     rate_limits::MailPurpose,
 };
 
-/// Queues a reset mail. For an unknown address it writes an outbox row that sends nothing.
+/// Queues a reset mail. For an unknown email address it writes an outbox row that sends nothing.
 pub async fn forgot_password<S: Users + RateLimits + Outbox + AuditLog>(
     call: Call<'_, S>,
     email: &Email,
 ) -> Result<(), CommonError> {
-    let mailing = acquire_mail_limit(call, email, MailPurpose::Reset).await?;
+    let mail_permit = acquire_mail_limit(call, email, MailPurpose::Reset).await?;
     let queued = async {
         let user = call.stores.user_by_email(call.app_id(), email).await?;
         let (id, disabled) = user.map(|user| (user.id, user.disabled)).unzip();
-        if mailing.is_some() {
-            let to = id.filter(|_| disabled != Some(true));
+        if mail_permit.is_some() {
+            let recipient = id.filter(|_| disabled != Some(true));
             call.stores
-                .enqueue(call.app_id(), Mail { kind: MailKind::Reset, recipient: to, requested_at: call.env.now() })
+                .enqueue(call.app_id(), Mail { kind: MailKind::Reset, recipient, requested_at: call.env.now() })
                 .await?;
-            // Does not wait: an unknown address has no event to write, which takes less time. Only together with a
-            // mail, so that the mail limits bound the events too.
+            // Does not wait: an unknown email address has no event to write, which takes less time. Only together with
+            // a mail, so that the mail limits bound the events too.
             call.stores.record_later(call.app_id(), call.event(EventKind::PasswordResetRequested, id));
         }
         Ok(())
     };
     if let Err(error) = queued.await {
-        release_mail_limit(call, mailing).await;
+        release_mail_limit(call, mail_permit).await;
         return Err(CommonError::Store(error));
     }
     Ok(())

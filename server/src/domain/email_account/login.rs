@@ -1,4 +1,4 @@
-//! *login* with a password.
+//! The use case of *login* (specification: Accounts, Login).
 
 use latchkey_crds::rendered::EnumerationProtection;
 use tracing::warn;
@@ -29,15 +29,15 @@ pub struct LoggedIn {
 
 #[derive(Debug, thiserror::Error)]
 pub enum LoginError {
-    /// Unknown address, wrong password and no password give the same error.
-    #[error("address or password is wrong")]
+    /// The same error for an unknown email address, a wrong password and an account without a password.
+    #[error("the email address or the password is wrong")]
     InvalidCredentials,
     /// Only after the right password.
     #[error("the user is disabled")]
     Disabled,
     /// Only with enumeration protection `Disabled`, after the right password. Otherwise the error is
     /// `InvalidCredentials`.
-    #[error("the address is not verified")]
+    #[error("the email address is not verified")]
     EmailNotVerified,
     #[error(transparent)]
     Common(CommonError),
@@ -49,45 +49,46 @@ impl<E: Into<CommonError>> From<E> for LoginError {
     }
 }
 
+/// Checks the password and opens a session.
 pub async fn log_in<S: Users + RateLimits + PasswordHasher + Sessions + AuditLog>(
     call: Call<'_, S>,
     request: LoginInput,
 ) -> Result<LoggedIn, LoginError> {
     let account = call.account_key(&request.email);
-    let refuse = |kind, user: Option<&User>| {
+    let count_refusal = |kind, user: Option<&User>| {
         let account = Some(account.clone());
         call.stores.count_refusal(call.app_id(), call.refusal(kind, account, user.map(|user| user.id)));
     };
     let failure = acquire_login_limits(call, &account, None).await?;
     let user = match check_password(call, &request).await {
         Ok(user) => user,
-        Err(trouble) => {
+        Err(error) => {
             // The password was not checked.
             call.stores.release(call.app_id(), failure).await;
-            return Err(trouble.into());
+            return Err(error.into());
         }
     };
     let user = match user {
         Ok(user) => user,
-        Err(named) => {
-            refuse(RefusalKind::Login, named.as_ref());
+        Err(known) => {
+            count_refusal(RefusalKind::Login, known.as_ref());
             return Err(LoginError::InvalidCredentials);
         }
     };
     let unverified = call.app.doc.require_verified_email && !user.email_verified;
     if unverified && !user.disabled && call.app.doc.enumeration_protection == EnumerationProtection::Strict {
-        // Otherwise register followed by login would reveal whether the address was known. For the same reason it
-        // counts as a failed login.
-        refuse(RefusalKind::Login, Some(&user));
+        // Otherwise *register* followed by *login* would reveal whether the email address was known. For the same
+        // reason the rate limit of wrong passwords is not released.
+        count_refusal(RefusalKind::Login, Some(&user));
         return Err(LoginError::InvalidCredentials);
     }
     call.stores.release(call.app_id(), failure).await;
     if user.disabled {
-        refuse(RefusalKind::Login, Some(&user));
+        count_refusal(RefusalKind::Login, Some(&user));
         return Err(LoginError::Disabled);
     }
     if unverified {
-        refuse(RefusalKind::Login, Some(&user));
+        count_refusal(RefusalKind::Login, Some(&user));
         return Err(LoginError::EmailNotVerified);
     }
     renew_hash(call, &user, &request.password).await;
@@ -100,18 +101,18 @@ pub async fn log_in<S: Users + RateLimits + PasswordHasher + Sessions + AuditLog
     Ok(LoggedIn { user, tokens })
 }
 
-/// `Ok` has the user if the password is right; otherwise `Err` has the user of the address, if there is one. Unknown
-/// addresses cost the same.
+/// If the password is right, the inner `Ok` has the user. Otherwise the inner `Err` has the user of the email address,
+/// if there is one. Unknown email addresses cost the same.
 async fn check_password<S: Users + PasswordHasher>(
     call: Call<'_, S>,
     request: &LoginInput,
 ) -> Result<Result<User, Option<User>>, CommonError> {
     let user = call.stores.user_by_email(call.app_id(), &request.email).await?;
     let hash = user.as_ref().and_then(|user| user.password_hash.as_ref());
-    let right = call.stores.verify(call.app, call.client_address(), &request.password, hash).await?;
+    let is_right = call.stores.verify(call.app, call.client_address(), &request.password, hash).await?;
     Ok(match user {
-        Some(user) if right => Ok(user),
-        named => Err(named),
+        Some(user) if is_right => Ok(user),
+        known => Err(known),
     })
 }
 
@@ -120,9 +121,9 @@ async fn renew_hash<S: Users + PasswordHasher>(call: Call<'_, S>, user: &User, p
     let Some(old) = user.password_hash.as_ref().filter(|hash| call.stores.is_outdated(hash)) else { return };
     let renewed = match call.stores.hash(call.app, call.client_address(), password).await {
         Ok(new) => call.stores.replace_hash(call.app_id(), user.id, old, new).await.map_err(CommonError::from),
-        Err(busy) => Err(busy.into()),
+        Err(overloaded) => Err(overloaded.into()),
     };
-    if let Err(trouble) = renewed {
-        warn!(app = %call.app_id(), error = &trouble as &dyn std::error::Error, "a password hash keeps its old parameters");
+    if let Err(error) = renewed {
+        warn!(app = %call.app_id(), error = &error as &dyn std::error::Error, "a password hash keeps its old parameters");
     }
 }

@@ -1,4 +1,4 @@
-//! *register* (specification: Accounts, Register).
+//! The use case of *register* (specification: Accounts, Register).
 
 use latchkey_crds::rendered::{EnumerationProtection, SignUp};
 
@@ -23,9 +23,9 @@ pub struct RegisterInput {
 }
 
 pub struct Registered {
-    /// For a known address a fresh random id. The id to keep is that of *confirm* or *login*.
+    /// For a known email address, a new random id. Clients store the id that *confirm* or *login* returns.
     pub local_id: UserId,
-    /// Of the confirmation code. A lower bound, since the code is made when the mail is sent.
+    /// Lifetime of the confirmation code in seconds. A lower bound, because the code is made when the mail is sent.
     pub expires_in: i64,
     pub expires_at: i64,
 }
@@ -39,7 +39,7 @@ pub enum RegisterError {
     #[error(transparent)]
     Weak(#[from] WeakPassword),
     /// Only without enumeration protection.
-    #[error("the address has an account")]
+    #[error("the email address has an account")]
     EmailTaken,
     #[error(transparent)]
     Common(CommonError),
@@ -55,11 +55,12 @@ impl From<PasswordPolicyError> for RegisterError {
     fn from(error: PasswordPolicyError) -> Self {
         match error {
             PasswordPolicyError::Weak(weak) => Self::Weak(weak),
-            PasswordPolicyError::Common(trouble) => Self::Common(trouble),
+            PasswordPolicyError::Common(error) => Self::Common(error),
         }
     }
 }
 
+/// Registers a user. For a known email address, queues a mail to its owner instead.
 pub async fn register<S: Users + RateLimits + PasswordHasher>(
     call: Call<'_, S>,
     request: RegisterInput,
@@ -71,7 +72,7 @@ pub async fn register<S: Users + RateLimits + PasswordHasher>(
         return Err(RegisterError::DomainNotAllowed);
     }
     call.stores.acquire(call.app_id(), rate_limits::registrations(call.app, call.client_address())).await?;
-    let guesses = password::guess_words(Some(&request.email), Some(&request.name));
+    let guesses = password::likely_guesses(Some(&request.email), Some(&request.name));
     check_password_policy(call, &request.password, guesses).await?;
 
     let now = call.env.now();
@@ -81,26 +82,26 @@ pub async fn register<S: Users + RateLimits + PasswordHasher>(
     if known.as_ref().is_some_and(taken) {
         return Err(RegisterError::EmailTaken);
     }
-    let mailing = acquire_mail_limit(call, &request.email, MailPurpose::Confirm).await?;
-    let fresh = UserId(call.env.new_uuid());
-    let event = Event { at: now, ..call.event(EventKind::Registered, fresh) };
-    if let Err(trouble) = create_or_contest_user(call, &request, known, fresh, mailing.is_some(), event).await {
-        release_mail_limit(call, mailing).await;
-        return Err(trouble.into());
+    let mail_permit = acquire_mail_limit(call, &request.email, MailPurpose::Confirm).await?;
+    let new_id = UserId(call.env.new_uuid());
+    let event = Event { at: now, ..call.event(EventKind::Registered, new_id) };
+    if let Err(error) = create_or_contest_user(call, &request, known, new_id, mail_permit.is_some(), event).await {
+        release_mail_limit(call, mail_permit).await;
+        return Err(error.into());
     }
 
     let expires_in = i64::from(call.app.doc.mail.confirm_code_lifetime_seconds);
-    Ok(Registered { local_id: fresh, expires_in, expires_at: now.unix_timestamp() + expires_in })
+    Ok(Registered { local_id: new_id, expires_in, expires_at: now.unix_timestamp() + expires_in })
 }
 
-/// Creates the user, or does work of the same cost if the address is known. Either way one password is hashed: for a
-/// known address to check it, for an unknown address to store it.
+/// Creates the user, or does work of the same cost if the email address is known. Both hash one password: for a known
+/// email address to check it, for an unknown one to store it.
 async fn create_or_contest_user<S: Users + PasswordHasher>(
     call: Call<'_, S>,
     request: &RegisterInput,
     known: Option<User>,
-    fresh: UserId,
-    mailed: bool,
+    new_id: UserId,
+    is_mailed: bool,
     event: Event,
 ) -> Result<(), CommonError> {
     let known = match known {
@@ -108,7 +109,7 @@ async fn create_or_contest_user<S: Users + PasswordHasher>(
         None => {
             let password_hash = call.stores.hash(call.app, call.client_address(), &request.password).await?;
             let user = NewUser {
-                id: fresh,
+                id: new_id,
                 email: request.email.clone(),
                 name: request.name.clone(),
                 password_hash,
@@ -116,35 +117,35 @@ async fn create_or_contest_user<S: Users + PasswordHasher>(
                 event: event.clone(),
             };
             let mail =
-                mailed.then_some(Mail { kind: MailKind::Confirm, recipient: Some(fresh), requested_at: event.at });
+                is_mailed.then_some(Mail { kind: MailKind::Confirm, recipient: Some(new_id), requested_at: event.at });
             match call.stores.create_user(call.app_id(), user, mail).await? {
                 CreateUserOutcome::Created => None,
-                // Two requests registered the address at once; the later one continues as for a known address.
+                // A concurrent request has created the user: continue as for a known email address.
                 CreateUserOutcome::AddressTaken => call.stores.user_by_email(call.app_id(), &request.email).await?,
             }
         }
     };
     match known {
-        Some(user) => register_known_address(call, request, &user, mailed, event).await,
+        Some(user) => register_known_address(call, request, &user, is_mailed, event).await,
         None => Ok(()),
     }
 }
 
-/// The address is known: its owner gets a mail, and an unverified account with another password becomes contested.
+/// Queues a mail to the owner of a known email address. An unverified account with another password becomes contested.
 async fn register_known_address<S: Users + PasswordHasher>(
     call: Call<'_, S>,
     request: &RegisterInput,
     user: &User,
-    mailed: bool,
+    is_mailed: bool,
     event: Event,
 ) -> Result<(), CommonError> {
     let hash = user.password_hash.as_ref();
-    let same = call.stores.verify(call.app, call.client_address(), &request.password, hash).await?;
+    let is_same = call.stores.verify(call.app, call.client_address(), &request.password, hash).await?;
     let kind = if user.email_verified { MailKind::AccountExists } else { MailKind::Confirm };
-    // The owner of a disabled account gets no mail. The row is written all the same, and sends nothing.
-    let to = (!user.disabled).then_some(user.id);
-    let mail = mailed.then_some(Mail { kind, recipient: to, requested_at: event.at });
-    let contest = !user.email_verified && !same;
+    // The owner of a disabled account gets no mail: the row is written, but sends nothing.
+    let recipient = (!user.disabled).then_some(user.id);
+    let mail = is_mailed.then_some(Mail { kind, recipient, requested_at: event.at });
+    let contest = !user.email_verified && !is_same;
     let event = Event { kind: EventKind::RegisteredAgain, user: Some(user.id), ..event };
     Ok(call.stores.record_repeated_registration(call.app_id(), user.id, user.epoch, contest, mail, event).await?)
 }

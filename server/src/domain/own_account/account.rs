@@ -1,4 +1,4 @@
-//! The account of the session, and what every change of it requires.
+//! Reads the account of a session, and checks what every change of it requires.
 
 use crate::domain::{
     authentication::AuthenticatedSession,
@@ -14,7 +14,7 @@ pub enum OwnAccountError {
     /// The user is deleted or disabled, or the session has ended.
     #[error("there is no valid access token of a live session")]
     InvalidToken,
-    #[error("the address is not verified")]
+    #[error("the email address is not verified")]
     EmailNotVerified,
     /// The request has no password, and the login is too old.
     #[error("the password or a recent login is required")]
@@ -39,7 +39,7 @@ pub async fn load_user<S: OwnAccounts + Sessions>(
     signed_in.load_user(call).await?.ok_or(OwnAccountError::InvalidToken)
 }
 
-/// Fails while the account's address is unverified. An account without any address passes.
+/// Fails if the email address of the account is unverified. An account without an email address passes.
 pub(super) fn require_verified_address(user: &User) -> Result<(), OwnAccountError> {
     if user.email.is_some() && !user.email_verified { Err(OwnAccountError::EmailNotVerified) } else { Ok(()) }
 }

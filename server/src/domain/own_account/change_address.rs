@@ -1,4 +1,4 @@
-//! Request a change of the email address.
+//! Requests a change of the email address (specification: Accounts, Change of address).
 
 use latchkey_crds::rendered::EnumerationProtection;
 
@@ -35,21 +35,21 @@ pub enum ChangeAddressError {
     #[error("email addresses of this domain are not allowed")]
     DomainNotAllowed,
     /// Only without enumeration protection.
-    #[error("the address belongs to another account")]
+    #[error("the email address belongs to another account")]
     EmailTaken,
     #[error(transparent)]
-    Refused(OwnAccountError),
+    Account(OwnAccountError),
 }
 
 impl<E: Into<OwnAccountError>> From<E> for ChangeAddressError {
     fn from(error: E) -> Self {
-        Self::Refused(error.into())
+        Self::Account(error.into())
     }
 }
 
-/// Makes an address pending until its code is confirmed. Whether the address has an account is not checked here, unless
-/// enumeration protection is off: the content of the mail is decided when it is sent. So known and unknown addresses
-/// cost the same.
+/// Makes an email address pending until its code is confirmed. With enumeration protection, this does not check whether
+/// the email address has an account, so that known and unknown ones cost the same: the content of the mail is decided
+/// when it is sent.
 pub async fn request_address_change<S: Users + OwnAccounts + RateLimits + PasswordHasher + Sessions + AuditLog>(
     call: Call<'_, S>,
     signed_in: &AuthenticatedSession,
@@ -70,28 +70,29 @@ pub async fn request_address_change<S: Users + OwnAccounts + RateLimits + Passwo
         if is_reported_as_taken(call, &user, &request.email).await? {
             return Err(ChangeAddressError::EmailTaken);
         }
-        let mailing = acquire_mail_limit(call, &request.email, MailPurpose::Confirm).await?;
+        let mail_permit = acquire_mail_limit(call, &request.email, MailPurpose::Confirm).await?;
         let now = call.env.now();
-        let address = AddressChangeRequest {
+        let change = AddressChangeRequest {
             user: user.id,
             epoch: user.epoch,
             address: request.email.clone(),
-            is_mailed: mailing.is_some(),
+            is_mailed: mail_permit.is_some(),
             at: now,
             event: signed_in.event(call, EventKind::AddressChangeRequested),
         };
-        let requested = call.stores.request_address_change(call.app_id(), address).await;
+        let requested = call.stores.request_address_change(call.app_id(), change).await;
         if let Ok(Some(user)) = requested {
             let expires_in = i64::from(call.app.doc.mail.confirm_code_lifetime_seconds);
             return Ok(PendingAddressChange { user, expires_in, expires_at: now.unix_timestamp() + expires_in });
         }
         // No mail was queued.
-        release_mail_limit(call, mailing).await;
+        release_mail_limit(call, mail_permit).await;
         requested?;
+        // The epoch has risen since the user was read: start again with the new state.
     }
 }
 
-/// Whether another account has the address verified, if the App permits that to be reported.
+/// Whether another account has verified the email address. Always false with enumeration protection.
 async fn is_reported_as_taken<S: Users>(
     call: Call<'_, S>,
     user: &User,

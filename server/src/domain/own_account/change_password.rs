@@ -1,4 +1,4 @@
-//! Change the password, or set the first one.
+//! Changes the password, or sets the first one (specification: Accounts, Change of password).
 
 use super::{
     account::{OwnAccountError, load_user, require_verified_address},
@@ -27,12 +27,12 @@ pub enum ChangePasswordError {
     #[error(transparent)]
     Weak(#[from] WeakPassword),
     #[error(transparent)]
-    Refused(OwnAccountError),
+    Account(OwnAccountError),
 }
 
 impl<E: Into<OwnAccountError>> From<E> for ChangePasswordError {
     fn from(error: E) -> Self {
-        Self::Refused(error.into())
+        Self::Account(error.into())
     }
 }
 
@@ -40,34 +40,34 @@ impl From<PasswordPolicyError> for ChangePasswordError {
     fn from(error: PasswordPolicyError) -> Self {
         match error {
             PasswordPolicyError::Weak(weak) => Self::Weak(weak),
-            PasswordPolicyError::Common(trouble) => Self::Refused(trouble.into()),
+            PasswordPolicyError::Common(error) => Self::Account(error.into()),
         }
     }
 }
 
-/// Ends all other sessions and all codes. The caller's session continues.
+/// Sets the password. Ends all other sessions of the user and all codes; this session continues.
 pub async fn change_password<S: OwnAccounts + RateLimits + PasswordHasher + Sessions + Outbox + AuditLog>(
     call: Call<'_, S>,
     signed_in: &AuthenticatedSession,
     request: &ChangePasswordInput,
 ) -> Result<(), ChangePasswordError> {
     let session = signed_in.session.id;
-    let mut is_counted = false;
+    let mut is_limit_acquired = false;
     loop {
         let user = load_user(call, signed_in).await?;
         require_verified_address(&user)?;
-        let proven = request.current.is_some()
+        let is_authenticated = request.current.is_some()
             || is_recent_login(call.env, &signed_in.session)
             || can_set_first_password(&user, session);
-        if !proven {
+        if !is_authenticated {
             return Err(OwnAccountError::ReauthenticationRequired.into());
         }
-        if !is_counted {
+        if !is_limit_acquired {
             // Scoring and hashing are work even if no old password was sent.
             acquire_login_attempt(call, &account_key(call, &user), Some(user.id)).await?;
-            is_counted = true;
+            is_limit_acquired = true;
         }
-        check_password_policy(call, &request.password, guess_words(&user)).await?;
+        check_password_policy(call, &request.password, likely_guesses(&user)).await?;
         if let Some(current) = &request.current {
             let failure = acquire_login_failure(call, &account_key(call, &user), Some(user.id)).await?;
             verify_password(call, &user, current, failure).await?;
@@ -86,6 +86,7 @@ pub async fn change_password<S: OwnAccounts + RateLimits + PasswordHasher + Sess
             propagate_epoch(call, &user, Some(session)).await;
             return Ok(());
         }
+        // The epoch has risen since the user was read: start again with the new state.
     }
 }
 
@@ -94,8 +95,7 @@ fn can_set_first_password(user: &User, session: SessionId) -> bool {
     user.password_hash.is_none() && user.password_session == Some(session)
 }
 
-/// The words that an attacker would try first.
-fn guess_words(user: &User) -> Vec<String> {
+fn likely_guesses(user: &User) -> Vec<String> {
     let name = Name::parse(&user.name).ok();
-    password::guess_words(user.email.as_ref().or(user.pending_email.as_ref()), name.as_ref())
+    password::likely_guesses(user.email.as_ref().or(user.pending_email.as_ref()), name.as_ref())
 }

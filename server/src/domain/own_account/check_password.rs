@@ -1,4 +1,4 @@
-//! The password of the account, checked like a login.
+//! Checks the current password of the account, under the rate limits of a login.
 
 use super::account::OwnAccountError;
 use crate::domain::{
@@ -11,7 +11,7 @@ use crate::domain::{
     user::User,
 };
 
-/// Checks the account's password like a login: it counts as one, and rate limits apply before hashing.
+/// Acquires the rate limits of a login and checks the password.
 pub(super) async fn check_password<S: RateLimits + PasswordHasher + AuditLog>(
     call: Call<'_, S>,
     user: &User,
@@ -21,26 +21,26 @@ pub(super) async fn check_password<S: RateLimits + PasswordHasher + AuditLog>(
     verify_password(call, user, password, failure).await
 }
 
-/// Checks the account's password. `failure` was acquired from the rate limits before.
+/// Checks the password. Releases `failure`, the acquired rate limit of wrong passwords, unless the password is wrong.
 pub(super) async fn verify_password<S: RateLimits + PasswordHasher + AuditLog>(
     call: Call<'_, S>,
     user: &User,
     password: &Password,
     failure: RateLimitPermit,
 ) -> Result<(), OwnAccountError> {
-    let right = call.stores.verify(call.app, call.client_address(), password, user.password_hash.as_ref()).await;
-    if matches!(right, Ok(false)) {
+    let is_right = call.stores.verify(call.app, call.client_address(), password, user.password_hash.as_ref()).await;
+    if matches!(is_right, Ok(false)) {
         let refusal = call.refusal(RefusalKind::PasswordCheck, Some(account_key(call, user)), Some(user.id));
         call.stores.count_refusal(call.app_id(), refusal);
         return Err(OwnAccountError::InvalidCredentials);
     }
     // The password was right, or it was not checked at all.
     call.stores.release(call.app_id(), failure).await;
-    right?;
+    is_right?;
     Ok(())
 }
 
-/// The account as rate limits count it.
+/// The account, as rate limits and refusals name it.
 pub(super) fn account_key<S>(call: Call<'_, S>, user: &User) -> AccountKey {
     match &user.email {
         Some(email) => call.account_key(email),

@@ -1,4 +1,4 @@
-//! Delete the account.
+//! Deletes the account (specification: Accounts, Deletion of an account).
 
 use super::{
     account::{OwnAccountError, load_user, require_verified_address},
@@ -34,5 +34,6 @@ pub async fn delete_account<S: OwnAccounts + RateLimits + PasswordHasher + Sessi
             propagate_epoch_change(call, &EpochChange { user: user.id, epoch, kept_session: None }, None).await;
             return Ok(());
         }
+        // The epoch has risen since the user was read: start again with the new state.
     }
 }

@@ -1,4 +1,4 @@
-//! Rename the user.
+//! Renames the user.
 
 use tracing::warn;
 use uuid::Uuid;
@@ -12,6 +12,7 @@ use crate::domain::{
     user::{Name, User},
 };
 
+/// Sets the name of the user.
 pub async fn rename_user<S: OwnAccounts + Sessions>(
     call: Call<'_, S>,
     signed_in: &AuthenticatedSession,
@@ -21,21 +22,22 @@ pub async fn rename_user<S: OwnAccounts + Sessions>(
         let user = load_user(call, signed_in).await?;
         let event = signed_in.event(call, EventKind::Renamed);
         let change = Rename { user: user.id, epoch: user.epoch, name: name.clone(), at: event.at, event };
-        if let Some(Renamed { user, outbox_row: row }) = call.stores.rename(call.app_id(), change).await? {
-            propagate_profile(call, &user, row).await;
+        if let Some(Renamed { user, outbox_row }) = call.stores.rename(call.app_id(), change).await? {
+            propagate_profile(call, &user, outbox_row).await;
             return Ok(user);
         }
-        // The epoch has risen since the user was read: start again with the new state. The same applies below.
+        // The epoch has risen since the user was read: start again with the new state.
     }
 }
 
-/// Writes a new name to Redis before the response. If that fails, the transaction's outbox row does it.
-async fn propagate_profile<S: OwnAccounts + Sessions>(call: Call<'_, S>, user: &User, row: Uuid) {
-    let carried = async {
+/// Writes the profile with the new name to Redis before the response. If that fails, the outbox row of the transaction
+/// does it later.
+async fn propagate_profile<S: OwnAccounts + Sessions>(call: Call<'_, S>, user: &User, outbox_row: Uuid) {
+    let propagated = async {
         call.stores.store_profile(call.app_id(), user.id, &user.profile()).await?;
-        call.stores.remove_profile_row(call.app_id(), row).await
+        call.stores.remove_profile_row(call.app_id(), outbox_row).await
     };
-    if let Err(error) = carried.await {
+    if let Err(error) = propagated.await {
         warn!(app = %call.app_id(), error = &error as &dyn std::error::Error, "a new name is left to the outbox");
     }
 }

@@ -11,17 +11,17 @@ use crate::domain::{
     user::UserId,
 };
 
-/// The audit log: events in Postgres, and refusals that are counted in Redis until they become a row there. No request
-/// fails because of it: what cannot be written is lost, and a metric counts it.
+/// The audit log: events in Postgres, and refusals that are counted in Redis until they become a row in Postgres. No
+/// request fails because of the audit log: what cannot be written is lost, and a metric counts it.
 pub trait AuditLog: Sync {
-    /// Writes an event. When this resolves, the event is durable or lost. Waits at most one second, then the write goes
-    /// on in the background.
+    /// Writes an event, which is then durable or lost. Waits for at most one second; a longer write continues in the
+    /// background.
     fn record(&self, app: &AppId, event: Event) -> impl Future<Output = ()> + Send;
 
-    /// The same without waiting, for requests that are answered without Postgres.
+    /// The same without waiting, for requests that do not need Postgres.
     fn record_later(&self, app: &AppId, event: Event);
 
-    /// Counts a refusal, after the response.
+    /// Counts a refusal after the response.
     fn count_refusal(&self, app: &AppId, refusal: Refusal);
 
     /// The newest 100 events of a user since that time, the newest first.

@@ -10,7 +10,7 @@ pub enum StoreError {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The store answered with something that it must not answer: a bug (500).
+    /// The store returned something that it must not return: a bug (500).
     #[error("{store} answered something unexpected")]
     Unexpected {
         store: &'static str,

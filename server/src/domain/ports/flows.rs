@@ -33,7 +33,7 @@ pub trait Flows: Sync {
     /// Finds a flow that is not bound to a browser, without using it.
     fn find_flow(&self, app: &AppId, id: &FlowId) -> impl Future<Output = StoreResult<Option<String>>> + Send;
 
-    /// Marks a flow as used: of all calls one returns true.
+    /// Marks a flow as used. Returns true for one of all calls.
     fn consume_flow(
         &self,
         app: &AppId,
@@ -56,7 +56,7 @@ pub trait Flows: Sync {
         key: &LoginCodeKey,
     ) -> impl Future<Output = StoreResult<Option<StoredLogin>>> + Send;
 
-    /// Records that the code was exchanged for an open session. Returns `Unbound` for the first exchange, otherwise the
+    /// Records that the code was exchanged for an open session. Returns `None` for the first exchange, otherwise the
     /// session of the first.
     fn redeem_login(
         &self,

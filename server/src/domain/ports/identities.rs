@@ -29,9 +29,9 @@ pub struct NewIdentity {
 #[derive(Clone, Debug)]
 pub struct NewFederatedUser {
     pub id: UserId,
-    /// Verified by the provider.
+    /// The email address, if the provider has verified it.
     pub email: Option<Email>,
-    /// Sent by the provider but not verified: it waits for its code.
+    /// The email address, if the provider has not verified it: it waits for its code.
     pub pending_email: Option<Email>,
     /// Empty if the provider sends none.
     pub name: String,
@@ -39,19 +39,19 @@ pub struct NewFederatedUser {
     pub event: Event,
 }
 
-/// Links an identity to a user. Applies only while the user is enabled and at the epoch.
+/// Links an identity to a user. Applies only if the user is enabled and has this epoch.
 #[derive(Clone, Debug)]
 pub struct LinkRequest {
     pub user: UserId,
     pub epoch: Epoch,
-    /// The canonical address by which the user was found: applies only while it is the user's verified address.
+    /// The canonical email address by which the user was found. Applies only if the user has verified it.
     pub address: Option<String>,
     pub identity: NewIdentity,
     pub event: Event,
 }
 
-/// Gives an account with an unconfirmed address to the user of a provider that has verified the address. Applies only
-/// while the account is enabled, at the epoch, and has that address unverified.
+/// Gives an account with an unverified email address to the user of a provider that has verified it. Applies only if
+/// the account is enabled and has this epoch, and has not verified the email address.
 #[derive(Clone, Debug)]
 pub struct AccountTransfer {
     pub user: UserId,
@@ -89,7 +89,7 @@ pub enum UnlinkOutcome {
     Done,
     /// The user has no identity of that Provider.
     NotLinked,
-    /// The user could no longer log in; nothing was written.
+    /// Without the identity the user could no longer log in; nothing was written.
     LastLoginMethod,
 }
 
@@ -102,8 +102,8 @@ pub trait Identities: Sync {
         subject: &str,
     ) -> impl Future<Output = StoreResult<Option<User>>> + Send;
 
-    /// Creates the user, the identity and the mail. Returns false and writes nothing if the identity or the address
-    /// already belongs to a user. Of concurrent calls for one identity one creates it.
+    /// Creates the user, the identity and the mail. Returns false and writes nothing if the identity or the email
+    /// address already belongs to a user. Of concurrent calls for one identity, one creates it.
     fn create_federated_user(
         &self,
         app: &AppId,
@@ -112,13 +112,13 @@ pub trait Identities: Sync {
         mail: Option<Mail>,
     ) -> impl Future<Output = StoreResult<bool>> + Send;
 
-    /// Links the identity and queues the notice to the user's verified address.
+    /// Links the identity and queues the notice to the verified email address of the user.
     fn link_identity(&self, app: &AppId, linking: LinkRequest)
     -> impl Future<Output = StoreResult<LinkOutcome>> + Send;
 
-    /// Returns `Unbound` and writes nothing if the user has changed or the identity already belongs to a user. Otherwise
-    /// removes the password, the pending address and other identities, ends a contest, marks the address verified,
-    /// links the identity, raises the epoch, and adds an outbox row that propagates it.
+    /// Returns `None` and writes nothing if the user has changed or the identity already belongs to a user. Otherwise
+    /// removes the password, the pending email address and other identities, ends a contest, marks the email address
+    /// verified, links the identity, raises the epoch, and adds an outbox row that propagates it.
     fn transfer_account(
         &self,
         app: &AppId,

@@ -13,7 +13,7 @@ use crate::domain::{
     user::UserId,
 };
 
-/// An outbox row that a worker holds until `lease_until`.
+/// An outbox row that a worker has claimed until `lease_until`.
 #[derive(Clone, Debug)]
 pub struct ClaimedRow {
     pub id: Uuid,
@@ -29,7 +29,7 @@ pub struct ClaimedRow {
 #[derive(Clone, Debug)]
 pub enum OutboxTask {
     Mail(Mail),
-    /// A mail to the address that the user had until the change that the mail reports.
+    /// A mail to the email address that the user had before the change that the mail reports.
     MailToFormerAddress(Mail, Email),
     PropagateEpoch(EpochChange),
     /// The user's name has changed, and Redis may not have it.
@@ -41,9 +41,9 @@ pub enum OutboxTask {
 pub enum DeliveryOutcome {
     /// Removes the row.
     Done,
-    /// Tries again later. `error` is our own text, never the peer's.
+    /// Tries again later. `error` never contains text of the relay.
     Retry { at: OffsetDateTime, error: String },
-    /// Waits without counting an attempt: the relay's configuration does not resolve.
+    /// Waits without counting an attempt: a store is unavailable, the App is not served, or it has no relay now.
     Wait { at: OffsetDateTime },
     /// Keeps the row as a dead letter, for an operator to inspect.
     Dead { error: String },
@@ -54,8 +54,8 @@ pub trait Outbox: Sync {
     /// Queues one mail in a transaction of its own.
     fn enqueue(&self, app: &AppId, mail: Mail) -> impl Future<Output = StoreResult<()>> + Send;
 
-    /// Claims up to `most` due rows and holds them for `lease`. Claims round-robin over Apps, and the oldest rows of an
-    /// App first. Over all servers, at most `per_app` rows of one App are held at a time.
+    /// Claims up to `most` due rows for `lease`. Claims round-robin over Apps, and the oldest rows of an App first. All
+    /// servers together claim at most `per_app` rows of one App at a time.
     fn claim(
         &self,
         most: usize,
@@ -63,13 +63,13 @@ pub trait Outbox: Sync {
         lease: std::time::Duration,
     ) -> impl Future<Output = StoreResult<Vec<ClaimedRow>>> + Send;
 
-    /// Ends the hold. Does nothing if the lease has expired and another worker holds the row.
+    /// Ends the claim. Does nothing if the lease has expired and another worker has claimed the row.
     fn finish(&self, claimed: &ClaimedRow, outcome: DeliveryOutcome) -> impl Future<Output = StoreResult<()>> + Send;
 
-    /// Removes the row of this epoch: Redis has it, and so has a replica if there are any.
-    fn remove_epoch_row(&self, app: &AppId, news: &EpochChange) -> impl Future<Output = StoreResult<()>> + Send;
+    /// Removes the row of this epoch, because Redis has it, and a replica if there are any.
+    fn remove_epoch_row(&self, app: &AppId, change: &EpochChange) -> impl Future<Output = StoreResult<()>> + Send;
 
-    /// Resolves when there may be new rows (a notification), or never. Polling alone is sufficient.
+    /// Returns when there may be new rows (a notification), or never. Polling alone is sufficient.
     fn wait_for_notification(&self) -> impl Future<Output = ()> + Send;
 
     /// For metrics: how long the oldest due row has waited, and how many rows are dead letters.

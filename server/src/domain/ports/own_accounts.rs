@@ -20,7 +20,8 @@ use crate::domain::{
 #[derive(Clone, Debug)]
 pub struct Rename {
     pub user: UserId,
-    /// The epoch of the user as it was read: applies only while it is the user's. The same holds for the types below.
+    /// The epoch of the user as it was read. The change applies only if the user has this epoch. `epoch` means the same
+    /// in the types below.
     pub epoch: Epoch,
     pub name: Name,
     pub at: OffsetDateTime,
@@ -47,7 +48,7 @@ pub struct PasswordChange {
     pub event: Event,
 }
 
-/// A new address that waits for its code.
+/// A new email address that waits for its code.
 #[derive(Clone, Debug)]
 pub struct AddressChangeRequest {
     pub user: UserId,
@@ -59,13 +60,13 @@ pub struct AddressChangeRequest {
     pub event: Event,
 }
 
-/// Makes the pending address the user's address.
+/// Makes the pending email address that of the user.
 #[derive(Clone, Debug)]
 pub struct AddressChange {
     pub user: UserId,
-    /// The code's epoch.
+    /// The epoch of the code.
     pub epoch: Epoch,
-    /// The canonical address to which the code was sent: applies only while it is the pending one.
+    /// The canonical email address to which the code was sent. The change applies only if it is the pending one.
     pub address: String,
     /// The session that continues.
     pub kept_session: SessionId,
@@ -81,20 +82,20 @@ pub struct UserDeletion {
     pub event: Event,
 }
 
-/// The result of a change of address.
+/// The result of a change of the email address.
 #[derive(Clone, Debug)]
 pub struct AddressChanged {
     pub user: User,
-    /// An unverified account had the address and was deleted.
+    /// The unverified account that had the email address and was deleted.
     pub removed: Option<EpochChange>,
 }
 
 /// The account of a logged-in user, in Postgres. Each change is one transaction together with its event. It returns
-/// `Unbound` and writes nothing if the user is deleted or disabled, or the epoch has risen. Except for `rename`, the same
-/// applies to an account with an unverified address.
+/// `None` and writes nothing if the user is deleted or disabled, or the epoch has risen. Except for `rename`, the same
+/// applies to an account with an unverified email address.
 pub trait OwnAccounts: Sync {
-    /// The user of the session: at the session's epoch, or at a later one that is not in Redis yet and keeps this
-    /// session. `Unbound` if the user is disabled.
+    /// The user of the session: at the epoch of the session, or at a later one that is not in Redis yet and with which
+    /// this session continues. `None` if the user is disabled.
     fn user_of_session(&self, app: &AppId, session: &Session)
     -> impl Future<Output = StoreResult<Option<User>>> + Send;
 
@@ -104,31 +105,31 @@ pub trait OwnAccounts: Sync {
     /// Removes the outbox row of a rename after its profile was written to Redis.
     fn remove_profile_row(&self, app: &AppId, row: Uuid) -> impl Future<Output = StoreResult<()>> + Send;
 
-    /// Sets the password, raises the epoch, removes a pending address unless it is the only address, queues the notice,
-    /// and adds an outbox row that propagates the epoch.
+    /// Sets the password, raises the epoch, removes a pending email address unless it is the only one, queues the
+    /// notice, and adds an outbox row that propagates the epoch.
     fn set_password(
         &self,
         app: &AppId,
         change: PasswordChange,
     ) -> impl Future<Output = StoreResult<Option<User>>> + Send;
 
-    /// Makes the address pending in place of any other. Queues its mail, and the notice to the current address.
+    /// Makes the email address pending instead of any other. Queues the mail to it, and the notice to the current one.
     fn request_address_change(
         &self,
         app: &AppId,
         request: AddressChangeRequest,
     ) -> impl Future<Output = StoreResult<Option<User>>> + Send;
 
-    /// Makes the pending address the user's verified address, deletes an unverified account that had it, raises the
-    /// epoch, queues the notice to the former address, and adds outbox rows that propagate the epochs. Also returns
-    /// `Unbound` if another account has the address verified.
+    /// Makes the pending email address the verified one of the user, deletes an unverified account that had it, raises
+    /// the epoch, queues the notice to the former email address, and adds outbox rows that propagate the epochs. Also
+    /// returns `None` if another account has verified the email address.
     fn change_address(
         &self,
         app: &AppId,
         change: AddressChange,
     ) -> impl Future<Output = StoreResult<Option<AddressChanged>>> + Send;
 
-    /// Deletes the user with identities and outbox rows. An outbox row propagates the epoch, which is returned.
+    /// Deletes the user with identities and outbox rows, and returns the last epoch. An outbox row propagates it.
     fn delete_user(
         &self,
         app: &AppId,

@@ -8,10 +8,10 @@ use crate::domain::{
     password::{Overloaded, Password, PasswordHash},
 };
 
-/// Password hashing with admission control. It is fair to namespaces, to the Apps of one, and to client addresses of an
-/// App.
+/// Password hashing with a bounded queue, which is fair to namespaces, to the Apps of a namespace, and to the client
+/// addresses of an App.
 pub trait PasswordHasher: Sync {
-    /// Whether a hash would be accepted now. Call it first, so that a flood of logins costs no more than this check.
+    /// Fails if the queue has no capacity now. Must be called first, so that a flood of logins costs only this check.
     fn check_capacity(&self, app: &App, client: ClientAddress) -> Result<(), Overloaded>;
 
     fn hash(
@@ -30,7 +30,7 @@ pub trait PasswordHasher: Sync {
         hash: Option<&PasswordHash>,
     ) -> impl Future<Output = Result<bool, Overloaded>> + Send;
 
-    /// Whether a hash was made with other parameters than those of new hashes.
+    /// Whether the hash was made with other parameters than new hashes have.
     fn is_outdated(&self, hash: &PasswordHash) -> bool;
 
     /// Whether the password has the App's minimum strength (zxcvbn), given the words that an attacker tries first.

@@ -13,18 +13,17 @@ use crate::domain::{
     },
 };
 
-/// Social providers, over the network: every call to a provider, and the validation of every response. The providers
-/// are those of the App's document.
+/// Calls to the social providers of an App, and the validation of their responses.
 pub trait Providers: Sync {
-    /// What a flow must know before it calls the provider. An unknown preset has no capabilities; the calls below
+    /// What a flow must know before it calls the provider. An unknown preset has no capabilities; the methods below
     /// reject it.
     fn capabilities(&self, provider: &RenderedProvider) -> ProviderCapabilities;
 
-    /// The permit to call a provider. Dropping it releases it.
+    /// The permit to call a provider, released when it is dropped.
     type Permit: Send + Sync;
 
-    /// Acquires a permit for an operation of a client, or fails at once. The number of permits is bounded per client,
-    /// per Provider, per namespace and for the whole server.
+    /// Acquires a permit for an operation of a client, or fails immediately. The number of permits is bounded per
+    /// client, per Provider, per namespace and for the whole server.
     fn try_acquire(
         &self,
         operation: ProviderOperation,
@@ -50,7 +49,7 @@ pub trait Providers: Sync {
     ) -> impl Future<Output = Result<(), ProviderError>> + Send;
 
     /// Exchanges a code for an identity: code exchange, full validation of the ID token, `iss` of the callback (RFC
-    /// 9207), userinfo, addresses.
+    /// 9207), userinfo, email addresses.
     fn exchange_code(
         &self,
         permit: &Self::Permit,

@@ -11,7 +11,7 @@ use crate::domain::{
     rate_limits::{RateLimitCheck, RateLimited},
 };
 
-/// What was acquired of rate limits, so that it can be released.
+/// Acquired rate limits, so that they can be released.
 #[derive(Clone, Debug, Default)]
 pub struct RateLimitPermit(pub Vec<(RateLimitCheck, i64)>);
 
@@ -23,7 +23,7 @@ pub enum AcquireError {
     Store(#[from] StoreError),
 }
 
-/// Rate limits, in Redis, so that all servers share the counts.
+/// Rate limits, in Redis, so that they apply to all servers together.
 pub trait RateLimits: Sync {
     /// Acquires one call in every window of every check, or nothing at all.
     fn acquire(
@@ -32,8 +32,8 @@ pub trait RateLimits: Sync {
         checks: Vec<RateLimitCheck>,
     ) -> impl Future<Output = Result<RateLimitPermit, AcquireError>> + Send;
 
-    /// Releases what must not be counted. A failure is only logged: the limit is then stricter until the window ends.
-    fn release(&self, app: &AppId, taken: RateLimitPermit) -> impl Future<Output = ()> + Send;
+    /// Releases what must not count. A failure is only logged: the limit is then stricter until the window ends.
+    fn release(&self, app: &AppId, permit: RateLimitPermit) -> impl Future<Output = ()> + Send;
 
     /// Whether the client address logged in, confirmed or reset for the account in the last 30 days.
     fn is_known_client(

@@ -23,11 +23,11 @@ pub enum Replication {
 
 /// Sessions and epochs, in Redis.
 pub trait Sessions: Sync {
-    /// Opens a session unless Redis has a later epoch. A user has at most 100 sessions: the least recently used one
-    /// ends.
+    /// Opens a session unless Redis has a later epoch. A user has at most 100 sessions: if there are more, the least
+    /// recently used one ends.
     fn open_session(&self, app: &AppId, session: &NewSession) -> impl Future<Output = StoreResult<OpenOutcome>> + Send;
 
-    /// A live session. `Unbound` if it has ended, has expired or has an older epoch.
+    /// A live session. `None` if it has ended, has expired or has an older epoch.
     fn session(
         &self,
         app: &AppId,
@@ -62,12 +62,12 @@ pub trait Sessions: Sync {
         keep: SessionId,
     ) -> impl Future<Output = StoreResult<Vec<SessionId>>> + Send;
 
-    /// Raises the epoch and never lowers it. Every session ends except the kept one, which moves to the new epoch. Also
-    /// writes the profile; `Unbound` if the user was deleted.
+    /// Raises the epoch and never lowers it. Every session ends except the one that continues at the new epoch. Also
+    /// writes the profile; `None` if the user was deleted.
     fn raise_epoch(
         &self,
         app: &AppId,
-        news: &EpochChange,
+        change: &EpochChange,
         profile: Option<&Profile>,
     ) -> impl Future<Output = StoreResult<Replication>> + Send;
 

@@ -29,22 +29,23 @@ pub struct NewUser {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CreateUserOutcome {
     Created,
-    /// Another account has the address; nothing was written.
+    /// Another account has the email address; nothing was written.
     AddressTaken,
 }
 
-/// Marks the user's own address as verified.
+/// Marks the email address of a user as verified.
 #[derive(Clone, Debug)]
 pub struct Confirmation {
     pub user: UserId,
-    /// The code's epoch: applies only while it is the user's.
+    /// The epoch of the code. The change applies only if the user has this epoch.
     pub epoch: Epoch,
-    /// The canonical address to which the code was sent: applies only while it is the user's.
+    /// The canonical email address to which the code was sent. The change applies only if the user has this email
+    /// address.
     pub address: String,
-    /// The session that is returned. If the account was contested, it can set a password without the old one.
+    /// The session that the client gets. If the account was contested, this session can set a password without the old
+    /// one.
     pub session: SessionId,
-    /// Whether that session exists already, because the caller is the account itself: it continues, and identities
-    /// stay.
+    /// Whether the session exists already, because the user is logged in: it continues, and the identities remain.
     pub keeps_session: bool,
     pub at: OffsetDateTime,
     pub event: Event,
@@ -75,11 +76,11 @@ pub struct PasswordReset {
 pub trait Users: Sync {
     fn user(&self, app: &AppId, id: UserId) -> impl Future<Output = StoreResult<Option<User>>> + Send;
 
-    /// Matches the canonical address. A pending address matches no user.
+    /// Finds the user by the canonical email address. A pending email address matches no user.
     fn user_by_email(&self, app: &AppId, email: &Email) -> impl Future<Output = StoreResult<Option<User>>> + Send;
 
-    /// Creates the user and queues the mail. If the address is taken it writes nothing. Of concurrent calls for one
-    /// address one creates the user.
+    /// Creates the user and queues the mail. Writes nothing if another account has the email address. Of concurrent
+    /// calls for one email address, one creates the user.
     fn create_user(
         &self,
         app: &AppId,
@@ -87,8 +88,9 @@ pub trait Users: Sync {
         mail: Option<Mail>,
     ) -> impl Future<Output = StoreResult<CreateUserOutcome>> + Send;
 
-    /// Somebody registered a known address again. If the user is still unverified and at `epoch`, `contest` makes it
-    /// contested. The mail is queued in any case. Costs the same as `create_user`.
+    /// Records that somebody registered a known email address again. If `contest` is set, and the user is still
+    /// unverified and at `epoch`, the account becomes contested. The mail is queued in any case. Costs the same as
+    /// `create_user`.
     fn record_repeated_registration(
         &self,
         app: &AppId,
@@ -99,7 +101,7 @@ pub trait Users: Sync {
         event: Event,
     ) -> impl Future<Output = StoreResult<()>> + Send;
 
-    /// Replaces a hash by a newer one of the same password. Does nothing if the stored hash has changed.
+    /// Replaces a hash with a newer one of the same password. Does nothing if the stored hash has changed.
     fn replace_hash(
         &self,
         app: &AppId,
@@ -108,19 +110,19 @@ pub trait Users: Sync {
         new: PasswordHash,
     ) -> impl Future<Output = StoreResult<()>> + Send;
 
-    /// Returns `Unbound` and writes nothing if the epoch or the address has changed, or the user is deleted or disabled.
-    /// Otherwise, in one transaction: marks the address verified, raises the epoch, ends a contest and removes the
-    /// contested password, removes identities unless a session is kept, and adds an outbox row that propagates the
-    /// epoch.
+    /// Returns `None` and writes nothing if the epoch or the email address has changed, or the user is deleted or
+    /// disabled. Otherwise, in one transaction: marks the email address verified, raises the epoch, ends a contest and
+    /// removes the contested password, removes identities unless the session exists already, and adds an outbox row
+    /// that propagates the epoch.
     fn confirm_address(
         &self,
         app: &AppId,
         change: Confirmation,
     ) -> impl Future<Output = StoreResult<Option<ChangedUser>>> + Send;
 
-    /// Returns `Unbound` as `confirm_address` does. Otherwise, in one transaction: sets the password, marks the address
-    /// verified, ends a contest, removes identities if the address was unverified, raises the epoch, queues the notice,
-    /// and adds an outbox row that propagates the epoch.
+    /// Returns `None` as `confirm_address` does. Otherwise, in one transaction: sets the password, marks the email
+    /// address verified, ends a contest, removes identities if the email address was unverified, raises the epoch,
+    /// queues the notice, and adds an outbox row that propagates the epoch.
     fn reset_password(
         &self,
         app: &AppId,

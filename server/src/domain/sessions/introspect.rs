@@ -22,7 +22,7 @@ pub enum TokenKind {
 
 #[derive(Debug, thiserror::Error)]
 pub enum IntrospectError {
-    /// A server that has a newer key made it. It may be valid, so the answer is not "inactive".
+    /// A server with a newer key made the token. It may be valid, so it is not reported as inactive.
     #[error("the refresh token was made with a newer key than this server has")]
     UnknownKey,
     #[error(transparent)]

@@ -1,4 +1,4 @@
-//! Opens a session after a login.
+//! Opens a session for an authenticated user.
 
 use time::Duration;
 
@@ -12,7 +12,8 @@ use crate::domain::{
     user::User,
 };
 
-/// Opens a session at the user's epoch and records the event. `None` if the epoch has risen since the user was read.
+/// Opens a session at the epoch of `user` and records the event. Returns `None` if the epoch has risen since the user
+/// was read.
 pub(in crate::domain) async fn open_session<S: Sessions + AuditLog>(
     call: Call<'_, S>,
     user: &User,
@@ -21,7 +22,7 @@ pub(in crate::domain) async fn open_session<S: Sessions + AuditLog>(
     open_session_with_id(call, user, SessionId(call.env.new_uuid()), amr).await
 }
 
-/// The same with an id that was used before.
+/// The same with an id that was generated earlier.
 pub(in crate::domain) async fn open_session_with_id<S: Sessions + AuditLog>(
     call: Call<'_, S>,
     user: &User,
@@ -44,7 +45,7 @@ pub(in crate::domain) async fn open_session_with_id<S: Sessions + AuditLog>(
     open_prepared_session(call, &new).await
 }
 
-/// The same for a prepared session: its login was an earlier request.
+/// The same for a prepared session, for example of a login that was an earlier request.
 pub(in crate::domain) async fn open_prepared_session<S: Sessions + AuditLog>(
     call: Call<'_, S>,
     new: &NewSession,

@@ -17,7 +17,7 @@ use crate::domain::{
     user::UserId,
 };
 
-/// How long to wait for a key that other servers already have: configuration arrives within one or two seconds.
+/// The time until a retry if other servers have a newer key than this one: configuration arrives within two seconds.
 pub const UNKNOWN_KEY_RETRY: Duration = Duration::from_secs(2);
 
 /// The result of a refresh.
@@ -28,10 +28,10 @@ pub struct RefreshedSession {
 
 #[derive(Debug, thiserror::Error)]
 pub enum RefreshError {
-    /// Unknown, expired, revoked and reused tokens give the same error.
+    /// The same error for unknown, expired, revoked and reused tokens.
     #[error("the refresh token is not valid")]
     InvalidGrant,
-    /// A server that has a newer key made it. It may be valid, so it is not rejected.
+    /// A server with a newer key made the token. It may be valid, so the client must try again.
     #[error("the refresh token was made with a newer key than this server has")]
     UnknownKey,
     #[error(transparent)]
@@ -53,7 +53,7 @@ impl From<RefreshTokenError> for RefreshError {
     }
 }
 
-/// Exchanges a refresh token with one call to Redis and none to another store. Events are written after the response.
+/// Exchanges a refresh token. Calls Redis once and Postgres never; events are written after the response.
 pub async fn refresh<S: Sessions + AuditLog>(call: Call<'_, S>, token: &str) -> Result<RefreshedSession, RefreshError> {
     let token = RefreshToken::decode(call.app, token)?;
     let rules = RefreshRules {

@@ -1,4 +1,4 @@
-//! Revocation (RFC 7009).
+//! Revokes a token (RFC 7009).
 
 use super::refresh::RefreshError;
 use crate::domain::{
@@ -15,7 +15,7 @@ use crate::domain::{
 /// Ends the session of a refresh token or an access token (RFC 7009). An invalid token changes nothing.
 pub async fn revoke<S: Sessions + AuditLog>(call: Call<'_, S>, token: &str) -> Result<(), RefreshError> {
     let (user, session) = match session_of_token(call.env, call.app, token) {
-        Ok(of) => of,
+        Ok(ids) => ids,
         Err(RefreshTokenError::Invalid) => return Ok(()),
         Err(RefreshTokenError::UnknownKey) => return Err(RefreshError::UnknownKey),
     };

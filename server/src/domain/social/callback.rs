@@ -1,4 +1,4 @@
-//! *callback*: finishes a flow.
+//! The use case of *callback*: finishes a flow (specification: Social login, Callback).
 
 use latchkey_crds::rendered::{BrowserBinding, CallbackMode, RenderedProvider};
 
@@ -30,11 +30,11 @@ pub struct CallbackInput<'a> {
 
 /// How a flow ends, and where the browser goes.
 pub struct FinishedFlow {
-    /// `None`: the App has no redirect addresses and gets JSON.
+    /// `None` if the App has no redirect URLs: it gets JSON.
     pub target: Option<RedirectTarget>,
     pub parameter_location: ParameterLocation,
     pub app_state: Option<String>,
-    /// Whether the state is used. It is not if the call was not admitted: the same callback can be sent again.
+    /// False if the provider could not be called now: the state is not used, so the same callback can be sent again.
     pub is_state_used: bool,
     pub outcome: Result<FlowResult, ProviderLoginError>,
 }
@@ -46,12 +46,12 @@ pub enum FlowResult {
     Code(LoginCode),
 }
 
-/// Why a callback cannot be answered with a redirect: there is no address that may get the response.
+/// Why the response to a callback is an error instead of a redirect: no redirect URL can get it.
 #[derive(Debug, thiserror::Error)]
 pub enum CallbackError {
     #[error("the state is missing, used, expired or of another flow")]
     InvalidState,
-    /// The address has been removed from the list.
+    /// The redirect URL has been removed from the list.
     #[error(transparent)]
     RedirectUrl(#[from] RedirectNotAllowed),
     #[error(transparent)]
@@ -64,7 +64,7 @@ impl<E: Into<CommonError>> From<E> for CallbackError {
     }
 }
 
-/// Ends a flow. Once the call is admitted, its state is used, whatever the outcome.
+/// Finishes a flow. After it has a permit to call the provider, the state is used, whatever the outcome.
 pub async fn finish_flow<S>(
     call: Call<'_, S>,
     provider: &RenderedProvider,
@@ -76,33 +76,36 @@ where
     let id = returned.state.id();
     let now = call.env.now();
     let open = |binding, sealed: &str| Flow::open(call.app, &provider.name, &returned.state, binding, sealed, now);
-    let held = returned.sealed.iter().find_map(|sealed| open(FlowBinding::Browser, sealed));
-    let (flow, binding) = match held {
+    let from_cookie = returned.sealed.iter().find_map(|sealed| open(FlowBinding::Browser, sealed));
+    let (flow, binding) = match from_cookie {
         Some(flow) => (flow, FlowBinding::Browser),
         None => {
             if call.app.doc.browser_binding == BrowserBinding::Required {
                 return Err(CallbackError::InvalidState);
             }
-            let kept = call.stores.find_flow(call.app_id(), &id).await?;
+            let stored = call.stores.find_flow(call.app_id(), &id).await?;
             let flow =
-                kept.and_then(|sealed| open(FlowBinding::Unbound, &sealed)).ok_or(CallbackError::InvalidState)?;
+                stored.and_then(|sealed| open(FlowBinding::Unbound, &sealed)).ok_or(CallbackError::InvalidState)?;
             (flow, FlowBinding::Unbound)
         }
     };
-    // An address that is no longer on the list gets nothing, not even an error.
-    let target =
-        flow.target.as_ref().map(|mark| redirect::find_target(&call.app.doc.redirect_urls, mark)).transpose()?;
-    let place = match call.app.doc.callback_mode {
+    // A redirect URL that is no longer on the list gets nothing, not even an error.
+    let target = flow
+        .target
+        .as_ref()
+        .map(|reference| redirect::find_target(&call.app.doc.redirect_urls, reference))
+        .transpose()?;
+    let parameter_location = match call.app.doc.callback_mode {
         CallbackMode::Query | CallbackMode::Code => ParameterLocation::Query,
         CallbackMode::Fragment => ParameterLocation::Fragment,
     };
-    // Before the state is used, so that a call that finds no capacity can be repeated.
+    // Before the state is used, so that the browser can repeat a callback for which there is no capacity.
     let permit = match acquire_provider_permit(call, ProviderOperation::Callback, provider).await {
         Ok(permit) => permit,
         Err(error) => {
             return Ok(FinishedFlow {
                 target,
-                parameter_location: place,
+                parameter_location,
                 app_state: flow.app_state,
                 is_state_used: false,
                 outcome: Err(error),
@@ -114,10 +117,10 @@ where
         Ok(false) => return Err(CallbackError::InvalidState),
         Err(error) => Err(error.into()),
     };
-    Ok(FinishedFlow { target, parameter_location: place, app_state: flow.app_state, is_state_used: true, outcome })
+    Ok(FinishedFlow { target, parameter_location, app_state: flow.app_state, is_state_used: true, outcome })
 }
 
-/// The rest of a callback, once the flow belongs to this browser and nobody else has used it.
+/// Calls the provider and logs the user in, after this callback has used the state.
 async fn complete_login<S>(
     call: Call<'_, S>,
     provider: &RenderedProvider,
@@ -146,13 +149,13 @@ where
         iss: returned.iss,
         posted_user: returned.posted_user,
     };
-    let vouched = call.stores.exchange_code(&permit, provider, &grant).await?;
+    let identity = call.stores.exchange_code(&permit, provider, &grant).await?;
     drop(permit);
-    let signing_in = LoginAttempt { call, provider };
+    let attempt = LoginAttempt { call, provider };
     match &flow.code_challenge {
-        None => signing_in.log_in(&vouched).await.map(|session| FlowResult::Session(Box::new(session))),
+        None => attempt.log_in(&identity).await.map(|session| FlowResult::Session(Box::new(session))),
         Some(challenge) => {
-            let user = signing_in.find_or_create_user(&vouched).await?;
+            let user = attempt.find_or_create_user(&identity).await?;
             let code = LoginCode::generate(call.env);
             let now = call.env.now().unix_timestamp();
             let login = PendingLogin {
@@ -173,7 +176,7 @@ where
     }
 }
 
-/// The error of a provider. Some use codes of their own if the user cancels (Apple, LinkedIn).
+/// The error of a provider. Some providers have their own code if the user cancels (Apple, LinkedIn).
 fn authorization_error(error: &str) -> Option<AuthorizationError> {
     match error {
         "user_cancelled_authorize" | "user_cancelled_login" => Some(AuthorizationError::AccessDenied),

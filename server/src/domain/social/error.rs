@@ -8,7 +8,7 @@ use crate::domain::{
 /// Why a provider's user gets no session.
 #[derive(Debug, thiserror::Error)]
 pub enum ProviderLoginError {
-    /// The provider reported an error, or the user refused there. `None`: an error that is not passed on.
+    /// The provider reported an error, for example because the user cancelled. `None` if the error is not passed on.
     #[error("the provider answered with an error")]
     ProviderReported(Option<AuthorizationError>),
     #[error(transparent)]
@@ -17,10 +17,10 @@ pub enum ProviderLoginError {
     Closed,
     #[error("email addresses of this domain are not allowed")]
     DomainNotAllowed,
-    #[error("the address is not verified")]
+    #[error("the email address is not verified")]
     EmailNotVerified,
     /// Only without enumeration protection.
-    #[error("the address has an account, and this provider must not be linked by address")]
+    #[error("the email address has an account, and this provider must not be linked by address")]
     LinkRequired,
     #[error("the provider sent no email address")]
     MissingEmail,

@@ -1,4 +1,4 @@
-//! Exchanges the one-time code of a social login for a session.
+//! Exchanges the one-time code of a social login for a session (specification: Social login, Code exchange).
 
 use time::{Duration, OffsetDateTime};
 use tracing::warn;
@@ -15,7 +15,7 @@ use crate::domain::{
     user::UserId,
 };
 
-/// A one-time code with the proof that its sender may use it.
+/// A one-time code with the verifier that proves who started the flow.
 pub struct CodeExchangeInput<'a> {
     pub code: &'a str,
     pub code_verifier: &'a str,
@@ -30,7 +30,7 @@ pub struct ExchangedSession {
 
 #[derive(Debug, thiserror::Error)]
 pub enum CodeExchangeError {
-    /// The code is unknown, expired or used, or the verifier or the redirect address does not match.
+    /// The code is unknown, expired or used, or the verifier or the redirect URL does not match.
     #[error("the code is not valid")]
     InvalidGrant,
     #[error(transparent)]
@@ -56,15 +56,15 @@ pub async fn exchange_code<S: Flows + Sessions + AuditLog>(
         call.stores.end_session(call.app_id(), login.user, session).await?;
         return Err(CodeExchangeError::InvalidGrant);
     }
-    let right_place = exchange.redirect_url.is_none_or(|url| login.redirect_url.as_deref() == Some(url));
+    let url_matches = exchange.redirect_url.is_none_or(|url| login.redirect_url.as_deref() == Some(url));
     let in_time = call.env.now().unix_timestamp() < login.expires_at;
-    if !in_time || !right_place || !login.challenge.is_satisfied_by(exchange.code_verifier) {
+    if !in_time || !url_matches || !login.challenge.is_satisfied_by(exchange.code_verifier) {
         return Err(CodeExchangeError::InvalidGrant);
     }
-    let opened_at =
+    let logged_in_at =
         OffsetDateTime::from_unix_timestamp(login.auth_time).map_err(|_| CodeExchangeError::InvalidGrant)?;
     let tokens = &call.app.doc.tokens;
-    // The address of the browser, whichever client exchanges its code.
+    // The session gets the IP address of the browser, whichever client exchanges the code.
     let ip = login.ip.parse().map_err(|_| CodeExchangeError::InvalidGrant)?;
     let client = ClientInfo { ip, user_agent: login.user_agent.clone() };
     let new = NewSession {
@@ -73,16 +73,16 @@ pub async fn exchange_code<S: Flows + Sessions + AuditLog>(
         epoch: login.epoch,
         profile: login.profile,
         amr: Amr::Federated,
-        auth_time: opened_at,
+        auth_time: logged_in_at,
         ip: login.ip,
         user_agent: login.user_agent,
-        ends_at: opened_at + Duration::seconds(i64::from(tokens.session_lifetime_seconds)),
+        ends_at: logged_in_at + Duration::seconds(i64::from(tokens.session_lifetime_seconds)),
         idle_seconds: tokens.refresh_idle_seconds,
     };
     // Opened before the exchange is recorded: a second exchange then finds a session that it can end.
     let tokens = match open_prepared_session(Call { client: &client, ..call }, &new).await? {
         Some(tokens) => tokens,
-        // The user's password was reset since, or the user was disabled.
+        // The epoch has risen since the login, for example because the password was reset.
         None => return Err(CodeExchangeError::InvalidGrant),
     };
     match call.stores.redeem_login(call.app_id(), &key, new.id).await {

@@ -1,4 +1,4 @@
-//! The identities of a logged-in user.
+//! Lists, links and unlinks the identities of a logged-in user (specification: Social login, A user's identities).
 
 use latchkey_crds::{rendered::RenderedProvider, types::ProviderName};
 
@@ -17,7 +17,7 @@ use crate::domain::{
 pub enum LinkError {
     #[error("the login was too long ago")]
     ReauthenticationRequired,
-    #[error("the account's address is not verified")]
+    #[error("the email address of the account is not verified")]
     EmailNotVerified,
     /// The identity is linked to another account.
     #[error("the identity belongs to another account")]
@@ -52,13 +52,14 @@ pub async fn link_identity<S: Users + Identities + RateLimits + Providers>(
     let user = call.stores.user(call.app_id(), signed_in.user_id()).await?;
     let user = user.filter(|user| !user.disabled && user.epoch == signed_in.session.epoch);
     let user = user.ok_or(LinkError::InvalidToken)?;
-    // Otherwise somebody could add an identity to an account that somebody else confirms later, and get in with it.
+    // Otherwise somebody could register the email address of somebody else, link an identity, and log in with it after
+    // the owner has confirmed the email address.
     if user.email.is_some() && !user.email_verified {
         return Err(LinkError::EmailNotVerified);
     }
-    let vouched = call.stores.validate_token(&permit, provider, token, nonce).await?;
+    let verified = call.stores.validate_token(&permit, provider, token, nonce).await?;
     drop(permit);
-    let identity = new_identity(provider, &vouched, call.env.now());
+    let identity = new_identity(provider, &verified, call.env.now());
     let event = signed_in.event(call, EventKind::IdentityLinked).with_detail(provider_detail(&provider.name));
     let linking = LinkRequest { user: user.id, epoch: user.epoch, address: None, identity, event };
     match call.stores.link_identity(call.app_id(), linking).await? {
@@ -69,7 +70,7 @@ pub async fn link_identity<S: Users + Identities + RateLimits + Providers>(
     }
 }
 
-/// The identities of a user: the ways to log in other than a password.
+/// The identities with which the user can log in.
 pub async fn list_identities<S: Identities>(
     call: Call<'_, S>,
     signed_in: &AuthenticatedSession,
@@ -77,7 +78,7 @@ pub async fn list_identities<S: Identities>(
     Ok(call.stores.identities(call.app_id(), signed_in.user_id()).await?)
 }
 
-/// Removes a Provider's identities from their user, but never the last way to log in.
+/// Removes the identities of a Provider from the user, but never the last way to log in.
 pub async fn unlink_identity<S: Identities>(
     call: Call<'_, S>,
     signed_in: &AuthenticatedSession,

@@ -1,4 +1,4 @@
-//! A login with a verified identity, from *callback* or with a provider's token.
+//! The steps of a login with a verified identity, for *callback* and *login*.
 
 use latchkey_crds::rendered::RenderedProvider;
 use time::OffsetDateTime;
@@ -29,7 +29,7 @@ use crate::domain::{
     user::{Epoch, User, UserId},
 };
 
-/// How often a login starts again after a concurrent change. Each time another request succeeded.
+/// How often a login is tried if the user changes concurrently. Each time, another request has succeeded.
 const MAX_ATTEMPTS: u32 = 5;
 
 /// A user with a new session.
@@ -38,10 +38,10 @@ pub struct ProviderLogin {
     pub tokens: Tokens,
 }
 
-/// Admits a call to the provider if there is capacity for it and its client has not reached the rate limit.
+/// Acquires a permit to call the provider, and the rate limit of the client.
 ///
-/// Capacity comes first: a call that finds none is not counted. Each callback counts as a login, since anybody can
-/// start flows and invent codes about which we then ask the provider.
+/// The permit first: a call for which there is no capacity does not count. Each callback counts as a login, because
+/// anybody can start flows and send invented codes, for which the server calls the provider.
 pub(super) async fn acquire_provider_permit<S: RateLimits + Providers>(
     call: Call<'_, S>,
     operation: ProviderOperation,
@@ -52,7 +52,7 @@ pub(super) async fn acquire_provider_permit<S: RateLimits + Providers>(
     Ok(permit)
 }
 
-/// A login with a provider in progress: the parameters of its steps.
+/// A login with a provider: the parameters of its steps.
 pub(super) struct LoginAttempt<'a, S> {
     pub(super) call: Call<'a, S>,
     pub(super) provider: &'a RenderedProvider,
@@ -60,29 +60,30 @@ pub(super) struct LoginAttempt<'a, S> {
 
 impl<S: Users + Identities + RateLimits + Outbox + Sessions + AuditLog> LoginAttempt<'_, S> {
     /// Opens a session for the user of a verified identity.
-    pub(super) async fn log_in(&self, vouched: &VerifiedIdentity) -> Result<ProviderLogin, ProviderLoginError> {
+    pub(super) async fn log_in(&self, verified: &VerifiedIdentity) -> Result<ProviderLogin, ProviderLoginError> {
         for _ in 0..MAX_ATTEMPTS {
-            let user = self.find_or_create_user(vouched).await?;
+            let user = self.find_or_create_user(verified).await?;
             let opened = open_session(self.call, &user, Amr::Federated).await?;
             if let Some(tokens) = opened {
                 remember_client(self.call, &user).await;
                 return Ok(ProviderLogin { user, tokens });
             }
-            // The user has changed since it was read: start again.
+            // The epoch has risen since the user was read: start again.
         }
         Err(contention_error().into())
     }
 
-    /// The user, found by identity first. A new identity is linked, or its user is created.
-    pub(super) async fn find_or_create_user(&self, vouched: &VerifiedIdentity) -> Result<User, ProviderLoginError> {
+    /// Finds the user by the identity. If the identity is new, links it to a user or creates one.
+    pub(super) async fn find_or_create_user(&self, verified: &VerifiedIdentity) -> Result<User, ProviderLoginError> {
         for _ in 0..MAX_ATTEMPTS {
-            let (authority, subject) = (&vouched.authority, &vouched.subject);
+            let (authority, subject) = (&verified.authority, &verified.subject);
             let known = self.call.stores.user_by_identity(self.call.app_id(), authority, subject).await?;
             let user = match known {
                 Some(user) => Some(user),
                 None => {
-                    let find = |email| self.call.stores.user_by_email(self.call.app_id(), email);
-                    self.execute(plan_new_identity(self.call.app, self.provider, vouched, find).await?, vouched).await?
+                    let find_user = |email| self.call.stores.user_by_email(self.call.app_id(), email);
+                    self.execute(plan_new_identity(self.call.app, self.provider, verified, find_user).await?, verified)
+                        .await?
                 }
             };
             let Some(user) = user else { continue };
@@ -97,10 +98,11 @@ impl<S: Users + Identities + RateLimits + Outbox + Sessions + AuditLog> LoginAtt
         Err(contention_error().into())
     }
 
-    /// Returns `None` if a concurrent request came first: nothing was written, and the caller starts again.
-    async fn execute(&self, plan: Plan, vouched: &VerifiedIdentity) -> Result<Option<User>, CommonError> {
+    /// Returns `None` if a concurrent request has changed the user or the identity: nothing was written, and the login
+    /// starts again.
+    async fn execute(&self, plan: Plan, verified: &VerifiedIdentity) -> Result<Option<User>, CommonError> {
         let now = self.call.env.now();
-        let identity = new_identity(self.provider, vouched, now);
+        let identity = new_identity(self.provider, verified, now);
         match plan {
             Plan::Link(user) => {
                 let address = user.email.as_ref().map(|email| email.canonical().to_owned());
@@ -116,7 +118,7 @@ impl<S: Users + Identities + RateLimits + Outbox + Sessions + AuditLog> LoginAtt
                     user: user.id,
                     epoch: user.epoch,
                     address: email.canonical().to_owned(),
-                    name: name_or_empty(vouched),
+                    name: name_or_empty(verified),
                     identity,
                     event: self.event(EventKind::IdentityLinked, user.id),
                 };
@@ -126,7 +128,7 @@ impl<S: Users + Identities + RateLimits + Outbox + Sessions + AuditLog> LoginAtt
                 }
                 Ok(changed)
             }
-            Plan::Create { email, pending } => self.create_user(email, pending, vouched, identity, now).await,
+            Plan::Create { email, pending } => self.create_user(email, pending, verified, identity, now).await,
         }
     }
 
@@ -134,16 +136,16 @@ impl<S: Users + Identities + RateLimits + Outbox + Sessions + AuditLog> LoginAtt
         &self,
         email: Option<Email>,
         pending: Option<Email>,
-        vouched: &VerifiedIdentity,
+        verified: &VerifiedIdentity,
         identity: NewIdentity,
         now: OffsetDateTime,
     ) -> Result<Option<User>, CommonError> {
         let id = UserId(self.call.env.new_uuid());
-        let mut mailing = None;
+        let mut mail_permit = None;
         let mut mail = None;
         if let Some(address) = &pending {
-            mailing = acquire_mail_limit(self.call, address, MailPurpose::Confirm).await?;
-            if mailing.is_some() {
+            mail_permit = acquire_mail_limit(self.call, address, MailPurpose::Confirm).await?;
+            if mail_permit.is_some() {
                 mail = Some(self.mail_to_pending(address, id, now).await?);
             }
         }
@@ -151,15 +153,15 @@ impl<S: Users + Identities + RateLimits + Outbox + Sessions + AuditLog> LoginAtt
             id,
             email: email.clone(),
             pending_email: pending.clone(),
-            name: name_or_empty(vouched),
+            name: name_or_empty(verified),
             created_at: now,
             event: self.event(EventKind::Registered, id),
         };
-        let made = self.call.stores.create_federated_user(self.call.app_id(), user, identity, mail).await;
-        if !matches!(made, Ok(true)) {
-            release_mail_limit(self.call, mailing).await;
+        let is_created = self.call.stores.create_federated_user(self.call.app_id(), user, identity, mail).await;
+        if !matches!(is_created, Ok(true)) {
+            release_mail_limit(self.call, mail_permit).await;
         }
-        if !made? {
+        if !is_created? {
             return Ok(None);
         }
         Ok(Some(User {
@@ -167,7 +169,7 @@ impl<S: Users + Identities + RateLimits + Outbox + Sessions + AuditLog> LoginAtt
             email_verified: email.is_some(),
             email,
             pending_email: pending,
-            name: name_or_empty(vouched),
+            name: name_or_empty(verified),
             password_hash: None,
             password_session: None,
             contested: false,
@@ -179,14 +181,14 @@ impl<S: Users + Identities + RateLimits + Outbox + Sessions + AuditLog> LoginAtt
         }))
     }
 
-    /// The mail to an address that the provider has not verified: its code or, if it is the verified address of another
-    /// account, the notice that the account exists.
+    /// The mail to an email address that the provider has not verified: the confirmation code or, if another account
+    /// has verified it, the notice that this account exists.
     async fn mail_to_pending(&self, address: &Email, id: UserId, now: OffsetDateTime) -> Result<Mail, CommonError> {
         let owner =
             self.call.stores.user_by_email(self.call.app_id(), address).await?.filter(|owner| owner.email_verified);
         Ok(match owner {
             None => Mail { kind: MailKind::Confirm, recipient: Some(id), requested_at: now },
-            // The owner of a disabled account gets no mail. The row is written all the same, and sends nothing.
+            // The owner of a disabled account gets no mail: the row is written, but sends nothing.
             Some(owner) => Mail {
                 kind: MailKind::AccountExists,
                 recipient: (!owner.disabled).then_some(owner.id),
@@ -200,11 +202,11 @@ impl<S: Users + Identities + RateLimits + Outbox + Sessions + AuditLog> LoginAtt
     }
 }
 
-fn name_or_empty(vouched: &VerifiedIdentity) -> String {
-    vouched.name.as_ref().map_or_else(String::new, |name| name.as_str().to_owned())
+fn name_or_empty(verified: &VerifiedIdentity) -> String {
+    verified.name.as_ref().map_or_else(String::new, |name| name.as_str().to_owned())
 }
 
-/// Concurrent requests came first each time.
+/// Concurrent requests changed the user each time.
 fn contention_error() -> StoreError {
     StoreError::Unavailable { store: "Postgres", source: "the account is being changed".into() }
 }

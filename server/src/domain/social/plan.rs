@@ -1,4 +1,4 @@
-//! What a login does for an identity that is not linked yet.
+//! Decides what a login does for an identity that is not linked yet (specification: Social login, Account linking).
 
 use latchkey_crds::rendered::{EnumerationProtection, RenderedProvider, SignUp};
 
@@ -8,28 +8,27 @@ use crate::domain::{app::App, email::Email, identity::VerifiedIdentity, ports::S
 /// What to do for a new identity.
 #[derive(Debug)]
 pub(super) enum Plan {
-    /// The address belongs to an account that has verified it.
+    /// Link the identity to this account, which has verified the email address.
     Link(User),
-    /// The address belongs to an account that has not verified it.
+    /// Give this account to the user of the provider, because the account has not verified the email address.
     Transfer(User, Email),
-    Create {
-        email: Option<Email>,
-        pending: Option<Email>,
-    },
+    /// Create a user.
+    Create { email: Option<Email>, pending: Option<Email> },
 }
 
-/// What to do for a new identity, or why nothing is done. `find` looks up the user of an address; called at most once.
+/// What to do for a new identity, or why the login fails. `find_user` finds the user of an email address. It is called
+/// at most once.
 pub(super) async fn plan_new_identity<'a, F>(
     app: &App,
     provider: &RenderedProvider,
-    vouched: &'a VerifiedIdentity,
-    find: impl FnOnce(&'a Email) -> F,
+    identity: &'a VerifiedIdentity,
+    find_user: impl FnOnce(&'a Email) -> F,
 ) -> Result<Plan, ProviderLoginError>
 where
     F: Future<Output = Result<Option<User>, StoreError>>,
 {
     let doc = &app.doc;
-    let Some(provider_email) = &vouched.email else {
+    let Some(provider_email) = &identity.email else {
         if !doc.allow_users_without_email {
             return Err(ProviderLoginError::MissingEmail);
         }
@@ -40,14 +39,16 @@ where
     }
     if provider_email.is_verified && provider.link_by_email {
         let email = provider_email.email.clone();
-        return match find(&provider_email.email).await? {
+        return match find_user(&provider_email.email).await? {
             Some(user) if user.disabled => Err(ProviderLoginError::Disabled),
             Some(user) if user.email_verified => Ok(Plan::Link(user)),
             Some(user) => Ok(Plan::Transfer(user, email)),
             None => plan_creation(app, Some(email), None),
         };
     }
-    if doc.enumeration_protection == EnumerationProtection::Disabled && find(&provider_email.email).await?.is_some() {
+    if doc.enumeration_protection == EnumerationProtection::Disabled
+        && find_user(&provider_email.email).await?.is_some()
+    {
         return Err(ProviderLoginError::LinkRequired);
     }
     plan_creation(app, None, Some(provider_email.email.clone()))
@@ -111,7 +112,7 @@ mod tests {
     fn plan_summary(
         change: impl FnOnce(&mut RenderedApp),
         link_by_email: bool,
-        who: &VerifiedIdentity,
+        identity: &VerifiedIdentity,
         known: Option<User>,
     ) -> (&'static str, u32) {
         let mut doc = fixtures::rendered("shop");
@@ -121,14 +122,14 @@ mod tests {
             "settings": { "preset": "google", "clientID": "ours", "secret": null },
         });
         let provider = serde_json::from_value(provider).unwrap();
-        let looks = Cell::new(0);
-        let find = |email: &Email| {
+        let lookups = Cell::new(0);
+        let find_user = |email: &Email| {
             assert_eq!(email.as_str(), EMAIL);
-            looks.set(looks.get() + 1);
+            lookups.set(lookups.get() + 1);
             ready(Ok(known))
         };
-        let plan = plan_new_identity(&fixtures::app(doc), &provider, who, find).now_or_never().unwrap();
-        let told = match plan {
+        let plan = plan_new_identity(&fixtures::app(doc), &provider, identity, find_user).now_or_never().unwrap();
+        let summary = match plan {
             Ok(Plan::Link(_)) => "link",
             Ok(Plan::Transfer(_, email)) if email.as_str() == EMAIL => "take over",
             Ok(Plan::Create { email: Some(_), pending: None }) => "create",
@@ -143,44 +144,44 @@ mod tests {
             Err(ProviderLoginError::Disabled) => "disabled",
             Err(error) => panic!("{error}"),
         };
-        (told, looks.get())
+        (summary, lookups.get())
     }
 
     fn unchanged(_: &mut RenderedApp) {}
 
     #[test]
     fn a_verified_address_finds_its_account() {
-        let who = verified_identity(Some(EMAIL), true);
-        for (known, told) in [
+        let identity = verified_identity(Some(EMAIL), true);
+        for (known, expected) in [
             (None, "create"),
             (Some(account(true, false)), "link"),
             (Some(account(false, false)), "take over"),
             (Some(account(true, true)), "disabled"),
             (Some(account(false, true)), "disabled"),
         ] {
-            assert_eq!(plan_summary(unchanged, true, &who, known), (told, 1));
+            assert_eq!(plan_summary(unchanged, true, &identity, known), (expected, 1));
         }
     }
 
     #[test]
     fn an_address_is_no_match_if_the_app_forbids_linking() {
-        for (known, who) in [
+        for (known, identity) in [
             (None, verified_identity(Some(EMAIL), true)),
             (Some(account(true, false)), verified_identity(Some(EMAIL), true)),
             (Some(account(false, false)), verified_identity(Some(EMAIL), true)),
         ] {
-            assert_eq!(plan_summary(unchanged, false, &who, known), ("create, pending", 0));
+            assert_eq!(plan_summary(unchanged, false, &identity, known), ("create, pending", 0));
         }
     }
 
     #[test]
     fn an_unverified_address_is_looked_up_only_without_enumeration_protection() {
-        let who = verified_identity(Some(EMAIL), false);
+        let identity = verified_identity(Some(EMAIL), false);
         let off = |doc: &mut RenderedApp| doc.enumeration_protection = EnumerationProtection::Disabled;
         for known in [None, Some(account(true, false)), Some(account(false, false))] {
-            assert_eq!(plan_summary(unchanged, true, &who, known.clone()), ("create, pending", 0));
-            let told = if known.is_some() { "link required" } else { "create, pending" };
-            assert_eq!(plan_summary(off, true, &who, known), (told, 1));
+            assert_eq!(plan_summary(unchanged, true, &identity, known.clone()), ("create, pending", 0));
+            let expected = if known.is_some() { "link required" } else { "create, pending" };
+            assert_eq!(plan_summary(off, true, &identity, known), (expected, 1));
         }
     }
 
@@ -208,8 +209,8 @@ mod tests {
     fn an_address_of_another_domain_is_rejected_before_any_lookup() {
         let only = |doc: &mut RenderedApp| doc.allowed_email_domains = vec!["example.org".parse().unwrap()];
         for verified in [true, false] {
-            let who = verified_identity(Some(EMAIL), verified);
-            assert_eq!(plan_summary(only, true, &who, Some(account(true, false))), ("domain", 0));
+            let identity = verified_identity(Some(EMAIL), verified);
+            assert_eq!(plan_summary(only, true, &identity, Some(account(true, false))), ("domain", 0));
         }
     }
 
@@ -219,12 +220,12 @@ mod tests {
             doc.sign_up = SignUp::Closed;
             doc.allow_users_without_email = true;
         };
-        for who in [
+        for identity in [
             verified_identity(Some(EMAIL), true),
             verified_identity(Some(EMAIL), false),
             verified_identity(None, false),
         ] {
-            assert_eq!(plan_summary(closed, true, &who, None).0, "closed");
+            assert_eq!(plan_summary(closed, true, &identity, None).0, "closed");
         }
         assert_eq!(
             plan_summary(closed, true, &verified_identity(Some(EMAIL), true), Some(account(true, false))),

@@ -1,11 +1,11 @@
-//! Providers of an App, and the identities that they verify.
+//! Values that are derived from a Provider of an App.
 
 use latchkey_crds::{rendered::RenderedProvider, types::ProviderName};
 use time::OffsetDateTime;
 
 use crate::domain::{app::App, audit::Detail, identity::VerifiedIdentity, ports::NewIdentity};
 
-/// The App's provider with that name.
+/// The Provider of the App with that name.
 pub fn find_provider<'a>(app: &'a App, name: &str) -> Option<&'a RenderedProvider> {
     app.doc.providers.iter().find(|provider| provider.name.as_str() == name)
 }
@@ -20,12 +20,17 @@ pub(super) fn provider_detail(provider: &ProviderName) -> Detail {
     Detail { provider: Some(provider.clone()), ..Detail::default() }
 }
 
-pub(super) fn new_identity(provider: &RenderedProvider, vouched: &VerifiedIdentity, at: OffsetDateTime) -> NewIdentity {
+/// The identity to store for a verified one.
+pub(super) fn new_identity(
+    provider: &RenderedProvider,
+    verified: &VerifiedIdentity,
+    at: OffsetDateTime,
+) -> NewIdentity {
     NewIdentity {
-        authority: vouched.authority.clone(),
-        subject: vouched.subject.clone(),
+        authority: verified.authority.clone(),
+        subject: verified.subject.clone(),
         provider: provider.name.clone(),
-        email: vouched.email.as_ref().map(|told| told.email.clone()),
+        email: verified.email.as_ref().map(|provider_email| provider_email.email.clone()),
         at,
     }
 }

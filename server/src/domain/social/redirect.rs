@@ -1,4 +1,4 @@
-//! *redirect*: starts a flow.
+//! The use case of *redirect*: starts a flow (specification: Social login, Redirect).
 
 use latchkey_crds::rendered::{BrowserBinding, CallbackMode, RenderedProvider};
 
@@ -12,8 +12,8 @@ use crate::domain::{
     redirect::{self, RedirectNotAllowed},
 };
 
-/// The longest `state` of an app, in characters (specification: Social login, Redirect).
-const MAX_APP_STATE_CHARS: usize = 512;
+/// The longest `state` parameter, in characters (specification: Social login, Redirect).
+const MAX_STATE_PARAM_CHARS: usize = 512;
 /// The longest `prompt` and `login_hint` that are passed on, in characters: an email address fits.
 const MAX_HINT_CHARS: usize = 254;
 
@@ -33,6 +33,7 @@ pub struct StartedFlow {
     pub state: FlowState,
     /// The sealed flow for the browser's cookie, if the flow is bound to it.
     pub sealed: Option<String>,
+    /// Lifetime of the flow.
     pub seconds: i64,
 }
 
@@ -71,7 +72,7 @@ impl From<StoreFlowError> for StartFlowError {
     }
 }
 
-/// Why a text is not passed on to the provider or the app.
+/// Why a parameter is not passed on to the provider or the app.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidText {
     #[error("is longer than {0} characters")]
@@ -80,10 +81,10 @@ pub enum InvalidText {
     ControlCharacter,
 }
 
-fn validate_text(text: Option<&str>, most: usize) -> Result<Option<&str>, InvalidText> {
+fn validate_text(text: Option<&str>, max_chars: usize) -> Result<Option<&str>, InvalidText> {
     let Some(text) = text else { return Ok(None) };
-    if text.chars().count() > most {
-        return Err(InvalidText::TooLong(most));
+    if text.chars().count() > max_chars {
+        return Err(InvalidText::TooLong(max_chars));
     }
     if text.chars().any(char::is_control) { Err(InvalidText::ControlCharacter) } else { Ok(Some(text)) }
 }
@@ -95,7 +96,7 @@ pub async fn start_flow<S: Flows + Providers>(
     request: StartFlowInput<'_>,
 ) -> Result<StartedFlow, StartFlowError> {
     let target = redirect::choose_target(&call.app.doc.redirect_urls, request.redirect_url)?;
-    let app_state = validate_text(request.state, MAX_APP_STATE_CHARS).map_err(StartFlowError::State)?;
+    let app_state = validate_text(request.state, MAX_STATE_PARAM_CHARS).map_err(StartFlowError::State)?;
     let prompt = validate_text(request.prompt, MAX_HINT_CHARS).map_err(StartFlowError::Prompt)?;
     let login_hint = validate_text(request.login_hint, MAX_HINT_CHARS).map_err(StartFlowError::LoginHint)?;
     let code_challenge = request.code_challenge.map(CodeChallenge::parse).transpose()?;

@@ -1,4 +1,4 @@
-//! *login* with a provider's token.
+//! The use case of *login* with a provider's token (specification: Social login, Login with a provider token).
 
 use latchkey_crds::rendered::RenderedProvider;
 
@@ -12,7 +12,7 @@ use crate::domain::{
     ports::{AuditLog, Identities, Outbox, Providers, RateLimits, Sessions, Users},
 };
 
-/// Logs in the user of a provider's token.
+/// Logs in the user to whom the provider issued the token.
 pub async fn log_in_with_token<S>(
     call: Call<'_, S>,
     provider: &RenderedProvider,
@@ -23,7 +23,7 @@ where
     S: Users + Identities + RateLimits + Outbox + Sessions + Providers + AuditLog,
 {
     let permit = acquire_provider_permit(call, ProviderOperation::Login, provider).await?;
-    let vouched = call.stores.validate_token(&permit, provider, token, nonce).await?;
+    let identity = call.stores.validate_token(&permit, provider, token, nonce).await?;
     drop(permit);
-    LoginAttempt { call, provider }.log_in(&vouched).await
+    LoginAttempt { call, provider }.log_in(&identity).await
 }

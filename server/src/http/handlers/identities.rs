@@ -104,6 +104,6 @@ fn link_problem(app: &App, error: LinkError) -> Problem {
         LinkError::AlreadyLinked => Problem::new(ErrorCode::AccessDenied, "this identity belongs to another account"),
         LinkError::InvalidToken => authentication::invalid_token(app, true),
         LinkError::Provider(error) => social_handlers::provider_problem(app, error),
-        LinkError::Common(trouble) => trouble.into(),
+        LinkError::Common(error) => error.into(),
     }
 }

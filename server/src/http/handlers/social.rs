@@ -50,7 +50,7 @@ pub struct SessionResponse {
 
 /// How long to wait for a provider that is unavailable.
 const PROVIDER_RETRY_AFTER: Duration = Duration::from_secs(5);
-/// How long to wait until a Provider is repaired; a change of it is live within seconds.
+/// How long to wait until a Provider is repaired. A change of a Provider is live within seconds.
 const UNUSABLE_PROVIDER_RETRY_AFTER: Duration = Duration::from_secs(60);
 
 /// The provider in the path of the request.
@@ -59,9 +59,9 @@ pub fn requested_provider<'a>(app: &'a App, request: &InboundRequest) -> Result<
         .ok_or_else(Problem::provider_not_found)
 }
 
-/// A 302 to an address that must not be cached and must not leak in a `Referer`.
-fn redirect_to(address: &str) -> Result<Response, Problem> {
-    let location = HeaderValue::try_from(address).map_err(|error| Problem::server_error().with_cause(error))?;
+/// A 302 to a URL that must not be cached and must not leak in a `Referer`.
+fn redirect_to(url: &str) -> Result<Response, Problem> {
+    let location = HeaderValue::try_from(url).map_err(|error| Problem::server_error().with_cause(error))?;
     let mut response = response::empty(StatusCode::FOUND);
     let headers = response.headers_mut();
     headers.insert(LOCATION, location);
@@ -98,7 +98,7 @@ impl From<ProviderLogin> for SessionResponse {
 /// The `error` parameter of a redirect, and the error that its response must carry as [`RedirectedProblem`].
 fn redirect_error(app: &App, error: ProviderLoginError) -> (&'static str, RedirectedProblem) {
     let provider_code = match &error {
-        ProviderLoginError::ProviderReported(refusal) => refusal.map(AuthorizationError::as_str),
+        ProviderLoginError::ProviderReported(reported) => reported.map(AuthorizationError::as_str),
         ProviderLoginError::Provider(_)
         | ProviderLoginError::Closed
         | ProviderLoginError::DomainNotAllowed
@@ -114,7 +114,7 @@ fn redirect_error(app: &App, error: ProviderLoginError) -> (&'static str, Redire
 
 fn sign_in_problem(app: &App, error: ProviderLoginError) -> Problem {
     match error {
-        ProviderLoginError::ProviderReported(refusal) => authorization_problem(refusal),
+        ProviderLoginError::ProviderReported(reported) => authorization_problem(reported),
         ProviderLoginError::Provider(error) => provider_problem(app, error),
         ProviderLoginError::Closed => {
             Problem::new(ErrorCode::RegistrationDisabled, "this App does not accept registrations")
@@ -133,12 +133,12 @@ fn sign_in_problem(app: &App, error: ProviderLoginError) -> Problem {
             Problem::new(ErrorCode::AccessDenied, "this App requires an email address, and the provider returned none")
         }
         ProviderLoginError::Disabled => Problem::new(ErrorCode::UserDisabled, "the user is disabled"),
-        ProviderLoginError::Common(trouble) => trouble.into(),
+        ProviderLoginError::Common(error) => error.into(),
     }
 }
 
-fn authorization_problem(refusal: Option<AuthorizationError>) -> Problem {
-    match refusal {
+fn authorization_problem(reported: Option<AuthorizationError>) -> Problem {
+    match reported {
         Some(AuthorizationError::AccessDenied) => {
             Problem::new(ErrorCode::AccessDenied, "the login at the provider was refused or cancelled")
         }

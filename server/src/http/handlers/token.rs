@@ -88,7 +88,7 @@ async fn handle_exchange<S: Ports>(call: Call<'_, S>, body: TokenRequest) -> Res
             let why = "the code is unknown, expired or used, or the verifier or address does not match; start again";
             Err(Problem::new(ErrorCode::InvalidGrant, why))
         }
-        Err(CodeExchangeError::Common(trouble)) => Err(trouble.into()),
+        Err(CodeExchangeError::Common(error)) => Err(error.into()),
     }
 }
 

@@ -1,4 +1,4 @@
-//! `GET`, `PATCH` and `DELETE /v1/{APPID}/user`: the account of the user who is logged in.
+//! `GET`, `PATCH` and `DELETE /v1/{APPID}/user`: the account of the logged-in user.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -60,7 +60,7 @@ pub struct UserResponse {
 pub async fn read<S: Ports>(state: &State<S>, app: &App, request: &InboundRequest) -> Result<Response, Problem> {
     let signed_in = authentication::authenticate(state, app, request).await?;
     let user = own_account::load_user(state.call(app, &request.client), &signed_in).await;
-    response::json(&UserResponse::from(user.map_err(|refused| account_problem(app, refused))?))
+    response::json(&UserResponse::from(user.map_err(|error| account_problem(app, error))?))
 }
 
 /// `PATCH user`.
@@ -69,7 +69,7 @@ pub async fn rename<S: Ports>(state: &State<S>, app: &App, mut request: InboundR
     let RenameRequest { name } = request.read_json().await?;
     let signed_in = authentication::authenticate_again(state, app, &request).await?;
     let user = own_account::rename_user(state.call(app, &request.client), &signed_in, &name).await;
-    response::json(&UserResponse::from(user.map_err(|refused| account_problem(app, refused))?))
+    response::json(&UserResponse::from(user.map_err(|error| account_problem(app, error))?))
 }
 
 /// `DELETE user`.
@@ -79,13 +79,13 @@ pub async fn delete<S: Ports>(state: &State<S>, app: &App, mut request: InboundR
     let signed_in = authentication::authenticate_again(state, app, &request).await?;
     let password = password.as_ref();
     let deleted = own_account::delete_account(state.call(app, &request.client), &signed_in, password).await;
-    deleted.map_err(|refused| account_problem(app, refused))?;
+    deleted.map_err(|error| account_problem(app, error))?;
     response::empty_object()
 }
 
 /// The errors of any call on the user's own account.
-pub(super) fn account_problem(app: &App, refused: OwnAccountError) -> Problem {
-    match refused {
+pub(super) fn account_problem(app: &App, error: OwnAccountError) -> Problem {
+    match error {
         OwnAccountError::InvalidToken => authentication::invalid_token(app, true),
         OwnAccountError::EmailNotVerified => {
             Problem::new(ErrorCode::EmailNotVerified, "the email address must be verified first")
@@ -100,7 +100,7 @@ pub(super) fn account_problem(app: &App, refused: OwnAccountError) -> Problem {
             "the password is wrong",
             authentication::challenge(app, None),
         ),
-        OwnAccountError::Common(trouble) => trouble.into(),
+        OwnAccountError::Common(error) => error.into(),
     }
 }
 

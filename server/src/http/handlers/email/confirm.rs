@@ -62,7 +62,7 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundR
             password_required,
         }),
         Err(ConfirmError::InvalidCode) => Err(invalid_code()),
-        Err(ConfirmError::Common(trouble)) => Err(trouble.into()),
+        Err(ConfirmError::Common(error)) => Err(error.into()),
     }
 }
 

@@ -47,6 +47,6 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundR
         Ok(()) => response::json(&ConfirmPasswordResponse { email: email.as_str().to_owned() }),
         Err(ResetPasswordError::InvalidCode) => Err(confirm::invalid_code()),
         Err(ResetPasswordError::Weak(weak)) => Err(Problem::weak_password(weak)),
-        Err(ResetPasswordError::Common(trouble)) => Err(trouble.into()),
+        Err(ResetPasswordError::Common(error)) => Err(error.into()),
     }
 }

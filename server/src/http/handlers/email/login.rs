@@ -81,7 +81,7 @@ fn login_problem(app: &App, error: LoginError) -> Problem {
         LoginError::EmailNotVerified => {
             Problem::new(ErrorCode::EmailNotVerified, "the email address must be verified before the first login")
         }
-        LoginError::Common(trouble) => trouble.into(),
+        LoginError::Common(error) => error.into(),
     }
 }
 

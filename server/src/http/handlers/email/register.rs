@@ -69,7 +69,7 @@ fn register_problem(error: RegisterError) -> Problem {
         RegisterError::DomainNotAllowed => domain_not_allowed(),
         RegisterError::Weak(weak) => Problem::weak_password(weak),
         RegisterError::EmailTaken => email_taken(),
-        RegisterError::Common(trouble) => trouble.into(),
+        RegisterError::Common(error) => error.into(),
     }
 }
 

@@ -32,6 +32,6 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundR
     match email_account::verify(state.call(app, &request.client), &signed_in).await {
         Ok(email) => response::json(&VerifyResponse { email: email.as_str().to_owned() }),
         Err(VerifyError::InvalidToken) => Err(authentication::invalid_token(app, true)),
-        Err(VerifyError::Common(trouble)) => Err(trouble.into()),
+        Err(VerifyError::Common(error)) => Err(error.into()),
     }
 }

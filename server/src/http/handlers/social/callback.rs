@@ -46,7 +46,7 @@ pub enum CallbackResponse {
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: InboundRequest) -> Result<Response, Problem> {
     let provider = super::requested_provider(app, &request)?;
     let parameters = Parameters::parse(request.uri.query().unwrap_or_default())?;
-    end_flow(state, app, provider, &request, &parameters, None).await
+    finish_flow(state, app, provider, &request, &parameters, None).await
 }
 
 pub async fn handle_form<S: Ports>(
@@ -57,11 +57,11 @@ pub async fn handle_form<S: Ports>(
     let provider = super::requested_provider(app, &request)?;
     let form = request.read_form_text().await?;
     let parameters = Parameters::parse(&form)?;
-    end_flow(state, app, provider, &request, &parameters, parameters.get_once("user")?).await
+    finish_flow(state, app, provider, &request, &parameters, parameters.get_once("user")?).await
 }
 
-/// Ends the flow of the `state` parameter.
-async fn end_flow<S: Ports>(
+/// Finishes the flow of the `state` parameter.
+async fn finish_flow<S: Ports>(
     state: &State<S>,
     app: &App,
     provider: &RenderedProvider,
@@ -73,7 +73,7 @@ async fn end_flow<S: Ports>(
     let id = flow.id();
     let cookies = FlowCookies::for_base_url(&state.settings.base_url);
     let sent_cookies = cookies.from_request(&request.headers);
-    let returned = CallbackInput {
+    let input = CallbackInput {
         state: flow,
         code: parameters.get_once("code")?,
         iss: parameters.get_once("iss")?,
@@ -81,14 +81,15 @@ async fn end_flow<S: Ports>(
         posted_user,
         sealed: sent_cookies.iter().filter(|cookie| cookie.belongs_to(&id)).map(|cookie| cookie.value).collect(),
     };
-    let ended = social::finish_flow(state.call(app, &request.client), provider, returned).await;
-    // A call with an invalid state, or one that was not admitted, has used nothing: the flow can still complete.
-    let cleared = match &ended {
+    let finished = social::finish_flow(state.call(app, &request.client), provider, input).await;
+    // A callback with an invalid state, or without a permit to call the provider, has used nothing: the flow can still
+    // complete.
+    let cleared = match &finished {
         Err(CallbackError::InvalidState) | Ok(FinishedFlow { is_state_used: false, .. }) => Vec::new(),
         Ok(FinishedFlow { is_state_used: true, .. })
         | Err(CallbackError::RedirectUrl(_) | CallbackError::Common(_)) => cookies.remove(&sent_cookies, &id),
     };
-    match ended.map_err(callback_problem).and_then(|ended| callback_response(app, ended)) {
+    match finished.map_err(callback_problem).and_then(|finished| callback_response(app, finished)) {
         Ok(response) => Ok(super::with_headers(response, cleared)),
         Err(problem) => {
             Err(cleared.into_iter().fold(problem, |problem, (name, value)| problem.with_header(name, value)))
@@ -96,14 +97,13 @@ async fn end_flow<S: Ports>(
     }
 }
 
-fn callback_response(app: &App, ended: FinishedFlow) -> Result<Response, Problem> {
-    let FinishedFlow { target, parameter_location: place, app_state, is_state_used: _, outcome } = ended;
+fn callback_response(app: &App, finished: FinishedFlow) -> Result<Response, Problem> {
+    let FinishedFlow { target, parameter_location, app_state, is_state_used: _, outcome } = finished;
     let Some(target) = target else {
         return match outcome {
-            Ok(FlowResult::Session(signed_up)) => response::json(&CallbackResponse::Session {
-                session: SessionResponse::from(*signed_up),
-                state: app_state,
-            }),
+            Ok(FlowResult::Session(login)) => {
+                response::json(&CallbackResponse::Session { session: SessionResponse::from(*login), state: app_state })
+            }
             Ok(FlowResult::Code(code)) => {
                 response::json(&CallbackResponse::Code { code: code.expose().to_owned(), state: app_state })
             }
@@ -112,8 +112,8 @@ fn callback_response(app: &App, ended: FinishedFlow) -> Result<Response, Problem
     };
     let mut problem = None;
     let mut parameters: Vec<(&str, String)> = match outcome {
-        Ok(FlowResult::Session(signed_up)) => {
-            let session = SessionResponse::from(*signed_up);
+        Ok(FlowResult::Session(login)) => {
+            let session = SessionResponse::from(*login);
             vec![
                 ("access_token", session.access_token),
                 ("refresh_token", session.refresh_token),
@@ -133,8 +133,9 @@ fn callback_response(app: &App, ended: FinishedFlow) -> Result<Response, Problem
         }
     };
     parameters.extend(app_state.map(|state| ("state", state)));
-    let address = target.with_parameters(place, parameters.iter().map(|(name, value)| (*name, value.as_str())));
-    let mut response = super::redirect_to(&address)?;
+    let url =
+        target.with_parameters(parameter_location, parameters.iter().map(|(name, value)| (*name, value.as_str())));
+    let mut response = super::redirect_to(&url)?;
     if let Some(problem) = problem {
         response.extensions_mut().insert(problem);
     }
@@ -152,6 +153,6 @@ fn callback_problem(error: CallbackError) -> Problem {
             ErrorCode::RedirectUrlNotAllowed,
             "the redirect address of this login is no longer on the App's list",
         ),
-        CallbackError::Common(trouble) => trouble.into(),
+        CallbackError::Common(error) => error.into(),
     }
 }

@@ -28,7 +28,7 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundR
     let nonce = nonce.as_ref().map(|RawText(nonce)| nonce.as_str());
     let outcome = social::log_in_with_token(state.call(app, &request.client), provider, &token.0, nonce).await;
     match outcome {
-        Ok(signed_up) => response::json(&SessionResponse::from(signed_up)),
+        Ok(login) => response::json(&SessionResponse::from(login)),
         Err(error) => Err(super::sign_in_problem(app, error)),
     }
 }

@@ -30,7 +30,7 @@ pub struct RedirectResponse {
     pub url: String,
 }
 
-/// How the address of the provider is returned.
+/// How the authorization URL of the provider is returned.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ResponseFormat {
     Redirect,
@@ -55,7 +55,7 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: InboundReque
     if binding == FlowBinding::Browser && has_unlisted_origin(&request.headers, app) {
         return Err(Problem::new(ErrorCode::OriginNotAllowed, "this origin is not on the App's list"));
     }
-    let begin = StartFlowInput {
+    let input = StartFlowInput {
         redirect_url: parameters.get_once("redirect_url").map_err(|_| redirect_url_not_allowed())?,
         state: parameters.get_once("state")?,
         prompt: parameters.get_once("prompt")?,
@@ -63,27 +63,27 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: InboundReque
         code_challenge: parameters.get_once("code_challenge")?,
         binding,
     };
-    let begun = social::start_flow(state.call(app, &request.client), provider, begin).await;
-    let begun = begun.map_err(|error| redirect_problem(app, error))?;
+    let started = social::start_flow(state.call(app, &request.client), provider, input).await;
+    let started = started.map_err(|error| redirect_problem(app, error))?;
     let cookies = FlowCookies::for_base_url(&state.settings.base_url);
-    let headers = begun.sealed.as_ref().map(|sealed| {
+    let headers = started.sealed.as_ref().map(|sealed| {
         let sent = cookies.from_request(&request.headers);
-        cookies.add(&sent, &begun.state.id(), state.env.now(), sealed, begun.seconds)
+        cookies.add(&sent, &started.state.id(), state.env.now(), sealed, started.seconds)
     });
     let response = match format {
-        ResponseFormat::Redirect => super::redirect_to(&begun.url)?,
-        ResponseFormat::Json => response::json(&RedirectResponse { url: begun.url })?,
+        ResponseFormat::Redirect => super::redirect_to(&started.url)?,
+        ResponseFormat::Json => response::json(&RedirectResponse { url: started.url })?,
     };
     Ok(super::with_headers(response, headers.unwrap_or_default()))
 }
 
-/// A page of the same site can store our cookie; other clients that request JSON cannot.
+/// A page of the same site can store our cookie. Other clients that request JSON cannot.
 fn json_binding(request: &HeaderMap) -> FlowBinding {
     let site = request.get("sec-fetch-site").map(http::HeaderValue::as_bytes);
     if matches!(site, Some(b"same-origin" | b"same-site")) { FlowBinding::Browser } else { FlowBinding::Unbound }
 }
 
-/// Navigations carry no `Origin`: if it is there, a page made the call itself.
+/// A navigation sends no `Origin`. If there is one, a script of a page made the call.
 fn has_unlisted_origin(request: &HeaderMap, app: &App) -> bool {
     request.contains_key(ORIGIN) && !matches!(Cors::from_request(request, &app.doc.allowed_origins), Cors::Listed(_))
 }
@@ -103,6 +103,6 @@ fn redirect_problem(app: &App, error: StartFlowError) -> Problem {
         | StartFlowError::Unbound => Problem::invalid_request(error.to_string()),
         StartFlowError::TooMany(too_many) => super::too_many_flows_problem(&too_many),
         StartFlowError::Provider(error) => super::provider_problem(app, error),
-        StartFlowError::Common(trouble) => trouble.into(),
+        StartFlowError::Common(error) => error.into(),
     }
 }

@@ -34,8 +34,7 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundR
     let ChangeAddressRequest { email, password } = request.read_json().await?;
     let signed_in = authentication::authenticate_again(state, app, &request).await?;
     let change = ChangeAddressInput { email, password };
-    let call = state.call(app, &request.client);
-    match own_account::request_address_change(call, &signed_in, &change).await {
+    match own_account::request_address_change(state.call(app, &request.client), &signed_in, &change).await {
         Ok(PendingAddressChange { user, expires_in, expires_at }) => response::json(&register::RegisterResponse {
             email: change.email.as_str().to_owned(),
             name: user.name,
@@ -45,6 +44,6 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundR
         }),
         Err(ChangeAddressError::DomainNotAllowed) => Err(register::domain_not_allowed()),
         Err(ChangeAddressError::EmailTaken) => Err(register::email_taken()),
-        Err(ChangeAddressError::Refused(refused)) => Err(account_problem(app, refused)),
+        Err(ChangeAddressError::Account(error)) => Err(account_problem(app, error)),
     }
 }

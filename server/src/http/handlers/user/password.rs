@@ -31,10 +31,9 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundR
     let ChangePasswordRequest { password, current_password } = request.read_json().await?;
     let signed_in = authentication::authenticate_again(state, app, &request).await?;
     let change = ChangePasswordInput { password, current: current_password };
-    let call = state.call(app, &request.client);
-    match own_account::change_password(call, &signed_in, &change).await {
+    match own_account::change_password(state.call(app, &request.client), &signed_in, &change).await {
         Ok(()) => response::empty_object(),
         Err(ChangePasswordError::Weak(weak)) => Err(Problem::weak_password(weak)),
-        Err(ChangePasswordError::Refused(refused)) => Err(account_problem(app, refused)),
+        Err(ChangePasswordError::Account(error)) => Err(account_problem(app, error)),
     }
 }

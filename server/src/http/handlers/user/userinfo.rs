@@ -32,7 +32,7 @@ pub struct UserInfoResponse {
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: &InboundRequest) -> Result<Response, Problem> {
     let signed_in = authentication::authenticate(state, app, request).await?;
     let user = own_account::load_user(state.call(app, &request.client), &signed_in).await;
-    let user = user.map_err(|refused| account_problem(app, refused))?;
+    let user = user.map_err(|error| account_problem(app, error))?;
     response::json(&UserInfoResponse {
         sub: user.id.to_string(),
         email: user.email.filter(|_| user.email_verified).map(|email| email.as_str().to_owned()),
