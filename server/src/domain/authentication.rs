@@ -13,7 +13,7 @@ use super::{
 };
 
 /// For how long after a login some calls need no password (specification: Accounts, Change of password).
-pub(super) const RECENT_LOGIN: Duration = Duration::minutes(5);
+const RECENT_LOGIN: Duration = Duration::minutes(5);
 
 /// The proof that a request comes from a logged-in user: a valid token of a live session.
 #[derive(Clone, Debug)]
@@ -72,5 +72,47 @@ impl AuthenticatedSession {
     /// An event of the user, caused in this session.
     pub fn event<S>(&self, call: Call<'_, S>, kind: EventKind) -> Event {
         call.event(kind, self.user_id()).in_session(self.session.id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use time::{OffsetDateTime, macros::datetime};
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::domain::{
+        clock::Clock,
+        session::{Amr, SessionId},
+        user::Epoch,
+    };
+
+    const NOW: OffsetDateTime = datetime!(2030-01-02 03:04:05 UTC);
+
+    struct FixedClock(OffsetDateTime);
+
+    impl Clock for FixedClock {
+        fn now(&self) -> OffsetDateTime {
+            self.0
+        }
+    }
+
+    #[test]
+    fn a_login_is_recent_for_less_than_five_minutes_by_the_clocks_of_two_servers() {
+        let env = Env { clock: Box::new(FixedClock(NOW)), ..Env::system() };
+        let is_recent = |age: Duration| {
+            let session = Session {
+                id: SessionId(Uuid::from_u128(1)),
+                user: UserId(Uuid::from_u128(7)),
+                epoch: Epoch(1),
+                generation: 1,
+                amr: Amr::Password,
+                auth_time: NOW - age,
+            };
+            is_recent_login(&env, &session)
+        };
+        let almost = Duration::minutes(5) - Duration::SECOND;
+        assert!(is_recent(Duration::ZERO) && is_recent(almost) && is_recent(-almost));
+        assert!(!is_recent(Duration::minutes(5)) && !is_recent(Duration::minutes(-5)));
     }
 }

@@ -5,7 +5,7 @@ use latchkey_crds::{rendered::RenderedProvider, types::ProviderName};
 use super::provider::{new_identity, provider_detail};
 use crate::domain::{
     audit::EventKind,
-    authentication::{AuthenticatedSession, RECENT_LOGIN},
+    authentication::{AuthenticatedSession, is_recent_login},
     call::Call,
     error::CommonError,
     identity::{Identity, ProviderError, ProviderOperation},
@@ -44,7 +44,7 @@ pub async fn link_identity<S: Users + Identities + RateLimits + Providers>(
     token: &str,
     nonce: Option<&str>,
 ) -> Result<(), LinkError> {
-    if call.env.now() - signed_in.session.auth_time > RECENT_LOGIN {
+    if !is_recent_login(call.env, &signed_in.session) {
         return Err(LinkError::ReauthenticationRequired);
     }
     let permit = call.stores.try_acquire(ProviderOperation::Login, call.app, provider, call.client_address())?;
