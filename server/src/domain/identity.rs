@@ -2,7 +2,7 @@
 
 use time::OffsetDateTime;
 
-use super::{email::Email, user::Name};
+use super::{email::Email, name::Name};
 
 /// A user's identity, as shown to the user.
 #[derive(Clone, Debug, PartialEq, Eq)]

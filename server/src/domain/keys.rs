@@ -22,8 +22,8 @@ use jsonwebtoken::{
 use latchkey_crds::rendered::{KeyState, RenderedApp, SigningAlgorithm};
 use serde::Serialize;
 
-use super::token::ACCESS_TOKEN_TYP;
-
+/// `typ` of access tokens (RFC 9068, 2.1).
+pub const ACCESS_TOKEN_TYP: &str = "at+jwt";
 /// Bytes of an elliptic-curve signature. An RSA signature is longer and costs another allocation.
 const SIGNATURE_CAPACITY: usize = 64;
 /// Bytes reserved for the claims of an access token.

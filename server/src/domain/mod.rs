@@ -18,6 +18,7 @@ pub mod keys;
 mod login_limits;
 pub mod mail;
 mod mail_limits;
+pub mod name;
 pub mod own_account;
 pub mod password;
 mod password_policy;

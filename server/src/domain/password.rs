@@ -6,7 +6,7 @@ use latchkey_crds::rendered::PasswordPolicy;
 use unicode_normalization::UnicodeNormalization;
 use zeroize::Zeroizing;
 
-use super::{email::Email, user::Name};
+use super::{email::Email, name::Name};
 
 /// The longest password that can be set, in characters after NFC.
 pub const MAX_PASSWORD_CHARS: usize = 128;

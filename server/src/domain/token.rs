@@ -10,13 +10,11 @@ use uuid::Uuid;
 use super::{
     app::App,
     clock::Env,
-    keys::SignError,
+    keys::{ACCESS_TOKEN_TYP, SignError},
     session::{Profile, Session, SessionId},
     user::UserId,
 };
 
-/// `typ` of access tokens (RFC 9068, 2.1).
-pub const ACCESS_TOKEN_TYP: &str = "at+jwt";
 /// The prefix of refresh tokens, so that secret scanners find leaked ones.
 pub const REFRESH_PREFIX: &str = "lkr_";
 /// Bytes of the truncated HMAC-SHA-256 (specification: Sessions and tokens, Refresh tokens).

@@ -1,4 +1,4 @@
-//! A user of an App, and the values that a user has.
+//! A user of an App, the id and the epoch.
 
 use std::fmt;
 
@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
+pub use super::name::{InvalidName, Name};
 use super::{
     email::Email,
     password::PasswordHash,
@@ -21,21 +22,6 @@ pub struct UserId(pub Uuid);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Epoch(pub i64);
-
-/// A display name: trimmed, 1–200 characters, no control characters.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Name(Box<str>);
-
-/// Why a string is not a name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum InvalidName {
-    #[error("is empty")]
-    Empty,
-    #[error("is longer than 200 characters")]
-    TooLong,
-    #[error("has a control character")]
-    ControlCharacter,
-}
 
 /// A user, as read from Postgres.
 #[derive(Clone, Debug)]
@@ -80,50 +66,5 @@ impl User {
 impl fmt::Display for UserId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
-    }
-}
-
-// === impl Name ===
-
-impl Name {
-    pub const MAX_CHARS: usize = 200;
-
-    pub fn parse(input: &str) -> Result<Self, InvalidName> {
-        let trimmed = input.trim();
-        if trimmed.is_empty() {
-            return Err(InvalidName::Empty);
-        }
-        if trimmed.chars().any(char::is_control) {
-            return Err(InvalidName::ControlCharacter);
-        }
-        if trimmed.chars().count() > Self::MAX_CHARS {
-            return Err(InvalidName::TooLong);
-        }
-        Ok(Self(trimmed.into()))
-    }
-
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Name(…)")
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_name_is_trimmed_and_bounded() {
-        assert_eq!(Name::parse("  Ada Lovelace ").unwrap().as_str(), "Ada Lovelace");
-        assert!(Name::parse(&"é".repeat(200)).is_ok());
-        assert_eq!(Name::parse(&"é".repeat(201)), Err(InvalidName::TooLong));
-        assert_eq!(Name::parse(" \t "), Err(InvalidName::Empty));
-        assert_eq!(Name::parse("a\u{0}b"), Err(InvalidName::ControlCharacter));
-        assert_eq!(Name::parse("a\u{85}b"), Err(InvalidName::ControlCharacter));
     }
 }
