@@ -9,7 +9,7 @@ use std::{
 use kube::{Resource, ResourceExt, core::ObjectMeta, runtime::reflector::ObjectRef};
 use latchkey_crds::{app::App, provider::Provider, types::AppId};
 
-use super::Guarded;
+use super::objects::Guarded;
 
 /// A namespace and a name in it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,0 +1,50 @@
+//! What the operator keeps of a watched object.
+
+use kube::{
+    Resource, ResourceExt,
+    core::{DeserializeGuard, PartialObjectMeta},
+    runtime::watcher::{self, Event},
+};
+use latchkey_crds::{app::App, types::AppId};
+
+/// The prefix of our annotations (`latchkey_crds::names`).
+const ANNOTATION_PREFIX: &str = "latchkey.dev/";
+
+/// An App or a Provider, or why it does not decode: one bad object does not stop the others.
+pub(crate) type Guarded<K> = DeserializeGuard<K>;
+
+/// An object's metadata only: values are read when they are needed.
+pub(super) type Metadata<K> = PartialObjectMeta<K>;
+
+/// Removes metadata that nothing here reads. Annotations and labels of others can have 256 KiB and more per object, and
+/// changing them is no reason to reconcile.
+pub(super) fn strip_metadata<K: Resource>(event: watcher::Result<Event<K>>) -> watcher::Result<Event<K>> {
+    event.map(|event| {
+        event.modify(|object| {
+            object.meta_mut().managed_fields = None;
+            object.meta_mut().labels = None;
+            object.annotations_mut().retain(|name, _| name.starts_with(ANNOTATION_PREFIX));
+        })
+    })
+}
+
+/// Whether two versions of an object are equal in everything that a reconcile reads.
+pub(super) fn is_same_but_for_status<K: Resource>(one: &Guarded<K>, other: &Guarded<K>) -> bool {
+    let read = |object: &Guarded<K>| {
+        let meta = object.meta();
+        (
+            meta.uid.clone(),
+            meta.generation,
+            meta.deletion_timestamp.clone(),
+            meta.annotations.clone(),
+            meta.finalizers.clone(),
+            object.0.is_ok(),
+        )
+    };
+    read(one) == read(other)
+}
+
+/// The appID that an App claims, if it is valid.
+pub(crate) fn claimed_app_id(app: &Guarded<App>) -> Option<AppId> {
+    app.0.as_ref().ok()?.app_id().ok()
+}

@@ -1,0 +1,146 @@
+//! The published documents, as this operator wrote them or as the watch reports them.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use k8s_openapi::api::core::v1::Secret;
+use kube::ResourceExt;
+use latchkey_crds::{
+    names::{NAME_ANNOTATION, NAMESPACE_ANNOTATION, RENDERED_APP_KEY},
+    rendered::Revision,
+    types::AppId,
+};
+
+use super::{
+    changes::parse_version,
+    index::{NamespacedName, ReferenceIndex},
+};
+use crate::quota::{DocumentSize, Quotas};
+
+/// The prefix of the names of rendered Secrets, before the appID (`latchkey_crds::names`).
+const RENDERED_PREFIX: &str = "latchkey-app-";
+
+/// The published documents by the name of their Secret. The documents themselves are not stored.
+pub(crate) struct PublishedDocuments {
+    apps: Mutex<PublishedIndex>,
+    quotas: Arc<Quotas>,
+}
+
+#[derive(Default)]
+struct PublishedIndex {
+    apps: HashMap<String, PublishedApp>,
+    /// The Secrets by the App that they belong to.
+    secrets: ReferenceIndex<NamespacedName, String>,
+    /// The newest version that the watch has reported for any of them.
+    newest_version: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PublishedApp {
+    /// Of the bytes that the Secret has now, whoever wrote them.
+    pub(crate) revision: Option<Revision>,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) resource_version: String,
+    pub(crate) uid: String,
+    pub(crate) size: DocumentSize,
+}
+
+/// The appID of the document in a Secret with this name.
+pub(crate) fn app_id_of_secret(secret: &str) -> Option<AppId> {
+    secret.strip_prefix(RENDERED_PREFIX)?.parse().ok()
+}
+
+// === impl PublishedDocuments, PublishedIndex ===
+
+impl PublishedDocuments {
+    pub(super) fn new(quotas: Arc<Quotas>) -> Self {
+        Self { apps: Mutex::default(), quotas }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, PublishedIndex> {
+        self.apps.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn get(&self, secret: &str) -> Option<PublishedApp> {
+        self.lock().apps.get(secret).cloned()
+    }
+
+    /// Records what this operator wrote, unless the watch has already reported something newer.
+    pub(crate) fn record_write(&self, secret: &str, app: PublishedApp) {
+        let mut held = self.lock();
+        if parse_version(&app.resource_version) > held.newest_version {
+            self.put(&mut held, secret, Some(app));
+        }
+    }
+
+    /// Records what the watch reports, unless this operator wrote something newer. Returns whether it changed anything.
+    pub(super) fn record_watched(&self, secret: &str, app: PublishedApp) -> bool {
+        let version = parse_version(&app.resource_version);
+        let mut held = self.lock();
+        held.newest_version = held.newest_version.max(version);
+        if held.apps.get(secret).is_some_and(|known| parse_version(&known.resource_version) > version) {
+            return false;
+        }
+        self.put(&mut held, secret, Some(app.clone())) != Some(app)
+    }
+
+    /// Records that the watch reports the Secret as deleted, as of this version.
+    pub(super) fn record_deletion(&self, secret: &str, version: Option<u64>) {
+        let mut held = self.lock();
+        held.newest_version = held.newest_version.max(version.unwrap_or(0));
+        let is_newer = |known: &PublishedApp| version.is_some_and(|gone| parse_version(&known.resource_version) > gone);
+        if !held.apps.get(secret).is_some_and(is_newer) {
+            self.put(&mut held, secret, None);
+        }
+    }
+
+    fn put(&self, held: &mut PublishedIndex, secret: &str, app: Option<PublishedApp>) -> Option<PublishedApp> {
+        self.quotas.record_document(secret, app.as_ref().map(|app| (app.namespace.as_str(), app.size)));
+        held.put(secret, app)
+    }
+
+    /// The names of all known Secrets.
+    pub(super) fn secrets(&self) -> Vec<String> {
+        self.lock().apps.keys().cloned().collect()
+    }
+
+    /// The names of the Secrets that are published for an App.
+    pub(super) fn of_app(&self, namespace: &str, name: &str) -> Vec<String> {
+        self.lock().secrets.get(&NamespacedName::new(namespace, name))
+    }
+}
+
+impl PublishedIndex {
+    /// Returns the previous entry.
+    fn put(&mut self, secret: &str, app: Option<PublishedApp>) -> Option<PublishedApp> {
+        let place = |app: &PublishedApp| (NamespacedName::new(&app.namespace, &app.name), secret.to_owned());
+        let now = app.iter().map(place).collect();
+        let before = match app {
+            Some(app) => self.apps.insert(secret.to_owned(), app),
+            None => self.apps.remove(secret),
+        };
+        self.secrets.reindex(&before.iter().map(place).collect(), &now);
+        before
+    }
+}
+
+// === impl PublishedApp ===
+
+impl PublishedApp {
+    /// The published App in a Secret.
+    pub(crate) fn from_secret(secret: &Secret) -> Option<Self> {
+        let annotation = |name: &str| secret.annotations().get(name).cloned().unwrap_or_default();
+        let document = secret.data.as_ref().and_then(|data| data.get(RENDERED_APP_KEY));
+        Some(Self {
+            revision: document.map(|document| Revision::of(&document.0)),
+            size: document.map(|document| DocumentSize::of(&document.0)).unwrap_or_default(),
+            namespace: annotation(NAMESPACE_ANNOTATION),
+            name: annotation(NAME_ANNOTATION),
+            resource_version: secret.resource_version()?,
+            uid: secret.uid()?,
+        })
+    }
+}

@@ -1,0 +1,111 @@
+//! What the operator knows of the cluster.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use kube::runtime::reflector::Store;
+use latchkey_crds::{app::App, provider::Provider, types::AppId};
+
+use super::{
+    index::{NamespacedName, Reference, ReferenceIndex},
+    objects::Guarded,
+    published::PublishedDocuments,
+};
+use crate::{
+    app::ownership::{Claim, ClaimValidity},
+    quota::{QuotaLimits, Quotas},
+};
+
+/// Everything that the operator keeps a copy of.
+#[derive(Clone)]
+pub(crate) struct ClusterState {
+    pub(crate) apps: Store<Guarded<App>>,
+    pub(crate) providers: Store<Guarded<Provider>>,
+    pub(crate) published: Arc<PublishedDocuments>,
+    pub(crate) key_versions: Arc<ReconciledKeyVersions>,
+    pub(crate) quotas: Arc<Quotas>,
+    /// The Apps by what they reference.
+    pub(super) apps_by_reference: Arc<ReferenceIndex<Reference, NamespacedName>>,
+    /// The Providers by their Secret.
+    pub(super) providers_by_secret: Arc<ReferenceIndex<NamespacedName, NamespacedName>>,
+}
+
+/// The version of each App's keys that its last reconcile used. A watch event for this version changes nothing.
+#[derive(Default)]
+pub(crate) struct ReconciledKeyVersions(Mutex<HashMap<AppId, String>>);
+
+// === impl ClusterState ===
+
+impl ClusterState {
+    pub(crate) fn new(apps: Store<Guarded<App>>, providers: Store<Guarded<Provider>>, limits: QuotaLimits) -> Self {
+        let (apps_by, providers_by) = (Arc::default(), Arc::default());
+        let quotas = Arc::new(Quotas::new(limits));
+        let published = PublishedDocuments::new(Arc::clone(&quotas));
+        Self {
+            apps,
+            providers,
+            published: Arc::new(published),
+            key_versions: Arc::default(),
+            quotas,
+            apps_by_reference: apps_by,
+            providers_by_secret: providers_by,
+        }
+    }
+
+    /// How many Apps of the namespace have precedence over this one for an appID: older ones that wait for room or are
+    /// not validated yet. Counted only if there is not enough room for all.
+    pub(crate) fn count_ahead_of(&self, claim: &Claim) -> u32 {
+        let namespace = claim.owner.namespace.as_str();
+        let named = Reference::Namespace(namespace.to_owned());
+        if self.quotas.has_room(namespace, self.apps_by_reference.count(&named)) {
+            return 0;
+        }
+        let places = self.apps_by_reference.get(&named);
+        let apps = places.iter().filter_map(|place| self.apps.get(&place.object_ref()));
+        let ahead = apps.filter(|app| {
+            let Ok(app) = &app.0 else { return false };
+            let other = Claim::from_app(app);
+            let holds = app.app_id().is_ok_and(|id| self.quotas.owns_app_id(&id, namespace));
+            let comes = match other.validity {
+                ClaimValidity::Pending => true,
+                ClaimValidity::Valid | ClaimValidity::Invalid => {
+                    self.quotas.is_waiting_for_app_id(namespace, &other.owner.name)
+                }
+                ClaimValidity::Deleting => false,
+            };
+            comes && !holds && other.has_precedence_over(claim)
+        });
+        u32::try_from(ahead.count()).unwrap_or(u32::MAX)
+    }
+
+    /// The Apps that claim an appID.
+    pub(crate) fn apps_with_id(&self, id: &AppId) -> Vec<Arc<Guarded<App>>> {
+        let named = self.apps_by_reference.get(&Reference::AppId(id.clone()));
+        named.iter().filter_map(|place| self.apps.get(&place.object_ref())).collect()
+    }
+
+    /// Whether a watch event for these keys changes nothing: their App has used this version, and no other App claims
+    /// the appID.
+    pub(super) fn is_reconciled(&self, id: &AppId, version: &str) -> bool {
+        self.key_versions.lock().get(id).is_some_and(|judged| judged == version)
+            && self.apps_by_reference.get(&Reference::AppId(id.clone())).len() == 1
+    }
+}
+
+// === impl ReconciledKeyVersions ===
+
+impl ReconciledKeyVersions {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<AppId, String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn record(&self, id: &AppId, version: &str) {
+        self.lock().insert(id.clone(), version.to_owned());
+    }
+
+    pub(super) fn forget(&self, id: &AppId) {
+        self.lock().remove(id);
+    }
+}

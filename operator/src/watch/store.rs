@@ -1,0 +1,59 @@
+//! Writes the changes of several watches into one store.
+
+use std::{collections::HashMap, sync::Arc};
+
+use kube::{
+    Resource,
+    runtime::{
+        reflector::{ObjectRef, Store, store::Writer},
+        watcher::Event,
+    },
+};
+
+use super::changes::WatchEvent;
+
+/// Writes the watch events into a store.
+pub(super) struct StoreWriter<K: Resource<DynamicType = ()> + Clone + 'static> {
+    writer: Writer<K>,
+    store: Store<K>,
+    /// The objects before all watches are synced, then `None`. An object that is deleted before that must not enter the
+    /// store.
+    before_sync: Option<HashMap<ObjectRef<K>, Arc<K>>>,
+}
+
+impl<K: Resource<DynamicType = ()> + Clone + 'static> StoreWriter<K> {
+    pub(super) fn new(writer: Writer<K>) -> Self {
+        let store = writer.as_reader();
+        Self { writer, store, before_sync: Some(HashMap::new()) }
+    }
+
+    /// Applies an event and returns the object as it was before.
+    pub(super) fn apply(&mut self, seen: &WatchEvent<K>) -> Option<Arc<K>> {
+        match (seen, &mut self.before_sync) {
+            (WatchEvent::Applied(object), Some(early)) => {
+                early.insert(ObjectRef::from_obj(object), Arc::new(object.clone()))
+            }
+            (WatchEvent::Applied(object), None) => {
+                let before = self.store.get(&ObjectRef::from_obj(object));
+                self.writer.apply_watcher_event(&Event::Apply(object.clone()));
+                before
+            }
+            (WatchEvent::Deleted { namespace, name, .. }, Some(early)) => {
+                early.remove(&ObjectRef::new(name).within(namespace))
+            }
+            (WatchEvent::Deleted { namespace, name, .. }, None) => {
+                let before = self.store.get(&ObjectRef::new(name).within(namespace))?;
+                self.writer.apply_watcher_event(&Event::Delete(K::clone(&before)));
+                Some(before)
+            }
+            (WatchEvent::Synced, early) => {
+                self.writer.apply_watcher_event(&Event::Init);
+                for (_, object) in early.take().unwrap_or_default() {
+                    self.writer.apply_watcher_event(&Event::InitApply(Arc::unwrap_or_clone(object)));
+                }
+                self.writer.apply_watcher_event(&Event::InitDone);
+                None
+            }
+        }
+    }
+}

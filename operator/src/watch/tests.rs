@@ -1,0 +1,244 @@
+//! The handlers of the watches, over scripted events.
+
+use futures::{StreamExt, stream};
+use k8s_openapi::api::core::v1::Secret;
+use kube::{
+    Resource, ResourceExt,
+    runtime::{
+        reflector::{store, store::Writer},
+        watcher::Event,
+    },
+};
+use latchkey_crds::{app::App, rendered::Revision};
+use serde_json::json;
+use tokio::sync::mpsc;
+
+use super::{
+    handlers::{follow_apps, follow_keys, follow_published},
+    objects::{Guarded, Metadata, is_same_but_for_status, strip_metadata},
+    published::{PublishedApp, PublishedDocuments},
+    queue::{QueueReceivers, ReconcileQueue},
+    state::ClusterState,
+};
+use crate::{
+    admin::Health,
+    app::ownership::{AppIdOwner, Claim},
+    quota::{DocumentSize, QuotaLimits},
+};
+
+fn app(namespace: &str, app_id: &str, version: &str) -> Guarded<App> {
+    let app = json!({
+        "apiVersion": "latchkey.dev/v1alpha1", "kind": "App",
+        "metadata": { "namespace": namespace, "name": "store", "uid": app_id, "resourceVersion": version },
+        "spec": { "appID": app_id, "displayName": "Shop" },
+    });
+    serde_json::from_value(app).unwrap()
+}
+
+fn objects() -> (ClusterState, Writer<Guarded<App>>) {
+    let (apps, writer) = store();
+    let (providers, _) = store();
+    (ClusterState::new(apps, providers, QuotaLimits::default()), writer)
+}
+
+fn published(version: &str, document: &[u8]) -> PublishedApp {
+    PublishedApp {
+        revision: Some(Revision::of(document)),
+        namespace: "shop".into(),
+        name: "store".into(),
+        resource_version: version.into(),
+        uid: "1".into(),
+        size: DocumentSize::of(document),
+    }
+}
+
+/// Runs the handler of Apps over these events, one watch per namespace.
+async fn seen(watches: Vec<Vec<Event<Guarded<App>>>>) -> (ClusterState, QueueReceivers) {
+    let (objects, writer) = objects();
+    objects.published.record_write("latchkey-app-shop", published("1", b"1"));
+    let (wakes, queues) = ReconcileQueue::new();
+    let watches = watches.into_iter().map(|events| stream::iter(events).map(Ok).boxed()).collect();
+    follow_apps(watches, writer, objects.clone(), wakes, Health::new(&["apps"])).await;
+    (objects, queues)
+}
+
+#[tokio::test]
+async fn an_app_deleted_before_the_first_sync_does_not_come_back() {
+    let first = vec![
+        Event::Init,
+        Event::InitApply(app("shop", "shop", "3")),
+        Event::InitDone,
+        Event::Delete(app("shop", "shop", "4")),
+    ];
+    let second = vec![Event::Init, Event::InitApply(app("other", "other", "3")), Event::InitDone];
+    // The second watch reports last, after every event of the first.
+    let (objects, writer) = objects();
+    let (wakes, _queues) = ReconcileQueue::new();
+    let (more, late) = mpsc::unbounded_channel();
+    let late = stream::unfold(late, |mut late| async { Some((late.recv().await?, late)) });
+    let follower = tokio::spawn(follow_apps(
+        vec![stream::iter(first).map(Ok).boxed(), late.boxed()],
+        writer,
+        objects.clone(),
+        wakes,
+        Health::new(&["apps"]),
+    ));
+    tokio::task::yield_now().await;
+    second.into_iter().for_each(|event| more.send(Ok(event)).unwrap());
+    drop(more);
+    follower.await.unwrap();
+    let there: Vec<_> = objects.apps.state().iter().map(|app| app.namespace().unwrap()).collect();
+    assert_eq!(there, ["other"]);
+}
+
+#[tokio::test]
+async fn an_app_recreated_with_another_app_id_leaves_its_document() {
+    let events = vec![
+        Event::Init,
+        Event::InitApply(app("shop", "shop", "3")),
+        Event::InitApply(app("waiting", "shop", "3")),
+        Event::InitDone,
+        Event::Apply(app("shop", "other", "5")),
+    ];
+    let (_, mut queues) = seen(vec![events]).await;
+    assert_eq!(queues.orphans.try_recv().unwrap(), "latchkey-app-shop");
+    let mut woken = Vec::new();
+    while let Ok(app) = queues.apps.try_recv() {
+        woken.push(app.namespace.unwrap());
+    }
+    assert_eq!(woken, ["shop", "waiting", "shop", "waiting"], "its appID may be free for another App");
+}
+
+fn created(name: &str, second: u32) -> Guarded<App> {
+    let app = json!({
+        "apiVersion": "latchkey.dev/v1alpha1", "kind": "App",
+        "metadata": {
+            "namespace": "shop", "name": name, "resourceVersion": "3",
+            "creationTimestamp": format!("2026-01-02T03:04:{second:02}Z"),
+        },
+        "spec": { "displayName": "Shop" },
+    });
+    serde_json::from_value(app).unwrap()
+}
+
+#[tokio::test]
+async fn if_not_all_apps_of_a_namespace_fit_older_ones_have_precedence() {
+    let apps = [created("young", 3), created("held", 0), created("old", 1), created("middle", 2)];
+    let claims = apps.clone().map(|app| Claim::from_app(app.0.as_ref().unwrap()));
+    let ahead = async |limit| {
+        let (apps_store, writer) = store();
+        let (providers, _) = store();
+        let objects = ClusterState::new(apps_store, providers, QuotaLimits { apps: limit, ..QuotaLimits::default() });
+        let holder = AppIdOwner { namespace: "shop".into(), name: "held".into() };
+        objects.quotas.record_keys(&"held".parse().unwrap(), Some(holder));
+        let there = apps.clone().into_iter().map(Event::InitApply);
+        let events: Vec<_> = std::iter::once(Event::Init).chain(there).chain([Event::InitDone]).collect();
+        let (wakes, _queues) = ReconcileQueue::new();
+        let watches = vec![stream::iter(events).map(Ok).boxed()];
+        follow_apps(watches, writer, objects.clone(), wakes, Health::new(&["apps"])).await;
+        claims.clone().map(|claim| objects.count_ahead_of(&claim))
+    };
+    assert_eq!(ahead(3).await, [2, 0, 0, 1], "an App that already owns its appID does not count");
+    assert_eq!(ahead(100).await, [0; 4], "there is room for all");
+}
+
+#[test]
+fn metadata_of_others_is_neither_stored_nor_a_change() {
+    let edited = |note: &str| {
+        let mut app = app("shop", "shop", "3");
+        let annotations = [("example.com/note", note), ("latchkey.dev/rotate-keys", "1")];
+        let annotations = annotations.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        app.meta_mut().annotations = Some(annotations.into());
+        app.meta_mut().labels = Some([("note".to_owned(), note.to_owned())].into());
+        let Event::Apply(app) = strip_metadata(Ok(Event::Apply(app))).unwrap() else { unreachable!("an Apply event") };
+        app
+    };
+    let (one, other) = (edited("1"), edited("2"));
+    assert!(is_same_but_for_status(&one, &other));
+    assert_eq!(one.annotations().keys().collect::<Vec<_>>(), ["latchkey.dev/rotate-keys"]);
+    assert!(one.labels().is_empty());
+}
+
+#[test]
+fn the_newer_of_written_and_watched_documents_counts() {
+    let there = objects().0.published;
+    let revision = |there: &PublishedDocuments| there.get("shop").and_then(|app| app.revision);
+    there.record_write("shop", published("10", b"ours"));
+    assert!(!there.record_watched("shop", published("10", b"ours")), "unchanged");
+    // Somebody edits it at once, and the watch is faster than the response to our own write.
+    assert!(there.record_watched("shop", published("12", b"theirs")));
+    there.record_write("shop", published("11", b"ours"));
+    assert_eq!(revision(&there), Some(Revision::of(b"theirs")));
+    there.record_deletion("shop", Some(14));
+    there.record_write("shop", published("13", b"ours"));
+    assert_eq!(revision(&there), None);
+    // The watch is behind what we wrote.
+    there.record_write("shop", published("20", b"ours"));
+    assert!(!there.record_watched("shop", published("17", b"theirs")));
+    there.record_deletion("shop", Some(18));
+    assert_eq!(revision(&there), Some(Revision::of(b"ours")));
+    // A list does not say when an object was deleted.
+    there.record_deletion("shop", None);
+    assert_eq!(revision(&there), None);
+}
+
+#[tokio::test]
+async fn the_app_of_a_deleted_document_is_enqueued_even_if_the_operator_deleted_it() {
+    let there = vec![Event::Init, Event::InitApply(app("shop", "shop", "3")), Event::InitDone];
+    let (objects, _) = seen(vec![there]).await;
+    let secret = json!({
+        "metadata": { "name": "latchkey-app-shop", "namespace": "latchkey", "uid": "1", "resourceVersion": "7" },
+    });
+    let secret: Secret = serde_json::from_value(secret).unwrap();
+    let events = vec![Event::Init, Event::InitApply(secret.clone()), Event::InitDone, Event::Delete(secret)];
+    let (wakes, mut queues) = ReconcileQueue::new();
+    let watches = vec![stream::iter(events).map(Ok).boxed()];
+    follow_published(watches, objects, wakes, Health::new(&["rendered apps"])).await;
+    assert_eq!(queues.apps.try_recv().unwrap().name, "store");
+}
+
+#[tokio::test]
+async fn changed_keys_enqueue_their_app_unless_it_used_them_and_nobody_else_claims_its_app_id() {
+    let keys = |version: &str| {
+        let secret = json!({
+            "apiVersion": "v1", "kind": "Secret",
+            "metadata": { "name": "latchkey-keys-shop", "namespace": "latchkey", "resourceVersion": version },
+        });
+        serde_json::from_value::<Metadata<Secret>>(secret).unwrap()
+    };
+    let woken_by = async |apps: &[&str], event| {
+        let there = apps.iter().map(|namespace| Event::InitApply(app(namespace, "shop", "3")));
+        let (objects, _) =
+            seen(vec![std::iter::once(Event::Init).chain(there).chain([Event::InitDone]).collect()]).await;
+        objects.key_versions.record(&"shop".parse().unwrap(), "7");
+        let (wakes, mut queues) = ReconcileQueue::new();
+        let watches = vec![stream::iter([Event::Init, Event::InitDone, event]).map(Ok).boxed()];
+        follow_keys(watches, objects, wakes, Health::new(&["keys"])).await;
+        std::iter::from_fn(move || queues.apps.try_recv().ok()).count()
+    };
+    assert_eq!(woken_by(&["shop"], Event::Apply(keys("7"))).await, 0);
+    assert_eq!(woken_by(&["shop"], Event::Apply(keys("8"))).await, 1, "somebody changed them");
+    assert_eq!(woken_by(&["shop", "waiting"], Event::Apply(keys("7"))).await, 2, "another App waits for the appID");
+    assert_eq!(woken_by(&["shop"], Event::Delete(keys("7"))).await, 1);
+}
+
+#[tokio::test]
+async fn a_standby_keeps_no_queue() {
+    let (objects, mut writer) = objects();
+    writer.apply_watcher_event(&Event::Init);
+    writer.apply_watcher_event(&Event::InitApply(app("shop", "shop", "3")));
+    writer.apply_watcher_event(&Event::InitDone);
+    objects.published.record_write("latchkey-app-shop", published("1", b"1"));
+    let (wakes, mut queues) = ReconcileQueue::new();
+    wakes.enqueue_everything(&objects);
+    tokio::select! {
+        biased;
+        never = queues.discard_all() => match never {},
+        () = tokio::task::yield_now() => {}
+    }
+    assert!(queues.apps.is_empty() && queues.orphans.is_empty());
+    // When it becomes the leader, it starts with everything.
+    wakes.enqueue_everything(&objects);
+    assert_eq!(queues.apps.try_recv().unwrap().name, "store");
+    assert_eq!(queues.orphans.try_recv().unwrap(), "latchkey-app-shop");
+}
