@@ -89,7 +89,7 @@ async fn run_operator(args: RunArgs) -> Result<()> {
     // kube's retries would run below the fence, with waits of minutes. Every caller here retries by itself.
     config.default_retry = false;
     let metrics = Metrics::default();
-    let health = Health::new(&watch::WATCHES);
+    let health = Health::new(watch::WATCHES);
     let stop = CancellationToken::new();
     let listener = tokio::net::TcpListener::bind(args.ops_addr)
         .await

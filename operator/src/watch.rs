@@ -1,5 +1,5 @@
-//! Watches the cluster: a store for each kind that the operator needs in full, and a reconcile queue for what changes
-//! affect.
+//! Watches the cluster. Each kind has its watches (`streams`). Their events become changes (`changes`). A handler
+//! (`handlers`) updates what the operator knows of the cluster (`state`) and queues what the change affects (`queue`).
 
 mod changes;
 mod handlers;
@@ -13,18 +13,15 @@ mod streams;
 #[cfg(test)]
 mod tests;
 
-use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::{
     Client,
     runtime::{reflector, watcher},
 };
 use latchkey_crds::names::{APP_KEYS_TYPE, RENDERED_APP_TYPE};
+use strum::VariantNames;
+use tokio::task::JoinHandle;
 
-use self::{
-    handlers::{follow_apps, follow_config_maps, follow_keys, follow_providers, follow_published, follow_secrets},
-    objects::Metadata,
-    streams::watches,
-};
+use self::{changes::WatchName, handlers::Handlers, streams::watches};
 pub(crate) use self::{
     index::NamespacedName,
     objects::{Guarded, claimed_app_id},
@@ -34,14 +31,14 @@ pub(crate) use self::{
 };
 use crate::{admin::Health, quota::QuotaLimits};
 
-/// A watch that is dropped silently would otherwise stay unnoticed for five minutes.
+/// How long a watch lasts. Without a limit, a watch that is dropped silently would stay unnoticed for five minutes.
 pub(crate) const WATCH_SECONDS: u32 = 30;
 /// Objects per page of a list. Rendered Apps can have half a MiB each.
 const PAGE_SIZE: u32 = 500;
 const DOCUMENT_PAGE_SIZE: u32 = 100;
 
 /// The names under which `/readyz` lists watches that have not finished their first list.
-pub(crate) const WATCHES: [&str; 6] = ["apps", "providers", "keys", "rendered apps", "secrets", "configmaps"];
+pub(crate) const WATCHES: &[&str] = WatchName::VARIANTS;
 
 /// Starts every watch. Each runs until the process ends.
 pub(crate) fn start(
@@ -51,57 +48,25 @@ pub(crate) fn start(
     limits: QuotaLimits,
     health: &Health,
     queue: &ReconcileQueue,
-) -> (ClusterState, Vec<tokio::task::JoinHandle<()>>) {
+) -> (ClusterState, Vec<JoinHandle<()>>) {
     let (apps, apps_writer) = reflector::store();
     let (providers, providers_writer) = reflector::store();
     let objects = ClusterState::new(apps, providers, limits);
+    let handlers = Handlers { objects: objects.clone(), queue: queue.clone(), health: health.clone() };
 
-    let config = || watcher::Config::default().timeout(WATCH_SECONDS).page_size(PAGE_SIZE);
+    let installation = [namespace.to_owned()];
+    let config = watcher::Config::default().timeout(WATCH_SECONDS).page_size(PAGE_SIZE);
+    let keys = config.clone().fields(&format!("type={APP_KEYS_TYPE}"));
+    let documents = config.clone().page_size(DOCUMENT_PAGE_SIZE).fields(&format!("type={RENDERED_APP_TYPE}"));
     // Secrets of Helm releases and ServiceAccounts are never client secrets, and there are many of them.
-    let secrets = || config().fields("type!=helm.sh/release.v1,type!=kubernetes.io/service-account-token");
+    let secrets = config.clone().fields("type!=helm.sh/release.v1,type!=kubernetes.io/service-account-token");
     let tasks = vec![
-        tokio::spawn(follow_apps(
-            watches(client, watched, config()),
-            apps_writer,
-            objects.clone(),
-            queue.clone(),
-            health.clone(),
-        )),
-        tokio::spawn(follow_providers(
-            watches(client, watched, config()),
-            providers_writer,
-            objects.clone(),
-            queue.clone(),
-            health.clone(),
-        )),
-        tokio::spawn(follow_keys(
-            watches(client, &[namespace.to_owned()], config().fields(&format!("type={APP_KEYS_TYPE}"))),
-            objects.clone(),
-            queue.clone(),
-            health.clone(),
-        )),
-        tokio::spawn(follow_published(
-            watches(
-                client,
-                &[namespace.to_owned()],
-                config().page_size(DOCUMENT_PAGE_SIZE).fields(&format!("type={RENDERED_APP_TYPE}")),
-            ),
-            objects.clone(),
-            queue.clone(),
-            health.clone(),
-        )),
-        tokio::spawn(follow_secrets(
-            watches::<Metadata<Secret>>(client, watched, secrets()),
-            objects.clone(),
-            queue.clone(),
-            health.clone(),
-        )),
-        tokio::spawn(follow_config_maps(
-            watches::<Metadata<ConfigMap>>(client, watched, config()),
-            objects.clone(),
-            queue.clone(),
-            health.clone(),
-        )),
+        tokio::spawn(handlers.clone().follow_apps(watches(client, watched, config.clone()), apps_writer)),
+        tokio::spawn(handlers.clone().follow_providers(watches(client, watched, config.clone()), providers_writer)),
+        tokio::spawn(handlers.clone().follow_keys(watches(client, &installation, keys))),
+        tokio::spawn(handlers.clone().follow_published(watches(client, &installation, documents))),
+        tokio::spawn(handlers.clone().follow_secrets(watches(client, watched, secrets))),
+        tokio::spawn(handlers.follow_config_maps(watches(client, watched, config))),
     ];
     (objects, tasks)
 }

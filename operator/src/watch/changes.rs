@@ -1,4 +1,4 @@
-//! Turns the events of several watches of one kind into changes.
+//! Turns the events of all watches of one kind into changes: what was applied or deleted, and when all are synced.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -7,10 +7,24 @@ use std::{
 
 use futures::{StreamExt, stream::select_all};
 use kube::{Resource, ResourceExt, runtime::watcher::Event};
+use strum::{IntoStaticStr, VariantNames};
 use tracing::warn;
 
 use super::streams::Watch;
 use crate::admin::{Health, error_message};
+
+/// The kinds that are watched, by the names in `/readyz` and in the log.
+#[derive(Clone, Copy, IntoStaticStr, VariantNames)]
+#[strum(serialize_all = "lowercase")]
+pub(super) enum WatchName {
+    Apps,
+    Providers,
+    Keys,
+    #[strum(serialize = "rendered apps")]
+    RenderedApps,
+    Secrets,
+    ConfigMaps,
+}
 
 /// A change that a watch reports, or that a new list reveals.
 pub(super) enum WatchEvent<K> {
@@ -25,77 +39,111 @@ pub(super) enum WatchEvent<K> {
     Synced,
 }
 
+/// A namespace and a name in it.
+type ObjectKey = (String, String);
+
+/// What one watch has reported.
+#[derive(Default)]
+struct WatchedObjects {
+    /// For each object a hash of its uid and version.
+    versions: HashMap<ObjectKey, u64>,
+    hasher: RandomState,
+    /// The objects of the list that is being read.
+    listed: HashSet<ObjectKey>,
+    synced: bool,
+}
+
 /// Passes every change that the watches report to the callback. Objects that a new list shows unchanged are skipped.
 pub(super) async fn follow_watches<K>(
-    what: &'static str,
+    name: WatchName,
     watches: Vec<Watch<K>>,
     health: Health,
     mut handle: impl FnMut(WatchEvent<K>),
 ) where
     K: Resource + Send + 'static,
 {
-    /// By namespace and name, a hash that identifies the version of an object.
-    type Versions = HashMap<(String, String), u64>;
-    #[derive(Default)]
-    struct Scope {
-        known: Versions,
-        listing: Option<HashSet<(String, String)>>,
-        synced: bool,
-    }
-    let hasher = RandomState::new();
-    let version =
-        |object: &K| hasher.hash_one((object.meta().uid.as_deref(), object.meta().resource_version.as_deref()));
-    let key = |object: &K| (object.namespace().unwrap_or_default(), object.name_any());
-
-    let mut scopes: Vec<Scope> = watches.iter().map(|_| Scope::default()).collect();
+    let name: &'static str = name.into();
+    let mut watched: Vec<_> = watches.iter().map(|_| WatchedObjects::default()).collect();
     let numbered =
         watches.into_iter().enumerate().map(|(number, watch)| watch.map(move |event| (number, event)).boxed());
     let mut events = select_all(numbered);
     while let Some((number, event)) = events.next().await {
-        let scope = &mut scopes[number];
+        let objects = &mut watched[number];
         match event {
-            Ok(Event::Init) => scope.listing = Some(HashSet::new()),
+            Ok(Event::Init) => objects.begin_list(),
             Ok(Event::InitApply(object)) => {
-                let key = key(&object);
-                if let Some(listing) = &mut scope.listing {
-                    listing.insert(key.clone());
-                }
-                let version = version(&object);
-                if scope.known.insert(key, version) != Some(version) {
+                if objects.record_listed(&object) {
                     handle(WatchEvent::Applied(object));
                 }
             }
             Ok(Event::InitDone) => {
-                let listed = scope.listing.take().unwrap_or_default();
-                let gone: Vec<_> = scope.known.keys().filter(|key| !listed.contains(*key)).cloned().collect();
-                for (namespace, name) in gone {
-                    scope.known.remove(&(namespace.clone(), name.clone()));
+                for (namespace, name) in objects.end_list() {
                     handle(WatchEvent::Deleted { namespace, name, version: None });
                 }
-                if !std::mem::replace(&mut scope.synced, true) && scopes.iter().all(|scope| scope.synced) {
+                if !std::mem::replace(&mut objects.synced, true) && watched.iter().all(|objects| objects.synced) {
                     handle(WatchEvent::Synced);
-                    health.set_synced(what);
+                    health.set_synced(name);
                 }
             }
             Ok(Event::Apply(object)) => {
-                scope.known.insert(key(&object), version(&object));
+                objects.record(&object);
                 handle(WatchEvent::Applied(object));
             }
             Ok(Event::Delete(object)) => {
-                let (namespace, name) = key(&object);
-                scope.known.remove(&(namespace.clone(), name.clone()));
+                let (namespace, name) = objects.remove(&object);
                 let version = object.resource_version().as_deref().map(parse_version);
                 handle(WatchEvent::Deleted { namespace, name, version });
             }
             Err(error) => {
-                warn!(watch = what, error = error_message(&error), "a watch failed; retrying");
-                health.record_watch_failure(what, &error);
+                warn!(watch = name, error = error_message(&error), "a watch failed; retrying");
+                health.record_watch_failure(name, &error);
             }
         }
     }
 }
 
-/// The versions of one resource increase. A version that is no number counts as older than all others.
+/// The versions of one resource increase. A version that is not a number is older than all others.
 pub(super) fn parse_version(resource_version: &str) -> u64 {
     resource_version.parse().unwrap_or(0)
+}
+
+// === impl WatchedObjects ===
+
+impl WatchedObjects {
+    fn begin_list(&mut self) {
+        self.listed.clear();
+    }
+
+    /// Returns whether the object has changed since the watch last reported it.
+    fn record_listed(&mut self, object: &impl Resource) -> bool {
+        self.listed.insert(key(object));
+        self.record(object)
+    }
+
+    /// Removes the objects that are not in the list, and returns them.
+    fn end_list(&mut self) -> Vec<ObjectKey> {
+        let listed = std::mem::take(&mut self.listed);
+        let gone: Vec<_> = self.versions.keys().filter(|key| !listed.contains(*key)).cloned().collect();
+        for key in &gone {
+            self.versions.remove(key);
+        }
+        gone
+    }
+
+    /// Returns whether the object has changed since the watch last reported it.
+    fn record(&mut self, object: &impl Resource) -> bool {
+        let meta = object.meta();
+        let version = self.hasher.hash_one((meta.uid.as_deref(), meta.resource_version.as_deref()));
+        self.versions.insert(key(object), version) != Some(version)
+    }
+
+    fn remove(&mut self, object: &impl Resource) -> ObjectKey {
+        let key = key(object);
+        self.versions.remove(&key);
+        key
+    }
+}
+
+fn key(object: &impl Resource) -> ObjectKey {
+    (object.namespace().unwrap_or_default(), object.name_any())
 }

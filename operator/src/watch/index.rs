@@ -1,5 +1,5 @@
-//! Finds what references an object without scanning all objects: with thousands of Apps, every change would cost a
-//! scan.
+//! Finds what references an object without a scan of all objects. Otherwise every change would cost a scan of thousands
+//! of Apps.
 
 use std::{
     collections::BTreeSet,
@@ -52,27 +52,27 @@ impl NamespacedName {
     }
 }
 
-/// Nothing is known of an App that does not decode.
+/// The references of an App, with its own name. An App that cannot be decoded has none.
 pub(super) fn references_of_app(app: &Guarded<App>) -> BTreeSet<(Reference, NamespacedName)> {
     let Ok(app) = &app.0 else { return BTreeSet::new() };
     let namespace = app.namespace().unwrap_or_default();
-    let at = |name: &str| NamespacedName::new(&namespace, name);
+    let local = |name: &str| NamespacedName::new(&namespace, name);
     let mail = &app.spec.mail;
-    let named = (app.app_id().ok().map(Reference::AppId).into_iter())
+    let references = (app.app_id().ok().map(Reference::AppId).into_iter())
         .chain([Reference::Namespace(namespace.clone())])
-        .chain(app.spec.provider_refs.iter().map(|reference| Reference::Provider(at(&reference.name))))
-        .chain(mail.smtp_secret_ref.iter().map(|reference| Reference::Secret(at(&reference.name))))
-        .chain(mail.templates_ref.iter().map(|reference| Reference::ConfigMap(at(&reference.name))));
-    let place = NamespacedName::from_metadata(&app.metadata);
-    named.map(|named| (named, place.clone())).collect()
+        .chain(app.spec.provider_refs.iter().map(|reference| Reference::Provider(local(&reference.name))))
+        .chain(mail.smtp_secret_ref.iter().map(|reference| Reference::Secret(local(&reference.name))))
+        .chain(mail.templates_ref.iter().map(|reference| Reference::ConfigMap(local(&reference.name))));
+    let app = NamespacedName::from_metadata(&app.metadata);
+    references.map(|reference| (reference, app.clone())).collect()
 }
 
-/// The Secret that a Provider references.
+/// The Secret that a Provider references, with the name of the Provider.
 pub(super) fn references_of_provider(provider: &Guarded<Provider>) -> BTreeSet<(NamespacedName, NamespacedName)> {
     let Ok(provider) = &provider.0 else { return BTreeSet::new() };
-    let place = NamespacedName::from_metadata(&provider.metadata);
-    let secret = NamespacedName::new(&place.namespace, &provider.spec.client.secret_ref().name);
-    BTreeSet::from([(secret, place)])
+    let name = NamespacedName::from_metadata(&provider.metadata);
+    let secret = NamespacedName::new(&name.namespace, &provider.spec.client.secret_ref().name);
+    BTreeSet::from([(secret, name)])
 }
 
 // === impl ReferenceIndex ===
@@ -96,18 +96,18 @@ impl<K: Ord + Clone, V: Ord + Clone + Default> ReferenceIndex<K, V> {
         all.extend(now.difference(before).cloned());
     }
 
-    /// How many objects reference it.
-    pub(crate) fn count(&self, named: &K) -> usize {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.range((named.clone(), V::default())..).take_while(|(what, _)| what == named).count()
-    }
-
-    /// The objects that reference it, in order.
-    pub(crate) fn get(&self, named: &K) -> Vec<V> {
+    /// How many objects have this reference.
+    pub(crate) fn count(&self, reference: &K) -> usize {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // The default is the empty name, which sorts first.
-        let from = all.range((named.clone(), V::default())..);
-        from.take_while(|(what, _)| what == named).map(|(_, who)| who.clone()).collect()
+        all.range((reference.clone(), V::default())..).take_while(|(key, _)| key == reference).count()
+    }
+
+    /// The objects that have this reference, in order.
+    pub(crate) fn get(&self, reference: &K) -> Vec<V> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let from = all.range((reference.clone(), V::default())..);
+        from.take_while(|(key, _)| key == reference).map(|(_, object)| object.clone()).collect()
     }
 }
 

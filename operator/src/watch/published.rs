@@ -22,24 +22,24 @@ use crate::quota::{DocumentSize, Quotas};
 /// The prefix of the names of rendered Secrets, before the appID (`latchkey_crds::names`).
 const RENDERED_PREFIX: &str = "latchkey-app-";
 
-/// The published documents by the name of their Secret. The documents themselves are not stored.
+/// What is known of the published documents, by the name of their Secret. Their contents are not stored.
 pub(crate) struct PublishedDocuments {
-    apps: Mutex<PublishedIndex>,
+    index: Mutex<PublishedIndex>,
     quotas: Arc<Quotas>,
 }
 
 #[derive(Default)]
 struct PublishedIndex {
     apps: HashMap<String, PublishedApp>,
-    /// The Secrets by the App that they belong to.
+    /// The Secrets by their App.
     secrets: ReferenceIndex<NamespacedName, String>,
-    /// The newest version that the watch has reported for any of them.
+    /// The newest version that the watch has reported for any Secret.
     newest_version: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PublishedApp {
-    /// Of the bytes that the Secret has now, whoever wrote them.
+    /// The revision of the bytes in the Secret, whoever wrote them. `None` if it has no document.
     pub(crate) revision: Option<Revision>,
     pub(crate) namespace: String,
     pub(crate) name: String,
@@ -57,11 +57,11 @@ pub(crate) fn app_id_of_secret(secret: &str) -> Option<AppId> {
 
 impl PublishedDocuments {
     pub(super) fn new(quotas: Arc<Quotas>) -> Self {
-        Self { apps: Mutex::default(), quotas }
+        Self { index: Mutex::default(), quotas }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, PublishedIndex> {
-        self.apps.lock().unwrap_or_else(PoisonError::into_inner)
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn get(&self, secret: &str) -> Option<PublishedApp> {
@@ -70,36 +70,37 @@ impl PublishedDocuments {
 
     /// Records what this operator wrote, unless the watch has already reported something newer.
     pub(crate) fn record_write(&self, secret: &str, app: PublishedApp) {
-        let mut held = self.lock();
-        if parse_version(&app.resource_version) > held.newest_version {
-            self.put(&mut held, secret, Some(app));
+        let mut index = self.lock();
+        if parse_version(&app.resource_version) > index.newest_version {
+            self.put(&mut index, secret, Some(app));
         }
     }
 
     /// Records what the watch reports, unless this operator wrote something newer. Returns whether it changed anything.
     pub(super) fn record_watched(&self, secret: &str, app: PublishedApp) -> bool {
         let version = parse_version(&app.resource_version);
-        let mut held = self.lock();
-        held.newest_version = held.newest_version.max(version);
-        if held.apps.get(secret).is_some_and(|known| parse_version(&known.resource_version) > version) {
+        let mut index = self.lock();
+        index.newest_version = index.newest_version.max(version);
+        if index.apps.get(secret).is_some_and(|known| parse_version(&known.resource_version) > version) {
             return false;
         }
-        self.put(&mut held, secret, Some(app.clone())) != Some(app)
+        self.put(&mut index, secret, Some(app.clone())) != Some(app)
     }
 
-    /// Records that the watch reports the Secret as deleted, as of this version.
+    /// Records that the watch reports the Secret as deleted in this version.
     pub(super) fn record_deletion(&self, secret: &str, version: Option<u64>) {
-        let mut held = self.lock();
-        held.newest_version = held.newest_version.max(version.unwrap_or(0));
-        let is_newer = |known: &PublishedApp| version.is_some_and(|gone| parse_version(&known.resource_version) > gone);
-        if !held.apps.get(secret).is_some_and(is_newer) {
-            self.put(&mut held, secret, None);
+        let mut index = self.lock();
+        index.newest_version = index.newest_version.max(version.unwrap_or(0));
+        let is_newer =
+            |known: &PublishedApp| version.is_some_and(|deleted| parse_version(&known.resource_version) > deleted);
+        if !index.apps.get(secret).is_some_and(is_newer) {
+            self.put(&mut index, secret, None);
         }
     }
 
-    fn put(&self, held: &mut PublishedIndex, secret: &str, app: Option<PublishedApp>) -> Option<PublishedApp> {
+    fn put(&self, index: &mut PublishedIndex, secret: &str, app: Option<PublishedApp>) -> Option<PublishedApp> {
         self.quotas.record_document(secret, app.as_ref().map(|app| (app.namespace.as_str(), app.size)));
-        held.put(secret, app)
+        index.put(secret, app)
     }
 
     /// The names of all known Secrets.
@@ -116,13 +117,13 @@ impl PublishedDocuments {
 impl PublishedIndex {
     /// Returns the previous entry.
     fn put(&mut self, secret: &str, app: Option<PublishedApp>) -> Option<PublishedApp> {
-        let place = |app: &PublishedApp| (NamespacedName::new(&app.namespace, &app.name), secret.to_owned());
-        let now = app.iter().map(place).collect();
+        let reference = |app: &PublishedApp| (NamespacedName::new(&app.namespace, &app.name), secret.to_owned());
+        let now = app.iter().map(reference).collect();
         let before = match app {
             Some(app) => self.apps.insert(secret.to_owned(), app),
             None => self.apps.remove(secret),
         };
-        self.secrets.reindex(&before.iter().map(place).collect(), &now);
+        self.secrets.reindex(&before.iter().map(reference).collect(), &now);
         before
     }
 }
@@ -130,7 +131,7 @@ impl PublishedIndex {
 // === impl PublishedApp ===
 
 impl PublishedApp {
-    /// The published App in a Secret.
+    /// Returns `None` for a Secret that is not stored: it has no version or no uid.
     pub(crate) fn from_secret(secret: &Secret) -> Option<Self> {
         let annotation = |name: &str| secret.annotations().get(name).cloned().unwrap_or_default();
         let document = secret.data.as_ref().and_then(|data| data.get(RENDERED_APP_KEY));

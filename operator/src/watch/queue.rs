@@ -1,4 +1,4 @@
-//! The reconcile queue: what must be reconciled.
+//! The reconcile queue: one channel for each kind of work.
 
 use std::convert::Infallible;
 
@@ -12,7 +12,18 @@ use super::{
     state::ClusterState,
 };
 
-/// The receiving ends of the reconcile queue.
+/// Queues what must be reconciled.
+#[derive(Clone)]
+pub(crate) struct ReconcileQueue {
+    pub(crate) apps: mpsc::UnboundedSender<ObjectRef<Guarded<App>>>,
+    pub(crate) providers: mpsc::UnboundedSender<ObjectRef<Guarded<Provider>>>,
+    /// The names of rendered Secrets. Their App may be deleted.
+    pub(crate) orphans: mpsc::UnboundedSender<String>,
+    /// The appIDs with keys. Their App may be deleted.
+    pub(crate) releases: mpsc::UnboundedSender<AppId>,
+}
+
+/// The receiving ends of the [`ReconcileQueue`].
 pub(crate) struct QueueReceivers {
     pub(crate) apps: mpsc::UnboundedReceiver<ObjectRef<Guarded<App>>>,
     pub(crate) providers: mpsc::UnboundedReceiver<ObjectRef<Guarded<Provider>>>,
@@ -20,50 +31,21 @@ pub(crate) struct QueueReceivers {
     pub(crate) releases: mpsc::UnboundedReceiver<AppId>,
 }
 
-/// Queues what must be reconciled.
-#[derive(Clone)]
-pub(crate) struct ReconcileQueue {
-    pub(crate) apps: mpsc::UnboundedSender<ObjectRef<Guarded<App>>>,
-    pub(crate) providers: mpsc::UnboundedSender<ObjectRef<Guarded<Provider>>>,
-    /// Names of rendered Secrets whose App may be deleted.
-    pub(crate) orphans: mpsc::UnboundedSender<String>,
-    /// The appIDs with keys whose App may be deleted.
-    pub(crate) releases: mpsc::UnboundedSender<AppId>,
-}
-
-// === impl QueueReceivers ===
-
-impl QueueReceivers {
-    /// Receives and discards everything while another replica leads. Otherwise the queues would grow forever.
-    pub(crate) async fn discard_all(&mut self) -> Infallible {
-        loop {
-            tokio::select! {
-                Some(_) = self.apps.recv() => {}
-                Some(_) = self.providers.recv() => {}
-                Some(_) = self.orphans.recv() => {}
-                Some(_) = self.releases.recv() => {}
-                // All senders are gone.
-                else => std::future::pending().await,
-            }
-        }
-    }
-}
-
 // === impl ReconcileQueue ===
 
 impl ReconcileQueue {
     pub(crate) fn new() -> (Self, QueueReceivers) {
-        let (apps, app_queue) = mpsc::unbounded_channel();
-        let (providers, provider_queue) = mpsc::unbounded_channel();
-        let (orphans, orphan_queue) = mpsc::unbounded_channel();
-        let (releases, release_queue) = mpsc::unbounded_channel();
-        let queues = QueueReceivers {
-            apps: app_queue,
-            providers: provider_queue,
-            orphans: orphan_queue,
-            releases: release_queue,
+        let (apps, app_receiver) = mpsc::unbounded_channel();
+        let (providers, provider_receiver) = mpsc::unbounded_channel();
+        let (orphans, orphan_receiver) = mpsc::unbounded_channel();
+        let (releases, release_receiver) = mpsc::unbounded_channel();
+        let receivers = QueueReceivers {
+            apps: app_receiver,
+            providers: provider_receiver,
+            orphans: orphan_receiver,
+            releases: release_receiver,
         };
-        (Self { apps, providers, orphans, releases }, queues)
+        (Self { apps, providers, orphans, releases }, receivers)
     }
 
     /// A closed receiver means that the process is ending.
@@ -87,14 +69,14 @@ impl ReconcileQueue {
         let _ = self.releases.send(id);
     }
 
-    /// Queues every appID with stored keys: its App may be deleted.
+    /// Queues every appID with stored keys. Its App may be deleted.
     pub(crate) fn enqueue_all_releases(&self, objects: &ClusterState) {
         objects.quotas.app_ids().into_iter().for_each(|id| self.enqueue_release(id));
     }
 
     /// Queues the Apps that wait for room in their namespace and fit now.
     pub(crate) fn enqueue_waiting(&self, objects: &ClusterState, namespace: &str) {
-        objects.quotas.admissible(namespace).iter().for_each(|place| self.enqueue_app(place.object_ref()));
+        objects.quotas.admissible(namespace).iter().for_each(|app| self.enqueue_app(app.object_ref()));
     }
 
     pub(crate) fn enqueue_all_apps(&self, objects: &ClusterState) {
@@ -134,9 +116,27 @@ impl ReconcileQueue {
         self.enqueue_referencing_apps(objects, &Reference::Secret(secret));
     }
 
-    fn enqueue_referencing_apps(&self, objects: &ClusterState, named: &Reference) {
-        for app in objects.apps_by_reference.get(named) {
+    fn enqueue_referencing_apps(&self, objects: &ClusterState, reference: &Reference) {
+        for app in objects.apps_by_reference.get(reference) {
             self.enqueue_app(app.object_ref());
+        }
+    }
+}
+
+// === impl QueueReceivers ===
+
+impl QueueReceivers {
+    /// Receives and discards everything while another replica leads. Otherwise the queues would grow forever.
+    pub(crate) async fn discard_all(&mut self) -> Infallible {
+        loop {
+            tokio::select! {
+                Some(_) = self.apps.recv() => {}
+                Some(_) = self.providers.recv() => {}
+                Some(_) = self.orphans.recv() => {}
+                Some(_) = self.releases.recv() => {}
+                // All senders are gone.
+                else => std::future::pending().await,
+            }
         }
     }
 }

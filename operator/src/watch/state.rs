@@ -40,56 +40,57 @@ pub(crate) struct ReconciledKeyVersions(Mutex<HashMap<AppId, String>>);
 
 impl ClusterState {
     pub(crate) fn new(apps: Store<Guarded<App>>, providers: Store<Guarded<Provider>>, limits: QuotaLimits) -> Self {
-        let (apps_by, providers_by) = (Arc::default(), Arc::default());
         let quotas = Arc::new(Quotas::new(limits));
-        let published = PublishedDocuments::new(Arc::clone(&quotas));
         Self {
             apps,
             providers,
-            published: Arc::new(published),
+            published: Arc::new(PublishedDocuments::new(Arc::clone(&quotas))),
             key_versions: Arc::default(),
             quotas,
-            apps_by_reference: apps_by,
-            providers_by_secret: providers_by,
+            apps_by_reference: Arc::default(),
+            providers_by_secret: Arc::default(),
         }
     }
 
     /// How many Apps of the namespace have precedence over this one for an appID: older ones that wait for room or are
-    /// not validated yet. Counted only if there is not enough room for all.
+    /// not validated yet. Returns 0 if there is room for all.
     pub(crate) fn count_ahead_of(&self, claim: &Claim) -> u32 {
         let namespace = claim.owner.namespace.as_str();
-        let named = Reference::Namespace(namespace.to_owned());
-        if self.quotas.has_room(namespace, self.apps_by_reference.count(&named)) {
+        let in_namespace = Reference::Namespace(namespace.to_owned());
+        if self.quotas.has_room(namespace, self.apps_by_reference.count(&in_namespace)) {
             return 0;
         }
-        let places = self.apps_by_reference.get(&named);
-        let apps = places.iter().filter_map(|place| self.apps.get(&place.object_ref()));
-        let ahead = apps.filter(|app| {
+        let apps = self.referencing_apps(&in_namespace);
+        let ahead = apps.iter().filter(|app| {
             let Ok(app) = &app.0 else { return false };
             let other = Claim::from_app(app);
-            let holds = app.app_id().is_ok_and(|id| self.quotas.owns_app_id(&id, namespace));
-            let comes = match other.validity {
+            let owns = app.app_id().is_ok_and(|id| self.quotas.owns_app_id(&id, namespace));
+            let competes = match other.validity {
                 ClaimValidity::Pending => true,
                 ClaimValidity::Valid | ClaimValidity::Invalid => {
                     self.quotas.is_waiting_for_app_id(namespace, &other.owner.name)
                 }
                 ClaimValidity::Deleting => false,
             };
-            comes && !holds && other.has_precedence_over(claim)
+            competes && !owns && other.has_precedence_over(claim)
         });
         u32::try_from(ahead.count()).unwrap_or(u32::MAX)
     }
 
     /// The Apps that claim an appID.
     pub(crate) fn apps_with_id(&self, id: &AppId) -> Vec<Arc<Guarded<App>>> {
-        let named = self.apps_by_reference.get(&Reference::AppId(id.clone()));
-        named.iter().filter_map(|place| self.apps.get(&place.object_ref())).collect()
+        self.referencing_apps(&Reference::AppId(id.clone()))
+    }
+
+    fn referencing_apps(&self, reference: &Reference) -> Vec<Arc<Guarded<App>>> {
+        let apps = self.apps_by_reference.get(reference);
+        apps.iter().filter_map(|app| self.apps.get(&app.object_ref())).collect()
     }
 
     /// Whether a watch event for these keys changes nothing: their App has used this version, and no other App claims
     /// the appID.
     pub(super) fn is_reconciled(&self, id: &AppId, version: &str) -> bool {
-        self.key_versions.lock().get(id).is_some_and(|judged| judged == version)
+        self.key_versions.lock().get(id).is_some_and(|reconciled| reconciled == version)
             && self.apps_by_reference.get(&Reference::AppId(id.clone())).len() == 1
     }
 }

@@ -21,6 +21,8 @@ pub(super) struct StoreWriter<K: Resource<DynamicType = ()> + Clone + 'static> {
     before_sync: Option<HashMap<ObjectRef<K>, Arc<K>>>,
 }
 
+// === impl StoreWriter ===
+
 impl<K: Resource<DynamicType = ()> + Clone + 'static> StoreWriter<K> {
     pub(super) fn new(writer: Writer<K>) -> Self {
         let store = writer.as_reader();
@@ -28,8 +30,8 @@ impl<K: Resource<DynamicType = ()> + Clone + 'static> StoreWriter<K> {
     }
 
     /// Applies an event and returns the object as it was before.
-    pub(super) fn apply(&mut self, seen: &WatchEvent<K>) -> Option<Arc<K>> {
-        match (seen, &mut self.before_sync) {
+    pub(super) fn apply(&mut self, event: &WatchEvent<K>) -> Option<Arc<K>> {
+        match (event, &mut self.before_sync) {
             (WatchEvent::Applied(object), Some(early)) => {
                 early.insert(ObjectRef::from_obj(object), Arc::new(object.clone()))
             }

@@ -14,7 +14,7 @@ use serde_json::json;
 use tokio::sync::mpsc;
 
 use super::{
-    handlers::{follow_apps, follow_keys, follow_published},
+    handlers::Handlers,
     objects::{Guarded, Metadata, is_same_but_for_status, strip_metadata},
     published::{PublishedApp, PublishedDocuments},
     queue::{QueueReceivers, ReconcileQueue},
@@ -41,6 +41,10 @@ fn objects() -> (ClusterState, Writer<Guarded<App>>) {
     (ClusterState::new(apps, providers, QuotaLimits::default()), writer)
 }
 
+fn handlers(objects: &ClusterState, queue: ReconcileQueue, watch: &'static str) -> Handlers {
+    Handlers { objects: objects.clone(), queue, health: Health::new(&[watch]) }
+}
+
 fn published(version: &str, document: &[u8]) -> PublishedApp {
     PublishedApp {
         revision: Some(Revision::of(document)),
@@ -56,10 +60,10 @@ fn published(version: &str, document: &[u8]) -> PublishedApp {
 async fn seen(watches: Vec<Vec<Event<Guarded<App>>>>) -> (ClusterState, QueueReceivers) {
     let (objects, writer) = objects();
     objects.published.record_write("latchkey-app-shop", published("1", b"1"));
-    let (wakes, queues) = ReconcileQueue::new();
+    let (queue, receivers) = ReconcileQueue::new();
     let watches = watches.into_iter().map(|events| stream::iter(events).map(Ok).boxed()).collect();
-    follow_apps(watches, writer, objects.clone(), wakes, Health::new(&["apps"])).await;
-    (objects, queues)
+    handlers(&objects, queue, "apps").follow_apps(watches, writer).await;
+    (objects, receivers)
 }
 
 #[tokio::test]
@@ -73,16 +77,12 @@ async fn an_app_deleted_before_the_first_sync_does_not_come_back() {
     let second = vec![Event::Init, Event::InitApply(app("other", "other", "3")), Event::InitDone];
     // The second watch reports last, after every event of the first.
     let (objects, writer) = objects();
-    let (wakes, _queues) = ReconcileQueue::new();
+    let (queue, _receivers) = ReconcileQueue::new();
     let (more, late) = mpsc::unbounded_channel();
     let late = stream::unfold(late, |mut late| async { Some((late.recv().await?, late)) });
-    let follower = tokio::spawn(follow_apps(
-        vec![stream::iter(first).map(Ok).boxed(), late.boxed()],
-        writer,
-        objects.clone(),
-        wakes,
-        Health::new(&["apps"]),
-    ));
+    let follower = tokio::spawn(
+        handlers(&objects, queue, "apps").follow_apps(vec![stream::iter(first).map(Ok).boxed(), late.boxed()], writer),
+    );
     tokio::task::yield_now().await;
     second.into_iter().for_each(|event| more.send(Ok(event)).unwrap());
     drop(more);
@@ -100,10 +100,10 @@ async fn an_app_recreated_with_another_app_id_leaves_its_document() {
         Event::InitDone,
         Event::Apply(app("shop", "other", "5")),
     ];
-    let (_, mut queues) = seen(vec![events]).await;
-    assert_eq!(queues.orphans.try_recv().unwrap(), "latchkey-app-shop");
+    let (_, mut receivers) = seen(vec![events]).await;
+    assert_eq!(receivers.orphans.try_recv().unwrap(), "latchkey-app-shop");
     let mut woken = Vec::new();
-    while let Ok(app) = queues.apps.try_recv() {
+    while let Ok(app) = receivers.apps.try_recv() {
         woken.push(app.namespace.unwrap());
     }
     assert_eq!(woken, ["shop", "waiting", "shop", "waiting"], "its appID may be free for another App");
@@ -133,9 +133,9 @@ async fn if_not_all_apps_of_a_namespace_fit_older_ones_have_precedence() {
         objects.quotas.record_keys(&"held".parse().unwrap(), Some(holder));
         let there = apps.clone().into_iter().map(Event::InitApply);
         let events: Vec<_> = std::iter::once(Event::Init).chain(there).chain([Event::InitDone]).collect();
-        let (wakes, _queues) = ReconcileQueue::new();
+        let (queue, _receivers) = ReconcileQueue::new();
         let watches = vec![stream::iter(events).map(Ok).boxed()];
-        follow_apps(watches, writer, objects.clone(), wakes, Health::new(&["apps"])).await;
+        handlers(&objects, queue, "apps").follow_apps(watches, writer).await;
         claims.clone().map(|claim| objects.count_ahead_of(&claim))
     };
     assert_eq!(ahead(3).await, [2, 0, 0, 1], "an App that already owns its appID does not count");
@@ -191,10 +191,10 @@ async fn the_app_of_a_deleted_document_is_enqueued_even_if_the_operator_deleted_
     });
     let secret: Secret = serde_json::from_value(secret).unwrap();
     let events = vec![Event::Init, Event::InitApply(secret.clone()), Event::InitDone, Event::Delete(secret)];
-    let (wakes, mut queues) = ReconcileQueue::new();
+    let (queue, mut receivers) = ReconcileQueue::new();
     let watches = vec![stream::iter(events).map(Ok).boxed()];
-    follow_published(watches, objects, wakes, Health::new(&["rendered apps"])).await;
-    assert_eq!(queues.apps.try_recv().unwrap().name, "store");
+    handlers(&objects, queue, "rendered apps").follow_published(watches).await;
+    assert_eq!(receivers.apps.try_recv().unwrap().name, "store");
 }
 
 #[tokio::test]
@@ -211,10 +211,10 @@ async fn changed_keys_enqueue_their_app_unless_it_used_them_and_nobody_else_clai
         let (objects, _) =
             seen(vec![std::iter::once(Event::Init).chain(there).chain([Event::InitDone]).collect()]).await;
         objects.key_versions.record(&"shop".parse().unwrap(), "7");
-        let (wakes, mut queues) = ReconcileQueue::new();
+        let (queue, mut receivers) = ReconcileQueue::new();
         let watches = vec![stream::iter([Event::Init, Event::InitDone, event]).map(Ok).boxed()];
-        follow_keys(watches, objects, wakes, Health::new(&["keys"])).await;
-        std::iter::from_fn(move || queues.apps.try_recv().ok()).count()
+        handlers(&objects, queue, "keys").follow_keys(watches).await;
+        std::iter::from_fn(move || receivers.apps.try_recv().ok()).count()
     };
     assert_eq!(woken_by(&["shop"], Event::Apply(keys("7"))).await, 0);
     assert_eq!(woken_by(&["shop"], Event::Apply(keys("8"))).await, 1, "somebody changed them");
@@ -229,16 +229,16 @@ async fn a_standby_keeps_no_queue() {
     writer.apply_watcher_event(&Event::InitApply(app("shop", "shop", "3")));
     writer.apply_watcher_event(&Event::InitDone);
     objects.published.record_write("latchkey-app-shop", published("1", b"1"));
-    let (wakes, mut queues) = ReconcileQueue::new();
-    wakes.enqueue_everything(&objects);
+    let (queue, mut receivers) = ReconcileQueue::new();
+    queue.enqueue_everything(&objects);
     tokio::select! {
         biased;
-        never = queues.discard_all() => match never {},
+        never = receivers.discard_all() => match never {},
         () = tokio::task::yield_now() => {}
     }
-    assert!(queues.apps.is_empty() && queues.orphans.is_empty());
+    assert!(receivers.apps.is_empty() && receivers.orphans.is_empty());
     // When it becomes the leader, it starts with everything.
-    wakes.enqueue_everything(&objects);
-    assert_eq!(queues.apps.try_recv().unwrap().name, "store");
-    assert_eq!(queues.orphans.try_recv().unwrap(), "latchkey-app-shop");
+    queue.enqueue_everything(&objects);
+    assert_eq!(receivers.apps.try_recv().unwrap().name, "store");
+    assert_eq!(receivers.orphans.try_recv().unwrap(), "latchkey-app-shop");
 }
