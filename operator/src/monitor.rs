@@ -1,14 +1,16 @@
 //! Follows what the server pods report, and derives how far each App's revision is rolled out.
 
+mod endpoints;
+mod pod;
 mod pod_states;
-mod pods;
+mod rollout;
 mod stream;
 #[cfg(test)]
 mod tests;
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -26,6 +28,7 @@ use latchkey_crds::{
     rendered::{DeletionProgress, Revision},
     types::AppId,
 };
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     sync::{mpsc, watch},
     task::JoinHandle,
@@ -34,58 +37,22 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    pod_states::{PodStates, PodStream},
-    pods::PodEndpoint,
+    endpoints::{PodEndpoint, pods_of_slices},
+    pod_states::PodStates,
     stream::Connector,
 };
+pub(crate) use self::{pod_states::MonitorEvent, rollout::RolloutState};
 use crate::{backoff::ShortBackoff, watch::WATCH_SECONDS};
 
-/// A pod that sends nothing for this long is silent.
-const SILENCE_TIMEOUT: Duration = Duration::from_secs(15);
-/// Three heartbeats. A stream that is quiet for this long is opened again, so that a connection whose packets are
-/// dropped does not yet make a silent pod.
-const STREAM_TIMEOUT: Duration = Duration::from_secs(6);
-/// The limit for one line while it keeps arriving: a hello of many Apps has several MiB.
-const LINE_TIMEOUT: Duration = Duration::from_secs(60);
-/// How often the clock is checked.
+/// How often timeouts are checked.
 const TICK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What has to be reconciled again.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum MonitorEvent {
-    /// Apps with a changed rollout state, or with progress in the deletion of their users.
-    Apps(Vec<AppId>),
-    /// The lowest format of the servers changed, so every App may render differently.
-    AllApps,
-    /// The servers' finding on this Provider changed.
-    Provider { namespace: String, name: String },
-}
-
-/// How far the servers have rolled out an App's revision, the worst first.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum RolloutState {
-    /// A serving pod rejects exactly the published document.
-    Rejected { pod: String, reason: String },
-    /// The same, because the App's users have other keys, which were lost.
-    KeysLost { pod: String },
-    /// Pods that sent nothing for 15 s while serving.
-    Silent { pods: Vec<String> },
-    /// Serving pods that report another revision, or none.
-    Behind { pods: Vec<String> },
-    /// Pods that have not reported yet: no evidence.
-    Undecided { pods: Vec<String> },
-    /// No pod has been serving for 15 s.
-    NoServers,
-    /// Every serving pod serves it.
-    Complete { servers: usize },
-}
-
-/// The servers' response to a document with the state `ReleaseResponse`.
+/// The response of the servers to a document with the state `Released`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReleaseResponse {
     /// The App had no users, and the database marks the appID as free.
     Freed,
-    /// It has users, or a server rejects the document.
+    /// The App has users, or a server rejects the document.
     Reserved,
     /// The servers did not respond in time.
     Unanswered,
@@ -110,11 +77,11 @@ impl Monitor {
         events: mpsc::UnboundedSender<MonitorEvent>,
         stop: CancellationToken,
     ) -> (Self, JoinHandle<()>) {
-        let probe = Self::new(events, stream::tcp_connector());
+        let monitor = Self::new(events, stream::tcp_connector());
         let api = Api::<EndpointSlice>::namespaced(client, namespace);
         let config =
             watcher::Config::default().labels(&format!("kubernetes.io/service-name={service}")).timeout(WATCH_SECONDS);
-        let follower = probe.clone();
+        let follower = monitor.clone();
         let task = tokio::spawn(async move {
             tokio::select! {
                 () = stop.cancelled() => {}
@@ -122,7 +89,7 @@ impl Monitor {
                 () = follower.run_ticks() => {}
             }
         });
-        (probe, task)
+        (monitor, task)
     }
 
     /// A monitor that follows no pods.
@@ -131,21 +98,22 @@ impl Monitor {
         Self::new(mpsc::unbounded_channel().0, stream::tcp_connector())
     }
 
-    fn new(events: mpsc::UnboundedSender<MonitorEvent>, dial: Connector) -> Self {
-        let turns = watch::Sender::new(());
-        Self { states: Arc::new(Mutex::new(PodStates::new(events, turns.clone()))), changes: turns, connector: dial }
+    fn new(events: mpsc::UnboundedSender<MonitorEvent>, connector: Connector) -> Self {
+        let changes = watch::Sender::new(());
+        let states = Arc::new(Mutex::new(PodStates::new(events, changes.clone())));
+        Self { states, changes, connector }
     }
 
-    /// Every serving pod has reported its set of revisions, or 15 s have passed since the EndpointSlices were first
+    /// Whether every serving pod has reported its revisions, or 15 s have passed since the EndpointSlices were first
     /// read.
     pub(crate) fn is_settled(&self) -> bool {
         self.states().is_settled()
     }
 
     pub(crate) async fn wait_settled(&self) {
-        let mut turns = self.changes.subscribe();
+        let mut changes = self.changes.subscribe();
         while !self.is_settled() {
-            let _ = timeout(TICK_INTERVAL, turns.changed()).await;
+            let _ = timeout(TICK_INTERVAL, changes.changed()).await;
         }
     }
 
@@ -155,20 +123,20 @@ impl Monitor {
         self.states().expect_revision(app, revision)
     }
 
-    /// Nothing is published for the App any more.
+    /// Forgets the published revision of an App: nothing is published for it any more.
     pub(crate) fn forget(&self, app: &AppId) {
         self.states().forget(app);
     }
 
     /// Waits until the rollout state is decided or the limit has passed.
     pub(crate) async fn wait_for_rollout(&self, app: &AppId, limit: Duration) -> RolloutState {
-        let mut turns = self.changes.subscribe();
+        let mut changes = self.changes.subscribe();
         let end = Instant::now() + limit;
         loop {
-            let verdict = self.states().rollout(app);
-            match &verdict {
+            let state = self.states().rollout(app);
+            match &state {
                 // There is no pod that could report.
-                RolloutState::Undecided { pods } if pods.is_empty() => return verdict,
+                RolloutState::Undecided { pods } if pods.is_empty() => return state,
                 RolloutState::Behind { .. } | RolloutState::Undecided { .. } if Instant::now() < end => {}
                 RolloutState::Behind { .. }
                 | RolloutState::Undecided { .. }
@@ -176,22 +144,22 @@ impl Monitor {
                 | RolloutState::KeysLost { .. }
                 | RolloutState::Silent { .. }
                 | RolloutState::NoServers
-                | RolloutState::Complete { .. } => return verdict,
+                | RolloutState::Complete { .. } => return state,
             }
-            let _ = timeout_at(end, turns.changed()).await;
+            let _ = timeout_at(end, changes.changed()).await;
         }
     }
 
     /// Waits until no serving pod serves the App and one has checked for users, or until the limit has passed.
     pub(crate) async fn wait_released(&self, app: &AppId, revision: &Revision, limit: Duration) -> ReleaseResponse {
-        let mut turns = self.changes.subscribe();
+        let mut changes = self.changes.subscribe();
         let end = Instant::now() + limit;
         loop {
-            let (verdict, looked) = {
-                let mut table = self.states();
-                (table.expect_revision(app, revision), table.deletion(app))
+            let (state, progress) = {
+                let mut states = self.states();
+                (states.expect_revision(app, revision), states.deletion(app))
             };
-            match (verdict, looked) {
+            match (state, progress) {
                 (RolloutState::Complete { .. }, Some(DeletionProgress { done: true, .. })) => {
                     return ReleaseResponse::Freed;
                 }
@@ -203,7 +171,7 @@ impl Monitor {
                 _ if Instant::now() >= end => return ReleaseResponse::Unanswered,
                 _ => {}
             }
-            let _ = timeout_at(end, turns.changed()).await;
+            let _ = timeout_at(end, changes.changed()).await;
         }
     }
 
@@ -227,31 +195,31 @@ impl Monitor {
         self.states().deletion(app)
     }
 
-    /// The servers' finding on a Provider: the worst that any serving pod reports, or `Unbound` without a report.
+    /// The finding of the servers on a Provider: the worst that any serving pod reports. Returns `None` without a report.
     pub(crate) fn finding(&self, namespace: &str, name: &str) -> Option<Reason> {
         self.states().finding(&(namespace.to_owned(), name.to_owned()))
     }
 
     fn states(&self) -> MutexGuard<'_, PodStates> {
-        self.states.lock().unwrap_or_else(PoisonError::into_inner)
+        self.states.lock()
     }
 
     async fn watch_endpoints(&self, api: Api<EndpointSlice>, config: watcher::Config, stop: &CancellationToken) {
         let name = |slice: &EndpointSlice| slice.metadata.name.clone().unwrap_or_default();
-        let (mut slices, mut fresh) = (BTreeMap::new(), BTreeMap::new());
+        let (mut slices, mut listed) = (BTreeMap::new(), BTreeMap::new());
         let events = watcher(api, config).backoff(ShortBackoff::for_watch());
         pin_mut!(events);
         while let Some(event) = events.next().await {
             match event {
                 Ok(Event::Init) => {
-                    fresh.clear();
+                    listed.clear();
                     continue;
                 }
                 Ok(Event::InitApply(slice)) => {
-                    fresh.insert(name(&slice), slice);
+                    listed.insert(name(&slice), slice);
                     continue;
                 }
-                Ok(Event::InitDone) => slices = std::mem::take(&mut fresh),
+                Ok(Event::InitDone) => slices = std::mem::take(&mut listed),
                 Ok(Event::Apply(slice)) => {
                     slices.insert(name(&slice), slice);
                 }
@@ -264,17 +232,16 @@ impl Monitor {
                     continue;
                 }
             }
-            self.update_endpoints(pods::pods_of_slices(slices.values()), stop);
+            self.update_endpoints(pods_of_slices(slices.values()), stop);
         }
     }
 
-    fn update_endpoints(&self, seen: HashMap<String, PodEndpoint>, stop: &CancellationToken) {
-        let begun = self.states().update_endpoints(seen, stop);
-        for PodStream { uid, address, stop } in begun {
-            let probe = self.clone();
+    fn update_endpoints(&self, endpoints: HashMap<String, PodEndpoint>, stop: &CancellationToken) {
+        let streams = self.states().update_endpoints(endpoints, stop);
+        for pod in streams {
+            let (states, connector) = (Arc::clone(&self.states), Arc::clone(&self.connector));
             tokio::spawn(async move {
-                let keep = stream::run(&probe, &uid, address, &stop);
-                stop.run_until_cancelled(keep).await;
+                pod.stop.run_until_cancelled(stream::run(&states, &connector, &pod)).await;
             });
         }
     }

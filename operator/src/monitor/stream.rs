@@ -8,16 +8,23 @@ use http_body_util::{BodyExt, Empty};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use latchkey_crds::rendered::RevisionsMessage;
+use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
     time::{Instant, sleep, timeout},
 };
-use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+use tokio_util::task::AbortOnDropHandle;
 
-use super::{LINE_TIMEOUT, Monitor, SILENCE_TIMEOUT, STREAM_TIMEOUT, pod_states::TooManyApps};
+use super::{
+    pod::{LINE_TIMEOUT, SILENCE_TIMEOUT},
+    pod_states::{PodStates, PodStream, TooManyApps},
+};
 use crate::backoff::ShortBackoff;
 
+/// Three heartbeats. A stream that is quiet for this long is opened again. So a pod is not silent yet if the packets of
+/// one connection are dropped.
+const STREAM_TIMEOUT: Duration = Duration::from_secs(6);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const MIN_BACKOFF: Duration = Duration::from_millis(100);
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
@@ -70,28 +77,24 @@ pub(super) fn tcp_connector() -> Connector {
 }
 
 /// Reconnects forever; the caller cancels it.
-pub(super) async fn run(probe: &Monitor, uid: &str, address: SocketAddr, stop: &CancellationToken) {
-    let fresh = || ShortBackoff::between(MIN_BACKOFF, MAX_BACKOFF);
-    let mut backoff = fresh();
+pub(super) async fn run(states: &Mutex<PodStates>, connector: &Connector, pod: &PodStream) {
+    let new_backoff = || ShortBackoff::between(MIN_BACKOFF, MAX_BACKOFF);
+    let mut backoff = new_backoff();
     loop {
-        let before = Instant::now();
-        let Err(cut) = read_stream(probe, uid, address, stop).await;
-        tracing::debug!(%address, uid, %cut, "the stream of a server was cut");
-        probe.states().record_disconnect(uid, stop);
-        if before.elapsed() > SILENCE_TIMEOUT {
-            backoff = fresh();
+        let began = Instant::now();
+        let Err(cut) = read_stream(states, connector, pod).await;
+        tracing::debug!(address = %pod.address, uid = pod.uid, %cut, "the stream of a server was cut");
+        states.lock().record_disconnect(&pod.uid, &pod.stop);
+        if began.elapsed() > SILENCE_TIMEOUT {
+            backoff = new_backoff();
         }
         sleep(backoff.next().unwrap_or(MAX_BACKOFF)).await;
     }
 }
 
-async fn read_stream(
-    probe: &Monitor,
-    uid: &str,
-    address: SocketAddr,
-    stop: &CancellationToken,
-) -> Result<Never, StreamError> {
-    let socket = timeout(CONNECT_TIMEOUT, (probe.connector)(address)).await??;
+async fn read_stream(states: &Mutex<PodStates>, connector: &Connector, pod: &PodStream) -> Result<Never, StreamError> {
+    let PodStream { uid, address, stop } = pod;
+    let socket = timeout(CONNECT_TIMEOUT, connector(*address)).await??;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(socket)).await?;
     let _connection = AbortOnDropHandle::new(tokio::spawn(connection));
     let request = http::Request::get("/revisions").header(http::header::HOST, address.to_string());
@@ -103,17 +106,17 @@ async fn read_stream(
     let mut greeted = false;
     loop {
         let quiet = if greeted { STREAM_TIMEOUT } else { SILENCE_TIMEOUT };
-        let line = timeout(LINE_TIMEOUT, lines.next_line(quiet, || probe.states().record_part(uid, stop))).await??;
+        let line = timeout(LINE_TIMEOUT, lines.next_line(quiet, || states.lock().record_part(uid, stop))).await??;
         match serde_json::from_slice(&line)? {
-            RevisionsMessage::Hello { hello } if hello.pod_uid == uid => {
-                probe.states().record_hello(uid, stop, hello)?;
+            RevisionsMessage::Hello { hello } if hello.pod_uid == *uid => {
+                states.lock().record_hello(uid, stop, hello)?;
                 greeted = true;
             }
             RevisionsMessage::Hello { .. } => return Err(StreamError::OtherPod),
             _ if !greeted => return Err(StreamError::NoHello),
-            RevisionsMessage::Change(change) => probe.states().record_change(uid, stop, change)?,
-            RevisionsMessage::Provider { provider } => probe.states().record_finding(uid, stop, provider),
-            RevisionsMessage::Heartbeat { .. } => probe.states().record_heartbeat(uid, stop),
+            RevisionsMessage::Change(change) => states.lock().record_change(uid, stop, change)?,
+            RevisionsMessage::Provider { provider } => states.lock().record_finding(uid, stop, provider),
+            RevisionsMessage::Heartbeat { .. } => states.lock().record_heartbeat(uid, stop),
         }
     }
 }
@@ -127,22 +130,22 @@ struct Lines {
 // === impl Lines ===
 
 impl Lines {
-    /// The next line, unless nothing arrives for `quiet`. The callback is called for each part of it.
-    async fn next_line(&mut self, quiet: Duration, part: impl Fn()) -> Result<Vec<u8>, StreamError> {
-        let mut looked = 0;
+    /// Returns the next line, or an error if nothing arrives for `quiet`. Each part of the line calls the callback.
+    async fn next_line(&mut self, quiet: Duration, on_part: impl Fn()) -> Result<Vec<u8>, StreamError> {
+        let mut searched = 0;
         loop {
-            if let Some(end) = self.buffer[looked..].iter().position(|byte| *byte == b'\n') {
-                let rest = self.buffer.split_off(looked + end + 1);
+            if let Some(end) = self.buffer[searched..].iter().position(|byte| *byte == b'\n') {
+                let rest = self.buffer.split_off(searched + end + 1);
                 return Ok(std::mem::replace(&mut self.buffer, rest));
             }
-            looked = self.buffer.len();
+            searched = self.buffer.len();
             let frame = timeout(quiet, self.body.frame()).await?.ok_or(StreamError::Ended)??;
             if let Ok(data) = frame.into_data() {
                 if self.buffer.len() + data.len() > MAX_LINE_BYTES {
                     return Err(StreamError::LineTooLong);
                 }
                 self.buffer.extend_from_slice(&data);
-                part();
+                on_part();
             }
         }
     }

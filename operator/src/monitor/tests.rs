@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use super::{
+    pod_states::PodStream,
     stream::{Connector, Socket},
     *,
 };
@@ -89,7 +90,7 @@ impl MockPods {
         let deaf: Arc<Mutex<HashSet<SocketAddr>>> = Arc::default();
         let is_deaf = Arc::clone(&deaf);
         let dial: Connector = Arc::new(move |address| {
-            let (talking, is_deaf) = (talking.clone(), is_deaf.lock().unwrap().contains(&address));
+            let (talking, is_deaf) = (talking.clone(), is_deaf.lock().contains(&address));
             Box::pin(async move {
                 if is_deaf {
                     std::future::pending::<()>().await;
@@ -332,12 +333,12 @@ async fn a_pod_that_has_not_reported_is_no_evidence() {
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_never_reports_becomes_silent() {
     let (mut fleet, talks) = MockPods::serving(&[1]).await;
-    fleet.unreachable.lock().unwrap().insert(address(2));
+    fleet.unreachable.lock().insert(address(2));
     fleet.set_pods(&[1, 2], &[]);
     advance_seconds(17, &[&talks[0]]).await;
     assert_eq!((fleet.rollout(), fleet.drain_events()), (silent(&[2]), app_events()));
     // It becomes reachable.
-    fleet.unreachable.lock().unwrap().clear();
+    fleet.unreachable.lock().clear();
     let late = fleet.next_stream(2).await;
     late.send_hello(2, revision(1));
     advance_seconds(1, &[&talks[0]]).await;

@@ -13,7 +13,7 @@ use latchkey_crds::names::OPS_PORT_NAME;
 pub(super) struct PodEndpoint {
     pub(super) name: String,
     pub(super) address: SocketAddr,
-    /// It is serving and not terminating.
+    /// The pod is serving and not terminating.
     pub(super) is_serving: bool,
 }
 
@@ -33,16 +33,16 @@ pub(super) fn pods_of_slices<'a>(slices: impl Iterator<Item = &'a EndpointSlice>
             let serving = conditions.and_then(|c| c.serving.or(c.ready)).unwrap_or(true);
             let terminating = conditions.and_then(|c| c.terminating).unwrap_or(false);
             let name = target.name.clone().unwrap_or_else(|| uid.clone());
-            let one = PodEndpoint { name, address: SocketAddr::new(ip, port), is_serving: serving && !terminating };
+            let found = PodEndpoint { name, address: SocketAddr::new(ip, port), is_serving: serving && !terminating };
             match pods.get_mut(&uid) {
-                // A dual-stack Service has the pod in one slice per address family, and while a controller moves it
-                // between slices it can be in two. Any choice that is stable will do.
+                // A dual-stack Service has the pod in one slice for each IP family, and a pod that is moved between slices
+                // can be in both. Any stable choice is fine.
                 Some(known) => {
-                    known.address = known.address.min(one.address);
-                    known.is_serving = known.is_serving || one.is_serving;
+                    known.address = known.address.min(found.address);
+                    known.is_serving = known.is_serving || found.is_serving;
                 }
                 None => {
-                    pods.insert(uid, one);
+                    pods.insert(uid, found);
                 }
             }
         }

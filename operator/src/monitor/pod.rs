@@ -1,0 +1,171 @@
+//! The server pods, and what each has reported.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::SocketAddr,
+    time::Duration,
+};
+
+use latchkey_crds::{
+    conditions::Reason,
+    rendered::{DeletionProgress, RejectedDocument, Revision},
+    types::AppId,
+};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::endpoints::PodEndpoint;
+
+/// A pod that sends nothing for this long is silent.
+pub(super) const SILENCE_TIMEOUT: Duration = Duration::from_secs(15);
+/// The limit for one line while its parts arrive: a hello of many Apps has several MiB.
+pub(super) const LINE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Longer reasons are cut.
+const MAX_REASON_BYTES: usize = 1024;
+/// The possible findings on a Provider, the best first. Other reports, of a later server version, are dropped.
+pub(super) const FINDINGS: [Reason; 5] = [
+    Reason::Reachable,
+    Reason::TokenEndpointFailed,
+    Reason::KeysUnreadable,
+    Reason::DiscoveryFailed,
+    Reason::ClientRefused,
+];
+
+/// The pods, and which timeouts have passed. Only the periodic check sets these. Otherwise a caller could get a rollout
+/// state that changed without a reconcile.
+#[derive(Default)]
+pub(super) struct Pods {
+    /// By uid.
+    pub(super) by_uid: BTreeMap<String, Pod>,
+    /// No pod has been serving for 15 s.
+    pub(super) no_serving_pod: bool,
+}
+
+pub(super) struct Pod {
+    pub(super) name: String,
+    pub(super) address: SocketAddr,
+    pub(super) is_serving: bool,
+    /// When the pod last sent anything.
+    pub(super) last_heard: Instant,
+    /// When the last complete line arrived.
+    pub(super) last_line: Instant,
+    pub(super) is_silent: bool,
+    pub(super) report: Option<PodReport>,
+    /// It has sent a hello on a stream that is still open.
+    pub(super) is_connected: bool,
+    /// The finding on each Provider, as an index into [`FINDINGS`].
+    pub(super) findings: HashMap<ProviderKey, usize>,
+    /// The overall finding on each Provider before the hello, until the server has reported everything that it knows.
+    pub(super) findings_before_hello: OverallFindings,
+    pub(super) stream: CancellationToken,
+}
+
+pub(super) struct PodReport {
+    pub(super) format: u32,
+    pub(super) apps: HashMap<AppId, AppReport>,
+}
+
+/// What a pod reports of an App.
+#[derive(Default, PartialEq)]
+pub(super) struct AppReport {
+    pub(super) revision: Option<RevisionBytes>,
+    pub(super) rejected: Option<Box<RejectedRevision>>,
+    pub(super) deletion: Option<DeletionProgress>,
+}
+
+#[derive(PartialEq)]
+pub(super) struct RejectedRevision {
+    pub(super) revision: Option<RevisionBytes>,
+    pub(super) reason: String,
+    pub(super) keys_lost: bool,
+}
+
+/// A Provider, by namespace and name.
+pub(super) type ProviderKey = (String, String);
+
+/// The worst finding on each Provider, as an index into [`FINDINGS`]; `None` without a report.
+pub(super) type OverallFindings = HashMap<ProviderKey, Option<usize>>;
+
+/// A revision as its 32 bytes, because there is one for each App and pod.
+pub(super) type RevisionBytes = [u8; 32];
+
+// === impl Pods ===
+
+impl Pods {
+    pub(super) fn serving(&self) -> impl Iterator<Item = &Pod> {
+        self.by_uid.values().filter(|pod| pod.is_serving)
+    }
+
+    /// The pod of a stream. Returns `None` for an old stream, because the pod with this uid can have another IP address
+    /// now.
+    pub(super) fn pod_of_stream(&mut self, uid: &str, stream: &CancellationToken) -> Option<&mut Pod> {
+        if stream.is_cancelled() { None } else { self.by_uid.get_mut(uid) }
+    }
+
+    /// The overall findings that may change, because a pod is removed, or starts or stops serving. They have their present
+    /// values, or those before the hello of the pod.
+    pub(super) fn findings_before_change(&self, endpoints: &HashMap<String, PodEndpoint>) -> OverallFindings {
+        let stays = |uid: &String, pod: &Pod| {
+            endpoints
+                .get(uid)
+                .is_some_and(|endpoint| endpoint.address == pod.address && endpoint.is_serving == pod.is_serving)
+        };
+        let mut findings = OverallFindings::new();
+        for (_, pod) in self.by_uid.iter().filter(|(uid, pod)| !stays(uid, pod)) {
+            for provider in pod.findings.keys() {
+                findings.entry(provider.clone()).or_insert_with(|| self.finding(provider));
+            }
+            findings.extend(pod.findings_before_hello.clone());
+        }
+        findings
+    }
+
+    /// The worst finding of the serving pods, as an index into [`FINDINGS`].
+    pub(super) fn finding(&self, provider: &ProviderKey) -> Option<usize> {
+        self.serving().filter_map(|pod| pod.findings.get(provider).copied()).max()
+    }
+}
+
+// === impl Pod ===
+
+impl Pod {
+    /// Drops the findings of a pod that is neither serving nor connected. Its container has ended or ends soon, and the
+    /// next one checks again.
+    pub(super) fn clear_findings_if_gone(&mut self) {
+        if !self.is_serving && !self.is_connected {
+            self.findings.clear();
+            self.findings_before_hello.clear();
+        }
+    }
+
+    /// Records a complete line. Returns whether the pod was silent.
+    pub(super) fn record_line(&mut self) -> bool {
+        let now = Instant::now();
+        (self.last_heard, self.last_line) = (now, now);
+        std::mem::take(&mut self.is_silent)
+    }
+}
+
+// === impl RejectedRevision ===
+
+impl RejectedRevision {
+    pub(super) fn new(rejected: RejectedDocument) -> Box<Self> {
+        let RejectedDocument { revision, mut reason, keys_lost } = rejected;
+        reason.truncate(reason.floor_char_boundary(MAX_REASON_BYTES));
+        Box::new(Self { revision: revision_bytes(&revision), reason, keys_lost })
+    }
+}
+
+/// The bytes of a revision. Returns `None` for text that is not a revision, and so not the published one.
+pub(super) fn revision_bytes(revision: &Revision) -> Option<RevisionBytes> {
+    let text = revision.as_str().as_bytes();
+    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    let mut bytes = [0; 32];
+    if text.len() != 64 {
+        return None;
+    }
+    for (byte, pair) in bytes.iter_mut().zip(text.chunks_exact(2)) {
+        *byte = digit(pair[0])? << 4 | digit(pair[1])?;
+    }
+    Some(bytes)
+}

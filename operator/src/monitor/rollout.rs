@@ -1,0 +1,113 @@
+//! How far an App's revision is rolled out, derived from the reports of the pods.
+
+use latchkey_crds::types::AppId;
+
+use super::pod::{Pods, RevisionBytes};
+
+/// At most this many pods are named in a message; the rest is a number.
+const MAX_NAMED_PODS: usize = 3;
+
+/// How far the servers have rolled out an App's revision, the worst first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum RolloutState {
+    /// A serving pod rejects exactly the published document.
+    Rejected { pod: String, reason: String },
+    /// The same, because the App's users have other keys, which were lost.
+    KeysLost { pod: String },
+    /// Pods that sent nothing for 15 s while serving.
+    Silent { pods: Vec<String> },
+    /// Serving pods that report another revision, or none.
+    Behind { pods: Vec<String> },
+    /// Pods that have not reported yet.
+    Undecided { pods: Vec<String> },
+    /// No pod has been serving for 15 s.
+    NoServers,
+    /// Every serving pod serves the revision.
+    Complete { servers: usize },
+}
+
+/// The published revision of an App.
+pub(super) struct ExpectedRevision {
+    pub(super) revision: RevisionBytes,
+    /// The rollout state that was last returned or notified; `None` if it was undecided.
+    pub(super) last_reported: Option<RolloutState>,
+}
+
+// === impl ExpectedRevision ===
+
+impl ExpectedRevision {
+    /// Returns the App if its rollout state differs from the one that was last returned or notified. An undecided state
+    /// is not a change.
+    pub(super) fn update<'a>(&mut self, pods: &Pods, app: &'a AppId) -> Option<&'a AppId> {
+        let now = if_decided(&pods.rollout(app, &self.revision))?;
+        if self.last_reported.as_ref().is_some_and(|last| is_same(last, &now)) {
+            return None;
+        }
+        self.last_reported = Some(now);
+        Some(app)
+    }
+}
+
+// === impl Pods ===
+
+impl Pods {
+    /// The worst state of the serving pods, in the order of [`RolloutState`].
+    pub(super) fn rollout(&self, app: &AppId, revision: &RevisionBytes) -> RolloutState {
+        let (mut silent, mut behind, mut unreported, mut servers) = (Vec::new(), Vec::new(), Vec::new(), 0);
+        let mut rejected = None;
+        for pod in self.serving() {
+            let name = pod.name.as_str();
+            if pod.is_silent {
+                silent.push(name);
+                continue;
+            }
+            let Some(report) = &pod.report else {
+                unreported.push(name);
+                continue;
+            };
+            let reported = report.apps.get(app);
+            let rejection = reported.and_then(|reported| reported.rejected.as_ref());
+            if let Some(rejection) = rejection.filter(|rejection| rejection.revision.as_ref() == Some(revision)) {
+                rejected.get_or_insert((name, rejection));
+            } else if reported.and_then(|reported| reported.revision.as_ref()) == Some(revision) {
+                servers += 1;
+            } else {
+                behind.push(name);
+            }
+        }
+        if let Some((pod, rejection)) = rejected {
+            let (pod, reason) = (pod.to_owned(), rejection.reason.clone());
+            if rejection.keys_lost { RolloutState::KeysLost { pod } } else { RolloutState::Rejected { pod, reason } }
+        } else if !silent.is_empty() {
+            RolloutState::Silent { pods: shorten(&silent) }
+        } else if !behind.is_empty() {
+            RolloutState::Behind { pods: shorten(&behind) }
+        } else if !unreported.is_empty() {
+            RolloutState::Undecided { pods: shorten(&unreported) }
+        } else if servers > 0 {
+            RolloutState::Complete { servers }
+        } else if self.no_serving_pod {
+            RolloutState::NoServers
+        } else {
+            RolloutState::Undecided { pods: Vec::new() }
+        }
+    }
+}
+
+/// The names of the first pods, and how many more there are.
+pub(super) fn shorten(pods: &[&str]) -> Vec<String> {
+    let mut named: Vec<_> = pods.iter().take(MAX_NAMED_PODS).map(|pod| (*pod).to_owned()).collect();
+    if pods.len() > MAX_NAMED_PODS {
+        named.push(format!("{} more", pods.len() - MAX_NAMED_PODS));
+    }
+    named
+}
+
+pub(super) fn if_decided(state: &RolloutState) -> Option<RolloutState> {
+    (!matches!(state, RolloutState::Undecided { .. })).then(|| state.clone())
+}
+
+/// Whether nothing relevant changed. The number of servers is not relevant.
+fn is_same(one: &RolloutState, other: &RolloutState) -> bool {
+    matches!((one, other), (RolloutState::Complete { .. }, RolloutState::Complete { .. })) || one == other
+}
