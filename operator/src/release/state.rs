@@ -1,0 +1,145 @@
+//! Which appIDs are being released, and which Apps are being reconciled meanwhile.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use latchkey_crds::{rendered::Revision, types::AppId};
+use parking_lot::Mutex;
+use tokio::{
+    sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock},
+    time::Instant,
+};
+
+/// Which appIDs are being released, and which Apps are being reconciled meanwhile.
+#[derive(Default)]
+pub(crate) struct Releases {
+    /// Reconciles share the lock of an appID. The steps of a release lock it exclusively.
+    locks: Mutex<HashMap<AppId, Weak<RwLock<()>>>>,
+    under_way: Mutex<HashMap<AppId, ReleaseProgress>>,
+    /// For each App with deleted users: the revision of the document that demands the deletion, and since when it is known
+    /// to be complete.
+    deleted: Mutex<HashMap<AppId, (Revision, Instant)>>,
+    /// The retries that are scheduled.
+    scheduled: Mutex<HashSet<(AppId, Retry)>>,
+}
+
+/// When an appID is checked again without an event.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Retry {
+    Soon,
+    Late,
+}
+
+/// The progress of a release.
+#[derive(Clone, Copy, Default)]
+pub(super) struct ReleaseProgress {
+    /// The servers are being asked, so the document of the release can exist.
+    pub(super) asking: bool,
+    /// The appID was queued again meanwhile.
+    pub(super) requeued: bool,
+}
+
+/// An appID that is being released, until this is dropped.
+pub(super) struct ReleaseGuard<'a> {
+    releases: &'a Releases,
+    id: AppId,
+    ended: bool,
+}
+
+// === impl Releases ===
+
+impl Releases {
+    /// For the reconcile of an App that claims the appID. No step of a release runs until the guard is dropped.
+    pub(crate) async fn lock_shared(&self, id: &AppId) -> OwnedRwLockReadGuard<()> {
+        self.lock(id).read_owned().await
+    }
+
+    /// Whether the document of a release can exist. It is not an orphan.
+    pub(crate) fn is_asking_servers(&self, id: &AppId) -> bool {
+        self.under_way.lock().get(id).is_some_and(|progress| progress.asking)
+    }
+
+    /// How long requests can still run that began before the users of their App were deleted. The time `drain` begins
+    /// with the first call for this document. Returns `None` once the requests have ended.
+    pub(crate) fn request_drain_left(&self, id: &AppId, revision: &Revision, drain: Duration) -> Option<Duration> {
+        let mut deleted = self.deleted.lock();
+        let (known, since) = deleted.entry(id.clone()).or_insert_with(|| (revision.clone(), Instant::now()));
+        if known != revision {
+            (*known, *since) = (revision.clone(), Instant::now());
+        }
+        let left = drain.saturating_sub(since.elapsed());
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// Forgets when the users of an App were deleted: there are users again, or nothing waits for the deletion any more.
+    pub(crate) fn forget_deletion(&self, id: &AppId) {
+        self.deleted.lock().remove(id);
+    }
+
+    pub(super) async fn lock_exclusive(&self, id: &AppId) -> OwnedRwLockWriteGuard<()> {
+        self.lock(id).write_owned().await
+    }
+
+    /// Begins a release. Returns `None` if there is one already. It is then queued again when it ends.
+    pub(super) fn try_begin(&self, id: &AppId) -> Option<ReleaseGuard<'_>> {
+        let mut under_way = self.under_way.lock();
+        if let Some(progress) = under_way.get_mut(id) {
+            progress.requeued = true;
+            return None;
+        }
+        under_way.insert(id.clone(), ReleaseProgress::default());
+        Some(ReleaseGuard { releases: self, id: id.clone(), ended: false })
+    }
+
+    /// Records a scheduled retry. Returns false if there is one already: one timer is enough.
+    pub(super) fn try_schedule(&self, id: &AppId, retry: Retry) -> bool {
+        self.scheduled.lock().insert((id.clone(), retry))
+    }
+
+    pub(super) fn unschedule(&self, id: &AppId, retry: Retry) {
+        self.scheduled.lock().remove(&(id.clone(), retry));
+    }
+
+    fn lock(&self, id: &AppId) -> Arc<RwLock<()>> {
+        let mut locks = self.locks.lock();
+        // At most as many remain as there are concurrent reconciles and releases.
+        locks.retain(|_, lock| lock.strong_count() > 0);
+        if let Some(lock) = locks.get(id).and_then(Weak::upgrade) {
+            return lock;
+        }
+        let lock = Arc::default();
+        locks.insert(id.clone(), Arc::downgrade(&lock));
+        lock
+    }
+}
+
+// === impl ReleaseGuard ===
+
+impl ReleaseGuard<'_> {
+    pub(super) fn set_asking(&self) {
+        let mut under_way = self.releases.under_way.lock();
+        under_way.entry(self.id.clone()).or_default().asking = true;
+    }
+
+    /// Ends the release and returns its progress.
+    pub(super) fn end(mut self) -> ReleaseProgress {
+        self.ended = true;
+        self.remove()
+    }
+
+    fn remove(&self) -> ReleaseProgress {
+        let mut under_way = self.releases.under_way.lock();
+        under_way.remove(&self.id).unwrap_or_default()
+    }
+}
+
+impl Drop for ReleaseGuard<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.remove();
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Releases against a mock API server.
+
+use std::time::Duration;
+
+use http::{Method, StatusCode};
+use kube::runtime::watcher::Event;
+use latchkey_crds::{
+    names::rendered_app_secret,
+    rendered::{Revision, SigningAlgorithm},
+    types::AppId,
+};
+use serde_json::{Value, json};
+use time::OffsetDateTime;
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, sleep},
+};
+
+use super::{
+    procedure::{Release, ReleaseOutcome, release},
+    state::Releases,
+};
+use crate::{
+    app::{
+        keys::{KeyDocument, secret::AppIdOwner},
+        mock_api::{MockApi, context, not_found},
+    },
+    quota::DocumentSize,
+    watch::PublishedApp,
+};
+
+const APP: &str = "/apis/latchkey.dev/v1alpha1/namespaces/shop/apps/store";
+const KEYS: &str = "/api/v1/namespaces/latchkey/secrets/latchkey-keys-shop";
+
+fn shop() -> AppId {
+    "shop".parse().unwrap()
+}
+
+fn app(name: &str) -> Value {
+    json!({
+        "apiVersion": "latchkey.dev/v1alpha1", "kind": "App", "metadata": { "namespace": "shop", "name": name },
+        "spec": { "appID": "shop", "displayName": "Shop" },
+    })
+}
+
+fn keys() -> Value {
+    let keys = KeyDocument::first(&shop(), SigningAlgorithm::ES256, OffsetDateTime::UNIX_EPOCH).unwrap();
+    let secret = k8s_openapi::ByteString(serde_json::to_vec(&keys).unwrap());
+    json!({
+        "apiVersion": "v1", "kind": "Secret", "type": "latchkey.dev/app-keys",
+        "metadata": {
+            "name": "latchkey-keys-shop", "namespace": "latchkey", "uid": "1", "resourceVersion": "7",
+            "annotations": { "latchkey.dev/namespace": "shop", "latchkey.dev/name": "store" },
+        },
+        "data": { "keys.json": secret },
+    })
+}
+
+/// Checks the keys that App `shop/store` left or owns. The script must contain every call.
+async fn looked(script: &MockApi, stored: Option<Value>) -> ReleaseOutcome {
+    let (context, mut apps) = context(script.client());
+    apps.apply_watcher_event(&Event::Init);
+    if let Some(stored) = stored {
+        apps.apply_watcher_event(&Event::InitApply(serde_json::from_value(stored).unwrap()));
+    }
+    apps.apply_watcher_event(&Event::InitDone);
+    let holder = AppIdOwner { namespace: "shop".into(), name: "store".into() };
+    context.objects.quotas.record_keys(&shop(), Some(holder));
+    let guard = context.releases.try_begin(&shop()).unwrap();
+    release(&context, &shop(), &guard, &Semaphore::new(1)).await.unwrap()
+}
+
+#[tokio::test]
+async fn keys_of_an_existing_app_are_left_alone() {
+    let known = MockApi::default();
+    assert!(matches!(looked(&known, Some(app("store"))).await, ReleaseOutcome::Done));
+    known.finish();
+    // The watch is behind.
+    let there =
+        MockApi::default()
+            .expect(Method::GET, KEYS, |_| (StatusCode::OK, keys()))
+            .expect(Method::GET, APP, |_| (StatusCode::OK, app("store")));
+    assert!(matches!(looked(&there, None).await, ReleaseOutcome::Done));
+    there.finish();
+}
+
+#[tokio::test]
+async fn without_a_serving_pod_nothing_is_written() {
+    let gone =
+        MockApi::default()
+            .expect(Method::GET, KEYS, |_| (StatusCode::OK, keys()))
+            .expect(Method::GET, APP, |_| not_found("store"));
+    assert!(matches!(looked(&gone, None).await, ReleaseOutcome::Unanswered));
+    gone.finish();
+}
+
+fn published(document: &[u8], version: &str) -> PublishedApp {
+    PublishedApp {
+        revision: Some(Revision::of(document)),
+        namespace: "shop".into(),
+        name: "store".into(),
+        resource_version: version.into(),
+        uid: "1".into(),
+        size: DocumentSize::of(document),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_keys_stay_until_every_request_of_the_deleted_app_has_ended() {
+    let (context, _apps) = context(MockApi::default().client());
+    let secret = rendered_app_secret(&shop());
+    context.objects.published.record_write(&secret, published(b"released", "1"));
+    let holder = AppIdOwner { namespace: "shop".into(), name: "store".into() };
+    let revision = Revision::of(b"released");
+    let id = shop();
+    let release = Release::new(&context, &id, holder);
+    let waiting = async || {
+        let began = Instant::now();
+        (release.wait_for_requests(&revision).await, began.elapsed())
+    };
+    assert_eq!(waiting().await, (true, Duration::from_secs(120)));
+    // An App that is created again, and perhaps deleted again, does not wait for this.
+    let anew = async {
+        sleep(Duration::from_secs(7)).await;
+        context.objects.published.record_write(&secret, published(b"served", "2"));
+    };
+    let ((ended, waited), ()) = tokio::join!(waiting(), anew);
+    assert!(!ended && waited <= Duration::from_secs(8), "{waited:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deletion_waits_for_requests_once_for_each_document() {
+    let releases = Releases::default();
+    let within = Duration::from_secs(120);
+    let left = |document: &[u8]| releases.request_drain_left(&shop(), &Revision::of(document), within);
+    assert_eq!(left(b"1"), Some(within));
+    sleep(Duration::from_secs(100)).await;
+    assert_eq!(left(b"1"), Some(Duration::from_secs(20)));
+    assert_eq!(left(b"2"), Some(within), "the App was served again meanwhile");
+    sleep(within).await;
+    assert_eq!(left(b"2"), None);
+    releases.forget_deletion(&shop());
+    assert_eq!(left(b"2"), Some(within));
+}
+
+#[tokio::test]
+async fn a_step_of_a_release_and_a_reconcile_of_its_app_id_do_not_overlap() {
+    let releases = Releases::default();
+    let (one, other) = (releases.lock_shared(&shop()).await, releases.lock_shared(&shop()).await);
+    let shop = shop();
+    let step = releases.lock_exclusive(&shop);
+    tokio::pin!(step);
+    assert!(futures::poll!(&mut step).is_pending());
+    drop(one);
+    assert!(futures::poll!(&mut step).is_pending());
+    drop(other);
+    let step = step.await;
+    let reconcile = releases.lock_shared(&shop);
+    tokio::pin!(reconcile);
+    assert!(futures::poll!(&mut reconcile).is_pending());
+    let _elsewhere = releases.lock_shared(&"other".parse().unwrap()).await;
+    drop(step);
+    reconcile.await;
+}
+
+#[test]
+fn an_app_id_is_released_once_at_a_time_and_its_document_is_no_orphan_meanwhile() {
+    let releases = Releases::default();
+    let under_way = releases.try_begin(&shop()).unwrap();
+    assert!(releases.try_begin(&shop()).is_none() && !releases.is_asking_servers(&shop()));
+    under_way.set_asking();
+    assert!(releases.is_asking_servers(&shop()));
+    let state = under_way.end();
+    assert!(state.asking && state.requeued, "it is checked once more");
+    assert!(!releases.is_asking_servers(&shop()) && releases.try_begin(&shop()).is_some());
+}
