@@ -3,18 +3,12 @@
 //! The rules are those of client-go's leader election. Clocks of pods are never compared: a candidate measures time
 //! from when it saw the Lease change.
 
+mod fence;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    fmt,
-    sync::{Arc, Mutex, PoisonError},
-    task::{Context as TaskContext, Poll},
-    time::Duration,
-};
+use std::time::Duration;
 
-use futures::future::BoxFuture;
-use http::{Method, Request};
 use k8s_openapi::{
     api::coordination::v1::{Lease, LeaseSpec},
     apimachinery::pkg::apis::meta::v1::MicroTime,
@@ -24,14 +18,16 @@ use kube::{
     Api, Client,
     api::{ObjectMeta, PostParams},
 };
+use strum::Display;
 use tokio::{
     sync::watch,
     task::JoinHandle,
     time::{Instant, sleep, timeout},
 };
-use tower::{BoxError, Layer, Service};
 use tracing::{info, warn};
 
+use self::fence::Fence;
+pub(crate) use self::fence::FenceLayer;
 use crate::error::ErrorChain;
 
 /// Parameters of the election. The times are client-go's defaults.
@@ -44,20 +40,9 @@ pub(crate) struct LeaseOptions {
     /// After this long without a renewal another replica can take the Lease.
     pub(crate) duration: Duration,
     /// After this long without a renewal the leader stops writing. Shorter than `duration`, so that two replicas never
-    /// lead at once.
+    /// lead at the same time.
     pub(crate) renew_deadline: Duration,
     pub(crate) retry: Duration,
-}
-
-/// Whether this process can write. Checked at every write.
-#[derive(Clone)]
-pub(crate) struct Fence(Arc<Mutex<FenceState>>);
-
-#[derive(Clone, Copy)]
-enum FenceState {
-    /// Writes are safe until then, by the monotonic clock, which continues while a process is paused.
-    HeldUntil(Instant),
-    Lost,
 }
 
 /// The Lease, held and renewed in the background.
@@ -69,30 +54,13 @@ pub(crate) struct HeldLease {
 }
 
 /// Why the Lease is lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Display, PartialEq, Eq)]
 pub(crate) enum LostReason {
-    /// It could not be renewed in time.
+    #[strum(to_string = "it could not be renewed in time")]
     NotRenewed,
-    /// Another replica holds it.
+    #[strum(to_string = "another operator holds it")]
     Taken,
 }
-
-/// Rejects every write request while the Lease is not held.
-#[derive(Clone)]
-pub(crate) struct FenceLayer {
-    fence: Fence,
-}
-
-#[derive(Clone)]
-pub(crate) struct FencedService<S> {
-    inner: S,
-    fence: Fence,
-}
-
-/// A write that was not sent.
-#[derive(Debug, thiserror::Error)]
-#[error("not sent: this operator no longer holds the Lease")]
-pub(crate) struct NotLeader;
 
 /// A replica that wants the Lease.
 #[derive(Clone)]
@@ -109,9 +77,9 @@ struct Observed {
 
 /// The outcome of an attempt to take or renew the Lease.
 enum LeaseAttempt {
-    /// Held, at this version.
+    /// This replica holds the Lease, in this version.
     Held(Box<Lease>),
-    /// Another replica holds it.
+    /// Another replica holds the Lease.
     HeldByOther,
 }
 
@@ -167,7 +135,7 @@ impl Candidate {
         let holder = spec.holder_identity.as_deref().unwrap_or_default();
         // Its own Lease, of the previous process in the same pod, which has ended.
         let is_free = holder.is_empty() || holder == self.options.identity;
-        // The duration that the holder wrote counts, if there is one.
+        // The holder may have written another duration.
         let theirs = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
         let duration = theirs.map_or(self.options.duration, Duration::from_secs);
         if !is_free && since.elapsed() < duration {
@@ -185,21 +153,21 @@ impl Candidate {
     }
 
     /// Takes or renews the Lease, unless it has changed since it was read.
-    async fn take_or_renew(&self, seen: &Lease) -> kube::Result<LeaseAttempt> {
-        match self.api.replace(&self.options.name, &PostParams::default(), &self.new_lease(Some(seen))).await {
+    async fn take_or_renew(&self, current: &Lease) -> kube::Result<LeaseAttempt> {
+        match self.api.replace(&self.options.name, &PostParams::default(), &self.new_lease(Some(current))).await {
             Ok(lease) => Ok(LeaseAttempt::Held(Box::new(lease))),
             Err(kube::Error::Api(status)) if status.code == 409 || status.code == 404 => Ok(LeaseAttempt::HeldByOther),
             Err(error) => Err(error),
         }
     }
 
-    fn new_lease(&self, seen: Option<&Lease>) -> Lease {
-        let before = seen.and_then(|lease| lease.spec.clone()).unwrap_or_default();
+    fn new_lease(&self, current: Option<&Lease>) -> Lease {
+        let before = current.and_then(|lease| lease.spec.clone()).unwrap_or_default();
         let renews = before.holder_identity.as_deref() == Some(self.options.identity.as_str());
         let now = MicroTime(Timestamp::now());
         let transitions = before.lease_transitions.unwrap_or(0);
         Lease {
-            metadata: match seen {
+            metadata: match current {
                 Some(lease) => lease.metadata.clone(),
                 None => ObjectMeta { name: Some(self.options.name.clone()), ..ObjectMeta::default() },
             },
@@ -208,7 +176,7 @@ impl Candidate {
                 lease_duration_seconds: i32::try_from(self.options.duration.as_secs()).ok(),
                 acquire_time: if renews { before.acquire_time } else { Some(now.clone()) },
                 renew_time: Some(now),
-                lease_transitions: Some(if renews || seen.is_none() { transitions } else { transitions + 1 }),
+                lease_transitions: Some(if renews || current.is_none() { transitions } else { transitions + 1 }),
                 ..LeaseSpec::default()
             }),
         }
@@ -239,7 +207,7 @@ impl Candidate {
         }
     }
 
-    /// Jitter, so that candidates do not all ask at the same moment.
+    /// With jitter, so that candidates do not all ask at the same moment.
     fn retry_delay(&self) -> Duration {
         self.options.retry.mul_f64(rand::random_range(1.0..=1.2))
     }
@@ -253,7 +221,7 @@ impl Candidate {
                 Some(left) => left,
                 None => break LostReason::NotRenewed,
             };
-            // At least two attempts fit: one connection that silently drops packets does not cost the Lease.
+            // Two attempts fit into the deadline, so one connection that silently drops packets does not lose the Lease.
             match timeout(left.min(self.options.renew_deadline / 2), self.renew_once(&lease)).await {
                 Ok(Ok(LeaseAttempt::Held(renewed))) => {
                     lease = *renewed;
@@ -274,7 +242,7 @@ impl Candidate {
             // It changed: by our own request whose response was lost, by somebody who only edited it, or by another
             // holder.
             return match self.api.get_opt(&self.options.name).await? {
-                Some(there) if self.is_holder(&there) => self.take_or_renew(&there).await,
+                Some(current) if self.is_holder(&current) => self.take_or_renew(&current).await,
                 Some(_) => Ok(tried),
                 None => self.create().await,
             };
@@ -283,11 +251,11 @@ impl Candidate {
     }
 }
 
-// === impl Held ===
+// === impl HeldLease ===
 
 impl HeldLease {
     fn new(candidate: Candidate, lease: Lease, began: Instant) -> Self {
-        let fence = Fence(Arc::new(Mutex::new(FenceState::HeldUntil(began + candidate.options.renew_deadline))));
+        let fence = Fence::held_until(began + candidate.options.renew_deadline);
         let (sender, lost) = watch::channel(None);
         let renewing = tokio::spawn(candidate.clone().renew_until_lost(lease, fence.clone(), sender));
         Self { fence, lost, renewing, candidate }
@@ -306,7 +274,7 @@ impl HeldLease {
         }
     }
 
-    /// Releases the Lease, so that another replica can take it at once. Nothing is written afterwards.
+    /// Releases the Lease, so that another replica can take it immediately. Nothing is written afterwards.
     pub(crate) async fn release(self) {
         self.renewing.abort();
         self.fence.close();
@@ -317,81 +285,5 @@ impl HeldLease {
             }
             Err(_) => warn!("failed to release the Lease; it will expire"),
         }
-    }
-}
-
-// === impl Lost ===
-
-impl fmt::Display for LostReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::NotRenewed => "it could not be renewed in time",
-            Self::Taken => "another operator holds it",
-        })
-    }
-}
-
-// === impl Fence ===
-
-impl Fence {
-    /// Whether a write is safe now.
-    pub(crate) fn is_open(&self) -> bool {
-        self.time_left(Instant::now()).is_some()
-    }
-
-    fn time_left(&self, now: Instant) -> Option<Duration> {
-        match *self.0.lock().unwrap_or_else(PoisonError::into_inner) {
-            FenceState::HeldUntil(until) => until.checked_duration_since(now).filter(|left| !left.is_zero()),
-            FenceState::Lost => None,
-        }
-    }
-
-    fn extend(&self, until: Instant) {
-        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let FenceState::HeldUntil(at) = &mut *held {
-            *at = until;
-        }
-    }
-
-    fn close(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = FenceState::Lost;
-    }
-}
-
-// === impl FenceLayer ===
-
-impl FenceLayer {
-    pub(crate) fn new(fence: Fence) -> Self {
-        Self { fence }
-    }
-}
-
-impl<S> Layer<S> for FenceLayer {
-    type Service = FencedService<S>;
-
-    fn layer(&self, inner: S) -> FencedService<S> {
-        FencedService { inner, fence: self.fence.clone() }
-    }
-}
-
-impl<S, B> Service<Request<B>> for FencedService<S>
-where
-    S: Service<Request<B>, Error: Into<BoxError>, Future: Send + 'static>,
-    S::Response: 'static,
-{
-    type Response = S::Response;
-    type Error = BoxError;
-    type Future = BoxFuture<'static, Result<S::Response, BoxError>>;
-
-    fn poll_ready(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), BoxError>> {
-        self.inner.poll_ready(cx).map_err(Into::into)
-    }
-
-    fn call(&mut self, request: Request<B>) -> Self::Future {
-        if request.method() != Method::GET && !self.fence.is_open() {
-            return Box::pin(async { Err(NotLeader.into()) });
-        }
-        let answer = self.inner.call(request);
-        Box::pin(async move { answer.await.map_err(Into::into) })
     }
 }

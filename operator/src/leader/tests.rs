@@ -1,12 +1,15 @@
 //! Leader election against a mock API server, on paused time.
 
-use http::StatusCode;
+use std::sync::Arc;
+
+use http::{Method, Request, StatusCode};
 use kube::client::Body;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::time::{advance, timeout};
-use tower::ServiceExt;
+use tower::{BoxError, Layer, ServiceExt};
 
-use super::*;
+use super::{fence::NotLeader, *};
 use crate::app::mock_api::{MockApi, api_error, not_found};
 
 const NAME: &str = "operator";
@@ -57,7 +60,7 @@ impl MockLeaseApi {
 
     /// Another writer changes it, with its own clock.
     fn write_as(&self, holder: &str, renewed: &str) {
-        let mut kept = self.0.lock().unwrap();
+        let mut kept = self.0.lock();
         kept.version += 1;
         kept.lease = Some(json!({
             "metadata": { "name": NAME, "namespace": "latchkey", "resourceVersion": kept.version.to_string() },
@@ -69,15 +72,15 @@ impl MockLeaseApi {
     }
 
     fn set_fault(&self, fault: Fault) {
-        self.0.lock().unwrap().fault = fault;
+        self.0.lock().fault = fault;
     }
 
     fn delete(&self) {
-        self.0.lock().unwrap().lease = None;
+        self.0.lock().lease = None;
     }
 
     fn spec(&self) -> Value {
-        self.0.lock().unwrap().lease.as_ref().map_or(Value::Null, |lease| lease["spec"].clone())
+        self.0.lock().lease.as_ref().map_or(Value::Null, |lease| lease["spec"].clone())
     }
 
     fn holder(&self) -> String {
@@ -85,7 +88,7 @@ impl MockLeaseApi {
     }
 
     fn writes(&self) -> usize {
-        self.0.lock().unwrap().writes
+        self.0.lock().writes
     }
 
     fn client(&self) -> Client {
@@ -95,7 +98,7 @@ impl MockLeaseApi {
             async move {
                 let (head, body) = request.into_parts();
                 let body = body.collect_bytes().await.unwrap();
-                let fault = leases.0.lock().unwrap().fault;
+                let fault = leases.0.lock().fault;
                 let (status, answer) = match fault {
                     Fault::Hang => std::future::pending().await,
                     Fault::Error => api_error(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", NAME),
@@ -112,7 +115,7 @@ impl MockLeaseApi {
     }
 
     fn answer(&self, method: &Method, body: &[u8]) -> (StatusCode, Value) {
-        let mut kept = self.0.lock().unwrap();
+        let mut kept = self.0.lock();
         if *method == Method::GET {
             return kept.lease.clone().map_or_else(|| not_found(NAME), |lease| (StatusCode::OK, lease));
         }
