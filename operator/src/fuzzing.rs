@@ -1,11 +1,12 @@
 //! The entry points of the fuzz targets: manifests in, rendered documents out, without files.
 
-use std::{collections::BTreeSet, sync::Mutex, sync::PoisonError};
+use std::collections::BTreeSet;
 
 use latchkey_crds::{
     rendered::{FORMAT, SigningAlgorithm},
     types::{AppId, IssuerUrl},
 };
+use parking_lot::Mutex;
 use time::OffsetDateTime;
 
 use crate::{
@@ -82,7 +83,7 @@ impl FuzzRenderer {
     }
 
     fn keys(&self, app_id: &AppId, algorithm: SigningAlgorithm) -> KeyDocument {
-        let mut known = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.keys.lock();
         let found = known.iter().find(|(of, _)| *of == algorithm).map(|(_, keys)| keys.clone());
         let keys = found.unwrap_or_else(|| {
             let made = KeyDocument::first(app_id, algorithm, OffsetDateTime::UNIX_EPOCH).expect("a key can be made");

@@ -1,19 +1,16 @@
-//! Limits the rate of changes that affect all Apps, so that a tenant's edit does not wait behind them.
+//! Limits the rate of changes that affect all Apps, so that the edit of one tenant does not wait for them.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, time::Duration};
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// Such changes per second.
 const RATE: u32 = 100;
-/// How many can pass at once after a pause. An edit of a Secret that a few Apps share should not be delayed.
+/// How many can pass at the same time after a pause, so that the edit of a Secret that a few Apps share is not delayed.
 const BURST: u32 = 100;
 
-/// How long a reservation is kept after its time has come.
+/// How long a reservation is kept after its turn.
 const RESERVATION_TTL: Duration = Duration::from_secs(60);
 
 /// Reservations, in order.
@@ -34,32 +31,32 @@ impl RateLimiter {
 
     /// Returns `Ok` if this object can proceed now, and otherwise the wait until its turn. Its reservation is kept
     /// until it proceeds.
-    pub(crate) fn try_acquire(&self, who: &str) -> Result<(), Duration> {
+    pub(crate) fn try_acquire(&self, object: &str) -> Result<(), Duration> {
         let each = Duration::from_secs(1) / RATE;
         let now = Instant::now();
-        let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(turn) = places.by_object.get(who).copied() {
+        let mut reservations = self.0.lock();
+        if let Some(turn) = reservations.by_object.get(object).copied() {
             if turn <= now {
-                places.by_object.remove(who);
+                reservations.by_object.remove(object);
                 return Ok(());
             }
             return Err(turn - now);
         }
         // Unused slots are saved up to a burst.
-        places.next_slot = places.next_slot.max(now.checked_sub(each * BURST).unwrap_or(now)) + each;
-        let turn = places.next_slot;
+        reservations.next_slot = reservations.next_slot.max(now.checked_sub(each * BURST).unwrap_or(now)) + each;
+        let turn = reservations.next_slot;
         if turn <= now {
             return Ok(());
         }
-        // Reservations that nobody came back for are dropped.
-        places.by_object.retain(|_, turn| now.saturating_duration_since(*turn) < RESERVATION_TTL);
-        places.by_object.insert(who.to_owned(), turn);
+        // An object that did not come back loses its reservation.
+        reservations.by_object.retain(|_, turn| now.saturating_duration_since(*turn) < RESERVATION_TTL);
+        reservations.by_object.insert(object.to_owned(), turn);
         Err(turn - now)
     }
 
     /// Drops the reservation: the object proceeds without one, or not at all.
-    pub(crate) fn cancel(&self, who: &str) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).by_object.remove(who);
+    pub(crate) fn cancel(&self, object: &str) {
+        self.0.lock().by_object.remove(object);
     }
 }
 
@@ -88,7 +85,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_unused_reservation_expires() {
         let pace = RateLimiter::new();
-        let kept = || pace.0.lock().unwrap().by_object.len();
+        let kept = || pace.0.lock().by_object.len();
         for round in 0..5 {
             for number in 0..300 {
                 let _ = pace.try_acquire(&format!("{round}/{number}"));

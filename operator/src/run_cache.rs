@@ -1,10 +1,8 @@
 //! Results of the previous run, so that a run only works on what changed since.
 
-use std::{
-    collections::HashMap,
-    fmt, mem,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::HashMap, fmt, mem, sync::Arc};
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// Results by the name of what they were computed for. A result is reused while its input is equal.
 pub(crate) struct RunCache<I, R>(Mutex<Runs<I, R>>);
@@ -18,7 +16,7 @@ struct Runs<I, R> {
 
 type Results<I, R> = HashMap<String, (I, Arc<R>)>;
 
-// === impl Memo ===
+// === impl RunCache ===
 
 impl<I, R> Default for RunCache<I, R> {
     fn default() -> Self {
@@ -47,12 +45,12 @@ impl<I: PartialEq, R> RunCache<I, R> {
     }
 
     /// The result for this input, from the previous run if the input is equal.
-    pub(crate) fn get_or_compute(&self, name: &str, input: I, make: impl FnOnce(&I) -> R) -> Arc<R> {
-        let before = self.runs().previous.remove(name);
-        let (input, result) = match before {
-            Some(before) if before.0 == input => before,
+    pub(crate) fn get_or_compute(&self, name: &str, input: I, compute: impl FnOnce(&I) -> R) -> Arc<R> {
+        let previous = self.runs().previous.remove(name);
+        let (input, result) = match previous {
+            Some(previous) if previous.0 == input => previous,
             Some(_) | None => {
-                let result = Arc::new(make(&input));
+                let result = Arc::new(compute(&input));
                 self.runs().computed += 1;
                 (input, result)
             }
@@ -62,7 +60,7 @@ impl<I: PartialEq, R> RunCache<I, R> {
     }
 
     fn runs(&self) -> MutexGuard<'_, Runs<I, R>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

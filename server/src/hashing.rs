@@ -6,7 +6,7 @@ use std::{
     num::NonZeroUsize,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Condvar, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     thread,
@@ -15,6 +15,7 @@ use std::{
 
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use latchkey_crds::types::AppId;
+use parking_lot::{Condvar, Mutex};
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
@@ -237,7 +238,7 @@ impl fmt::Debug for HashingPool {
 
 impl Drop for PoolShutdown {
     fn drop(&mut self) {
-        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner).closed = true;
+        self.shared.state.lock().closed = true;
         self.shared.changed.notify_all();
     }
 }
@@ -246,14 +247,16 @@ impl Drop for PoolShutdown {
 
 impl Shared {
     fn submit(&self, owner: &Owner, job: Job) -> Result<(), Overloaded> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         let pace = state.average_duration;
         let pushed = state.jobs.push(owner, pace, job);
         self.metrics.waiting.set(i64::try_from(state.jobs.len()).unwrap_or(i64::MAX));
         let busy = self.overloaded_for_state(&state);
         drop(state);
         match pushed {
-            PushOutcome::Queued => self.changed.notify_one(),
+            PushOutcome::Queued => {
+                self.changed.notify_one();
+            }
             PushOutcome::Displaced(job) => {
                 self.count_refusal("displaced");
                 // The receiver may have been dropped.
@@ -269,7 +272,7 @@ impl Shared {
 
     /// Refuses a job that would find no slot, before any other work is done for it.
     fn check_capacity(&self, owner: &Owner) -> Result<(), Overloaded> {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.lock();
         if state.jobs.has_slot(owner) {
             return Ok(());
         }
@@ -294,12 +297,12 @@ impl Shared {
 
     /// How long a job can wait for its start, if it or its refusal is to be sent by the deadline.
     fn start_limit(&self) -> Duration {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.lock();
         self.options.deadline.saturating_sub(state.average_duration + SENDING)
     }
 
     fn overloaded(&self) -> Overloaded {
-        self.overloaded_for_state(&self.state.lock().unwrap_or_else(PoisonError::into_inner))
+        self.overloaded_for_state(&self.state.lock())
     }
 
     /// The main loop of a thread.
@@ -311,7 +314,7 @@ impl Shared {
             let started = Instant::now();
             let outcome = self.run_queued_job(&mut engine, job);
             let took = started.elapsed();
-            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = self.state.lock();
             // Before the reply, so that the client's next job is already charged.
             state.jobs.correct_charge(&charge, took);
             if outcome.has_run {
@@ -355,7 +358,7 @@ impl Shared {
     }
 
     fn next_job(&self) -> Option<ScheduledJob<String, AppId, ClientAddress, Job>> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         loop {
             let pace = state.average_duration;
             if let Some(turn) = state.jobs.pop(pace) {
@@ -365,7 +368,7 @@ impl Shared {
             if state.closed {
                 return None;
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         }
     }
 

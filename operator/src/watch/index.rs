@@ -1,13 +1,11 @@
 //! Finds what references an object without a scan of all objects. Otherwise every change would cost a scan of thousands
 //! of Apps.
 
-use std::{
-    collections::BTreeSet,
-    sync::{Mutex, PoisonError},
-};
+use std::collections::BTreeSet;
 
 use kube::{Resource, ResourceExt, core::ObjectMeta, runtime::reflector::ObjectRef};
 use latchkey_crds::{app::App, provider::Provider, types::AppId};
+use parking_lot::Mutex;
 
 use super::objects::Guarded;
 
@@ -89,7 +87,7 @@ impl<K: Ord + Clone, V: Ord + Clone + Default> ReferenceIndex<K, V> {
         if before == now {
             return;
         }
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.lock();
         for pair in before.difference(now) {
             all.remove(pair);
         }
@@ -98,14 +96,14 @@ impl<K: Ord + Clone, V: Ord + Clone + Default> ReferenceIndex<K, V> {
 
     /// How many objects have this reference.
     pub(crate) fn count(&self, reference: &K) -> usize {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.0.lock();
         // The default is the empty name, which sorts first.
         all.range((reference.clone(), V::default())..).take_while(|(key, _)| key == reference).count()
     }
 
     /// The objects that have this reference, in order.
     pub(crate) fn get(&self, reference: &K) -> Vec<V> {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.0.lock();
         let from = all.range((reference.clone(), V::default())..);
         from.take_while(|(key, _)| key == reference).map(|(_, object)| object.clone()).collect()
     }

@@ -1,9 +1,6 @@
 //! The published documents, as this operator wrote them or as the watch reports them.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::HashMap, sync::Arc};
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt;
@@ -12,6 +9,7 @@ use latchkey_crds::{
     rendered::Revision,
     types::AppId,
 };
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{
     changes::parse_version,
@@ -60,8 +58,8 @@ impl PublishedDocuments {
         Self { index: Mutex::default(), quotas }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, PublishedIndex> {
-        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, PublishedIndex> {
+        self.index.lock()
     }
 
     pub(crate) fn get(&self, secret: &str) -> Option<PublishedApp> {

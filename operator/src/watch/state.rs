@@ -1,12 +1,10 @@
 //! What the operator knows of the cluster.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::HashMap, sync::Arc};
 
 use kube::runtime::reflector::Store;
 use latchkey_crds::{app::App, provider::Provider, types::AppId};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{
     index::{NamespacedName, Reference, ReferenceIndex},
@@ -98,8 +96,8 @@ impl ClusterState {
 // === impl ReconciledKeyVersions ===
 
 impl ReconciledKeyVersions {
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<AppId, String>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, HashMap<AppId, String>> {
+        self.0.lock()
     }
 
     pub(crate) fn record(&self, id: &AppId, version: &str) {
