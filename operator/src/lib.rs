@@ -9,6 +9,7 @@ mod app;
 mod args;
 mod backoff;
 mod context;
+mod controller;
 mod error;
 mod facts;
 #[doc(hidden)]

@@ -166,11 +166,11 @@ impl Metrics {
         self.0.leader.get_or_create(&LeaseLabels { name: lease.to_owned() }).set(leads.into());
     }
 
-    pub(crate) fn set_max_concurrent(&self, controller: &'static str, most: u16) {
-        self.0.max_concurrent.get_or_create(&ControllerLabels { controller }).set(most.into());
+    pub(crate) fn set_max_concurrent(&self, controller: &'static str, max: u16) {
+        self.0.max_concurrent.get_or_create(&ControllerLabels { controller }).set(max.into());
     }
 
-    /// Counts a running reconcile until the result is dropped.
+    /// Counts a running reconcile until the returned value is dropped.
     pub(crate) fn track_active(&self, controller: &'static str) -> ActiveReconcile {
         let gauge = self.0.active.get_or_create_owned(&ControllerLabels { controller });
         gauge.inc();
@@ -190,8 +190,8 @@ impl Metrics {
         self.0.reconcile_panics.get_or_create(&ControllerLabels { controller }).inc();
     }
 
-    pub(crate) fn set_server_pods(&self, counting: usize, silent: usize) {
-        for (state, number) in [("counting", counting), ("silent", silent)] {
+    pub(crate) fn set_server_pods(&self, serving: usize, silent: usize) {
+        for (state, number) in [("counting", serving), ("silent", silent)] {
             self.0.server_pods.get_or_create(&PodLabels { state }).set(i64::try_from(number).unwrap_or(i64::MAX));
         }
     }
@@ -236,13 +236,15 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let method = request.method().to_string();
         let requests = self.metrics.0.requests.clone();
-        let answer = self.inner.call(request);
+        let response = self.inner.call(request);
         Box::pin(async move {
-            let answer = answer.await;
-            let code =
-                answer.as_ref().map_or_else(|_| "<error>".to_owned(), |answer| answer.status().as_str().to_owned());
+            let response = response.await;
+            let code = match &response {
+                Ok(response) => response.status().as_str().to_owned(),
+                Err(_) => "<error>".to_owned(),
+            };
             requests.get_or_create(&RequestLabels { code, method }).inc();
-            answer
+            response
         })
     }
 }

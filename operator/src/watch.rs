@@ -26,7 +26,7 @@ pub(crate) use self::{
     index::NamespacedName,
     objects::{Guarded, claimed_app_id},
     published::{PublishedApp, app_id_of_secret},
-    queue::ReconcileQueue,
+    queue::{QueueReceivers, ReconcileQueue},
     state::ClusterState,
 };
 use crate::{admin::Health, quota::QuotaLimits};
