@@ -2,53 +2,35 @@
 
 use std::time::Duration;
 
-use kube::runtime::utils::Backoff;
+use backon::ExponentialBuilder;
+use kube::runtime::watcher::ExponentialBackoff;
 
-/// Exponential backoff with jitter. The maximum is short, because a silently dropped watch must be current again within
-/// 40 s.
-pub(crate) struct ShortBackoff {
-    next: Duration,
-    min_delay: Duration,
-    max_delay: Duration,
+/// For a watch. A silently dropped watch must be current again within 40 s, so the longest wait is 5 s.
+pub(crate) fn for_watch() -> ExponentialBackoff {
+    between(Duration::from_millis(200), Duration::from_secs(5))
 }
 
-// === impl ShortBackoff ===
-
-impl ShortBackoff {
-    /// For a watch: the longest wait is 5 s.
-    pub(crate) fn for_watch() -> Self {
-        Self::between(Duration::from_millis(200), Duration::from_secs(5))
-    }
-
-    pub(crate) fn between(least: Duration, most: Duration) -> Self {
-        Self { next: least, min_delay: least, max_delay: most }
-    }
-}
-
-impl Iterator for ShortBackoff {
-    type Item = Duration;
-
-    fn next(&mut self) -> Option<Duration> {
-        let now = self.next;
-        self.next = (now * 2).min(self.max_delay);
-        // Jitter: clients that lost the same server must not reconnect at the same moment.
-        Some(now.mul_f64(rand::random_range(0.5..=1.0)))
-    }
-}
-
-impl Backoff for ShortBackoff {
-    fn reset(&mut self) {
-        self.next = self.min_delay;
-    }
+/// Exponential waits with jitter: clients that lost the same server must not reconnect at the same moment. Each wait is
+/// between half of the exponential delay and the whole delay, so it is never longer than `max`.
+pub(crate) fn between(min: Duration, max: Duration) -> ExponentialBackoff {
+    // backon adds between nothing and the delay itself as jitter, also to the longest delay.
+    ExponentialBuilder::default()
+        .with_min_delay(min / 2)
+        .with_max_delay(max / 2)
+        .without_max_times()
+        .with_jitter()
+        .into()
 }
 
 #[cfg(test)]
 mod tests {
+    use kube::runtime::utils::Backoff;
+
     use super::*;
 
     #[test]
     fn waits_grow_to_the_maximum_and_restart_after_a_success() {
-        let mut backoff = ShortBackoff::for_watch();
+        let mut backoff = for_watch();
         let waits: Vec<_> = backoff.by_ref().take(20).collect();
         assert!(waits[0] <= Duration::from_millis(200), "{waits:?}");
         assert!(waits[10..].iter().all(|wait| (2500..=5000).contains(&wait.as_millis())), "{waits:?}");

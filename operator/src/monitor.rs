@@ -42,7 +42,7 @@ use self::{
     stream::Connector,
 };
 pub(crate) use self::{pod_states::MonitorEvent, rollout::RolloutState};
-use crate::{backoff::ShortBackoff, watch::WATCH_SECONDS};
+use crate::{backoff, watch::WATCH_SECONDS};
 
 /// How often timeouts are checked.
 const TICK_INTERVAL: Duration = Duration::from_secs(1);
@@ -207,7 +207,7 @@ impl Monitor {
     async fn watch_endpoints(&self, api: Api<EndpointSlice>, config: watcher::Config, stop: &CancellationToken) {
         let name = |slice: &EndpointSlice| slice.metadata.name.clone().unwrap_or_default();
         let (mut slices, mut listed) = (BTreeMap::new(), BTreeMap::new());
-        let events = watcher(api, config).backoff(ShortBackoff::for_watch());
+        let events = watcher(api, config).backoff(backoff::for_watch());
         pin_mut!(events);
         while let Some(event) = events.next().await {
             match event {

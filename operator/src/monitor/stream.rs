@@ -7,6 +7,7 @@ use futures::future::BoxFuture;
 use http_body_util::{BodyExt, Empty};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
+use kube::runtime::utils::Backoff;
 use latchkey_crds::rendered::RevisionsMessage;
 use parking_lot::Mutex;
 use tokio::{
@@ -20,7 +21,7 @@ use super::{
     pod::{LINE_TIMEOUT, SILENCE_TIMEOUT},
     pod_states::{PodStates, PodStream, TooManyApps},
 };
-use crate::backoff::ShortBackoff;
+use crate::backoff;
 
 /// Three heartbeats. A stream that is quiet for this long is opened again. So a pod is not silent yet if the packets of
 /// one connection are dropped.
@@ -78,15 +79,14 @@ pub(super) fn tcp_connector() -> Connector {
 
 /// Reconnects forever; the caller cancels it.
 pub(super) async fn run(states: &Mutex<PodStates>, connector: &Connector, pod: &PodStream) {
-    let new_backoff = || ShortBackoff::between(MIN_BACKOFF, MAX_BACKOFF);
-    let mut backoff = new_backoff();
+    let mut backoff = backoff::between(MIN_BACKOFF, MAX_BACKOFF);
     loop {
         let began = Instant::now();
         let Err(cut) = read_stream(states, connector, pod).await;
         tracing::debug!(address = %pod.address, uid = pod.uid, %cut, "the stream of a server was cut");
         states.lock().record_disconnect(&pod.uid, &pod.stop);
         if began.elapsed() > SILENCE_TIMEOUT {
-            backoff = new_backoff();
+            backoff.reset();
         }
         sleep(backoff.next().unwrap_or(MAX_BACKOFF)).await;
     }

@@ -14,7 +14,7 @@ use kube::{
 };
 
 use super::objects::strip_metadata;
-use crate::backoff::ShortBackoff;
+use crate::backoff;
 
 /// The events of one watch. It retries forever.
 pub(super) type Watch<K> = BoxStream<'static, watcher::Result<Event<K>>>;
@@ -25,7 +25,7 @@ where
     K: Resource<Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug + Send + 'static,
     K::DynamicType: Default,
 {
-    let watch = |api| watcher(api, config.clone()).backoff(ShortBackoff::for_watch()).map(strip_metadata).boxed();
+    let watch = |api| watcher(api, config.clone()).backoff(backoff::for_watch()).map(strip_metadata).boxed();
     match namespaces {
         [] => vec![watch(Api::all(client.clone()))],
         named => named.iter().map(|namespace| watch(Api::namespaced(client.clone(), namespace))).collect(),
