@@ -1,5 +1,7 @@
 //! Watches the cluster. Each kind has its watches (`streams`). Their events become changes (`changes`). A handler
 //! (`handlers`) updates what the operator knows of the cluster (`state`) and queues what the change affects (`queue`).
+//!
+//! `kube::runtime::Controller` cannot do this (docs/decisions/0031).
 
 mod changes;
 mod handlers;
