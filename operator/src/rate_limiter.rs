@@ -66,29 +66,29 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn many_objects_proceed_at_the_rate_and_in_order() {
-        let pace = RateLimiter::new();
+        let limiter = RateLimiter::new();
         let began = Instant::now();
         let mut waits = Vec::new();
         for number in 0..1000 {
-            waits.push(pace.try_acquire(&number.to_string()).err().unwrap_or_default());
+            waits.push(limiter.try_acquire(&number.to_string()).err().unwrap_or_default());
         }
         assert!(waits.is_sorted());
         let last = waits[999];
         assert!(last > Duration::from_secs(8) && last <= Duration::from_secs(10), "{last:?}");
         // Asking again keeps the reservation, and using it allows another.
-        assert_eq!(pace.try_acquire("999").unwrap_err(), last);
+        assert_eq!(limiter.try_acquire("999").unwrap_err(), last);
         tokio::time::advance(last).await;
-        assert_eq!(pace.try_acquire("999"), Ok(()));
+        assert_eq!(limiter.try_acquire("999"), Ok(()));
         assert!(began.elapsed() >= last);
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_unused_reservation_expires() {
-        let pace = RateLimiter::new();
-        let kept = || pace.0.lock().by_object.len();
+        let limiter = RateLimiter::new();
+        let kept = || limiter.0.lock().by_object.len();
         for round in 0..5 {
             for number in 0..300 {
-                let _ = pace.try_acquire(&format!("{round}/{number}"));
+                let _ = limiter.try_acquire(&format!("{round}/{number}"));
             }
             tokio::time::advance(RESERVATION_TTL * 2).await;
         }
@@ -97,8 +97,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_few_do_not_wait() {
-        let pace = RateLimiter::new();
+        let limiter = RateLimiter::new();
         tokio::time::advance(Duration::from_secs(60)).await;
-        assert!((0..50).all(|number| pace.try_acquire(&number.to_string()).is_ok()));
+        assert!((0..50).all(|number| limiter.try_acquire(&number.to_string()).is_ok()));
     }
 }

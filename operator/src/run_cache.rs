@@ -26,7 +26,7 @@ impl<I, R> Default for RunCache<I, R> {
 
 impl<I, R> fmt::Debug for RunCache<I, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Memo(…)")
+        f.write_str("RunCache(…)")
     }
 }
 
@@ -70,15 +70,15 @@ mod tests {
 
     #[test]
     fn a_result_is_reused_while_its_input_is_equal_and_it_is_requested() {
-        let memo = RunCache::default();
-        let get = |name: &str, input: usize| *memo.get_or_compute(name, input, |input| input * 2);
-        memo.begin_run();
-        assert_eq!((get("a", 1), get("b", 2), memo.computed()), (2, 4, 2));
-        memo.begin_run();
-        assert_eq!((get("a", 1), get("b", 3), memo.computed()), (2, 6, 1));
-        memo.begin_run();
-        assert_eq!((get("a", 1), memo.computed()), (2, 0));
-        memo.begin_run();
-        assert_eq!((get("a", 1), get("b", 3), memo.computed()), (2, 6, 1));
+        let cache = RunCache::default();
+        let get = |name: &str, input: usize| *cache.get_or_compute(name, input, |input| input * 2);
+        cache.begin_run();
+        assert_eq!((get("a", 1), get("b", 2), cache.computed()), (2, 4, 2));
+        cache.begin_run();
+        assert_eq!((get("a", 1), get("b", 3), cache.computed()), (2, 6, 1));
+        cache.begin_run();
+        assert_eq!((get("a", 1), cache.computed()), (2, 0));
+        cache.begin_run();
+        assert_eq!((get("a", 1), get("b", 3), cache.computed()), (2, 6, 1));
     }
 }

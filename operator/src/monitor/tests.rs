@@ -19,7 +19,7 @@ use super::{
 
 /// Mock server pods that send what a test says, on paused time and without real sockets.
 struct MockPods {
-    probe: Monitor,
+    monitor: Monitor,
     events: mpsc::UnboundedReceiver<MonitorEvent>,
     streams: mpsc::UnboundedReceiver<MockStream>,
     waiting: Vec<MockStream>,
@@ -47,11 +47,11 @@ fn address(pod: u8) -> SocketAddr {
     ([10, 0, 0, pod], 9090).into()
 }
 
-fn pods(counting: &[u8], others: &[u8]) -> HashMap<String, PodEndpoint> {
-    let seen = |pod: u8, counts| {
-        (pod.to_string(), PodEndpoint { name: format!("server-{pod}"), address: address(pod), is_serving: counts })
+fn pods(serving: &[u8], others: &[u8]) -> HashMap<String, PodEndpoint> {
+    let endpoint = |pod: u8, is_serving| {
+        (pod.to_string(), PodEndpoint { name: format!("server-{pod}"), address: address(pod), is_serving })
     };
-    counting.iter().map(|pod| seen(*pod, true)).chain(others.iter().map(|pod| seen(*pod, false))).collect()
+    serving.iter().map(|pod| endpoint(*pod, true)).chain(others.iter().map(|pod| endpoint(*pod, false))).collect()
 }
 
 fn names(pods: &[u8]) -> Vec<String> {
@@ -86,59 +86,52 @@ fn provider_events() -> Vec<MonitorEvent> {
 
 impl MockPods {
     fn new() -> Self {
-        let (talking, talks) = mpsc::unbounded_channel();
-        let deaf: Arc<Mutex<HashSet<SocketAddr>>> = Arc::default();
-        let is_deaf = Arc::clone(&deaf);
-        let dial: Connector = Arc::new(move |address| {
-            let (talking, is_deaf) = (talking.clone(), is_deaf.lock().contains(&address));
+        let (stream_sender, streams) = mpsc::unbounded_channel();
+        let unreachable: Arc<Mutex<HashSet<SocketAddr>>> = Arc::default();
+        let unreachable_pods = Arc::clone(&unreachable);
+        let connector: Connector = Arc::new(move |address| {
+            let (stream_sender, is_unreachable) = (stream_sender.clone(), unreachable_pods.lock().contains(&address));
             Box::pin(async move {
-                if is_deaf {
+                if is_unreachable {
                     std::future::pending::<()>().await;
                 }
                 let (ours, theirs) = tokio::io::duplex(64 * 1024);
-                tokio::spawn(respond(address, theirs, talking));
+                tokio::spawn(respond(address, theirs, stream_sender));
                 Ok(Box::new(ours) as Box<dyn Socket>)
             })
         });
-        let (woken, wakes) = mpsc::unbounded_channel();
-        let probe = Monitor::new(woken, dial);
-        let ticking = probe.clone();
+        let (event_sender, events) = mpsc::unbounded_channel();
+        let monitor = Monitor::new(event_sender, connector);
+        let ticking = monitor.clone();
         tokio::spawn(async move { ticking.run_ticks().await });
-        Self {
-            probe,
-            events: wakes,
-            streams: talks,
-            waiting: Vec::new(),
-            unreachable: deaf,
-            stop: CancellationToken::new(),
-        }
+        Self { monitor, events, streams, waiting: Vec::new(), unreachable, stop: CancellationToken::new() }
     }
 
     /// These pods are serving, each has reported that it serves the App's revision, and the operator has read it.
     async fn serving(serving: &[u8]) -> (Self, Vec<MockStream>) {
-        let mut fleet = Self::new();
-        fleet.set_pods(serving, &[]);
-        let mut talks = Vec::new();
+        let mut mock = Self::new();
+        mock.set_pods(serving, &[]);
+        let mut streams = Vec::new();
         for pod in serving {
-            let talk = fleet.next_stream(*pod).await;
-            talk.send_hello(*pod, revision(1));
-            talks.push(talk);
+            let stream = mock.next_stream(*pod).await;
+            stream.send_hello(*pod, revision(1));
+            streams.push(stream);
         }
         settle_tasks().await;
-        assert_eq!(fleet.probe.expect_revision(&app(), &revision(1)), all(serving.len()));
-        fleet.drain_events();
-        (fleet, talks)
+        assert_eq!(mock.monitor.expect_revision(&app(), &revision(1)), all(serving.len()));
+        mock.drain_events();
+        (mock, streams)
     }
 
-    fn set_pods(&self, counting: &[u8], others: &[u8]) {
-        self.probe.update_endpoints(pods(counting, others), &self.stop);
+    fn set_pods(&self, serving: &[u8], others: &[u8]) {
+        self.monitor.update_endpoints(pods(serving, others), &self.stop);
     }
 
     /// The next open stream to a pod.
     async fn next_stream(&mut self, pod: u8) -> MockStream {
         loop {
-            self.waiting.retain(|talk| !talk.is_cut());
-            if let Some(at) = self.waiting.iter().position(|talk| talk.address == address(pod)) {
+            self.waiting.retain(|stream| !stream.is_cut());
+            if let Some(at) = self.waiting.iter().position(|stream| stream.address == address(pod)) {
                 return self.waiting.swap_remove(at);
             }
             self.waiting.push(self.streams.recv().await.unwrap());
@@ -146,12 +139,12 @@ impl MockPods {
     }
 
     fn rollout(&self) -> RolloutState {
-        self.probe.states().rollout(&app())
+        self.monitor.states().rollout(&app())
     }
 
     /// The finding on the one Provider.
     fn finding(&self) -> Option<Reason> {
-        self.probe.finding("shop", "github")
+        self.monitor.finding("shop", "github")
     }
 
     /// The notifications since the last call.
@@ -167,13 +160,13 @@ impl Drop for MockPods {
 }
 
 /// Responds like a server: a stream of lines, whenever they are sent.
-async fn respond(address: SocketAddr, socket: tokio::io::DuplexStream, talking: mpsc::UnboundedSender<MockStream>) {
+async fn respond(address: SocketAddr, socket: tokio::io::DuplexStream, streams: mpsc::UnboundedSender<MockStream>) {
     let service = service_fn(move |request: http::Request<hyper::body::Incoming>| {
         assert_eq!(request.uri().path(), "/revisions");
-        let (words, mut said) = mpsc::unbounded_channel();
-        let _ = talking.send(MockStream { address, lines: words });
-        let said = stream::poll_fn(move |cx| said.poll_recv(cx)).map(|word| Ok::<_, Infallible>(Frame::data(word)));
-        async move { Ok::<_, Infallible>(http::Response::new(StreamBody::new(said))) }
+        let (lines, mut sent) = mpsc::unbounded_channel();
+        let _ = streams.send(MockStream { address, lines });
+        let sent = stream::poll_fn(move |cx| sent.poll_recv(cx)).map(|line| Ok::<_, Infallible>(Frame::data(line)));
+        async move { Ok::<_, Infallible>(http::Response::new(StreamBody::new(sent))) }
     });
     let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(socket), service).await;
 }
@@ -201,9 +194,9 @@ impl MockStream {
         self.send_line(&json!({ "app": app(), "revision": serves }));
     }
 
-    fn send_rejection(&self, goes_on: Revision, refused: Revision) {
-        let refused = json!({ "revision": refused, "reason": "it is too new" });
-        self.send_line(&json!({ "app": app(), "revision": goes_on, "refused": refused }));
+    fn send_rejection(&self, served: Revision, rejected: Revision) {
+        let rejected = json!({ "revision": rejected, "reason": "it is too new" });
+        self.send_line(&json!({ "app": app(), "revision": served, "refused": rejected }));
     }
 
     fn send_finding(&self, reason: &str) {
@@ -225,9 +218,9 @@ async fn settle_tasks() {
 }
 
 /// Lets this many seconds pass, in which only these pods send heartbeats.
-async fn advance_seconds(seconds: u64, beating: &[&MockStream]) {
+async fn advance_seconds(seconds: u64, sending: &[&MockStream]) {
     for _ in 0..seconds {
-        beating.iter().for_each(|talk| talk.send_heartbeat());
+        sending.iter().for_each(|stream| stream.send_heartbeat());
         sleep(Duration::from_secs(1)).await;
     }
     settle_tasks().await;
@@ -235,33 +228,33 @@ async fn advance_seconds(seconds: u64, beating: &[&MockStream]) {
 
 #[tokio::test(start_paused = true)]
 async fn every_serving_pod_must_report_the_revision() {
-    let (mut fleet, talks) = MockPods::serving(&[1, 2]).await;
-    assert_eq!(fleet.probe.expect_revision(&app(), &revision(2)), behind(&[1, 2]));
-    talks[0].send_change(revision(2));
+    let (mut mock, streams) = MockPods::serving(&[1, 2]).await;
+    assert_eq!(mock.monitor.expect_revision(&app(), &revision(2)), behind(&[1, 2]));
+    streams[0].send_change(revision(2));
     settle_tasks().await;
-    assert_eq!((fleet.rollout(), fleet.drain_events()), (behind(&[2]), app_events()));
-    talks[1].send_change(revision(2));
+    assert_eq!((mock.rollout(), mock.drain_events()), (behind(&[2]), app_events()));
+    streams[1].send_change(revision(2));
     settle_tasks().await;
-    assert_eq!((fleet.rollout(), fleet.drain_events()), (all(2), app_events()));
-    talks[1].send_line(&json!({ "app": app(), "revision": null }));
+    assert_eq!((mock.rollout(), mock.drain_events()), (all(2), app_events()));
+    streams[1].send_line(&json!({ "app": app(), "revision": null }));
     settle_tasks().await;
-    assert_eq!((fleet.rollout(), fleet.drain_events()), (behind(&[2]), app_events()));
+    assert_eq!((mock.rollout(), mock.drain_events()), (behind(&[2]), app_events()));
 }
 
 #[tokio::test(start_paused = true)]
 async fn silence_is_notified_once_and_so_is_its_end() {
-    let (mut fleet, talks) = MockPods::serving(&[1, 2]).await;
-    advance_seconds(14, &[&talks[1]]).await;
-    assert_eq!((fleet.rollout(), fleet.drain_events()), (all(2), vec![]));
-    advance_seconds(3, &[&talks[1]]).await;
-    assert_eq!((fleet.rollout(), fleet.drain_events()), (silent(&[1]), app_events()));
-    assert_eq!(fleet.probe.pod_counts(), (2, 1));
-    advance_seconds(30, &[&talks[1]]).await;
-    assert_eq!(fleet.drain_events(), []);
+    let (mut mock, streams) = MockPods::serving(&[1, 2]).await;
+    advance_seconds(14, &[&streams[1]]).await;
+    assert_eq!((mock.rollout(), mock.drain_events()), (all(2), vec![]));
+    advance_seconds(3, &[&streams[1]]).await;
+    assert_eq!((mock.rollout(), mock.drain_events()), (silent(&[1]), app_events()));
+    assert_eq!(mock.monitor.pod_counts(), (2, 1));
+    advance_seconds(30, &[&streams[1]]).await;
+    assert_eq!(mock.drain_events(), []);
     // Its stream was cut meanwhile: after a reconnect the pod reports its whole set.
-    fleet.next_stream(1).await.send_hello(1, revision(1));
+    mock.next_stream(1).await.send_hello(1, revision(1));
     settle_tasks().await;
-    assert_eq!((fleet.rollout(), fleet.drain_events()), (all(2), app_events()));
+    assert_eq!((mock.rollout(), mock.drain_events()), (all(2), app_events()));
 }
 
 #[tokio::test(start_paused = true)]
@@ -271,354 +264,355 @@ async fn a_reported_silence_is_notified_when_it_ends_however_soon() {
         if after % 50 != 0 {
             continue;
         }
-        let (mut fleet, talks) = MockPods::serving(&[1]).await;
+        let (mut mock, streams) = MockPods::serving(&[1]).await;
         sleep(Duration::from_millis(after)).await;
-        let verdict = fleet.probe.expect_revision(&app(), &revision(1));
-        fleet.drain_events();
-        if talks[0].is_cut() {
-            fleet.next_stream(1).await.send_hello(1, revision(1));
+        let state = mock.monitor.expect_revision(&app(), &revision(1));
+        mock.drain_events();
+        if streams[0].is_cut() {
+            mock.next_stream(1).await.send_hello(1, revision(1));
         } else {
-            talks[0].send_heartbeat();
+            streams[0].send_heartbeat();
         }
         settle_tasks().await;
-        let expected = if verdict == silent(&[1]) { app_events() } else { vec![] };
-        assert_eq!((fleet.rollout(), fleet.drain_events()), (all(1), expected), "after {after} ms");
+        let expected = if state == silent(&[1]) { app_events() } else { vec![] };
+        assert_eq!((mock.rollout(), mock.drain_events()), (all(1), expected), "after {after} ms");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_reconnected_stream_changes_nothing() {
-    let (mut fleet, mut talks) = MockPods::serving(&[1, 2]).await;
+    let (mut mock, mut streams) = MockPods::serving(&[1, 2]).await;
     for _ in 0..5 {
-        let other = talks.pop().unwrap();
-        talks.clear();
-        let talk = fleet.next_stream(1).await;
-        assert_eq!(fleet.rollout(), all(2));
-        talk.send_hello(1, revision(1));
-        advance_seconds(5, &[&other, &talk]).await;
-        assert_eq!((fleet.rollout(), fleet.drain_events()), (all(2), vec![]));
-        talks = vec![talk, other];
+        let other = streams.pop().unwrap();
+        streams.clear();
+        let stream = mock.next_stream(1).await;
+        assert_eq!(mock.rollout(), all(2));
+        stream.send_hello(1, revision(1));
+        advance_seconds(5, &[&other, &stream]).await;
+        assert_eq!((mock.rollout(), mock.drain_events()), (all(2), vec![]));
+        streams = vec![stream, other];
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_silently_dropped_connection_changes_nothing() {
-    let (mut fleet, talks) = MockPods::serving(&[1, 2]).await;
-    advance_seconds(7, &[&talks[1]]).await;
-    assert!(talks[0].is_cut(), "the stream is opened again before the pod is silent");
-    let again = fleet.next_stream(1).await;
-    advance_seconds(4, &[&talks[1]]).await;
+    let (mut mock, streams) = MockPods::serving(&[1, 2]).await;
+    advance_seconds(7, &[&streams[1]]).await;
+    assert!(streams[0].is_cut(), "the stream is opened again before the pod is silent");
+    let again = mock.next_stream(1).await;
+    advance_seconds(4, &[&streams[1]]).await;
     again.send_hello(1, revision(1));
-    advance_seconds(14, &[&talks[1], &again]).await;
-    assert_eq!((fleet.rollout(), fleet.drain_events()), (all(2), vec![]));
+    advance_seconds(14, &[&streams[1], &again]).await;
+    assert_eq!((mock.rollout(), mock.drain_events()), (all(2), vec![]));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_has_not_reported_is_no_evidence() {
-    let (mut fleet, talks) = MockPods::serving(&[1]).await;
-    fleet.set_pods(&[1, 2], &[]);
-    let new = fleet.next_stream(2).await;
+    let (mut mock, streams) = MockPods::serving(&[1]).await;
+    mock.set_pods(&[1, 2], &[]);
+    let new = mock.next_stream(2).await;
     settle_tasks().await;
-    assert_eq!((fleet.rollout(), fleet.drain_events()), (undecided(&[2]), vec![]));
+    assert_eq!((mock.rollout(), mock.drain_events()), (undecided(&[2]), vec![]));
     new.send_hello(2, revision(1));
     settle_tasks().await;
-    assert_eq!((fleet.rollout(), fleet.drain_events()), (all(2), vec![]), "it serves what the others serve");
-    fleet.set_pods(&[1, 2, 3], &[]);
-    let behind_others = fleet.next_stream(3).await;
+    assert_eq!((mock.rollout(), mock.drain_events()), (all(2), vec![]), "it serves what the others serve");
+    mock.set_pods(&[1, 2, 3], &[]);
+    let behind_others = mock.next_stream(3).await;
     behind_others.send_hello(3, revision(9));
-    advance_seconds(1, &talks.iter().collect::<Vec<_>>()).await;
-    assert_eq!((fleet.rollout(), fleet.drain_events()), (behind(&[3]), app_events()));
+    advance_seconds(1, &streams.iter().collect::<Vec<_>>()).await;
+    assert_eq!((mock.rollout(), mock.drain_events()), (behind(&[3]), app_events()));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_never_reports_becomes_silent() {
-    let (mut fleet, talks) = MockPods::serving(&[1]).await;
-    fleet.unreachable.lock().insert(address(2));
-    fleet.set_pods(&[1, 2], &[]);
-    advance_seconds(17, &[&talks[0]]).await;
-    assert_eq!((fleet.rollout(), fleet.drain_events()), (silent(&[2]), app_events()));
+    let (mut mock, streams) = MockPods::serving(&[1]).await;
+    mock.unreachable.lock().insert(address(2));
+    mock.set_pods(&[1, 2], &[]);
+    advance_seconds(17, &[&streams[0]]).await;
+    assert_eq!((mock.rollout(), mock.drain_events()), (silent(&[2]), app_events()));
     // It becomes reachable.
-    fleet.unreachable.lock().clear();
-    let late = fleet.next_stream(2).await;
+    mock.unreachable.lock().clear();
+    let late = mock.next_stream(2).await;
     late.send_hello(2, revision(1));
-    advance_seconds(1, &[&talks[0]]).await;
-    assert_eq!((fleet.rollout(), fleet.drain_events()), (all(2), app_events()));
+    advance_seconds(1, &[&streams[0]]).await;
+    assert_eq!((mock.rollout(), mock.drain_events()), (all(2), app_events()));
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_invalid_stream_is_cut_and_opened_again() {
-    let mut fleet = MockPods::new();
-    fleet.set_pods(&[1], &[]);
-    fleet.probe.expect_revision(&app(), &revision(1));
+    let mut mock = MockPods::new();
+    mock.set_pods(&[1], &[]);
+    mock.monitor.expect_revision(&app(), &revision(1));
     let nonsense: [&dyn Fn(&MockStream); 5] = [
-        // The address belonged to another pod before.
-        &|talk| talk.send_hello(7, revision(1)),
-        &|talk| talk.send_part("{\"hello\": \n"),
-        &|talk| talk.send_part("\n"),
-        &|talk| talk.send_change(revision(1)),
-        &|talk| talk.send_heartbeat(),
+        // The IP address belonged to another pod.
+        &|stream| stream.send_hello(7, revision(1)),
+        &|stream| stream.send_part("{\"hello\": \n"),
+        &|stream| stream.send_part("\n"),
+        &|stream| stream.send_change(revision(1)),
+        &|stream| stream.send_heartbeat(),
     ];
     for nonsense in nonsense {
-        let talk = fleet.next_stream(1).await;
-        nonsense(&talk);
-        talk.send_hello(1, revision(1));
+        let stream = mock.next_stream(1).await;
+        nonsense(&stream);
+        stream.send_hello(1, revision(1));
         settle_tasks().await;
-        assert!(talk.is_cut());
-        assert_eq!(fleet.rollout(), undecided(&[1]));
-        assert!(!fleet.probe.is_settled());
+        assert!(stream.is_cut());
+        assert_eq!(mock.rollout(), undecided(&[1]));
+        assert!(!mock.monitor.is_settled());
     }
-    fleet.next_stream(1).await.send_hello(1, revision(1));
+    mock.next_stream(1).await.send_hello(1, revision(1));
     settle_tasks().await;
-    assert_eq!(fleet.rollout(), all(1));
-    assert!(fleet.probe.is_settled());
+    assert_eq!(mock.rollout(), all(1));
+    assert!(mock.monitor.is_settled());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_line_has_a_maximum_length() {
-    let mut fleet = MockPods::new();
-    fleet.set_pods(&[1], &[]);
-    let talk = fleet.next_stream(1).await;
+    let mut mock = MockPods::new();
+    mock.set_pods(&[1], &[]);
+    let stream = mock.next_stream(1).await;
     let mib = Bytes::from(vec![b' '; 1024 * 1024]);
     for _ in 0..65 {
-        talk.send_part(mib.clone());
+        stream.send_part(mib.clone());
     }
-    fleet.next_stream(1).await.send_hello(1, revision(1));
+    mock.next_stream(1).await.send_hello(1, revision(1));
     settle_tasks().await;
-    assert!(talk.is_cut() && fleet.probe.is_settled());
+    assert!(stream.is_cut() && mock.monitor.is_settled());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_long_line_that_keeps_coming_is_a_sign_of_life_and_one_that_hangs_is_not() {
-    let (mut fleet, talks) = MockPods::serving(&[1]).await;
-    talks[0].send_part("{\"hello\":");
+    let (mut mock, streams) = MockPods::serving(&[1]).await;
+    streams[0].send_part("{\"hello\":");
     for _ in 0..10 {
         sleep(Duration::from_secs(5)).await;
-        talks[0].send_part(" ");
-        assert_eq!((fleet.rollout(), fleet.drain_events()), (all(1), vec![]));
+        streams[0].send_part(" ");
+        assert_eq!((mock.rollout(), mock.drain_events()), (all(1), vec![]));
     }
-    talks[0].send_part(format!("{}}}\n", json!({ "podUID": "1", "format": 1, "revisions": { "shop": revision(1) } })));
+    streams[0]
+        .send_part(format!("{}}}\n", json!({ "podUID": "1", "format": 1, "revisions": { "shop": revision(1) } })));
     settle_tasks().await;
-    assert_eq!((fleet.rollout(), fleet.drain_events()), (all(1), vec![]));
+    assert_eq!((mock.rollout(), mock.drain_events()), (all(1), vec![]));
 
-    talks[0].send_part("{\"hello\":");
+    streams[0].send_part("{\"hello\":");
     advance_seconds(17, &[]).await;
-    assert!(talks[0].is_cut());
-    assert_eq!((fleet.rollout(), fleet.drain_events()), (silent(&[1]), app_events()));
+    assert!(streams[0].is_cut());
+    assert_eq!((mock.rollout(), mock.drain_events()), (silent(&[1]), app_events()));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_line_without_an_end_is_silence() {
-    let (mut fleet, mut talks) = MockPods::serving(&[1]).await;
-    let mut talk = talks.remove(0);
+    let (mut mock, mut streams) = MockPods::serving(&[1]).await;
+    let mut stream = streams.remove(0);
     // Unfinished lines, on one stream after another.
     for _ in 0..9 {
-        talk.send_part("{\"hello\":");
+        stream.send_part("{\"hello\":");
         sleep(Duration::from_secs(10)).await;
-        if talk.is_cut() {
-            talk = fleet.next_stream(1).await;
+        if stream.is_cut() {
+            stream = mock.next_stream(1).await;
         }
     }
-    assert_eq!((fleet.rollout(), fleet.drain_events()), (silent(&[1]), app_events()));
+    assert_eq!((mock.rollout(), mock.drain_events()), (silent(&[1]), app_events()));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_removed_or_terminating_pod_is_not_waited_for() {
-    let (mut fleet, talks) = MockPods::serving(&[1, 2, 3]).await;
-    talks[1].send_change(revision(9));
-    advance_seconds(17, &[&talks[0], &talks[1]]).await;
-    assert_eq!((fleet.rollout(), fleet.drain_events().len()), (silent(&[3]), 2));
+    let (mut mock, streams) = MockPods::serving(&[1, 2, 3]).await;
+    streams[1].send_change(revision(9));
+    advance_seconds(17, &[&streams[0], &streams[1]]).await;
+    assert_eq!((mock.rollout(), mock.drain_events().len()), (silent(&[3]), 2));
     // The silent pod is removed.
-    fleet.set_pods(&[1, 2], &[]);
-    assert_eq!((fleet.rollout(), fleet.drain_events()), (behind(&[2]), app_events()));
+    mock.set_pods(&[1, 2], &[]);
+    assert_eq!((mock.rollout(), mock.drain_events()), (behind(&[2]), app_events()));
     settle_tasks().await;
-    assert!(talks[2].is_cut() && fleet.probe.pod_counts() == (2, 0));
+    assert!(streams[2].is_cut() && mock.monitor.pod_counts() == (2, 0));
     // The pod that is behind terminates, and its endpoint shows it: it is not serving.
-    fleet.set_pods(&[1], &[2]);
-    assert_eq!((fleet.rollout(), fleet.drain_events()), (all(1), app_events()));
-    assert_eq!(fleet.probe.pod_counts(), (1, 0));
+    mock.set_pods(&[1], &[2]);
+    assert_eq!((mock.rollout(), mock.drain_events()), (all(1), app_events()));
+    assert_eq!(mock.monitor.pod_counts(), (1, 0));
     // It serves again, with what it last reported.
-    fleet.set_pods(&[1, 2], &[]);
-    assert_eq!((fleet.rollout(), fleet.drain_events()), (behind(&[2]), app_events()));
+    mock.set_pods(&[1, 2], &[]);
+    assert_eq!((mock.rollout(), mock.drain_events()), (behind(&[2]), app_events()));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_serves_again_has_time_to_report() {
-    let (mut fleet, talks) = MockPods::serving(&[1, 2]).await;
-    fleet.set_pods(&[1], &[2]);
-    advance_seconds(60, &[&talks[0]]).await;
-    assert_eq!((fleet.rollout(), fleet.drain_events()), (all(1), vec![]), "a pod that is not serving is not silent");
-    fleet.set_pods(&[1, 2], &[]);
-    advance_seconds(14, &[&talks[0]]).await;
-    assert_eq!((fleet.rollout(), fleet.drain_events()), (all(2), vec![]));
-    advance_seconds(3, &[&talks[0]]).await;
-    assert_eq!((fleet.rollout(), fleet.drain_events()), (silent(&[2]), app_events()));
-    fleet.set_pods(&[1], &[2]);
-    assert_eq!((fleet.rollout(), fleet.drain_events()), (all(1), app_events()));
+    let (mut mock, streams) = MockPods::serving(&[1, 2]).await;
+    mock.set_pods(&[1], &[2]);
+    advance_seconds(60, &[&streams[0]]).await;
+    assert_eq!((mock.rollout(), mock.drain_events()), (all(1), vec![]), "a pod that is not serving is not silent");
+    mock.set_pods(&[1, 2], &[]);
+    advance_seconds(14, &[&streams[0]]).await;
+    assert_eq!((mock.rollout(), mock.drain_events()), (all(2), vec![]));
+    advance_seconds(3, &[&streams[0]]).await;
+    assert_eq!((mock.rollout(), mock.drain_events()), (silent(&[2]), app_events()));
+    mock.set_pods(&[1], &[2]);
+    assert_eq!((mock.rollout(), mock.drain_events()), (all(1), app_events()));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_at_another_address_reports_again_and_its_old_stream_is_ignored() {
-    let (mut fleet, talks) = MockPods::serving(&[1]).await;
+    let (mut mock, streams) = MockPods::serving(&[1]).await;
     let moved = PodEndpoint { name: "server-1".into(), address: address(2), is_serving: true };
-    fleet.probe.update_endpoints(HashMap::from([("1".into(), moved)]), &fleet.stop);
-    assert_eq!(fleet.rollout(), undecided(&[1]));
-    talks[0].send_hello(1, revision(1));
+    mock.monitor.update_endpoints(HashMap::from([("1".into(), moved)]), &mock.stop);
+    assert_eq!(mock.rollout(), undecided(&[1]));
+    streams[0].send_hello(1, revision(1));
     settle_tasks().await;
-    assert_eq!(fleet.rollout(), undecided(&[1]));
-    fleet.next_stream(2).await.send_hello(1, revision(1));
+    assert_eq!(mock.rollout(), undecided(&[1]));
+    mock.next_stream(2).await.send_hello(1, revision(1));
     settle_tasks().await;
-    assert_eq!((fleet.rollout(), fleet.drain_events()), (all(1), vec![]));
+    assert_eq!((mock.rollout(), mock.drain_events()), (all(1), vec![]));
 }
 
 #[tokio::test(start_paused = true)]
 async fn no_servers_is_reported_after_15_s_and_ends_with_a_server() {
-    let (mut fleet, _talks) = MockPods::serving(&[1]).await;
-    fleet.set_pods(&[], &[1]);
+    let (mut mock, _talks) = MockPods::serving(&[1]).await;
+    mock.set_pods(&[], &[1]);
     advance_seconds(14, &[]).await;
-    assert_eq!((fleet.rollout(), fleet.drain_events()), (undecided(&[]), vec![]));
+    assert_eq!((mock.rollout(), mock.drain_events()), (undecided(&[]), vec![]));
     advance_seconds(3, &[]).await;
-    assert_eq!((fleet.rollout(), fleet.drain_events()), (RolloutState::NoServers, app_events()));
+    assert_eq!((mock.rollout(), mock.drain_events()), (RolloutState::NoServers, app_events()));
     advance_seconds(30, &[]).await;
-    assert_eq!(fleet.drain_events(), []);
-    fleet.set_pods(&[2], &[]);
-    assert_eq!((fleet.rollout(), fleet.drain_events()), (undecided(&[2]), vec![]));
-    fleet.next_stream(2).await.send_hello(2, revision(1));
+    assert_eq!(mock.drain_events(), []);
+    mock.set_pods(&[2], &[]);
+    assert_eq!((mock.rollout(), mock.drain_events()), (undecided(&[2]), vec![]));
+    mock.next_stream(2).await.send_hello(2, revision(1));
     settle_tasks().await;
-    assert_eq!((fleet.rollout(), fleet.drain_events()), (all(1), app_events()));
+    assert_eq!((mock.rollout(), mock.drain_events()), (all(1), app_events()));
 }
 
 #[tokio::test(start_paused = true)]
 async fn only_a_rejection_of_the_published_revision_counts() {
-    let (mut fleet, talks) = MockPods::serving(&[1, 2]).await;
-    let refused = RolloutState::Rejected { pod: "server-1".into(), reason: "it is too new".into() };
-    assert_eq!(fleet.probe.expect_revision(&app(), &revision(2)), behind(&[1, 2]));
-    talks[0].send_rejection(revision(1), revision(2));
+    let (mut mock, streams) = MockPods::serving(&[1, 2]).await;
+    let rejected = RolloutState::Rejected { pod: "server-1".into(), reason: "it is too new".into() };
+    assert_eq!(mock.monitor.expect_revision(&app(), &revision(2)), behind(&[1, 2]));
+    streams[0].send_rejection(revision(1), revision(2));
     settle_tasks().await;
-    assert_eq!((fleet.rollout(), fleet.drain_events()), (refused.clone(), app_events()));
+    assert_eq!((mock.rollout(), mock.drain_events()), (rejected.clone(), app_events()));
     // Repaired: an earlier rejection does not count against this revision.
-    assert_eq!(fleet.probe.expect_revision(&app(), &revision(3)), behind(&[1, 2]));
-    talks[0].send_change(revision(3));
-    talks[1].send_change(revision(3));
+    assert_eq!(mock.monitor.expect_revision(&app(), &revision(3)), behind(&[1, 2]));
+    streams[0].send_change(revision(3));
+    streams[1].send_change(revision(3));
     settle_tasks().await;
-    assert_eq!(fleet.rollout(), all(2));
+    assert_eq!(mock.rollout(), all(2));
     // A pod keeps the old revision, which is then published again: it serves it.
-    talks[0].send_rejection(revision(3), revision(4));
+    streams[0].send_rejection(revision(3), revision(4));
     settle_tasks().await;
-    assert_eq!(fleet.rollout(), all(2));
+    assert_eq!(mock.rollout(), all(2));
     // Rejected although it is the present revision: the deletion of the users.
-    talks[0].send_rejection(revision(3), revision(3));
+    streams[0].send_rejection(revision(3), revision(3));
     settle_tasks().await;
-    assert_eq!(fleet.rollout(), refused);
+    assert_eq!(mock.rollout(), rejected);
     // Reported before the operator knows what is published.
-    fleet.probe.forget(&app());
-    assert_eq!(fleet.probe.expect_revision(&app(), &revision(3)), refused);
+    mock.monitor.forget(&app());
+    assert_eq!(mock.monitor.expect_revision(&app(), &revision(3)), rejected);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_waiting_task_is_notified_as_soon_as_the_rollout_is_decided() {
-    let (fleet, talks) = MockPods::serving(&[1]).await;
+    let (mock, streams) = MockPods::serving(&[1]).await;
     let (app_id, limit) = (app(), Duration::from_secs(1));
     let began = Instant::now();
-    assert_eq!(fleet.probe.wait_for_rollout(&app(), limit).await, all(1));
-    fleet.probe.expect_revision(&app(), &revision(2));
-    let (verdict, ()) =
-        tokio::join!(fleet.probe.wait_for_rollout(&app_id, limit), async { talks[0].send_change(revision(2)) });
-    assert_eq!((verdict, began.elapsed()), (all(1), Duration::ZERO));
-    fleet.probe.expect_revision(&app(), &revision(3));
-    let (verdict, ()) = tokio::join!(fleet.probe.wait_for_rollout(&app_id, limit), async {
-        talks[0].send_rejection(revision(2), revision(3));
+    assert_eq!(mock.monitor.wait_for_rollout(&app(), limit).await, all(1));
+    mock.monitor.expect_revision(&app(), &revision(2));
+    let (state, ()) =
+        tokio::join!(mock.monitor.wait_for_rollout(&app_id, limit), async { streams[0].send_change(revision(2)) });
+    assert_eq!((state, began.elapsed()), (all(1), Duration::ZERO));
+    mock.monitor.expect_revision(&app(), &revision(3));
+    let (state, ()) = tokio::join!(mock.monitor.wait_for_rollout(&app_id, limit), async {
+        streams[0].send_rejection(revision(2), revision(3));
     });
-    assert!(matches!(verdict, RolloutState::Rejected { .. }) && began.elapsed() == Duration::ZERO);
-    fleet.probe.expect_revision(&app(), &revision(4));
-    assert_eq!(fleet.probe.wait_for_rollout(&app(), limit).await, behind(&[1]));
-    assert_eq!(began.elapsed(), limit, "no answer within the limit is not a yes");
-    fleet.set_pods(&[], &[]);
-    assert_eq!(fleet.probe.wait_for_rollout(&app(), limit).await, undecided(&[]));
-    fleet.probe.forget(&app());
-    assert_eq!(fleet.probe.wait_for_rollout(&app(), limit).await, undecided(&[]), "nothing is expected");
+    assert!(matches!(state, RolloutState::Rejected { .. }) && began.elapsed() == Duration::ZERO);
+    mock.monitor.expect_revision(&app(), &revision(4));
+    assert_eq!(mock.monitor.wait_for_rollout(&app(), limit).await, behind(&[1]));
+    assert_eq!(began.elapsed(), limit, "no report within the limit is not a decision");
+    mock.set_pods(&[], &[]);
+    assert_eq!(mock.monitor.wait_for_rollout(&app(), limit).await, undecided(&[]));
+    mock.monitor.forget(&app());
+    assert_eq!(mock.monitor.wait_for_rollout(&app(), limit).await, undecided(&[]), "nothing is expected");
     assert_eq!(began.elapsed(), limit, "no pod could report");
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_worst_report_decides() {
-    let (mut fleet, talks) = MockPods::serving(&[1, 2, 3, 4]).await;
-    fleet.set_pods(&[1, 2, 3, 4, 5], &[]);
+    let (mut mock, streams) = MockPods::serving(&[1, 2, 3, 4]).await;
+    mock.set_pods(&[1, 2, 3, 4, 5], &[]);
     settle_tasks().await;
-    assert_eq!(fleet.rollout(), undecided(&[5]));
-    talks[1].send_change(revision(9));
+    assert_eq!(mock.rollout(), undecided(&[5]));
+    streams[1].send_change(revision(9));
     settle_tasks().await;
-    assert_eq!(fleet.rollout(), behind(&[2]));
-    let fifth = fleet.next_stream(5).await;
+    assert_eq!(mock.rollout(), behind(&[2]));
+    let fifth = mock.next_stream(5).await;
     fifth.send_hello(5, revision(1));
-    advance_seconds(17, &[&talks[0], &talks[1], &talks[3], &fifth]).await;
-    assert_eq!(fleet.rollout(), silent(&[3]));
-    talks[3].send_rejection(revision(1), revision(1));
+    advance_seconds(17, &[&streams[0], &streams[1], &streams[3], &fifth]).await;
+    assert_eq!(mock.rollout(), silent(&[3]));
+    streams[3].send_rejection(revision(1), revision(1));
     settle_tasks().await;
-    let refused = RolloutState::Rejected { pod: "server-4".into(), reason: "it is too new".into() };
-    assert_eq!(fleet.rollout(), refused);
+    let rejected = RolloutState::Rejected { pod: "server-4".into(), reason: "it is too new".into() };
+    assert_eq!(mock.rollout(), rejected);
 }
 
 #[tokio::test(start_paused = true)]
 async fn at_most_three_pods_are_named() {
-    let (fleet, _talks) = MockPods::serving(&[1, 2, 3, 4, 5]).await;
-    let RolloutState::Behind { pods } = fleet.probe.expect_revision(&app(), &revision(2)) else { panic!() };
+    let (mock, _talks) = MockPods::serving(&[1, 2, 3, 4, 5]).await;
+    let RolloutState::Behind { pods } = mock.monitor.expect_revision(&app(), &revision(2)) else { panic!() };
     assert_eq!(pods, ["server-1", "server-2", "server-3", "2 more"]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_lowest_format_counts_and_everything_is_rendered_again_when_it_changes() {
-    let mut fleet = MockPods::new();
-    fleet.set_pods(&[1, 2], &[]);
-    assert_eq!(fleet.probe.format(), 1, "what this operator writes, without any report");
-    let (one, two) = (fleet.next_stream(1).await, fleet.next_stream(2).await);
+    let mut mock = MockPods::new();
+    mock.set_pods(&[1, 2], &[]);
+    assert_eq!(mock.monitor.format(), 1, "what this operator writes, without any report");
+    let (one, two) = (mock.next_stream(1).await, mock.next_stream(2).await);
     one.send_hello_of(1, 99, &json!({}));
     settle_tasks().await;
-    assert_eq!((fleet.probe.format(), fleet.drain_events()), (1, vec![]), "a newer server supports ours");
+    assert_eq!((mock.monitor.format(), mock.drain_events()), (1, vec![]), "a newer server supports ours");
     two.send_hello_of(2, 0, &json!({}));
     settle_tasks().await;
-    assert_eq!((fleet.probe.format(), fleet.drain_events()), (0, vec![MonitorEvent::AllApps]));
-    assert_eq!(fleet.probe.pods_at_format(0), names(&[2]));
-    fleet.set_pods(&[1], &[2]);
+    assert_eq!((mock.monitor.format(), mock.drain_events()), (0, vec![MonitorEvent::AllApps]));
+    assert_eq!(mock.monitor.pods_at_format(0), names(&[2]));
+    mock.set_pods(&[1], &[2]);
     assert_eq!(
-        (fleet.probe.format(), fleet.drain_events()),
+        (mock.monitor.format(), mock.drain_events()),
         (1, vec![MonitorEvent::AllApps]),
         "the old one is draining"
     );
-    fleet.set_pods(&[], &[]);
-    assert_eq!(fleet.drain_events(), []);
+    mock.set_pods(&[], &[]);
+    assert_eq!(mock.drain_events(), []);
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_furthest_progress_of_a_deletion_counts() {
-    let (mut fleet, talks) = MockPods::serving(&[1, 2]).await;
+    let (mut mock, streams) = MockPods::serving(&[1, 2]).await;
     let progress = |left: u64, done| json!({ "usersLeft": left, "done": done });
     let line = |left, done| json!({ "app": app(), "revision": revision(1), "deletion": progress(left, done) });
-    assert_eq!(fleet.probe.deletion(&app()), None);
-    talks[0].send_line(&line(7, false));
-    talks[1].send_line(&line(5, false));
+    assert_eq!(mock.monitor.deletion(&app()), None);
+    streams[0].send_line(&line(7, false));
+    streams[1].send_line(&line(5, false));
     settle_tasks().await;
-    assert_eq!(fleet.probe.deletion(&app()), Some(DeletionProgress { users_left: 5, done: false }));
-    assert_eq!(fleet.drain_events(), [app_events(), app_events()].concat());
-    talks[0].send_line(&line(9, true));
-    talks[1].send_line(&line(5, false));
+    assert_eq!(mock.monitor.deletion(&app()), Some(DeletionProgress { users_left: 5, done: false }));
+    assert_eq!(mock.drain_events(), [app_events(), app_events()].concat());
+    streams[0].send_line(&line(9, true));
+    streams[1].send_line(&line(5, false));
     settle_tasks().await;
-    assert!(fleet.probe.deletion(&app()).unwrap().done);
-    assert_eq!(fleet.drain_events(), app_events(), "a repeated report is no change");
+    assert!(mock.monitor.deletion(&app()).unwrap().done);
+    assert_eq!(mock.drain_events(), app_events(), "a repeated report is no change");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_leader_starts_when_all_pods_have_reported_or_after_15_s() {
-    let mut fleet = MockPods::new();
-    assert!(!fleet.probe.is_settled(), "nothing was read");
-    fleet.set_pods(&[1, 2], &[3]);
-    fleet.next_stream(1).await.send_hello(1, revision(1));
-    let two = fleet.next_stream(2).await;
+    let mut mock = MockPods::new();
+    assert!(!mock.monitor.is_settled(), "nothing was read");
+    mock.set_pods(&[1, 2], &[3]);
+    mock.next_stream(1).await.send_hello(1, revision(1));
+    let two = mock.next_stream(2).await;
     settle_tasks().await;
-    assert!(!fleet.probe.is_settled());
+    assert!(!mock.monitor.is_settled());
     let began = Instant::now();
-    let (probe, waited) = (fleet.probe.clone(), Instant::now());
+    let (monitor, waited) = (mock.monitor.clone(), Instant::now());
     let waiting = tokio::spawn(async move {
-        probe.wait_settled().await;
+        monitor.wait_settled().await;
         waited.elapsed()
     });
     settle_tasks().await;
@@ -628,38 +622,38 @@ async fn a_leader_starts_when_all_pods_have_reported_or_after_15_s() {
     let mut hanging = MockPods::new();
     hanging.set_pods(&[1], &[]);
     let _says_nothing = hanging.next_stream(1).await;
-    hanging.probe.wait_settled().await;
+    hanging.monitor.wait_settled().await;
     assert!((15..17).contains(&began.elapsed().as_secs()));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_reports_too_many_apps_is_disconnected() {
-    let mut fleet = MockPods::new();
-    fleet.set_pods(&[1], &[]);
-    let talk = fleet.next_stream(1).await;
+    let mut mock = MockPods::new();
+    mock.set_pods(&[1], &[]);
+    let stream = mock.next_stream(1).await;
     let many: serde_json::Map<_, _> = (0..=200_000).map(|app| (format!("a{app}"), json!(""))).collect();
-    talk.send_hello_of(1, 1, &many.into());
+    stream.send_hello_of(1, 1, &many.into());
     settle_tasks().await;
-    assert!(talk.is_cut() && !fleet.probe.is_settled());
+    assert!(stream.is_cut() && !mock.monitor.is_settled());
 }
 
 /// Checking every App is linear in the number of Apps, and checking one does not depend on it.
 #[test]
 fn judging_many_apps_is_linear() {
     let cost = |apps: usize| {
-        let (wakes, _woken) = mpsc::unbounded_channel();
-        let mut table = PodStates::new(wakes, watch::Sender::new(()));
+        let (events, _receiver) = mpsc::unbounded_channel();
+        let mut states = PodStates::new(events, watch::Sender::new(()));
         let stop = CancellationToken::new();
         let serving: HashMap<AppId, Revision> =
             (0..apps).map(|app| (format!("app-{app}").parse().unwrap(), revision(1))).collect();
-        for PodStream { uid, stop, .. } in table.update_endpoints(pods(&[1, 2, 3, 4, 5, 6], &[]), &stop) {
+        for PodStream { uid, stop, .. } in states.update_endpoints(pods(&[1, 2, 3, 4, 5, 6], &[]), &stop) {
             let hello = json!({ "podUID": uid, "format": 1, "revisions": serving });
-            assert!(table.record_hello(&uid, &stop, serde_json::from_value(hello).unwrap()).is_ok());
+            assert!(states.record_hello(&uid, &stop, serde_json::from_value(hello).unwrap()).is_ok());
         }
-        serving.iter().for_each(|(app, revision)| assert_eq!(table.expect_revision(app, revision), all(6)));
+        serving.iter().for_each(|(app, revision)| assert_eq!(states.expect_revision(app, revision), all(6)));
         let least = (0..10).map(|_| {
             let began = std::time::Instant::now();
-            drop(table.update_endpoints(pods(&[1, 2, 3, 4, 5, 6], &[]), &stop));
+            drop(states.update_endpoints(pods(&[1, 2, 3, 4, 5, 6], &[]), &stop));
             began.elapsed()
         });
         least.min().unwrap()
@@ -670,9 +664,9 @@ fn judging_many_apps_is_linear() {
 
 #[tokio::test(start_paused = true)]
 async fn a_provider_is_notified_when_the_worst_finding_changes() {
-    let (mut fleet, talks) = MockPods::serving(&[1, 2]).await;
-    assert_eq!(fleet.finding(), None);
-    for (pod, reason, worst, wakes) in [
+    let (mut mock, streams) = MockPods::serving(&[1, 2]).await;
+    assert_eq!(mock.finding(), None);
+    for (pod, reason, worst, events) in [
         (0, "Reachable", Reason::Reachable, provider_events()),
         (1, "Reachable", Reason::Reachable, vec![]),
         (1, "ClientRefused", Reason::ClientRefused, provider_events()),
@@ -682,71 +676,71 @@ async fn a_provider_is_notified_when_the_worst_finding_changes() {
         (1, "TokenEndpointFailed", Reason::TokenEndpointFailed, provider_events()),
         (1, "Reachable", Reason::Reachable, provider_events()),
     ] {
-        talks[pod].send_finding(reason);
+        streams[pod].send_finding(reason);
         settle_tasks().await;
-        assert_eq!((fleet.finding(), fleet.drain_events()), (Some(worst), wakes), "{pod}: {reason}");
+        assert_eq!((mock.finding(), mock.drain_events()), (Some(worst), events), "{pod}: {reason}");
     }
-    assert_eq!(fleet.probe.finding("blog", "github"), None);
+    assert_eq!(mock.monitor.finding("blog", "github"), None);
 }
 
 #[tokio::test(start_paused = true)]
 async fn pods_that_start_or_stop_serving_change_the_finding() {
-    let (mut fleet, talks) = MockPods::serving(&[1, 2, 3]).await;
-    talks[0].send_finding("Reachable");
+    let (mut mock, streams) = MockPods::serving(&[1, 2, 3]).await;
+    streams[0].send_finding("Reachable");
     settle_tasks().await;
-    assert_eq!(fleet.drain_events(), provider_events());
+    assert_eq!(mock.drain_events(), provider_events());
     // A server that is not serving yet has checked already.
-    fleet.set_pods(&[1, 3], &[2]);
-    talks[1].send_finding("DiscoveryFailed");
+    mock.set_pods(&[1, 3], &[2]);
+    streams[1].send_finding("DiscoveryFailed");
     settle_tasks().await;
-    assert_eq!((fleet.finding(), fleet.drain_events()), (Some(Reason::Reachable), vec![]));
-    fleet.set_pods(&[1, 2, 3], &[]);
-    assert_eq!((fleet.finding(), fleet.drain_events()), (Some(Reason::DiscoveryFailed), provider_events()));
+    assert_eq!((mock.finding(), mock.drain_events()), (Some(Reason::Reachable), vec![]));
+    mock.set_pods(&[1, 2, 3], &[]);
+    assert_eq!((mock.finding(), mock.drain_events()), (Some(Reason::DiscoveryFailed), provider_events()));
     // A pod without a report makes no difference.
-    fleet.set_pods(&[1, 2], &[3]);
-    assert_eq!(fleet.drain_events(), []);
+    mock.set_pods(&[1, 2], &[3]);
+    assert_eq!(mock.drain_events(), []);
     // The pod that cannot reach it is removed.
-    fleet.set_pods(&[1], &[3]);
-    assert_eq!((fleet.finding(), fleet.drain_events()), (Some(Reason::Reachable), provider_events()));
+    mock.set_pods(&[1], &[3]);
+    assert_eq!((mock.finding(), mock.drain_events()), (Some(Reason::Reachable), provider_events()));
     // A finding that no pod reports any more remains as it was.
-    fleet.set_pods(&[], &[1]);
-    assert_eq!((fleet.finding(), fleet.drain_events()), (None, vec![]));
+    mock.set_pods(&[], &[1]);
+    assert_eq!((mock.finding(), mock.drain_events()), (None, vec![]));
 }
 
 /// Two pods. The provider refuses the client of the second; its notifications are drained.
 async fn one_client_is_refused() -> (MockPods, Vec<MockStream>) {
-    let (mut fleet, talks) = MockPods::serving(&[1, 2]).await;
-    talks[0].send_finding("Reachable");
-    talks[1].send_finding("ClientRefused");
+    let (mut mock, streams) = MockPods::serving(&[1, 2]).await;
+    streams[0].send_finding("Reachable");
+    streams[1].send_finding("ClientRefused");
     settle_tasks().await;
-    assert_eq!((fleet.finding(), fleet.drain_events().len()), (Some(Reason::ClientRefused), 2));
-    (fleet, talks)
+    assert_eq!((mock.finding(), mock.drain_events().len()), (Some(Reason::ClientRefused), 2));
+    (mock, streams)
 }
 
 /// The same, and the second has another stream, on which it has only sent its hello.
 async fn one_says_hello_again() -> (MockPods, MockStream, MockStream) {
-    let (mut fleet, mut talks) = one_client_is_refused().await;
-    drop(talks.pop());
-    let again = fleet.next_stream(2).await;
+    let (mut mock, mut streams) = one_client_is_refused().await;
+    drop(streams.pop());
+    let again = mock.next_stream(2).await;
     again.send_hello(2, revision(1));
     settle_tasks().await;
-    assert_eq!(fleet.drain_events(), []);
-    (fleet, talks.remove(0), again)
+    assert_eq!(mock.drain_events(), []);
+    (mock, streams.remove(0), again)
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_container_that_reports_again_on_another_stream_changes_nothing() {
-    let (mut fleet, _first, talk) = one_says_hello_again().await;
-    talk.send_finding("ClientRefused");
-    talk.send_heartbeat();
+    let (mut mock, _first, stream) = one_says_hello_again().await;
+    stream.send_finding("ClientRefused");
+    stream.send_heartbeat();
     settle_tasks().await;
-    assert_eq!((fleet.finding(), fleet.drain_events()), (Some(Reason::ClientRefused), vec![]));
+    assert_eq!((mock.finding(), mock.drain_events()), (Some(Reason::ClientRefused), vec![]));
 }
 
 #[tokio::test(start_paused = true)]
 async fn findings_of_a_container_end_with_it() {
     for ends_with_a_change in [false, true] {
-        let (mut fleet, _first, next) = one_says_hello_again().await;
+        let (mut mock, _first, next) = one_says_hello_again().await;
         // It knows of nothing yet.
         if ends_with_a_change {
             next.send_change(revision(1))
@@ -754,10 +748,10 @@ async fn findings_of_a_container_end_with_it() {
             next.send_heartbeat()
         }
         settle_tasks().await;
-        assert_eq!((fleet.finding(), fleet.drain_events()), (Some(Reason::Reachable), provider_events()));
+        assert_eq!((mock.finding(), mock.drain_events()), (Some(Reason::Reachable), provider_events()));
         next.send_finding("ClientRefused");
         settle_tasks().await;
-        assert_eq!((fleet.finding(), fleet.drain_events()), (Some(Reason::ClientRefused), provider_events()));
+        assert_eq!((mock.finding(), mock.drain_events()), (Some(Reason::ClientRefused), provider_events()));
     }
 }
 
@@ -765,60 +759,60 @@ async fn findings_of_a_container_end_with_it() {
 async fn findings_of_a_container_do_not_come_back_with_the_next() {
     // Its stream ends before or after the pod stops serving.
     for is_cut_first in [false, true] {
-        let (mut fleet, mut talks) = one_client_is_refused().await;
-        let talk = talks.pop().unwrap();
+        let (mut mock, mut streams) = one_client_is_refused().await;
+        let stream = streams.pop().unwrap();
         if is_cut_first {
-            drop(talk);
+            drop(stream);
             settle_tasks().await;
-            assert_eq!((fleet.finding(), fleet.drain_events()), (Some(Reason::ClientRefused), vec![]));
-            fleet.set_pods(&[1], &[2]);
+            assert_eq!((mock.finding(), mock.drain_events()), (Some(Reason::ClientRefused), vec![]));
+            mock.set_pods(&[1], &[2]);
         } else {
-            fleet.set_pods(&[1], &[2]);
-            drop(talk);
+            mock.set_pods(&[1], &[2]);
+            drop(stream);
             settle_tasks().await;
         }
-        assert_eq!((fleet.finding(), fleet.drain_events()), (Some(Reason::Reachable), provider_events()));
+        assert_eq!((mock.finding(), mock.drain_events()), (Some(Reason::Reachable), provider_events()));
         // The next one serves before the operator has reached it.
-        fleet.set_pods(&[1, 2], &[]);
-        let next = fleet.next_stream(2).await;
+        mock.set_pods(&[1, 2], &[]);
+        let next = mock.next_stream(2).await;
         next.send_hello(2, revision(1));
         next.send_heartbeat();
         settle_tasks().await;
-        assert_eq!((fleet.finding(), fleet.drain_events()), (Some(Reason::Reachable), vec![]));
+        assert_eq!((mock.finding(), mock.drain_events()), (Some(Reason::Reachable), vec![]));
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn findings_of_a_container_end_with_a_pod_that_is_removed_before_the_next_reports() {
     for is_gone in [false, true] {
-        let (mut fleet, _first, next) = one_says_hello_again().await;
-        fleet.set_pods(&[1], if is_gone { &[] } else { &[2] });
+        let (mut mock, _first, next) = one_says_hello_again().await;
+        mock.set_pods(&[1], if is_gone { &[] } else { &[2] });
         drop(next);
         settle_tasks().await;
-        assert_eq!((fleet.finding(), fleet.drain_events()), (Some(Reason::Reachable), provider_events()));
+        assert_eq!((mock.finding(), mock.drain_events()), (Some(Reason::Reachable), provider_events()));
     }
 }
 
 #[tokio::test]
 async fn stored_findings_are_bounded_however_often_a_server_says_hello() {
     const MOST: usize = 200_000;
-    let (wakes, _woken) = mpsc::unbounded_channel();
-    let mut table = PodStates::new(wakes, watch::Sender::new(()));
-    let begun = table.update_endpoints(pods(&[1], &[]), &CancellationToken::new());
-    let PodStream { uid, stop, .. } = &begun[0];
+    let (events, _receiver) = mpsc::unbounded_channel();
+    let mut states = PodStates::new(events, watch::Sender::new(()));
+    let opened = states.update_endpoints(pods(&[1], &[]), &CancellationToken::new());
+    let PodStream { uid, stop, .. } = &opened[0];
     for round in 0..3 {
         let hello = json!({ "podUID": uid, "format": 1, "revisions": {} });
-        assert!(table.record_hello(uid, stop, serde_json::from_value(hello).unwrap()).is_ok());
+        assert!(states.record_hello(uid, stop, serde_json::from_value(hello).unwrap()).is_ok());
         for number in 0..=MOST {
             let name = format!("{round}-{number}");
-            table.record_finding(
+            states.record_finding(
                 uid,
                 stop,
                 ProviderReport { namespace: "shop".into(), name, reason: "Reachable".into() },
             );
         }
-        assert_eq!(table.stored_findings(uid), (MOST, if round == 0 { 0 } else { MOST }));
+        assert_eq!(states.stored_findings(uid), (MOST, if round == 0 { 0 } else { MOST }));
     }
-    table.record_heartbeat(uid, stop);
-    assert_eq!(table.stored_findings(uid), (MOST, 0));
+    states.record_heartbeat(uid, stop);
+    assert_eq!(states.stored_findings(uid), (MOST, 0));
 }

@@ -57,7 +57,7 @@ fn published(version: &str, document: &[u8]) -> PublishedApp {
 }
 
 /// Runs the handler of Apps over these events, one watch per namespace.
-async fn seen(watches: Vec<Vec<Event<Guarded<App>>>>) -> (ClusterState, QueueReceivers) {
+async fn follow_app_events(watches: Vec<Vec<Event<Guarded<App>>>>) -> (ClusterState, QueueReceivers) {
     let (objects, writer) = objects();
     objects.published.record_write("latchkey-app-shop", published("1", b"1"));
     let (queue, receivers) = ReconcileQueue::new();
@@ -87,8 +87,8 @@ async fn an_app_deleted_before_the_first_sync_does_not_come_back() {
     second.into_iter().for_each(|event| more.send(Ok(event)).unwrap());
     drop(more);
     follower.await.unwrap();
-    let there: Vec<_> = objects.apps.state().iter().map(|app| app.namespace().unwrap()).collect();
-    assert_eq!(there, ["other"]);
+    let stored: Vec<_> = objects.apps.state().iter().map(|app| app.namespace().unwrap()).collect();
+    assert_eq!(stored, ["other"]);
 }
 
 #[tokio::test]
@@ -100,13 +100,13 @@ async fn an_app_recreated_with_another_app_id_leaves_its_document() {
         Event::InitDone,
         Event::Apply(app("shop", "other", "5")),
     ];
-    let (_, mut receivers) = seen(vec![events]).await;
+    let (_, mut receivers) = follow_app_events(vec![events]).await;
     assert_eq!(receivers.orphans.try_recv().unwrap(), "latchkey-app-shop");
-    let mut woken = Vec::new();
+    let mut enqueued = Vec::new();
     while let Ok(app) = receivers.apps.try_recv() {
-        woken.push(app.namespace.unwrap());
+        enqueued.push(app.namespace.unwrap());
     }
-    assert_eq!(woken, ["shop", "waiting", "shop", "waiting"], "its appID may be free for another App");
+    assert_eq!(enqueued, ["shop", "waiting", "shop", "waiting"], "its appID may be free for another App");
 }
 
 fn created(name: &str, second: u32) -> Guarded<App> {
@@ -129,10 +129,10 @@ async fn if_not_all_apps_of_a_namespace_fit_older_ones_have_precedence() {
         let (apps_store, writer) = store();
         let (providers, _) = store();
         let objects = ClusterState::new(apps_store, providers, QuotaLimits { apps: limit, ..QuotaLimits::default() });
-        let holder = AppIdOwner { namespace: "shop".into(), name: "held".into() };
-        objects.quotas.record_keys(&"held".parse().unwrap(), Some(holder));
-        let there = apps.clone().into_iter().map(Event::InitApply);
-        let events: Vec<_> = std::iter::once(Event::Init).chain(there).chain([Event::InitDone]).collect();
+        let owner = AppIdOwner { namespace: "shop".into(), name: "held".into() };
+        objects.quotas.record_keys(&"held".parse().unwrap(), Some(owner));
+        let applied = apps.clone().into_iter().map(Event::InitApply);
+        let events: Vec<_> = std::iter::once(Event::Init).chain(applied).chain([Event::InitDone]).collect();
         let (queue, _receivers) = ReconcileQueue::new();
         let watches = vec![stream::iter(events).map(Ok).boxed()];
         handlers(&objects, queue, "apps").follow_apps(watches, writer).await;
@@ -161,31 +161,31 @@ fn metadata_of_others_is_neither_stored_nor_a_change() {
 
 #[test]
 fn the_newer_of_written_and_watched_documents_counts() {
-    let there = objects().0.published;
-    let revision = |there: &PublishedDocuments| there.get("shop").and_then(|app| app.revision);
-    there.record_write("shop", published("10", b"ours"));
-    assert!(!there.record_watched("shop", published("10", b"ours")), "unchanged");
-    // Somebody edits it at once, and the watch is faster than the response to our own write.
-    assert!(there.record_watched("shop", published("12", b"theirs")));
-    there.record_write("shop", published("11", b"ours"));
-    assert_eq!(revision(&there), Some(Revision::of(b"theirs")));
-    there.record_deletion("shop", Some(14));
-    there.record_write("shop", published("13", b"ours"));
-    assert_eq!(revision(&there), None);
-    // The watch is behind what we wrote.
-    there.record_write("shop", published("20", b"ours"));
-    assert!(!there.record_watched("shop", published("17", b"theirs")));
-    there.record_deletion("shop", Some(18));
-    assert_eq!(revision(&there), Some(Revision::of(b"ours")));
+    let documents = objects().0.published;
+    let revision = |documents: &PublishedDocuments| documents.get("shop").and_then(|app| app.revision);
+    documents.record_write("shop", published("10", b"ours"));
+    assert!(!documents.record_watched("shop", published("10", b"ours")), "unchanged");
+    // Somebody edits it immediately, and the watch is faster than the response to our own write.
+    assert!(documents.record_watched("shop", published("12", b"theirs")));
+    documents.record_write("shop", published("11", b"ours"));
+    assert_eq!(revision(&documents), Some(Revision::of(b"theirs")));
+    documents.record_deletion("shop", Some(14));
+    documents.record_write("shop", published("13", b"ours"));
+    assert_eq!(revision(&documents), None);
+    // The watch has not reported yet what we wrote.
+    documents.record_write("shop", published("20", b"ours"));
+    assert!(!documents.record_watched("shop", published("17", b"theirs")));
+    documents.record_deletion("shop", Some(18));
+    assert_eq!(revision(&documents), Some(Revision::of(b"ours")));
     // A list does not say when an object was deleted.
-    there.record_deletion("shop", None);
-    assert_eq!(revision(&there), None);
+    documents.record_deletion("shop", None);
+    assert_eq!(revision(&documents), None);
 }
 
 #[tokio::test]
 async fn the_app_of_a_deleted_document_is_enqueued_even_if_the_operator_deleted_it() {
-    let there = vec![Event::Init, Event::InitApply(app("shop", "shop", "3")), Event::InitDone];
-    let (objects, _) = seen(vec![there]).await;
+    let events = vec![Event::Init, Event::InitApply(app("shop", "shop", "3")), Event::InitDone];
+    let (objects, _) = follow_app_events(vec![events]).await;
     let secret = json!({
         "metadata": { "name": "latchkey-app-shop", "namespace": "latchkey", "uid": "1", "resourceVersion": "7" },
     });
@@ -206,20 +206,21 @@ async fn changed_keys_enqueue_their_app_unless_it_used_them_and_nobody_else_clai
         });
         serde_json::from_value::<Metadata<Secret>>(secret).unwrap()
     };
-    let woken_by = async |apps: &[&str], event| {
-        let there = apps.iter().map(|namespace| Event::InitApply(app(namespace, "shop", "3")));
+    let enqueued_by = async |apps: &[&str], event| {
+        let applied = apps.iter().map(|namespace| Event::InitApply(app(namespace, "shop", "3")));
         let (objects, _) =
-            seen(vec![std::iter::once(Event::Init).chain(there).chain([Event::InitDone]).collect()]).await;
+            follow_app_events(vec![std::iter::once(Event::Init).chain(applied).chain([Event::InitDone]).collect()])
+                .await;
         objects.key_versions.record(&"shop".parse().unwrap(), "7");
         let (queue, mut receivers) = ReconcileQueue::new();
         let watches = vec![stream::iter([Event::Init, Event::InitDone, event]).map(Ok).boxed()];
         handlers(&objects, queue, "keys").follow_keys(watches).await;
         std::iter::from_fn(move || receivers.apps.try_recv().ok()).count()
     };
-    assert_eq!(woken_by(&["shop"], Event::Apply(keys("7"))).await, 0);
-    assert_eq!(woken_by(&["shop"], Event::Apply(keys("8"))).await, 1, "somebody changed them");
-    assert_eq!(woken_by(&["shop", "waiting"], Event::Apply(keys("7"))).await, 2, "another App waits for the appID");
-    assert_eq!(woken_by(&["shop"], Event::Delete(keys("7"))).await, 1);
+    assert_eq!(enqueued_by(&["shop"], Event::Apply(keys("7"))).await, 0);
+    assert_eq!(enqueued_by(&["shop"], Event::Apply(keys("8"))).await, 1, "somebody changed them");
+    assert_eq!(enqueued_by(&["shop", "waiting"], Event::Apply(keys("7"))).await, 2, "another App waits for the appID");
+    assert_eq!(enqueued_by(&["shop"], Event::Delete(keys("7"))).await, 1);
 }
 
 #[tokio::test]
