@@ -9,7 +9,8 @@ use sqlx::{
 use tokio::time::{sleep, timeout};
 use tracing::info;
 
-use super::{ConnectError, UrlSource, errors::CallError, parse_url};
+use super::{CallError, ConnectError, pool::parse_url};
+use crate::store::UrlSource;
 
 static MIGRATOR: Migrator = sqlx::migrate!("./migrations");
 

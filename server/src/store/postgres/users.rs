@@ -20,6 +20,11 @@ use crate::{
     store::Stores,
 };
 
+mod own_account;
+mod unverified;
+
+pub use unverified::{UnverifiedBatch, UnverifiedExpiry, UnverifiedPosition};
+
 pub(super) struct UserRow {
     pub(super) id: Uuid,
     pub(super) email: Option<String>,

@@ -8,7 +8,7 @@ use time::OffsetDateTime;
 use tokio::time::timeout_at;
 use uuid::Uuid;
 
-use super::{OwnershipClaim, PostgresStore};
+use super::super::{OwnershipClaim, PostgresStore};
 use crate::{
     domain::{
         audit::EventKind,

@@ -5,10 +5,7 @@ use time::OffsetDateTime;
 use tokio::time::timeout_at;
 use uuid::Uuid;
 
-use super::{
-    audit::EventColumns,
-    users::{PROPAGATION_DELAY_SECONDS, UserRow, mail_payload},
-};
+use super::{super::audit::EventColumns, PROPAGATION_DELAY_SECONDS, UserRow, mail_payload};
 use crate::{
     domain::{
         audit::EventKind,

@@ -1,0 +1,92 @@
+//! A call to Postgres: one connection with one deadline, its span and its errors in the metrics.
+
+use std::{sync::PoisonError, time::Duration};
+
+use sqlx::{PgConnection, Postgres, pool::PoolConnection};
+use tokio::time::{Instant, error::Elapsed};
+use tracing::Span;
+
+use super::{CallError, PostgresStore};
+use crate::domain::ports::StoreError;
+
+/// The time limit of a call, including the wait for a connection: a stalled Postgres causes 503s, not a queue.
+const CALL_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// A connection for one call, with the call's deadline. A call that is cut off, by the deadline or by cancellation,
+/// leaves the connection in an unknown state, so the connection is closed. Postgres then rolls back.
+pub(super) struct CallConnection {
+    connection: Option<PoolConnection<Postgres>>,
+    deadline: Instant,
+    postgres: PostgresStore,
+    span: Span,
+}
+
+// === impl PostgresStore ===
+
+impl PostgresStore {
+    /// Acquires a connection for a call. `operation` names the call's trace span.
+    pub(super) async fn begin_call(&self, operation: &'static str) -> Result<CallConnection, StoreError> {
+        let span = latchkey_telemetry::child_span!(
+            "client",
+            "postgres",
+            otel.name = operation,
+            db.system.name = "postgresql",
+            db.operation.name = operation,
+        );
+        let deadline = Instant::now() + CALL_TIMEOUT;
+        self.reread_url(false);
+        let started = Instant::now();
+        let mut acquired = self.shared.acquire().await;
+        if let Err(error) = &acquired
+            && error.is_about_the_url()
+            && self.reread_url(true)
+        {
+            acquired = self.shared.acquire().await;
+        }
+        self.shared.metrics.observe_wait(started.elapsed());
+        let connection = acquired.map_err(|error| self.record_error_in(&span, error))?;
+        Ok(CallConnection { connection: Some(connection), deadline, postgres: self.clone(), span })
+    }
+
+    fn record_error_in(&self, span: &Span, error: CallError) -> StoreError {
+        latchkey_telemetry::record_error(span, error.kind.as_str());
+        self.record_error(error)
+    }
+
+    pub(super) fn record_error(&self, error: CallError) -> StoreError {
+        if error.breaks_the_connection() {
+            *self.shared.last_broken.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        }
+        self.shared.metrics.count_error(error.kind);
+        error.into()
+    }
+}
+
+// === impl CallConnection ===
+
+impl CallConnection {
+    /// The connection and the call's deadline.
+    pub(super) fn parts(&mut self) -> (&mut PgConnection, Instant) {
+        (self.connection.as_mut().expect("the connection is present until `end_call`"), self.deadline)
+    }
+
+    /// Ends the call. The connection returns to the pool, or is closed if the deadline has passed.
+    pub(super) fn end_call<T>(mut self, result: Result<Result<T, sqlx::Error>, Elapsed>) -> Result<T, StoreError> {
+        let Ok(result) = result else {
+            return Err(self.postgres.record_error_in(&self.span, CallError::deadline()));
+        };
+        drop(self.connection.take());
+        if result.is_ok() {
+            self.postgres.shared.availability.record_success();
+        }
+        result.map_err(|error| self.postgres.record_error_in(&self.span, CallError::from(&error)))
+    }
+}
+
+impl Drop for CallConnection {
+    fn drop(&mut self) {
+        if let Some(mut connection) = self.connection.take() {
+            connection.close_on_drop();
+        }
+    }
+}

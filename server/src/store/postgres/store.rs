@@ -1,0 +1,131 @@
+//! The handle to the database, and what all calls share.
+
+use std::sync::{Arc, Mutex, Weak};
+
+use prometheus_client::registry::Registry;
+use sqlx::PgPool;
+use tokio::{
+    sync::Notify,
+    task::AbortHandle,
+    time::{Instant, timeout_at},
+};
+
+use super::{
+    audit::EventWriter,
+    metrics::Metrics,
+    migrate,
+    outage::Availability,
+    outbox,
+    pool::{self, ConnectError, UrlState},
+};
+use crate::{domain::ports::StoreError, store::UrlSource};
+
+/// How to reach Postgres.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// `postgres://user:password@host/database`, with `sslmode` and `sslrootcert` as in libpq. Behind a pooler in
+    /// transaction mode, add `statement-cache-capacity=0`.
+    pub url: UrlSource,
+    pub max_connections: u32,
+    /// Whether to LISTEN for new outbox rows. Off behind poolers.
+    pub listen: bool,
+}
+
+/// A handle to the database. Clones share the pool.
+#[derive(Clone)]
+pub struct PostgresStore {
+    pub(super) shared: Arc<Shared>,
+}
+
+pub(super) struct Shared {
+    pub(super) pool: PgPool,
+    pub(super) url: UrlState,
+    pub(super) metrics: Metrics,
+    /// Notified when this server enqueues outbox rows and, if `listen`, when other servers do.
+    pub(super) outbox_notify: Arc<Notify>,
+    listen: bool,
+    listener: Option<AbortHandle>,
+    /// When a connection was last found broken. Connections that have been idle since before that are suspect.
+    pub(super) last_broken: Arc<Mutex<Option<Instant>>>,
+    pub(super) availability: Availability,
+    pub(super) audit: EventWriter,
+    /// For tasks that end when the last handle is dropped.
+    pub(super) weak_self: Weak<Shared>,
+}
+
+// === impl Options ===
+
+impl Options {
+    pub fn new(url: UrlSource) -> Self {
+        let cpus = std::thread::available_parallelism().map_or(2, usize::from);
+        let max_connections = u32::try_from(2 * cpus + 4).unwrap_or(16).min(16);
+        Self { url, max_connections, listen: true }
+    }
+}
+
+// === impl PostgresStore ===
+
+impl PostgresStore {
+    /// Reads the URL and creates the pool. Connections are opened on first use. Must be called in a tokio runtime.
+    pub fn connect(options: Options) -> Result<Self, ConnectError> {
+        let (url, connect_options) = UrlState::read(options.url)?;
+        let last_broken = Arc::new(Mutex::new(None));
+        let pool = pool::new(options.max_connections, connect_options, Arc::clone(&last_broken));
+        let outbox_notify = Arc::new(Notify::new());
+        let listener = options
+            .listen
+            .then(|| tokio::spawn(outbox::listen(pool.clone(), Arc::clone(&outbox_notify))).abort_handle());
+        let metrics = Metrics::new(&pool);
+        let shared = Arc::new_cyclic(|shared| Shared {
+            pool,
+            url,
+            metrics,
+            outbox_notify,
+            listen: options.listen,
+            listener,
+            last_broken,
+            availability: Availability::new(),
+            audit: EventWriter::start(Weak::clone(shared)),
+            weak_self: Weak::clone(shared),
+        });
+        Ok(Self { shared })
+    }
+
+    /// Registers metrics under names without a prefix; the caller passes a registry with the prefix.
+    pub fn register_metrics(&self, registry: &mut Registry) {
+        self.shared.metrics.register(registry);
+    }
+
+    /// The version of the newest applied migration. `None` if the database has no schema.
+    pub async fn schema_version(&self) -> Result<Option<i64>, StoreError> {
+        let mut call = self.begin_call("schema_version").await?;
+        let (connection, deadline) = call.parts();
+        let version = timeout_at(deadline, migrate::applied_version(connection)).await;
+        call.end_call(version)
+    }
+
+    /// Writes the recorded audit events, waits for running calls, and closes the connections.
+    pub async fn close(&self) {
+        self.flush_audit().await;
+        self.shared.pool.close().await;
+    }
+
+    /// Whether to NOTIFY other servers of new outbox rows. NOTIFY serializes commits, so it is sent only if servers
+    /// LISTEN.
+    pub(super) fn should_notify(&self) -> bool {
+        self.shared.listen
+    }
+
+    /// Wakes this server's deliverer for new outbox rows. Call it after the commit.
+    pub(super) fn notify_deliverer(&self) {
+        self.shared.outbox_notify.notify_one();
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if let Some(listener) = &self.listener {
+            listener.abort();
+        }
+    }
+}
