@@ -7,12 +7,12 @@ use tokio::time::timeout_at;
 use uuid::Uuid;
 
 use super::{
-    audit::EventColumns,
-    users::{PROPAGATION_DELAY_SECONDS, UserRow, app_being_deleted, mail_columns, mail_payload},
+    audit,
+    outbox::{self, PROPAGATION_DELAY_SECONDS},
+    users::{UserRow, app_being_deleted},
 };
 use crate::{
     domain::{
-        audit::Event,
         identity::Identity,
         mail::{Mail, MailKind},
         ports::{
@@ -72,57 +72,6 @@ async fn insert_identity(
     Ok(inserted.rows_affected() > 0)
 }
 
-async fn enqueue_mail(
-    connection: &mut PgConnection,
-    app: &AppId,
-    mail: Option<&Mail>,
-    notify: bool,
-) -> Result<(), sqlx::Error> {
-    let (kind, to, requested_at) = mail_columns(mail);
-    if kind.is_none() {
-        return Ok(());
-    }
-    sqlx::query_scalar!(
-        r#"
-        WITH queued AS (
-            INSERT INTO outbox (app_id, kind, user_id, requested_at, payload)
-            VALUES ($1, $2, $3, $4, $6::text::jsonb)
-            RETURNING id
-        )
-        SELECT count(pg_notify('latchkey_outbox', '')) AS "told!" FROM queued WHERE $5
-        "#,
-        app.as_str(),
-        kind,
-        to,
-        requested_at,
-        notify,
-        mail_payload(),
-    )
-    .fetch_one(connection)
-    .await
-    .map(drop)
-}
-
-/// Writes an audit event in the transaction of the change that it records.
-async fn insert_event(connection: &mut PgConnection, app: &AppId, event: &Event) -> Result<(), sqlx::Error> {
-    let columns = EventColumns::from_event(event);
-    sqlx::query!(
-        "INSERT INTO audit_events (app_id, id, at, kind, user_id, session_id, ip, detail)
-         VALUES ($1, $2, $3, $4, $5, $6, $7::text::inet, $8::text::jsonb)",
-        app.as_str(),
-        columns.id,
-        columns.at,
-        columns.kind,
-        event.user.map(|user| user.0),
-        columns.session,
-        columns.ip,
-        columns.detail,
-    )
-    .execute(connection)
-    .await
-    .map(drop)
-}
-
 async fn create_user(
     connection: &mut PgConnection,
     app: &AppId,
@@ -167,8 +116,10 @@ async fn create_user(
         // Dropping the transaction rolls back the user.
         return Ok(CreateOutcome::Taken);
     }
-    enqueue_mail(&mut transaction, app, mail, tells).await?;
-    insert_event(&mut transaction, app, &user.event).await?;
+    if let Some(mail) = mail {
+        outbox::insert_mail(&mut transaction, app, mail, tells).await?;
+    }
+    audit::insert(&mut transaction, app, &user.event).await?;
     transaction.commit().await?;
     Ok(CreateOutcome::Created)
 }
@@ -210,9 +161,9 @@ async fn link_in_transaction(
     }
     if owner.verified {
         let notice = Mail { kind: MailKind::NewSignIn, recipient: Some(linking.user), requested_at: identity.at };
-        enqueue_mail(&mut transaction, app, Some(&notice), tells).await?;
+        outbox::insert_mail(&mut transaction, app, &notice, tells).await?;
     }
-    insert_event(&mut transaction, app, &linking.event).await?;
+    audit::insert(&mut transaction, app, &linking.event).await?;
     transaction.commit().await?;
     Ok(LinkOutcome::Done)
 }
@@ -265,7 +216,7 @@ async fn transfer_in_transaction(
     if !insert_identity(&mut transaction, app, row.id, &change.identity).await? {
         return Ok(None);
     }
-    insert_event(&mut transaction, app, &change.event).await?;
+    audit::insert(&mut transaction, app, &change.event).await?;
     transaction.commit().await?;
     Ok(Some(row))
 }
@@ -318,7 +269,7 @@ async fn unlink_in_transaction(
     )
     .execute(&mut *transaction)
     .await?;
-    insert_event(&mut transaction, app, event).await?;
+    audit::insert(&mut transaction, app, event).await?;
     transaction.commit().await?;
     Ok(UnlinkOutcome::Done)
 }

@@ -1,12 +1,15 @@
 //! Users. Each change is one statement, so that it is one transaction in one round trip.
 
 use latchkey_crds::types::AppId;
-use serde_json::json;
 use time::OffsetDateTime;
 use tokio::time::timeout_at;
 use uuid::Uuid;
 
-use super::{audit::EventColumns, errors::CallError};
+use super::{
+    audit::EventColumns,
+    errors::CallError,
+    outbox::{PROPAGATION_DELAY_SECONDS, mail_columns, mail_payload},
+};
 use crate::{
     domain::{
         audit::Event,
@@ -117,19 +120,6 @@ struct AppBeingDeleted;
 
 pub(super) fn app_being_deleted() -> StoreError {
     StoreError::Unavailable { store: "Postgres", source: Box::new(AppBeingDeleted) }
-}
-
-/// A mail's columns in the outbox: kind, user and time of the request. All `None` without a mail.
-pub(super) fn mail_columns(mail: Option<&Mail>) -> (Option<&'static str>, Option<Uuid>, Option<OffsetDateTime>) {
-    match mail {
-        None => (None, None, None),
-        Some(mail) => (Some(mail.kind.as_str()), mail.recipient.map(|user| user.0), Some(mail.requested_at)),
-    }
-}
-
-/// A mail's payload as JSON: the trace of the request that queued it.
-pub(super) fn mail_payload() -> Option<String> {
-    latchkey_telemetry::current_traceparent().map(|trace| json!({ "trace": trace }).to_string())
 }
 
 impl Users for Stores {
@@ -444,6 +434,3 @@ impl Users for Stores {
         Ok(changed)
     }
 }
-
-/// How long the request has to propagate a raised epoch to Redis before a deliverer claims the outbox row.
-pub(super) const PROPAGATION_DELAY_SECONDS: f64 = 5.0;

@@ -5,7 +5,7 @@ use time::OffsetDateTime;
 use tokio::time::timeout_at;
 use uuid::Uuid;
 
-use super::{super::audit::EventColumns, PROPAGATION_DELAY_SECONDS, UserRow, mail_payload};
+use super::UserRow;
 use crate::{
     domain::{
         audit::EventKind,
@@ -17,7 +17,13 @@ use crate::{
         session::Session,
         user::{Epoch, User, UserId},
     },
-    store::Stores,
+    store::{
+        Stores,
+        postgres::{
+            audit::EventColumns,
+            outbox::{PROPAGATION_DELAY_SECONDS, mail_payload},
+        },
+    },
 };
 
 /// Each attempt sees what made the previous one fail, so two are nearly always enough.

@@ -8,14 +8,16 @@ use time::OffsetDateTime;
 use tokio::time::timeout_at;
 use uuid::Uuid;
 
-use super::super::{OwnershipClaim, PostgresStore};
 use crate::{
     domain::{
         audit::EventKind,
         ports::StoreError,
         user::{Epoch, UserId},
     },
-    store::Stores,
+    store::{
+        Stores,
+        postgres::{OwnershipClaim, PostgresStore},
+    },
 };
 
 /// Accounts without a verified address that one statement reads. Takes some milliseconds.

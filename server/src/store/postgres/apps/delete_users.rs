@@ -1,0 +1,189 @@
+//! The deletion of an App's users, in batches.
+
+use latchkey_crds::{rendered::DeletionProgress, types::AppId};
+use sqlx::{Connection, PgConnection};
+use tokio::time::timeout_at;
+use uuid::Uuid;
+
+use super::{
+    OwnershipClaim,
+    row::{AppRow, AppRowState, try_lock},
+};
+use crate::{
+    domain::{ports::StoreError, user::UserId},
+    store::{Stores, postgres::PostgresStore},
+};
+
+/// The outcome of one batch of the deletion of an App's users.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeleteOutcome {
+    /// Some were deleted. There may be more.
+    Partial,
+    /// All are deleted, and the App's row records it.
+    Done,
+    /// Another server is deleting, or a registration is in progress. Try again.
+    Contended,
+    /// The users belong to an App in another namespace.
+    OtherNamespace,
+    /// The users belong to another App with this appID.
+    OtherApp,
+}
+
+// === impl AppRow ===
+
+impl AppRow {
+    /// Why no users can be deleted, or that all are deleted. `None` if there may be users to delete.
+    fn delete_outcome(&self, claim: &OwnershipClaim) -> Option<DeleteOutcome> {
+        let same = self.incarnation == claim.incarnation;
+        match self.state() {
+            AppRowState::Deleted if same || claim.incarnation.is_none() => Some(DeleteOutcome::Done),
+            // The row is of an earlier App. This one was never served.
+            AppRowState::Deleted => None,
+            AppRowState::Active | AppRowState::Deleting if !self.is_owned_by(claim) => {
+                Some(DeleteOutcome::OtherNamespace)
+            }
+            AppRowState::Active | AppRowState::Deleting if !same && self.incarnation.is_some() => {
+                Some(DeleteOutcome::OtherApp)
+            }
+            AppRowState::Active | AppRowState::Deleting => None,
+        }
+    }
+}
+
+// === impl PostgresStore ===
+
+impl PostgresStore {
+    /// The progress of the deletion of an App's users.
+    pub async fn deletion_progress(&self, claim: &OwnershipClaim) -> Result<DeletionProgress, StoreError> {
+        let mut call = self.begin_call("deletion").await?;
+        let (connection, deadline) = call.parts();
+        let query = sqlx::query!(
+            r#"
+            SELECT
+                (SELECT count(*) FROM users WHERE app_id = $1) AS "users_left!",
+                EXISTS (
+                    SELECT FROM apps
+                    WHERE app_id = $1 AND state = 'deleted' AND ($2::text IS NULL OR incarnation = $2)
+                ) AS "done!"
+            "#,
+            claim.app.as_str(),
+            claim.incarnation.as_deref(),
+        );
+        let row = timeout_at(deadline, query.fetch_one(connection)).await;
+        let row = call.end_call(row)?;
+        Ok(DeletionProgress { users_left: u64::try_from(row.users_left).unwrap_or(0), done: row.done })
+    }
+}
+
+// === impl Stores ===
+
+impl Stores {
+    /// Deletes up to `most` of an App's users with their sessions, and as many of its mails and events. Several servers
+    /// can call this at the same time; one of them deletes. The App's row is locked, so registrations wait and then fail.
+    /// `wanted` is called when the row is locked, which can be long after the call: the deletion may have been
+    /// cancelled.
+    pub async fn delete_users(
+        &self,
+        claim: &OwnershipClaim,
+        most: u32,
+        wanted: impl Fn() -> bool + Send + Sync,
+    ) -> Result<DeleteOutcome, StoreError> {
+        let mut call = self.postgres.begin_call("delete_users").await?;
+        let (connection, deadline) = call.parts();
+        let outcome = timeout_at(deadline, self.delete_users_in_transaction(connection, claim, most, wanted)).await;
+        call.end_call(outcome)?
+    }
+
+    /// The outer error is of Postgres, the inner one of Redis.
+    async fn delete_users_in_transaction(
+        &self,
+        connection: &mut PgConnection,
+        claim: &OwnershipClaim,
+        most: u32,
+        wanted: impl Fn() -> bool + Send + Sync,
+    ) -> Result<Result<DeleteOutcome, StoreError>, sqlx::Error> {
+        insert_deleting_app(connection, claim).await?;
+        let mut transaction = connection.begin().await?;
+        let row = try_lock(&mut transaction, claim).await?;
+        let known_outcome =
+            row.filter(|_| wanted()).map_or(Some(DeleteOutcome::Contended), |row| row.delete_outcome(claim));
+        if let Some(known_outcome) = known_outcome {
+            // Explicit: dropping the transaction would keep the lock until the connection is used again.
+            transaction.rollback().await?;
+            return Ok(Ok(known_outcome));
+        }
+        let users = sqlx::query_scalar!(
+            "SELECT id FROM users WHERE app_id = $1 ORDER BY id LIMIT $2",
+            claim.app.as_str(),
+            i64::from(most)
+        )
+        .fetch_all(&mut *transaction)
+        .await?;
+        let ids: Vec<UserId> = users.iter().copied().map(UserId).collect();
+        // Before the rows are deleted: a failed call is repeated, and needs the rows to find the sessions.
+        if let Err(error) = self.redis.purge_users(&claim.app, &ids).await {
+            transaction.rollback().await?;
+            return Ok(Err(error));
+        }
+        let more = delete_batch(&mut transaction, &claim.app, &users, most).await?;
+        let state = if more { "deleting" } else { "deleted" };
+        sqlx::query!(
+            "UPDATE apps SET state = $2, namespace = $3, incarnation = coalesce($4, incarnation), \
+             handover = greatest(handover, $5), updated_at = now()
+             WHERE app_id = $1",
+            claim.app.as_str(),
+            state,
+            claim.namespace,
+            claim.incarnation.as_deref(),
+            i64::from(claim.handover),
+        )
+        .execute(&mut *transaction)
+        .await?;
+        transaction.commit().await?;
+        Ok(Ok(if more { DeleteOutcome::Partial } else { DeleteOutcome::Done }))
+    }
+}
+
+/// Inserts a row for an App that no server ever claimed, for example because Postgres was unavailable.
+async fn insert_deleting_app(connection: &mut PgConnection, claim: &OwnershipClaim) -> Result<(), sqlx::Error> {
+    sqlx::query!(
+        "INSERT INTO apps (app_id, namespace, incarnation, handover, state)
+         VALUES ($1, $2, $3, $4, 'deleting') ON CONFLICT DO NOTHING",
+        claim.app.as_str(),
+        claim.namespace,
+        claim.incarnation.as_deref(),
+        i64::from(claim.handover),
+    )
+    .execute(connection)
+    .await
+    .map(drop)
+}
+
+/// Deletes users, mails and events of an App. Returns whether there were any. Identities are deleted with their users.
+pub(super) async fn delete_batch(
+    connection: &mut PgConnection,
+    app: &AppId,
+    users: &[Uuid],
+    most: u32,
+) -> Result<bool, sqlx::Error> {
+    let most = i64::from(most);
+    let users = sqlx::query!("DELETE FROM users WHERE app_id = $1 AND id = ANY ($2)", app.as_str(), users)
+        .execute(&mut *connection)
+        .await?;
+    let mails = sqlx::query!(
+        "DELETE FROM outbox WHERE app_id = $1 AND id IN (SELECT id FROM outbox WHERE app_id = $1 LIMIT $2)",
+        app.as_str(),
+        most
+    )
+    .execute(&mut *connection)
+    .await?;
+    let events = sqlx::query!(
+        "DELETE FROM audit_events USING (SELECT at, id FROM audit_events WHERE app_id = $1 LIMIT $2) AS batch
+         WHERE audit_events.app_id = $1 AND audit_events.at = batch.at AND audit_events.id = batch.id",
+        app.as_str(),
+        most
+    )
+    .execute(&mut *connection)
+    .await?;
+    Ok(users.rows_affected() + mails.rows_affected() + events.rows_affected() > 0)
+}

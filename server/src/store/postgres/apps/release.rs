@@ -1,0 +1,129 @@
+//! The release of a deleted App: frees its appID if it has no users.
+
+use sqlx::{Connection, PgConnection};
+use tokio::time::timeout_at;
+
+use super::{
+    OwnershipClaim,
+    delete_users::delete_batch,
+    row::{AppRow, AppRowState, try_lock},
+};
+use crate::{domain::ports::StoreError, store::postgres::PostgresStore};
+
+/// Mails and events that one transaction deletes when an App is released.
+const RELEASE_BATCH: u32 = 500;
+
+/// The outcome of `release_app`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReleaseOutcome {
+    /// The App had no users. The appID is free.
+    Freed,
+    /// The appID stays reserved: the App has `users` users, or has events of deleted users, or the database does not
+    /// know the App. `users` is at least 1.
+    Reserved { users: u64 },
+    /// Another server works on it, or a registration is in progress. Try again.
+    Contended,
+    /// The users belong to an App in another namespace.
+    OtherNamespace,
+    /// The users belong to another App with this appID, or this App is served again.
+    OtherApp,
+}
+
+// === impl AppRow ===
+
+impl AppRow {
+    /// Why the appID cannot be freed, or that it is free already. `None` if it can be freed once there are no users.
+    fn release_outcome(&self, claim: &OwnershipClaim) -> Option<ReleaseOutcome> {
+        match self.state() {
+            AppRowState::Deleted if self.incarnation.is_none() || self.incarnation == claim.incarnation => {
+                Some(ReleaseOutcome::Freed)
+            }
+            // The row is of an earlier App. This one was never served.
+            AppRowState::Deleted => None,
+            AppRowState::Active | AppRowState::Deleting if self.namespace != claim.namespace => {
+                Some(ReleaseOutcome::OtherNamespace)
+            }
+            // The document is outdated: the App was created again since. The operator raises `handover` before it
+            // publishes the release, so every later document has a greater one.
+            AppRowState::Active | AppRowState::Deleting
+                if self.handover > i64::from(claim.handover) || self.has_other_keys(claim) =>
+            {
+                Some(ReleaseOutcome::OtherApp)
+            }
+            AppRowState::Active | AppRowState::Deleting => None,
+        }
+    }
+}
+
+// === impl PostgresStore ===
+
+impl PostgresStore {
+    /// Frees the appID of a deleted App if it has no users. Deletes no user. The App's row is locked: a registration
+    /// that began before is seen here, and a later one fails because of the row's state. An App that the database does not know is
+    /// not freed. `wanted` is called when the row is locked: the App may be served again by then.
+    pub async fn release_app(
+        &self,
+        claim: &OwnershipClaim,
+        wanted: impl Fn() -> bool + Send + Sync,
+    ) -> Result<ReleaseOutcome, StoreError> {
+        let mut call = self.begin_call("release_app").await?;
+        let (connection, deadline) = call.parts();
+        let outcome = timeout_at(deadline, release_in_transaction(connection, claim, wanted)).await;
+        call.end_call(outcome)
+    }
+}
+
+async fn release_in_transaction(
+    connection: &mut PgConnection,
+    claim: &OwnershipClaim,
+    wanted: impl Fn() -> bool + Send + Sync,
+) -> Result<ReleaseOutcome, sqlx::Error> {
+    // An empty or wrong database does not contain the App, which does not mean that the App has no users.
+    let known =
+        sqlx::query_scalar!(r#"SELECT EXISTS (SELECT FROM apps WHERE app_id = $1) AS "known!""#, claim.app.as_str())
+            .fetch_one(&mut *connection)
+            .await?;
+    if !known {
+        return Ok(ReleaseOutcome::Reserved { users: 1 });
+    }
+    let mut transaction = connection.begin().await?;
+    let row = try_lock(&mut transaction, claim).await?;
+    let known_outcome =
+        row.filter(|_| wanted()).map_or(Some(ReleaseOutcome::Contended), |row| row.release_outcome(claim));
+    if let Some(known_outcome) = known_outcome {
+        transaction.rollback().await?;
+        return Ok(known_outcome);
+    }
+    // A separate statement: it sees everything that was committed before the lock was granted.
+    let left = sqlx::query!(
+        r#"
+        SELECT (SELECT count(*) FROM users WHERE app_id = $1) AS "users!",
+            EXISTS (SELECT FROM audit_events WHERE app_id = $1 AND user_id IS NOT NULL) AS "has_events!"
+        "#,
+        claim.app.as_str(),
+    )
+    .fetch_one(&mut *transaction)
+    .await?;
+    let users = u64::try_from(left.users).unwrap_or(0);
+    if users > 0 || left.has_events {
+        transaction.rollback().await?;
+        return Ok(ReleaseOutcome::Reserved { users: users.max(1) });
+    }
+    // The remaining rows belong to no user: mails without a recipient and refusals without an account.
+    let more = delete_batch(&mut transaction, &claim.app, &[], RELEASE_BATCH).await?;
+    if !more {
+        // Without an incarnation, so that the next claim holds, also by the same App if it is created again.
+        sqlx::query!(
+            "UPDATE apps SET state = 'deleted', namespace = $2, incarnation = NULL,
+                handover = greatest(handover, $3), updated_at = now()
+             WHERE app_id = $1",
+            claim.app.as_str(),
+            claim.namespace,
+            i64::from(claim.handover),
+        )
+        .execute(&mut *transaction)
+        .await?;
+    }
+    transaction.commit().await?;
+    Ok(if more { ReleaseOutcome::Contended } else { ReleaseOutcome::Freed })
+}

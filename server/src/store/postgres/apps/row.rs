@@ -1,0 +1,66 @@
+//! The row of an App: its owner, and whether its users are being deleted.
+
+use sqlx::PgConnection;
+
+use super::OwnershipClaim;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AppRowState {
+    Active,
+    Deleting,
+    Deleted,
+}
+
+pub(super) struct AppRow {
+    pub(super) app_id: String,
+    pub(super) namespace: String,
+    pub(super) state: String,
+    pub(super) incarnation: Option<String>,
+    pub(super) handover: i64,
+    pub(super) has_users: bool,
+}
+
+// === impl AppRow ===
+
+impl AppRow {
+    /// The table allows no other states.
+    pub(super) fn state(&self) -> AppRowState {
+        match self.state.as_str() {
+            "active" => AppRowState::Active,
+            "deleting" => AppRowState::Deleting,
+            _ => AppRowState::Deleted,
+        }
+    }
+
+    /// Whether the claim's namespace owns the row, or the appID was handed over to it since. A handover keeps the keys.
+    /// A claim with other keys is of an App that had the appID before it became free. Its `handover` can be greater.
+    pub(super) fn is_owned_by(&self, claim: &OwnershipClaim) -> bool {
+        let same_keys = self.incarnation.is_none() || self.incarnation == claim.incarnation;
+        self.namespace == claim.namespace || same_keys && i64::from(claim.handover) > self.handover
+    }
+
+    /// Whether there are users, with codes and refresh tokens of keys that the claim does not have.
+    pub(super) fn has_lost_keys(&self, claim: &OwnershipClaim) -> bool {
+        self.has_users && i64::from(claim.handover) <= self.handover && self.has_other_keys(claim)
+    }
+
+    pub(super) fn has_other_keys(&self, claim: &OwnershipClaim) -> bool {
+        let incarnations = self.incarnation.as_ref().zip(claim.incarnation.as_ref());
+        incarnations.is_some_and(|(known, claimed)| known != claimed)
+    }
+}
+
+/// Locks the App's row until the transaction ends. `None` if there is none, or another server has locked it.
+pub(super) async fn try_lock(
+    connection: &mut PgConnection,
+    claim: &OwnershipClaim,
+) -> Result<Option<AppRow>, sqlx::Error> {
+    sqlx::query_as!(
+        AppRow,
+        r#"SELECT app_id, namespace, state, incarnation, handover, true AS "has_users!" FROM apps
+         WHERE app_id = $1 FOR UPDATE SKIP LOCKED"#,
+        claim.app.as_str()
+    )
+    .fetch_optional(connection)
+    .await
+}

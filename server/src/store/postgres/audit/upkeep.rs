@@ -1,0 +1,91 @@
+//! Maintenance of the table: partitions by month, and deletion of old events.
+
+use std::time::Duration;
+
+use time::OffsetDateTime;
+use tokio::time::timeout_at;
+
+use crate::{domain::ports::StoreError, store::postgres::PostgresStore};
+
+// === impl PostgresStore ===
+
+impl PostgresStore {
+    /// Whether this server does the maintenance now. At most one server does it per interval.
+    pub(crate) async fn try_start_audit_upkeep(&self, every: Duration) -> Result<bool, StoreError> {
+        let mut call = self.begin_call("audit_turn").await?;
+        let (connection, deadline) = call.parts();
+        let query = sqlx::query!(
+            "UPDATE audit_upkeep SET next_at = statement_timestamp() + make_interval(secs => $1)
+             WHERE next_at <= statement_timestamp()",
+            every.as_secs_f64()
+        );
+        let updated = timeout_at(deadline, query.execute(connection)).await;
+        Ok(call.end_call(updated)?.rows_affected() > 0)
+    }
+
+    /// Creates the partitions of this month and `ahead` months after it, and returns how many. `None` if this server's
+    /// role may not.
+    pub(crate) async fn create_audit_partitions(&self, ahead: i32) -> Result<Option<i32>, StoreError> {
+        let mut call = self.begin_call("make_audit_months").await?;
+        let (connection, deadline) = call.parts();
+        let query = sqlx::query_scalar!(r#"SELECT latchkey_audit_make_months($1) AS "made!""#, ahead);
+        let result = timeout_at(deadline, query.fetch_one(connection)).await;
+        call.end_call(result.map(if_permitted))
+    }
+
+    /// Drops the partitions of months that ended by `before` and contain rows of these Apps only, and returns how many.
+    /// `None` if this server's role may not.
+    pub(crate) async fn drop_audit_partitions(
+        &self,
+        before: OffsetDateTime,
+        apps: &[String],
+    ) -> Result<Option<i32>, StoreError> {
+        let mut call = self.begin_call("drop_audit_months").await?;
+        let (connection, deadline) = call.parts();
+        let query = sqlx::query_scalar!(r#"SELECT latchkey_audit_drop_months($1, $2) AS "dropped!""#, before, apps);
+        let result = timeout_at(deadline, query.fetch_one(connection)).await;
+        call.end_call(result.map(if_permitted))
+    }
+
+    /// Deletes up to `most` events of each App that are older than the App's time in `before`. Returns how many.
+    pub(crate) async fn delete_audit_events(
+        &self,
+        apps: &[String],
+        before: &[OffsetDateTime],
+        most: i64,
+    ) -> Result<u64, StoreError> {
+        let Some(latest) = before.iter().max() else { return Ok(0) };
+        let mut call = self.begin_call("delete_audit_events").await?;
+        let (connection, deadline) = call.parts();
+        // The conditions on `latest` exclude newer partitions from the scan.
+        let query = sqlx::query!(
+            r#"
+            DELETE FROM audit_events
+            USING unnest($1::text[], $2::timestamptz[]) AS app (id, before), LATERAL (
+                SELECT event.at, event.id FROM audit_events AS event
+                WHERE event.app_id = app.id AND event.at < app.before AND event.at < $3
+                ORDER BY event.at LIMIT $4
+            ) AS old
+            WHERE audit_events.app_id = app.id AND audit_events.at = old.at AND audit_events.id = old.id
+                AND audit_events.at < $3
+            "#,
+            apps,
+            before,
+            *latest,
+            most,
+        );
+        let deleted = timeout_at(deadline, query.execute(connection)).await;
+        Ok(call.end_call(deleted)?.rows_affected())
+    }
+}
+
+/// The result of a function of the schema. `None` if this server's role may not call it.
+fn if_permitted(result: Result<i32, sqlx::Error>) -> Result<Option<i32>, sqlx::Error> {
+    /// insufficient_privilege
+    const NOT_ALLOWED: &str = "42501";
+    match result {
+        Ok(count) => Ok(Some(count)),
+        Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some(NOT_ALLOWED) => Ok(None),
+        Err(error) => Err(error),
+    }
+}

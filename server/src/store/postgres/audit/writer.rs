@@ -1,0 +1,224 @@
+//! One task per server writes events in batches, so that many simultaneous logins need few transactions.
+
+use std::{sync::Weak, time::Duration};
+
+use latchkey_crds::types::AppId;
+use sqlx::PgConnection;
+use time::OffsetDateTime;
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::{Instant, sleep, sleep_until, timeout, timeout_at},
+};
+use tracing::{error, info};
+use uuid::Uuid;
+
+use super::{AuditMetrics, EventColumns};
+use crate::{
+    domain::{audit::Event, ports::StoreError},
+    store::postgres::{PostgresStore, Shared},
+};
+
+/// Events that can wait for the writer, about half a megabyte. Further ones are lost.
+const QUEUE_CAPACITY: usize = 4096;
+/// Events that one statement writes.
+const BATCH_SIZE: usize = 256;
+/// The minimum time between the starts of two batches: a single event is written at once, many simultaneous logins
+/// share a transaction.
+const BATCH_INTERVAL: Duration = Duration::from_millis(15);
+/// How long a request waits until its event is written.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a batch is retried; the first retry is immediate. A restart of Postgres loses no events. Later batches
+/// wait.
+const RETRY_TIME: Duration = Duration::from_secs(6);
+const RETRY_PAUSE: Duration = Duration::from_millis(250);
+/// The time limit for writing the last events at shutdown.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A handle to the task that writes events.
+pub(in crate::store::postgres) struct EventWriter {
+    queue: mpsc::Sender<Job>,
+    pub(super) metrics: AuditMetrics,
+}
+
+enum Job {
+    Write {
+        app: AppId,
+        event: Box<Event>,
+        written: Option<oneshot::Sender<()>>,
+    },
+    /// Completed when all earlier jobs are done.
+    Flush(oneshot::Sender<()>),
+}
+
+/// Events by column, for UNNEST.
+#[derive(Default)]
+struct EventBatch {
+    apps: Vec<String>,
+    ids: Vec<Uuid>,
+    times: Vec<OffsetDateTime>,
+    kinds: Vec<String>,
+    users: Vec<Option<Uuid>>,
+    sessions: Vec<Option<Uuid>>,
+    ips: Vec<Option<String>>,
+    details: Vec<Option<String>>,
+}
+
+// === impl EventWriter ===
+
+impl EventWriter {
+    /// Starts the task that writes. It ends when the last handle to Postgres is dropped.
+    pub(in crate::store::postgres) fn start(postgres: Weak<Shared>) -> Self {
+        let (queue, jobs) = mpsc::channel(QUEUE_CAPACITY);
+        let metrics = AuditMetrics::new();
+        tokio::spawn(run_writer(postgres, jobs, metrics.clone()));
+        Self { queue, metrics }
+    }
+
+    fn push(&self, job: Job) {
+        if self.queue.try_send(job).is_err() {
+            // The task logs the loss: it knows the cause.
+            self.metrics.count_lost(1);
+        }
+    }
+}
+
+/// Writes batches in a loop. While one batch is being written, the next one gathers.
+async fn run_writer(postgres: Weak<Shared>, mut jobs: mpsc::Receiver<Job>, metrics: AuditMetrics) {
+    let mut batch = Vec::with_capacity(BATCH_SIZE);
+    let mut losing = false;
+    let mut next = Instant::now();
+    loop {
+        sleep_until(next).await;
+        if jobs.recv_many(&mut batch, BATCH_SIZE).await == 0 {
+            return;
+        }
+        next = Instant::now() + BATCH_INTERVAL;
+        let mut columns = EventBatch::default();
+        let mut waiting = Vec::new();
+        for job in batch.drain(..) {
+            match job {
+                Job::Write { app, event, written } => {
+                    columns.push(&app, &event);
+                    waiting.extend(written);
+                }
+                Job::Flush(flushed) => waiting.push(flushed),
+            }
+        }
+        if columns.ids.is_empty() {
+            waiting.into_iter().for_each(notify_waiting);
+            continue;
+        }
+        let Some(shared) = postgres.upgrade() else { return };
+        let postgres = PostgresStore { shared };
+        let mut written = postgres.insert_events(&columns).await;
+        let until = Instant::now() + RETRY_TIME;
+        let mut pause = Duration::ZERO;
+        while matches!(written, Err(StoreError::Unavailable { .. })) && Instant::now() + pause < until {
+            // A broken idle connection, or a failover. The events have ids, so writing them twice is harmless.
+            sleep(pause).await;
+            pause = RETRY_PAUSE;
+            written = postgres.insert_events(&columns).await;
+        }
+        match written {
+            Ok(rows) => {
+                metrics.events.inc_by(rows);
+                if std::mem::take(&mut losing) {
+                    info!("audit events are written again");
+                }
+            }
+            Err(error) => {
+                metrics.count_lost(columns.ids.len());
+                if !std::mem::replace(&mut losing, true) {
+                    let lost = columns.ids.len();
+                    error!(
+                        error = &error as &dyn std::error::Error,
+                        lost, "audit events cannot be written; they are lost"
+                    );
+                }
+            }
+        }
+        waiting.into_iter().for_each(notify_waiting);
+    }
+}
+
+/// Notifies a waiting request, which may have given up.
+fn notify_waiting(waiting: oneshot::Sender<()>) {
+    waiting.send(()).ok();
+}
+
+// === impl EventBatch ===
+
+impl EventBatch {
+    fn push(&mut self, app: &AppId, event: &Event) {
+        let EventColumns { id, at, kind, session, ip, detail } = EventColumns::from_event(event);
+        self.apps.push(app.to_string());
+        self.ids.push(id);
+        self.times.push(at);
+        self.kinds.push(kind.to_owned());
+        self.users.push(event.user.map(|user| user.0));
+        self.sessions.push(session);
+        self.ips.push(ip);
+        self.details.push(detail);
+    }
+}
+
+// === impl PostgresStore ===
+
+impl PostgresStore {
+    pub fn audit_metrics(&self) -> &AuditMetrics {
+        &self.shared.audit.metrics
+    }
+
+    /// Waits until all events recorded before are written, at most `FLUSH_TIMEOUT`.
+    pub async fn flush_audit(&self) {
+        let (flushed, done) = oneshot::channel();
+        if self.shared.audit.queue.send(Job::Flush(flushed)).await.is_ok() {
+            drop(timeout(FLUSH_TIMEOUT, done).await);
+        }
+    }
+
+    pub(crate) async fn record_event(&self, app: &AppId, event: Event) {
+        let (written, done) = oneshot::channel();
+        self.shared.audit.push(Job::Write { app: app.clone(), event: Box::new(event), written: Some(written) });
+        drop(timeout(WRITE_TIMEOUT, done).await);
+    }
+
+    pub(crate) fn record_event_later(&self, app: &AppId, event: Event) {
+        self.shared.audit.push(Job::Write { app: app.clone(), event: Box::new(event), written: None });
+    }
+
+    async fn insert_events(&self, columns: &EventBatch) -> Result<u64, StoreError> {
+        let mut call = self.begin_call("insert_events").await?;
+        let (connection, deadline) = call.parts();
+        let inserted = timeout_at(deadline, insert_batch(connection, columns)).await;
+        call.end_call(inserted)
+    }
+}
+
+async fn insert_batch(connection: &mut PgConnection, columns: &EventBatch) -> Result<u64, sqlx::Error> {
+    // The lock orders this with the deletion of an App, as in `create_user`. Events without a user are not written.
+    let query = sqlx::query!(
+        r#"
+        WITH gate AS (
+            SELECT app_id, state FROM apps WHERE app_id = ANY ($1) ORDER BY app_id FOR KEY SHARE
+        )
+        INSERT INTO audit_events (app_id, id, at, kind, user_id, session_id, ip, detail)
+        SELECT app_id, id, at, kind, user_id, session_id, ip::inet, detail::jsonb
+        FROM unnest(
+            $1::text[], $2::uuid[], $3::timestamptz[], $4::text[], $5::uuid[], $6::uuid[], $7::text[], $8::text[]
+        ) AS event (app_id, id, at, kind, user_id, session_id, ip, detail)
+        WHERE user_id IS NOT NULL
+            AND NOT EXISTS (SELECT FROM gate WHERE gate.app_id = event.app_id AND gate.state <> 'active')
+        ON CONFLICT DO NOTHING
+        "#,
+        &columns.apps,
+        &columns.ids,
+        &columns.times,
+        &columns.kinds,
+        &columns.users as &[Option<Uuid>],
+        &columns.sessions as &[Option<Uuid>],
+        &columns.ips as &[Option<String>],
+        &columns.details as &[Option<String>],
+    );
+    query.execute(connection).await.map(|done| done.rows_affected())
+}

@@ -1,0 +1,37 @@
+//! The size of the outbox, for metrics.
+
+use tokio::time::timeout_at;
+
+use crate::{
+    domain::ports::{OutboxBacklog, StoreError},
+    store::postgres::PostgresStore,
+};
+
+/// The maximum of each count: above this, the exact number does not matter.
+const MAX_COUNTED: i64 = 100_000;
+
+impl PostgresStore {
+    pub(super) async fn outbox_backlog(&self) -> Result<OutboxBacklog, StoreError> {
+        let mut call = self.begin_call("backlog").await?;
+        let (connection, deadline) = call.parts();
+        let query = sqlx::query!(
+            r#"
+            SELECT
+                (SELECT count(*) FROM (
+                    SELECT FROM outbox WHERE dead_at IS NULL AND due_at <= statement_timestamp() LIMIT $1
+                ) AS due) AS "due!",
+                coalesce(extract(epoch FROM statement_timestamp() - (
+                    SELECT min(due_at) FROM outbox WHERE dead_at IS NULL AND due_at <= statement_timestamp()
+                ))::float8, 0) AS "oldest!",
+                (SELECT count(*) FROM (
+                    SELECT FROM outbox WHERE dead_at IS NOT NULL LIMIT $1
+                ) AS dead) AS "dead!"
+            "#,
+            MAX_COUNTED
+        );
+        let row = timeout_at(deadline, query.fetch_one(connection)).await;
+        let row = call.end_call(row)?;
+        let count = |count: i64| u64::try_from(count).unwrap_or(0);
+        Ok(OutboxBacklog { due: count(row.due), oldest_due_seconds: row.oldest, dead: count(row.dead) })
+    }
+}

@@ -1,0 +1,63 @@
+//! Listens for rows that other servers enqueue.
+
+use std::{sync::Arc, time::Duration};
+
+use sqlx::{
+    PgPool,
+    postgres::{PgListener, PgPoolOptions},
+};
+use tokio::{
+    sync::Notify,
+    time::{sleep, timeout},
+};
+use tracing::warn;
+
+use crate::store::postgres::CallError;
+
+/// A listener that received nothing for this long pings its connection.
+const LISTENER_IDLE_LIMIT: Duration = Duration::from_secs(30);
+const LISTENER_TIMEOUT: Duration = Duration::from_secs(3);
+const LISTENER_PAUSE: Duration = Duration::from_secs(5);
+
+/// Notifies when other servers enqueue rows. While it cannot listen, the outbox is only polled.
+pub(in crate::store::postgres) async fn listen(pool: PgPool, notify: Arc<Notify>) {
+    let mut was_listening = true;
+    loop {
+        let error = match listen_once(&pool, &notify).await {
+            Ok(never) => match never {},
+            Err(error) => error,
+        };
+        // Logged once: an outage of Postgres is logged by the calls.
+        if was_listening {
+            let error = CallError::from(&error);
+            warn!(error = &error as &dyn std::error::Error, "cannot listen for new outbox rows; polling only");
+        }
+        was_listening = false;
+        sleep(LISTENER_PAUSE).await;
+    }
+}
+
+async fn listen_once(pool: &PgPool, notify: &Notify) -> Result<std::convert::Infallible, sqlx::Error> {
+    // A separate pool: calls cannot use a connection that listens.
+    let own = PgPoolOptions::new()
+        .max_connections(1)
+        .acquire_timeout(LISTENER_TIMEOUT)
+        .test_before_acquire(false)
+        .connect_lazy_with(pool.connect_options().as_ref().clone());
+    let mut listener = PgListener::connect_with(&own).await?;
+    listener.eager_reconnect(false);
+    listener.listen("latchkey_outbox").await?;
+    // Rows may have been enqueued before LISTEN.
+    notify.notify_one();
+    loop {
+        match timeout(LISTENER_IDLE_LIMIT, listener.try_recv()).await {
+            Ok(Ok(Some(_))) => notify.notify_one(),
+            Ok(Ok(None)) => return Err(sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into())),
+            Ok(Err(error)) => return Err(error),
+            Err(_) => {
+                let alive = timeout(LISTENER_TIMEOUT, sqlx::query("SELECT 1").execute(&mut listener)).await;
+                alive.map_err(|_| sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()))??;
+            }
+        }
+    }
+}
