@@ -301,7 +301,7 @@ async fn a_store_that_is_cut_in_the_middle_leaves_complete_accounts() {
     assert_eq!(remaining_users(&fixture).await.len(), 10);
     // The first statement of the deletion, and the last.
     let proxy = Proxy::start(fixture.database.addr).unwrap();
-    for text in ["unmailed", "user_expired"] {
+    for text in ["DELETE FROM users", "user_expired"] {
         let cut = faults::stores_via(&fixture, &proxy);
         proxy.set_trap(Trap::Before(text.into()));
         assert_unavailable(cut.delete_unverified(&rule, None, 100).await);

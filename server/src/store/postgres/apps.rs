@@ -13,6 +13,7 @@ mod row;
 pub use claim::ClaimOutcome;
 pub use delete_users::DeleteOutcome;
 pub use release::ReleaseOutcome;
+pub(super) use row::is_active;
 
 /// The owner of an App, by its rendered document.
 #[derive(Clone, Debug, PartialEq, Eq)]

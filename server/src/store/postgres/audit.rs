@@ -8,7 +8,7 @@ mod refusals;
 mod upkeep;
 mod writer;
 
-pub(super) use insert::{EventColumns, insert};
+pub(super) use insert::{EventColumns, insert, insert_for_removed_users};
 pub(crate) use refusals::RefusalColumns;
 pub(super) use writer::EventWriter;
 

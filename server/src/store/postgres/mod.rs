@@ -1,6 +1,8 @@
 //! Users, identities, the outbox, audit events and the ownership of Apps in Postgres.
 //!
-//! `store` has the handle, `call` what every call does, and the folders the calls by subject.
+//! `store` has the handle, `call` what every call does, and the folders have the calls by subject. What every login and
+//! registration needs is one statement. Rare changes are transactions of small statements (docs/decisions/0032), which
+//! lock rows in the order apps, users, identities, outbox, audit events.
 
 mod apps;
 mod audit;

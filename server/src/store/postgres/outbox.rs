@@ -23,7 +23,10 @@ mod insert;
 mod listen;
 
 pub use dead_letters::DeadLetter;
-pub(super) use insert::{PROPAGATION_DELAY_SECONDS, insert_mail, mail_columns, mail_payload};
+pub(super) use insert::{
+    delete_rows_of, insert_epoch_change, insert_mail, insert_mail_to_former_address, insert_profile_change,
+    mail_columns, mail_payload,
+};
 pub(super) use listen::listen;
 
 /// The kinds of rows that propagate an epoch or a profile to Redis. The other kinds are those of mails.

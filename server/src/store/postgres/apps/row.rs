@@ -1,5 +1,6 @@
 //! The row of an App: its owner, and whether its users are being deleted.
 
+use latchkey_crds::types::AppId;
 use sqlx::PgConnection;
 
 use super::OwnershipClaim;
@@ -48,6 +49,19 @@ impl AppRow {
         let incarnations = self.incarnation.as_ref().zip(claim.incarnation.as_ref());
         incarnations.is_some_and(|(known, claimed)| known != claimed)
     }
+}
+
+/// Whether users can be written: the App's users are not being deleted. Locks the App's row, so that the deletion of
+/// the users comes before this transaction and is seen here, or comes after its commit and sees what it wrote. An App
+/// that no server has claimed has no row, and is active.
+pub(in crate::store::postgres) async fn is_active(
+    connection: &mut PgConnection,
+    app: &AppId,
+) -> Result<bool, sqlx::Error> {
+    let state = sqlx::query_scalar!("SELECT state FROM apps WHERE app_id = $1 FOR SHARE", app.as_str())
+        .fetch_optional(connection)
+        .await?;
+    Ok(state.is_none_or(|state| state == "active"))
 }
 
 /// Locks the App's row until the transaction ends. `None` if there is none, or another server has locked it.

@@ -5,7 +5,7 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::domain::audit::Event;
+use crate::domain::audit::{Event, EventKind};
 
 /// One event by column.
 pub(in crate::store::postgres) struct EventColumns {
@@ -36,6 +36,27 @@ pub(in crate::store::postgres) async fn insert(
         columns.session,
         columns.ip,
         columns.detail,
+    )
+    .execute(connection)
+    .await
+    .map(drop)
+}
+
+/// Inserts an event for each of the users, who were removed without a request of their own.
+pub(in crate::store::postgres) async fn insert_for_removed_users(
+    connection: &mut PgConnection,
+    app: &AppId,
+    kind: EventKind,
+    at: OffsetDateTime,
+    users: &[Uuid],
+) -> Result<(), sqlx::Error> {
+    sqlx::query!(
+        "INSERT INTO audit_events (app_id, id, at, kind, user_id)
+         SELECT $1, gen_random_uuid(), $2, $3, user_id FROM unnest($4::uuid[]) AS user_id",
+        app.as_str(),
+        at,
+        kind.as_str(),
+        users,
     )
     .execute(connection)
     .await

@@ -1,21 +1,48 @@
 //! Outbox rows that are part of the transaction of a change.
 
 use latchkey_crds::types::AppId;
-use serde_json::json;
+use serde_json::{Map, Value};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::domain::mail::Mail;
+use super::{EPOCH_KIND, PROFILE_KIND};
+use crate::domain::{
+    mail::{EpochChange, Mail},
+    user::UserId,
+};
 
 /// How long the request has to propagate an epoch or a profile to Redis before a deliverer claims the outbox row.
-pub(in crate::store::postgres) const PROPAGATION_DELAY_SECONDS: f64 = 5.0;
+const PROPAGATION_DELAY_SECONDS: f64 = 5.0;
 
 /// Queues a mail. If `notify` is set, other servers are notified when the transaction commits.
 pub(in crate::store::postgres) async fn insert_mail(
     connection: &mut PgConnection,
     app: &AppId,
     mail: &Mail,
+    notify: bool,
+) -> Result<(), sqlx::Error> {
+    insert_mail_row(connection, app, mail, mail_payload(), notify).await
+}
+
+/// Queues a mail to the email address that the user had before the change.
+pub(in crate::store::postgres) async fn insert_mail_to_former_address(
+    connection: &mut PgConnection,
+    app: &AppId,
+    mail: &Mail,
+    former: &str,
+    notify: bool,
+) -> Result<(), sqlx::Error> {
+    let mut payload = trace_payload();
+    payload.insert("former".to_owned(), former.into());
+    insert_mail_row(connection, app, mail, Some(Value::Object(payload).to_string()), notify).await
+}
+
+async fn insert_mail_row(
+    connection: &mut PgConnection,
+    app: &AppId,
+    mail: &Mail,
+    payload: Option<String>,
     notify: bool,
 ) -> Result<(), sqlx::Error> {
     let (kind, user, requested_at) = mail_columns(Some(mail));
@@ -33,11 +60,63 @@ pub(in crate::store::postgres) async fn insert_mail(
         user,
         requested_at,
         notify,
-        mail_payload(),
+        payload,
     )
     .fetch_one(connection)
     .await
     .map(drop)
+}
+
+/// Adds the row that propagates a raised epoch to Redis if the request does not.
+pub(in crate::store::postgres) async fn insert_epoch_change(
+    connection: &mut PgConnection,
+    app: &AppId,
+    change: &EpochChange,
+) -> Result<(), sqlx::Error> {
+    sqlx::query!(
+        "INSERT INTO outbox (app_id, kind, user_id, epoch, keep_session, due_at)
+         VALUES ($1, $2, $3, $4, $5, statement_timestamp() + make_interval(secs => $6))",
+        app.as_str(),
+        EPOCH_KIND,
+        change.user.0,
+        change.epoch.0,
+        change.kept_session.map(|session| session.0),
+        PROPAGATION_DELAY_SECONDS,
+    )
+    .execute(connection)
+    .await
+    .map(drop)
+}
+
+/// Adds the row that propagates a profile to Redis if the request does not. Returns its id.
+pub(in crate::store::postgres) async fn insert_profile_change(
+    connection: &mut PgConnection,
+    app: &AppId,
+    user: UserId,
+) -> Result<Uuid, sqlx::Error> {
+    sqlx::query_scalar!(
+        "INSERT INTO outbox (app_id, kind, user_id, due_at)
+         VALUES ($1, $2, $3, statement_timestamp() + make_interval(secs => $4))
+         RETURNING id",
+        app.as_str(),
+        PROFILE_KIND,
+        user.0,
+        PROPAGATION_DELAY_SECONDS,
+    )
+    .fetch_one(connection)
+    .await
+}
+
+/// Deletes the rows of deleted users. Call it before `insert_epoch_change`, because it deletes rows of every kind.
+pub(in crate::store::postgres) async fn delete_rows_of(
+    connection: &mut PgConnection,
+    app: &AppId,
+    users: &[Uuid],
+) -> Result<(), sqlx::Error> {
+    sqlx::query!("DELETE FROM outbox WHERE app_id = $1 AND user_id = ANY ($2)", app.as_str(), users)
+        .execute(connection)
+        .await
+        .map(drop)
 }
 
 /// A mail's columns: kind, user and time of the request. All `None` without a mail.
@@ -52,5 +131,10 @@ pub(in crate::store::postgres) fn mail_columns(
 
 /// A mail's payload as JSON: the trace of the request that queued it. `None` if spans are not exported.
 pub(in crate::store::postgres) fn mail_payload() -> Option<String> {
-    latchkey_telemetry::current_traceparent().map(|trace| json!({ "trace": trace }).to_string())
+    let payload = trace_payload();
+    if payload.is_empty() { None } else { Some(Value::Object(payload).to_string()) }
+}
+
+fn trace_payload() -> Map<String, Value> {
+    latchkey_telemetry::current_traceparent().map(|trace| ("trace".to_owned(), trace.into())).into_iter().collect()
 }

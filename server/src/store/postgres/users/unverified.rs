@@ -16,7 +16,7 @@ use crate::{
     },
     store::{
         Stores,
-        postgres::{OwnershipClaim, PostgresStore},
+        postgres::{OwnershipClaim, PostgresStore, audit, outbox},
     },
 };
 
@@ -63,8 +63,8 @@ impl PostgresStore {
         apps: &[String],
         created_before: &[OffsetDateTime],
     ) -> Result<HashSet<String>, StoreError> {
-        let mut held = self.begin_call("apps_with_unverified").await?;
-        let (connection, until) = held.parts();
+        let mut call = self.begin_call("apps_with_unverified").await?;
+        let (connection, deadline) = call.parts();
         let query = sqlx::query_scalar!(
             r#"
             SELECT app.id AS "id!"
@@ -77,8 +77,8 @@ impl PostgresStore {
             apps,
             created_before,
         );
-        let answer = timeout_at(until, query.fetch_all(connection)).await;
-        Ok(held.end_call(answer)?.into_iter().collect())
+        let apps = timeout_at(deadline, query.fetch_all(connection)).await;
+        Ok(call.end_call(apps)?.into_iter().collect())
     }
 }
 
@@ -94,8 +94,8 @@ impl Stores {
         most: u32,
     ) -> Result<UnverifiedBatch, StoreError> {
         let app = &unverified.claim.app;
-        let mut held = self.postgres.begin_call("delete_unverified").await?;
-        let (connection, until) = held.parts();
+        let mut call = self.postgres.begin_call("delete_unverified").await?;
+        let (connection, deadline) = call.parts();
         let deleting = async {
             let mut transaction = connection.begin().await?;
             let looked = look_ahead(&mut transaction, unverified, after).await?;
@@ -122,8 +122,8 @@ impl Stores {
             transaction.commit().await?;
             Ok(Ok(UnverifiedBatch { deleted, next }))
         };
-        let answer = timeout_at(until, deleting).await;
-        held.end_call(answer)?
+        let batch = timeout_at(deadline, deleting).await;
+        call.end_call(batch)?
     }
 }
 
@@ -224,28 +224,18 @@ async fn delete_candidates(
     now: OffsetDateTime,
 ) -> Result<u64, sqlx::Error> {
     let deleted = sqlx::query_scalar!(
-        r#"
-        WITH deleted AS (
-            DELETE FROM users
-            WHERE app_id = $1 AND id = ANY ($2) AND email_verified_at IS NULL
-                AND NOT EXISTS (
-                    SELECT FROM identities WHERE identities.app_id = users.app_id AND identities.user_id = users.id
-                )
-            RETURNING id
-        ), unmailed AS (
-            DELETE FROM outbox USING deleted WHERE outbox.app_id = $1 AND outbox.user_id = deleted.id
-        ), recorded AS (
-            INSERT INTO audit_events (app_id, id, at, kind, user_id)
-            SELECT $1, gen_random_uuid(), $3, $4, id FROM deleted
-        )
-        SELECT count(*) AS "count!" FROM deleted
-        "#,
+        "DELETE FROM users
+         WHERE app_id = $1 AND id = ANY ($2) AND email_verified_at IS NULL
+            AND NOT EXISTS (
+                SELECT FROM identities WHERE identities.app_id = users.app_id AND identities.user_id = users.id
+            )
+         RETURNING id",
         app.as_str(),
         users,
-        now,
-        EventKind::UserExpired.as_str(),
     )
-    .fetch_one(connection)
+    .fetch_all(&mut *connection)
     .await?;
-    Ok(u64::try_from(deleted).unwrap_or(0))
+    outbox::delete_rows_of(connection, app, &deleted).await?;
+    audit::insert_for_removed_users(connection, app, EventKind::UserExpired, now, &deleted).await?;
+    Ok(deleted.len() as u64)
 }

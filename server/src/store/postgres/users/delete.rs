@@ -1,0 +1,55 @@
+//! Deletes a user. The user's identities are deleted by their foreign key.
+
+use latchkey_crds::types::AppId;
+use sqlx::{Connection, PgConnection};
+use tokio::time::timeout_at;
+
+use crate::{
+    domain::{
+        mail::EpochChange,
+        ports::{StoreError, UserDeletion},
+        user::Epoch,
+    },
+    store::postgres::{PostgresStore, audit, outbox},
+};
+
+impl PostgresStore {
+    pub(super) async fn delete_user(&self, app: &AppId, removal: UserDeletion) -> Result<Option<Epoch>, StoreError> {
+        let mut call = self.begin_call("delete_user").await?;
+        let (connection, deadline) = call.parts();
+        let epoch = timeout_at(deadline, delete(connection, app, &removal)).await;
+        call.end_call(epoch)
+    }
+}
+
+/// Returns the epoch that ends the user's sessions.
+async fn delete(
+    connection: &mut PgConnection,
+    app: &AppId,
+    removal: &UserDeletion,
+) -> Result<Option<Epoch>, sqlx::Error> {
+    let mut transaction = connection.begin().await?;
+    let epoch = sqlx::query_scalar!(
+        r#"
+        DELETE FROM users
+        WHERE app_id = $1 AND id = $2 AND epoch = $3 AND disabled_at IS NULL
+            AND (email IS NULL OR email_verified_at IS NOT NULL)
+        RETURNING epoch + 1 AS "epoch!"
+        "#,
+        app.as_str(),
+        removal.user.0,
+        removal.epoch.0,
+    )
+    .fetch_optional(&mut *transaction)
+    .await?;
+    let Some(epoch) = epoch.map(Epoch) else {
+        transaction.rollback().await?;
+        return Ok(None);
+    };
+    outbox::delete_rows_of(&mut transaction, app, &[removal.user.0]).await?;
+    let epoch_change = EpochChange { user: removal.user, epoch, kept_session: None };
+    outbox::insert_epoch_change(&mut transaction, app, &epoch_change).await?;
+    audit::insert(&mut transaction, app, &removal.event).await?;
+    transaction.commit().await?;
+    Ok(Some(epoch))
+}
