@@ -160,10 +160,10 @@ impl From<&sqlx::Error> for CallError {
 }
 
 impl From<CallError> for StoreError {
-    fn from(fault: CallError) -> Self {
+    fn from(error: CallError) -> Self {
         let store = "Postgres";
-        match fault.kind {
-            CallErrorKind::Unexpected => Self::Unexpected { store, source: fault.into() },
+        match error.kind {
+            CallErrorKind::Unexpected => Self::Unexpected { store, source: error.into() },
             CallErrorKind::Connection
             | CallErrorKind::Tls
             | CallErrorKind::Configuration
@@ -172,7 +172,7 @@ impl From<CallError> for StoreError {
             | CallErrorKind::Deadline
             | CallErrorKind::Overloaded
             | CallErrorKind::Unavailable
-            | CallErrorKind::Conflict => Self::Unavailable { store, source: fault.into() },
+            | CallErrorKind::Conflict => Self::Unavailable { store, source: error.into() },
         }
     }
 }
@@ -200,8 +200,8 @@ mod tests {
             ("08006", CallErrorKind::Connection),
         ] {
             assert_eq!(CallErrorKind::from_code(code), kind, "{code}");
-            let fault = CallError { kind, code: Some(code.to_owned()), source: None };
-            assert!(matches!(StoreError::from(fault), StoreError::Unavailable { .. }), "{code}");
+            let error = CallError { kind, code: Some(code.to_owned()), source: None };
+            assert!(matches!(StoreError::from(error), StoreError::Unavailable { .. }), "{code}");
         }
     }
 
@@ -210,7 +210,7 @@ mod tests {
         for code in ["23505", "23514", "42P01", "22P02", ""] {
             assert_eq!(CallErrorKind::from_code(code), CallErrorKind::Unexpected, "{code}");
         }
-        let fault = CallError { kind: CallErrorKind::Unexpected, code: Some("23505".to_owned()), source: None };
-        assert_eq!(fault.to_string(), "unexpected, SQLSTATE 23505");
+        let error = CallError { kind: CallErrorKind::Unexpected, code: Some("23505".to_owned()), source: None };
+        assert_eq!(error.to_string(), "unexpected, SQLSTATE 23505");
     }
 }

@@ -37,12 +37,12 @@ struct PoolCollector(PgPool);
 
 impl Metrics {
     pub(super) fn new(pool: &PgPool) -> Self {
-        let faults = Family::<KindLabel, Counter>::default();
+        let errors = Family::<KindLabel, Counter>::default();
         for kind in CallErrorKind::ALL {
-            drop(faults.get_or_create(&KindLabel { kind: kind.as_str() }));
+            drop(errors.get_or_create(&KindLabel { kind: kind.as_str() }));
         }
         // 50 µs to 3.3 s.
-        Self { pool: pool.clone(), waits: Histogram::new(exponential_buckets(0.000_05, 4.0, 9)), errors: faults }
+        Self { pool: pool.clone(), waits: Histogram::new(exponential_buckets(0.000_05, 4.0, 9)), errors }
     }
 
     pub(super) fn register(&self, registry: &mut Registry) {
@@ -60,7 +60,7 @@ impl Metrics {
     }
 }
 
-// === impl Connections ===
+// === impl PoolCollector ===
 
 impl Collector for PoolCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {

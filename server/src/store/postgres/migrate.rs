@@ -21,7 +21,8 @@ pub const REQUIRED_SCHEMA: i64 = 20_261_122_000_000;
 /// upgrade, and then uses the default partition.
 const MONTHS_AHEAD: i32 = 12;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Attempts to create the lock's table. If two programs create it at once, one fails and finds it on the next attempt.
+/// Attempts to create the lock's table. If two programs create it at the same time, one fails and finds it on the next
+/// attempt.
 const LOCK_TABLE_ATTEMPTS: u32 = 5;
 
 /// Why a migration failed. The message contains no data of the database.
@@ -52,13 +53,15 @@ pub async fn migrate(url: &UrlSource) -> Result<(), MigrationError> {
             Err(_) => Err(MigrationError::Unreachable(CallError::deadline())),
         }
     };
-    // The lock is a row lock, held by a transaction on its own connection: session locks do not work behind poolers.
+    // The lock is a row that a transaction on its own connection keeps locked, because session locks do not work behind
+    // poolers.
     let mut lock = connect().await?;
     create_lock_table(&mut lock).await.map_err(|error| MigrationError::StatementFailed(CallError::from(&error)))?;
     info!("waiting for the migration lock");
-    let mut holding = lock.begin().await.map_err(|error| MigrationError::StatementFailed(CallError::from(&error)))?;
+    let mut transaction =
+        lock.begin().await.map_err(|error| MigrationError::StatementFailed(CallError::from(&error)))?;
     sqlx::query("SELECT one FROM latchkey_migration_lock FOR UPDATE")
-        .fetch_one(&mut *holding)
+        .fetch_one(&mut *transaction)
         .await
         .map_err(|error| MigrationError::StatementFailed(CallError::from(&error)))?;
 
@@ -67,8 +70,8 @@ pub async fn migrate(url: &UrlSource) -> Result<(), MigrationError> {
         Ok(()) => create_audit_partitions(&mut connection).await,
         Err(error) => Err(error),
     };
-    // The transaction wrote nothing, so errors here do not matter: closing the connection releases the lock too.
-    drop(holding.rollback().await);
+    // The transaction wrote nothing, and closing the connection releases the lock, too, so errors do not matter here.
+    drop(transaction.rollback().await);
     drop(lock.close().await);
     drop(connection.close().await);
     outcome
@@ -97,8 +100,8 @@ fn is_race(error: &sqlx::Error) -> bool {
 }
 
 async fn apply(connection: &mut PgConnection) -> Result<(), MigrationError> {
-    let refused = |error: &sqlx::Error| MigrationError::StatementFailed(CallError::from(error));
-    let before = applied_version(connection).await.map_err(|error| refused(&error))?;
+    let failed = |error: &sqlx::Error| MigrationError::StatementFailed(CallError::from(error));
+    let before = applied_version(connection).await.map_err(|error| failed(&error))?;
     let newest = MIGRATOR.iter().map(|migration| migration.version).max();
     let missing: Vec<i64> = MIGRATOR
         .iter()
@@ -148,9 +151,9 @@ fn migration_error(error: MigrateError) -> MigrationError {
 
 /// The version of the newest applied migration. `None` if none was applied.
 pub(super) async fn applied_version(connection: &mut PgConnection) -> Result<Option<i64>, sqlx::Error> {
-    let there: bool =
+    let exists: bool =
         sqlx::query_scalar("SELECT to_regclass('_sqlx_migrations') IS NOT NULL").fetch_one(&mut *connection).await?;
-    if !there {
+    if !exists {
         return Ok(None);
     }
     sqlx::query_scalar("SELECT max(version) FROM _sqlx_migrations WHERE success").fetch_one(connection).await

@@ -1,4 +1,4 @@
-//! Detects an outage of Postgres, so that calls fail at once instead of waiting for a connection.
+//! Detects an outage of Postgres, so that calls fail immediately instead of waiting for a connection.
 //!
 //! sqlx retries a refused connection until its time limit. Here one task opens a connection of its own, and while that
 //! fails no call waits.
@@ -31,7 +31,7 @@ const MAX_WAITING_CALLS: usize = 1024;
 const PROBE_AFTER: Duration = Duration::from_millis(50);
 /// How often the probe connects during an outage. Its end is detected within this time plus the time to connect.
 const PROBE_INTERVAL: Duration = Duration::from_millis(250);
-/// A connection that is not open after this time counts as an outage too. Longer than `ACQUIRE_TIMEOUT` (3 s): if
+/// A connection that is not open after this time is an outage, too. Longer than `ACQUIRE_TIMEOUT` (3 s): if
 /// connecting is slow but calls still get connections, there is no outage.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(4);
 
@@ -67,8 +67,8 @@ impl Availability {
         *self.last_success.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
-    /// Clears the outage, because connections work again or the URL changed. Attempts that began before no longer
-    /// count.
+    /// Clears the outage, because connections work again or the URL changed. Attempts that began before are
+    /// ignored.
     pub(super) fn reset(&self) {
         self.record_success();
         self.outage.send_replace(None);
@@ -85,12 +85,12 @@ impl Availability {
     }
 
     /// Completes when an outage is detected.
-    async fn wait_for_outage(&self, mut news: watch::Receiver<Option<Outage>>) -> CallError {
+    async fn wait_for_outage(&self, mut changes: watch::Receiver<Option<Outage>>) -> CallError {
         loop {
-            if let Some(fault) = self.outage_error() {
-                return fault;
+            if let Some(error) = self.outage_error() {
+                return error;
             }
-            if news.changed().await.is_err() {
+            if changes.changed().await.is_err() {
                 return pending().await;
             }
         }
@@ -98,17 +98,20 @@ impl Availability {
 }
 
 impl Shared {
-    /// Acquires a connection within the pool's time limit. Fails at once during an outage or if too many calls wait.
+    /// Acquires a connection within the pool's time limit. Fails immediately during an outage or if too many calls
+    /// wait.
     pub(super) async fn acquire(&self) -> Result<PoolConnection<Driver>, CallError> {
-        let Ok(_place) = self.availability.waiting_permits.try_acquire() else { return Err(CallError::pool_timeout()) };
-        if let Some(fault) = self.availability.outage_error()
-            // Open connections may still work, for example if Postgres refuses only new ones.
+        let Ok(_permit) = self.availability.waiting_permits.try_acquire() else {
+            return Err(CallError::pool_timeout());
+        };
+        if let Some(error) = self.availability.outage_error()
+            // Open connections may still work, for example if Postgres rejects only new ones.
             && self.pool.num_idle() == 0
         {
             self.probe();
-            return Err(fault);
+            return Err(error);
         }
-        let news = self.availability.outage.subscribe();
+        let changes = self.availability.outage.subscribe();
         // Boxed: otherwise every future that calls Postgres would be larger by the 14 KiB that connecting needs.
         let mut acquire = Box::pin(self.pool.acquire());
         let acquired = match timeout(PROBE_AFTER, &mut acquire).await {
@@ -120,16 +123,16 @@ impl Shared {
                 tokio::select! {
                     biased;
                     acquired = &mut acquire => acquired,
-                    fault = self.availability.wait_for_outage(news) => return Err(fault),
+                    error = self.availability.wait_for_outage(changes) => return Err(error),
                 }
             }
         };
         acquired.map_err(|error| {
-            let fault = CallError::from(&error);
-            if fault.is_outage() {
+            let error = CallError::from(&error);
+            if error.is_outage() {
                 self.probe();
             }
-            fault
+            error
         })
     }
 
@@ -151,11 +154,11 @@ async fn probe(shared: Weak<Shared>) {
         let Some(shared) = shared.upgrade().filter(|_| !pool.is_closed()) else { return };
         let availability = &shared.availability;
         match result {
-            Err(fault) if fault.is_outage() => {
+            Err(error) if error.is_outage() => {
                 if !std::mem::replace(&mut reported, true) {
-                    warn!(error = &fault as &dyn std::error::Error, "Postgres does not accept connections");
+                    warn!(error = &error as &dyn std::error::Error, "Postgres does not accept connections");
                 }
-                availability.outage.send_replace(Some(Outage { since, error: fault }));
+                availability.outage.send_replace(Some(Outage { since, error }));
             }
             // Too many connections is no outage: one may become free at any moment.
             Ok(()) | Err(_) => {
@@ -178,7 +181,7 @@ async fn try_connect(pool: &PgPool) -> Result<(), CallError> {
         Ok(connected) => connected.map_err(|error| CallError::from(&error))?,
         Err(_) => return Err(CallError::deadline()),
     };
-    // The connection was opened: that is the answer. How it closes does not matter.
+    // Postgres accepts connections. How this one closes does not matter.
     drop(timeout(PROBE_TIMEOUT, connection.close()).await);
     Ok(())
 }

@@ -46,8 +46,8 @@ impl Outbox for Stores {
         self.postgres.finish_outbox_row(claimed, outcome).await
     }
 
-    async fn remove_epoch_row(&self, app: &AppId, news: &EpochChange) -> Result<(), StoreError> {
-        self.postgres.remove_epoch_row(app, news).await
+    async fn remove_epoch_row(&self, app: &AppId, change: &EpochChange) -> Result<(), StoreError> {
+        self.postgres.remove_epoch_row(app, change).await
     }
 
     async fn wait_for_notification(&self) {

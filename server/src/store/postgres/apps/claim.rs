@@ -12,7 +12,7 @@ use crate::{domain::ports::StoreError, store::postgres::PostgresStore};
 /// The outcome of a claim: whether a namespace can serve an App from this database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClaimOutcome {
-    /// The claim holds. It is recorded if the App had no owner.
+    /// The claim is valid. It is recorded if the App had no owner.
     Held,
     /// The users belong to an App in another namespace.
     OtherNamespace,
@@ -25,7 +25,7 @@ pub enum ClaimOutcome {
 /// The decision on a claim.
 enum ClaimDecision {
     Decided(ClaimOutcome),
-    /// The claim holds once it is written to the row.
+    /// The claim is valid once it is written to the row.
     Write,
 }
 

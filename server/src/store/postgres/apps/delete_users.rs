@@ -78,10 +78,9 @@ impl PostgresStore {
 // === impl Stores ===
 
 impl Stores {
-    /// Deletes up to `most` of an App's users with their sessions, and as many of its mails and events. Several servers
-    /// can call this at the same time; one of them deletes. The App's row is locked, so registrations wait and then fail.
-    /// `wanted` is called when the row is locked, which can be long after the call: the deletion may have been
-    /// cancelled.
+    /// Deletes up to `most` of an App's users with their sessions, and as many of its mails and events. If several
+    /// servers call this at the same time, one of them deletes. The App's row is locked, so registrations wait and then
+    /// fail. `wanted` is called when the row is locked, because the deletion may have been cancelled by then.
     pub async fn delete_users(
         &self,
         claim: &OwnershipClaim,

@@ -59,8 +59,8 @@ impl AppRow {
 
 impl PostgresStore {
     /// Frees the appID of a deleted App if it has no users. Deletes no user. The App's row is locked: a registration
-    /// that began before is seen here, and a later one fails because of the row's state. An App that the database does not know is
-    /// not freed. `wanted` is called when the row is locked: the App may be served again by then.
+    /// that began before is seen here, and a later one fails because of the row's state. An App that the database does
+    /// not know is not freed. `wanted` is called when the row is locked, because the App may be served again by then.
     pub async fn release_app(
         &self,
         claim: &OwnershipClaim,
@@ -112,7 +112,7 @@ async fn release_in_transaction(
     // The remaining rows belong to no user: mails without a recipient and refusals without an account.
     let more = delete_batch(&mut transaction, &claim.app, &[], RELEASE_BATCH).await?;
     if !more {
-        // Without an incarnation, so that the next claim holds, also by the same App if it is created again.
+        // Without an incarnation, so that the next claim succeeds, also that of the same App if it is created again.
         sqlx::query!(
             "UPDATE apps SET state = 'deleted', namespace = $2, incarnation = NULL,
                 handover = greatest(handover, $3), updated_at = now()

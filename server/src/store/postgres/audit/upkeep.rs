@@ -24,7 +24,7 @@ impl PostgresStore {
     }
 
     /// Creates the partitions of this month and `ahead` months after it, and returns how many. `None` if this server's
-    /// role may not.
+    /// role is not permitted to.
     pub(crate) async fn create_audit_partitions(&self, ahead: i32) -> Result<Option<i32>, StoreError> {
         let mut call = self.begin_call("make_audit_months").await?;
         let (connection, deadline) = call.parts();
@@ -34,7 +34,7 @@ impl PostgresStore {
     }
 
     /// Drops the partitions of months that ended by `before` and contain rows of these Apps only, and returns how many.
-    /// `None` if this server's role may not.
+    /// `None` if this server's role is not permitted to.
     pub(crate) async fn drop_audit_partitions(
         &self,
         before: OffsetDateTime,
@@ -79,7 +79,7 @@ impl PostgresStore {
     }
 }
 
-/// The result of a function of the schema. `None` if this server's role may not call it.
+/// The result of a function of the schema. `None` if this server's role is not permitted to call it.
 fn if_permitted(result: Result<i32, sqlx::Error>) -> Result<Option<i32>, sqlx::Error> {
     /// insufficient_privilege
     const NOT_ALLOWED: &str = "42501";

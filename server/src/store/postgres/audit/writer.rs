@@ -22,8 +22,8 @@ use crate::{
 const QUEUE_CAPACITY: usize = 4096;
 /// Events that one statement writes.
 const BATCH_SIZE: usize = 256;
-/// The minimum time between the starts of two batches: a single event is written at once, many simultaneous logins
-/// share a transaction.
+/// The minimum time between the starts of two batches: a single event is written immediately, many simultaneous
+/// logins share a transaction.
 const BATCH_INTERVAL: Duration = Duration::from_millis(15);
 /// How long a request waits until its event is written.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -76,7 +76,7 @@ impl EventWriter {
 
     fn push(&self, job: Job) {
         if self.queue.try_send(job).is_err() {
-            // The task logs the loss: it knows the cause.
+            // The task logs the loss, because it knows the cause.
             self.metrics.count_lost(1);
         }
     }
@@ -111,9 +111,9 @@ async fn run_writer(postgres: Weak<Shared>, mut jobs: mpsc::Receiver<Job>, metri
         let Some(shared) = postgres.upgrade() else { return };
         let postgres = PostgresStore { shared };
         let mut written = postgres.insert_events(&columns).await;
-        let until = Instant::now() + RETRY_TIME;
+        let retry_until = Instant::now() + RETRY_TIME;
         let mut pause = Duration::ZERO;
-        while matches!(written, Err(StoreError::Unavailable { .. })) && Instant::now() + pause < until {
+        while matches!(written, Err(StoreError::Unavailable { .. })) && Instant::now() + pause < retry_until {
             // A broken idle connection, or a failover. The events have ids, so writing them twice is harmless.
             sleep(pause).await;
             pause = RETRY_PAUSE;

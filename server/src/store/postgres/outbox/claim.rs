@@ -123,7 +123,7 @@ async fn claim_rows(
     // One server claims at a time. The claim is a second statement, so that it sees the previous server's claim.
     sqlx::query!("SELECT one FROM outbox_claims FOR UPDATE").fetch_one(&mut *transaction).await?;
     // A loose index scan finds the Apps with waiting rows, however many rows each has. A row's `turn` is its position
-    // in its App's queue, after the rows that are held already: the first row of every App comes before the second of
+    // in its App's queue, after the rows that are leased already: the first row of every App comes before the second of
     // any.
     let rows = sqlx::query_as!(
         OutboxRow,
@@ -141,11 +141,11 @@ async fn claim_rows(
             SELECT waiting.app_id, (
                 SELECT count(*) FROM outbox
                 WHERE outbox.app_id = waiting.app_id AND outbox.lease_until > statement_timestamp()
-            ) AS held
+            ) AS leased
             FROM waiting WHERE waiting.app_id IS NOT NULL
         ), due AS (
             SELECT room.app_id, line.id, line.due_at,
-                room.held + row_number() OVER (PARTITION BY room.app_id ORDER BY line.due_at, line.id) AS turn
+                room.leased + row_number() OVER (PARTITION BY room.app_id ORDER BY line.due_at, line.id) AS turn
             FROM room CROSS JOIN LATERAL (
                 SELECT outbox.id, outbox.due_at FROM outbox
                 WHERE outbox.app_id = room.app_id AND outbox.dead_at IS NULL
@@ -153,7 +153,7 @@ async fn claim_rows(
                     AND (outbox.lease_until IS NULL OR outbox.lease_until <= statement_timestamp())
                     AND outbox.kind = ANY ($4)
                 ORDER BY outbox.due_at, outbox.id
-                LIMIT greatest($2 - room.held, 0)
+                LIMIT greatest($2 - room.leased, 0)
                 FOR UPDATE SKIP LOCKED
             ) AS line
         ), taken AS (

@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// Accounts without a verified address that one statement reads. Takes some milliseconds.
+/// Accounts without a verified email address that one statement reads. Takes some milliseconds.
 const LOOKAHEAD: u32 = 1000;
 
 /// Which unverified accounts of an App have expired.
@@ -86,7 +86,7 @@ impl Stores {
     /// Locks up to `most` expired accounts without an identity after a position, and deletes those without a live
     /// session. Disabled accounts stay. The rows stay locked from the check in Redis to the commit: a concurrent
     /// confirmation comes before, and the account stays, or after, and finds no account. Several servers can call this
-    /// at once.
+    /// at the same time.
     pub async fn delete_unverified(
         &self,
         unverified: &UnverifiedExpiry,
@@ -98,12 +98,12 @@ impl Stores {
         let (connection, deadline) = call.parts();
         let deleting = async {
             let mut transaction = connection.begin().await?;
-            let looked = look_ahead(&mut transaction, unverified, after).await?;
-            let candidates = lock_candidates(&mut transaction, unverified, &looked, most).await?;
+            let positions = look_ahead(&mut transaction, unverified, after).await?;
+            let candidates = lock_candidates(&mut transaction, unverified, &positions, most).await?;
             let next = if candidates.len() >= most as usize {
                 candidates.last().map(|last| UnverifiedPosition { created_at: last.created_at, id: last.id })
-            } else if looked.len() >= LOOKAHEAD as usize {
-                looked.last().copied()
+            } else if positions.len() >= LOOKAHEAD as usize {
+                positions.last().copied()
             } else {
                 None
             };
@@ -127,8 +127,8 @@ impl Stores {
     }
 }
 
-/// The next accounts without a verified address, by age. Many of them may stay for other reasons; `LOOKAHEAD` bounds the
-/// statement however many those are.
+/// The next accounts without a verified email address, by age. `LOOKAHEAD` bounds the statement, however many of them
+/// stay for other reasons.
 async fn look_ahead(
     connection: &mut PgConnection,
     unverified: &UnverifiedExpiry,
@@ -155,16 +155,16 @@ async fn look_ahead(
 }
 
 /// Locks expired accounts. The lock on the App's row orders this with the deletion of the App's users, as in
-/// `create_user`. The earlier of the server's and the database's clock counts, so that a wrong clock deletes nothing
+/// `create_user`. The earlier of the server's and the database's time decides, so that a wrong clock deletes nothing
 /// too early.
 async fn lock_candidates(
     connection: &mut PgConnection,
     unverified: &UnverifiedExpiry,
-    looked: &[UnverifiedPosition],
+    positions: &[UnverifiedPosition],
     most: u32,
 ) -> Result<Vec<Candidate>, sqlx::Error> {
-    let UnverifiedExpiry { claim, created_before, code_sent_before: asked_before, now } = unverified;
-    let ids: Vec<Uuid> = looked.iter().map(|position| position.id).collect();
+    let UnverifiedExpiry { claim, created_before, code_sent_before, now } = unverified;
+    let ids: Vec<Uuid> = positions.iter().map(|position| position.id).collect();
     sqlx::query_as!(
         Candidate,
         r#"
@@ -198,7 +198,7 @@ async fn lock_candidates(
         claim.namespace,
         claim.incarnation.as_deref(),
         created_before,
-        asked_before,
+        code_sent_before,
         now,
         &ids,
         &CODE_EVENTS.map(|kind| kind.as_str().to_owned()),
@@ -208,7 +208,7 @@ async fn lock_candidates(
     .await
 }
 
-/// Events after which the user gets a code that verifies the address.
+/// Events after which the user gets a code that verifies the email address.
 const CODE_EVENTS: [EventKind; 4] = [
     EventKind::Registered,
     EventKind::RegisteredAgain,
