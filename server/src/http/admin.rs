@@ -20,7 +20,7 @@ impl Endpoints for AdminEndpoints {
     type Route = Infallible;
 
     const LISTENER: &'static str = "admin";
-    /// The callers are programs in the cluster, which are part of the platform.
+    /// The callers are programs in the cluster, which can be trusted to choose the traces that are sampled.
     const TRUSTS_SAMPLING: bool = true;
 
     fn find(&self, _: &Method, _: &str) -> Lookup<Infallible> {

@@ -1,4 +1,4 @@
-//! Authentication of callers: a value of these types proves that the check was done.
+//! Authentication of users and callers. A value of the types here proves that the check was done.
 
 use std::{
     sync::Arc,
@@ -29,7 +29,7 @@ const KEYS_RETRY_AFTER: Duration = Duration::from_secs(5);
 /// The content of `Authorization` (RFC 6750, 2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bearer<'a> {
-    /// No token was sent. Credentials of another scheme do not count.
+    /// No token was sent. Credentials of another scheme are ignored.
     None,
     Token(&'a str),
     /// More than one field, or one that cannot be parsed: handled like a wrong token.
@@ -67,7 +67,7 @@ impl<'a> Bearer<'a> {
         }
     }
 
-    /// For calls that need no session: a header that cannot be parsed counts as missing.
+    /// For calls that need no session. A header that cannot be parsed is the same as a missing one.
     pub fn token(self) -> Option<&'a str> {
         match self {
             Self::Token(token) => Some(token),
@@ -138,7 +138,7 @@ pub async fn authenticate_administrator<S: Ports>(
         Bearer::Token(token) => token,
     };
     let account = state.callers.authenticate(&state.env, token).await.map_err(|error| match error {
-        CallerError::InvalidToken(refusal) => invalid_client(app, true).with_cause(refusal),
+        CallerError::InvalidToken(reason) => invalid_client(app, true).with_cause(reason),
         CallerError::KeysUnavailable => Problem::unavailable(KEYS_RETRY_AFTER).with_cause(error),
     })?;
     match strongest_role(app, &account) {
@@ -198,21 +198,22 @@ mod tests {
     use super::*;
     use crate::fixtures;
 
-    fn of(fields: &[&'static str]) -> String {
+    fn parsed(fields: &[&'static str]) -> String {
         let headers: HeaderMap = fields.iter().map(|field| (AUTHORIZATION, HeaderValue::from_static(field))).collect();
         format!("{:?}", Bearer::from_headers(&headers))
     }
 
     #[test]
     fn a_token_is_in_one_field_with_any_case_of_the_scheme() {
-        assert_eq!(of(&["Bearer abc"]), "Token(\"abc\")");
-        assert_eq!(of(&["bearer abc"]), "Token(\"abc\")");
-        assert_eq!(of(&["BEARER  abc "]), "Token(\"abc\")");
-        assert_eq!(of(&[]), "None");
-        assert_eq!(of(&["Basic YTpi"]), "None");
-        assert_eq!(of(&["Bearer"]), "Malformed");
-        assert_eq!(of(&["Bearer abc", "Bearer abc"]), "Malformed");
+        assert_eq!(parsed(&["Bearer abc"]), "Token(\"abc\")");
+        assert_eq!(parsed(&["bearer abc"]), "Token(\"abc\")");
+        assert_eq!(parsed(&["BEARER  abc "]), "Token(\"abc\")");
+        assert_eq!(parsed(&[]), "None");
+        assert_eq!(parsed(&["Basic YTpi"]), "None");
+        assert_eq!(parsed(&["Bearer"]), "Malformed");
+        assert_eq!(parsed(&["Bearer abc", "Bearer abc"]), "Malformed");
     }
+
     #[test]
     fn an_account_has_the_strongest_role_that_the_app_gives_it() {
         let account = |namespace: &str, name: &str| ServiceAccount::named(namespace, name);

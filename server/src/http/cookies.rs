@@ -63,11 +63,11 @@ impl FlowCookies {
 
     fn parse_pair(self, pair: &str) -> Option<FlowCookie<'_>> {
         let (name, value) = pair.trim().split_once('=')?;
-        let (began, id) = name.strip_prefix(self.prefix())?.strip_prefix(NAME_PREFIX)?.split_once('.')?;
+        let (started_ms, id) = name.strip_prefix(self.prefix())?.strip_prefix(NAME_PREFIX)?.split_once('.')?;
         // Accept only what can be written back into a header unchanged.
         let plain = |text: &str| text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
-        let began = began.parse().ok().filter(|_| plain(began) && plain(id))?;
-        Some(FlowCookie { name, started_ms: began, id, value })
+        let started_ms = started_ms.parse().ok().filter(|_| plain(started_ms) && plain(id))?;
+        Some(FlowCookie { name, started_ms, id, value })
     }
 
     /// The headers that add a flow to the browser and clear the oldest flows beyond the maximum.
@@ -79,8 +79,8 @@ impl FlowCookies {
         sealed: &str,
         seconds: i64,
     ) -> Vec<(HeaderName, HeaderValue)> {
-        let began = now.unix_timestamp_nanos() / 1_000_000;
-        let name = format!("{}{NAME_PREFIX}{began}.{}", self.prefix(), id.as_str());
+        let started_ms = now.unix_timestamp_nanos() / 1_000_000;
+        let name = format!("{}{NAME_PREFIX}{started_ms}.{}", self.prefix(), id.as_str());
         let mut headers = vec![set_cookie(format!("{name}={sealed}; Max-Age={seconds}; {}", self.attributes()))];
         let mut sent = sent.to_vec();
         sent.sort_by_key(|cookie| std::cmp::Reverse(cookie.started_ms));

@@ -132,15 +132,15 @@ mod tests {
     fn a_preflight_is_answered_for_listed_origins_only() {
         let mut request = from(&["https://shop.example.com"]);
         request.insert(ACCESS_CONTROL_REQUEST_METHOD, HeaderValue::from_static("POST"));
-        let answer = Cors::from_request(&request, &listed()).options(&request, "POST, OPTIONS");
-        assert_eq!(answer.status(), StatusCode::NO_CONTENT);
-        assert_eq!(answer.headers()[ACCESS_CONTROL_ALLOW_METHODS], "POST, OPTIONS");
-        assert_eq!(answer.headers()[ACCESS_CONTROL_ALLOW_HEADERS], "content-type, authorization, x-request-id");
-        assert_eq!(answer.headers()[ACCESS_CONTROL_MAX_AGE], "600");
+        let response = Cors::from_request(&request, &listed()).options(&request, "POST, OPTIONS");
+        assert_eq!(response.status(), StatusCode::NO_CONTENT);
+        assert_eq!(response.headers()[ACCESS_CONTROL_ALLOW_METHODS], "POST, OPTIONS");
+        assert_eq!(response.headers()[ACCESS_CONTROL_ALLOW_HEADERS], "content-type, authorization, x-request-id");
+        assert_eq!(response.headers()[ACCESS_CONTROL_MAX_AGE], "600");
 
         request.insert(ORIGIN, HeaderValue::from_static("https://evil.example"));
-        let answer = Cors::from_request(&request, &listed()).options(&request, "POST, OPTIONS");
-        assert_eq!(answer.status(), StatusCode::NO_CONTENT);
-        assert!(!answer.headers().contains_key(ACCESS_CONTROL_ALLOW_METHODS));
+        let response = Cors::from_request(&request, &listed()).options(&request, "POST, OPTIONS");
+        assert_eq!(response.status(), StatusCode::NO_CONTENT);
+        assert!(!response.headers().contains_key(ACCESS_CONTROL_ALLOW_METHODS));
     }
 }

@@ -2,11 +2,11 @@
 
 use std::{fs, path::Path};
 
-pub(super) fn assert_up_to_date(page: &str, made: &str) {
+pub(super) fn assert_up_to_date(page: &str, generated: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(page);
     if std::env::var_os("UPDATE_DOCS").is_some() {
-        fs::write(&path, made).unwrap();
+        fs::write(&path, generated).unwrap();
     }
-    let kept = fs::read_to_string(&path).unwrap_or_default();
-    assert!(kept == made, "docs/{page} differs from what the code generates; run the tests with UPDATE_DOCS=1");
+    let stored = fs::read_to_string(&path).unwrap_or_default();
+    assert!(stored == generated, "docs/{page} differs from what the code generates; run the tests with UPDATE_DOCS=1");
 }

@@ -18,7 +18,7 @@ use crate::domain::{
     sessions::{RefreshError, UNKNOWN_KEY_RETRY},
 };
 
-/// Declares the codes, each with its status and its line in the documentation.
+/// Declares the codes, each with its status, its text, and its meaning for the documentation.
 macro_rules! error_codes {
     ($($name:ident = $status:ident, $text:literal, $meaning:literal;)*) => {
         /// The values of `error`: a closed set.
@@ -139,8 +139,8 @@ pub struct Problem {
     pub description: Cow<'static, str>,
     pub fields: Vec<FieldProblem>,
     pub headers: Vec<(HeaderName, HeaderValue)>,
-    /// Set for refusals because of a limit, lack of capacity or an outage, which can come in large numbers: the time in
-    /// `Retry-After`.
+    /// The time in `Retry-After`, if the reason is a limit, lack of capacity or an outage. Such errors can come in
+    /// large numbers, so the pipeline limits their log lines and can hold the response.
     pub refusal_retry_after: Option<Duration>,
     /// The body is not read, and the connection closes.
     pub closes_connection: bool,
@@ -148,13 +148,14 @@ pub struct Problem {
     pub cause: Option<Box<dyn Error + Send + Sync>>,
 }
 
-/// How long to wait until other requests release memory: most take less than a second, a slow body up to 30.
+/// How long to wait until other requests release memory. Most requests take less than a second, one with a slow body up
+/// to 30 s.
 const OVER_BUDGET_RETRY_AFTER: Duration = Duration::from_secs(5);
 /// How long to wait during an outage of a store.
 const STORE_RETRY_AFTER: Duration = Duration::from_secs(5);
 
-/// In the extensions of a redirect that reports an error to the browser: the error. It is logged and, if it is a
-/// refusal, held, like an error that is sent directly.
+/// The error that a redirect reports to the browser. A handler puts it into the extensions of the response, so that the
+/// pipeline logs and holds the redirect like a response that is an error.
 #[derive(Clone, Debug)]
 pub struct RedirectedProblem(pub Arc<Problem>);
 
@@ -305,7 +306,7 @@ impl From<StoreError> for Problem {
     }
 }
 
-/// Rounds up to at least one: 0 would invite a loop.
+/// Rounds up to at least one: with 0, clients would try again in a loop.
 fn round_up_seconds(duration: Duration) -> u64 {
     (duration.as_secs() + u64::from(duration.subsec_nanos() > 0)).max(1)
 }

@@ -1,4 +1,4 @@
-//! One file per endpoint: request, mapping and response.
+//! One file per endpoint: request, response, entry in the OpenAPI document, error mapping and handler.
 
 pub mod activity;
 pub mod authorize;
@@ -7,6 +7,7 @@ pub mod email;
 pub mod identities;
 pub mod introspect;
 pub mod jwks;
+pub mod openapi_document;
 pub mod ops;
 pub mod revoke;
 pub mod sessions;

@@ -19,6 +19,7 @@ pub mod cookies;
 pub mod cors;
 #[cfg(test)]
 mod docs;
+mod endpoints;
 pub mod error;
 pub mod handlers;
 pub mod metrics;
@@ -60,14 +61,14 @@ impl<S: Identities + Flows + Providers> SocialPorts for S {}
 
 /// The login API.
 pub fn public_service<S: Ports>(state: Arc<State<S>>, metrics: HttpMetrics, budgets: Arc<Budgets>) -> Service {
-    let places = budgets.public_connections();
-    Service::new(public::PublicEndpoints::new(Arc::clone(&state)), state, metrics, budgets, places)
+    let slots = budgets.public_connections();
+    Service::new(public::PublicEndpoints::new(Arc::clone(&state)), state, metrics, budgets, slots)
 }
 
 /// The administration API.
 pub fn admin_service<S: Ports>(state: Arc<State<S>>, metrics: HttpMetrics, budgets: Arc<Budgets>) -> Service {
-    let places = budgets.admin_connections();
-    Service::new(admin::AdminEndpoints, state, metrics, budgets, places)
+    let slots = budgets.admin_connections();
+    Service::new(admin::AdminEndpoints, state, metrics, budgets, slots)
 }
 
 /// The operations endpoints. `drain` is the drain of their own listener; when it begins, the revision streams end.
@@ -89,6 +90,6 @@ pub fn ops_service<S: Ports>(
         reports,
         drain.closing(),
     );
-    let places = budgets.ops_connections();
-    Service::new(ops, state, metrics, budgets, places)
+    let slots = budgets.ops_connections();
+    Service::new(ops, state, metrics, budgets, slots)
 }

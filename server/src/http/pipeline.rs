@@ -6,8 +6,10 @@ use futures::FutureExt;
 use http::{
     HeaderMap, HeaderValue, Method, Request, StatusCode, Version,
     header::{CONNECTION, CONTENT_LENGTH, USER_AGENT, X_CONTENT_TYPE_OPTIONS},
+    request::Parts,
 };
 use hyper::body::{Body as _, Incoming};
+use latchkey_crds::types::AppId;
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 use tokio_util::task::TaskTracker;
 use tracing::{Instrument, Span, debug, error, info, info_span, warn};
@@ -25,13 +27,16 @@ use super::{
     timeouts::Timeouts,
 };
 use crate::{
-    domain::{app::App, client::ClientInfo},
+    domain::{
+        app::App,
+        client::{ClientAddress, ClientInfo},
+    },
     state::State,
 };
 
-/// How many characters of `User-Agent` are kept.
+/// How many characters of `User-Agent` are stored.
 const MAX_USER_AGENT_CHARS: usize = 512;
-/// The longest request id that is kept (specification: HTTP API, Conventions).
+/// The longest incoming request id that is used (specification: HTTP API, Conventions).
 const MAX_REQUEST_ID_CHARS: usize = 128;
 
 /// The endpoints of a listener with everything they need to serve connections.
@@ -39,7 +44,8 @@ const MAX_REQUEST_ID_CHARS: usize = 128;
 pub struct Service {
     pipeline: Arc<dyn DynPipeline>,
     slots: Arc<ConnectionSlots>,
-    /// Requests continue when their client disconnects, so that they finish what they started.
+    /// The requests that are being handled. They continue when their client disconnects, so that they finish what they
+    /// started.
     running: TaskTracker,
     timeouts: Timeouts,
 }
@@ -94,7 +100,8 @@ pub trait Endpoints: Send + Sync + 'static {
     /// Whether the platform calls the route every few seconds: such requests are logged only at level debug.
     fn is_logged_at_debug(route: Self::Route) -> bool;
 
-    /// Whether a refusal of the route can be held. It occupies a connection, of which only the public listener has enough.
+    /// Whether a refusal of the route can be held. A held refusal occupies a connection, and only the public listener
+    /// has enough connections.
     fn can_hold_refusal(_: Self::Route) -> bool {
         false
     }
@@ -120,13 +127,13 @@ trait DynPipeline: Send + Sync {
         request: Request<Incoming>,
         peer: IpAddr,
         alone: bool,
-        body_time: Duration,
+        body_timeout: Duration,
     ) -> Pin<Box<dyn Future<Output = PipelineResponse> + Send>>;
 
-    /// The bytes sent to a client whose headers were not received in time.
+    /// The bytes of the response if the headers of a request are not received in time.
     fn head_timeout_response(&self) -> Vec<u8>;
 
-    /// The bytes sent to a client whose headers do not fit the budget.
+    /// The bytes of the response if the headers of a request do not fit the budget.
     fn head_refused_response(&self) -> Vec<u8>;
 
     fn budgets(&self) -> &Budgets;
@@ -136,7 +143,7 @@ trait DynPipeline: Send + Sync {
     fn metrics(&self) -> (&HttpMetrics, &'static str);
 }
 
-/// A response, and whether it is held before it is sent.
+/// A response, and how long it is held before it is sent.
 pub(super) struct PipelineResponse {
     pub(super) response: Response,
     pub(super) held: Option<HeldRefusal>,
@@ -146,6 +153,25 @@ pub(super) struct PipelineResponse {
 #[derive(Debug, thiserror::Error)]
 #[error("the handler panicked")]
 struct HandlerPanicked;
+
+/// What the response, the log, the metrics and the spans need to know about a request.
+struct RequestContext<R> {
+    id: String,
+    started: Instant,
+    method: Method,
+    version: Version,
+    client_ip: IpAddr,
+    client_address: ClientAddress,
+    /// `None` if nothing is at the path.
+    route: Option<R>,
+    route_name: &'static str,
+    app_id: Option<AppId>,
+    cors: Cors,
+    /// The span that is exported.
+    trace_span: Span,
+    /// The span of log lines.
+    log_span: Span,
+}
 
 struct Pipeline<E, S> {
     endpoints: E,
@@ -162,10 +188,10 @@ impl Service {
         state: Arc<State<S>>,
         metrics: HttpMetrics,
         budgets: Arc<Budgets>,
-        places: Arc<ConnectionSlots>,
+        slots: Arc<ConnectionSlots>,
     ) -> Self {
-        let door = Arc::new(Pipeline { endpoints, state, metrics, budgets });
-        Self { pipeline: door, slots: places, running: TaskTracker::new(), timeouts: Timeouts::DEFAULT }
+        let pipeline = Arc::new(Pipeline { endpoints, state, metrics, budgets });
+        Self { pipeline, slots, running: TaskTracker::new(), timeouts: Timeouts::DEFAULT }
     }
 
     /// Handles a request in its own task, which keeps the slot of its connection. `alone`: it is the only request on
@@ -175,13 +201,13 @@ impl Service {
         request: Request<Incoming>,
         peer: IpAddr,
         alone: bool,
-        place: Arc<SlotPermit>,
+        slot: Arc<SlotPermit>,
     ) -> PipelineResponse {
-        let answer = Arc::clone(&self.pipeline).handle(request, peer, alone, self.timeouts.body);
-        let answer = answer.inspect(move |_| drop(place));
+        let response = Arc::clone(&self.pipeline).handle(request, peer, alone, self.timeouts.body);
+        let response = response.inspect(move |_| drop(slot));
         // Panics are caught inside; the task ends without a response only when the runtime shuts down.
-        let broken = |_| PipelineResponse { response: Problem::server_error().to_response(""), held: None };
-        self.running.spawn(answer).await.unwrap_or_else(broken)
+        let no_response = |_| PipelineResponse { response: Problem::server_error().to_response(""), held: None };
+        self.running.spawn(response).await.unwrap_or_else(no_response)
     }
 
     /// Waits for a connection slot.
@@ -189,7 +215,7 @@ impl Service {
         self.slots.acquire_slot().await
     }
 
-    /// Gives the slot to a connection of that peer.
+    /// Gives a free slot to a connection of the peer.
     ///
     /// # Errors
     ///
@@ -223,8 +249,8 @@ impl Service {
 
     /// Replaces the timeouts of the specification, for tests that wait for them.
     #[cfg(test)]
-    pub(super) fn with_timeouts(self, times: Timeouts) -> Self {
-        Self { timeouts: times, ..self }
+    pub(super) fn with_timeouts(self, timeouts: Timeouts) -> Self {
+        Self { timeouts, ..self }
     }
 
     pub(super) fn timeouts(&self) -> Timeouts {
@@ -250,9 +276,9 @@ impl<E: Endpoints, S: Send + Sync + 'static> DynPipeline for Pipeline<E, S> {
         request: Request<Incoming>,
         peer: IpAddr,
         alone: bool,
-        body_time: Duration,
+        body_timeout: Duration,
     ) -> Pin<Box<dyn Future<Output = PipelineResponse> + Send>> {
-        Box::pin(async move { self.handle_request(request, peer, alone, body_time).await })
+        Box::pin(async move { self.handle_request(request, peer, alone, body_timeout).await })
     }
 
     fn head_timeout_response(&self) -> Vec<u8> {
@@ -304,124 +330,133 @@ impl<E: Endpoints, S: Send + Sync + 'static> Pipeline<E, S> {
         request: Request<Incoming>,
         peer: IpAddr,
         alone: bool,
-        body_time: Duration,
+        body_timeout: Duration,
     ) -> PipelineResponse {
-        let began = Instant::now();
+        let started = Instant::now();
         let _in_flight = self.metrics.track_request(E::LISTENER);
-        self.budgets.refusals().log_omitted(began);
+        self.budgets.refusals().log_omitted(started);
         let (parts, body) = request.into_parts();
-        let id = request_id(&parts.headers).unwrap_or_else(|| self.state.env.new_uuid().to_string());
         let client = self.client(&parts.headers, peer);
-        let (client_ip, address) = (client.ip, client.client_address());
-        let memory = self.budgets.begin_request(address, alone, &parts);
-
+        let memory = self.budgets.begin_request(client.client_address(), alone, &parts);
         let lookup = self.endpoints.find(&parts.method, parts.uri.path());
-        let (route, app) = match &lookup {
-            Lookup::Route { route, app, .. }
-            | Lookup::WrongMethod { route, app, .. }
-            | Lookup::Options { route, app, .. } => (Some(*route), app.clone()),
-            Lookup::AppNotFound { route } => (Some(*route), None),
-            Lookup::NotFound => (None, None),
-        };
-        let name = route.map_or("none", E::name);
-        let app_id = app.as_ref().map(|app| app.id().clone());
-        let traced = if E::TRACED {
-            let trusted = E::TRUSTS_SAMPLING || self.state.settings.trusts_sampling(peer);
-            let template = route.and_then(E::path_template);
-            request_span::start_span(&parts.method, parts.version, &parts.headers, trusted, template, app.as_deref())
-        } else {
-            Span::none()
-        };
-        let trace_id = latchkey_telemetry::trace_id(&traced).map(tracing::field::display);
-        let span = info_span!("request", request_id = %id, route = name, trace_id);
-        let cors = app
-            .as_ref()
-            .filter(|_| route.is_none_or(E::has_cors))
-            .map_or(Cors::NoApp, |app| Cors::from_request(&parts.headers, &app.doc.allowed_origins));
+        let context = self.request_context(started, &parts, peer, &client, &lookup);
 
-        let method = parts.method;
-        let version = parts.version;
-        let answered = match memory.map(|memory| (lookup, memory)) {
+        let result = match memory.map(|memory| (lookup, memory)) {
             Err(Exhausted) => Err(Problem::over_budget()),
-            Ok((Lookup::Route { route, app, path_parameter: item }, memory)) => {
+            Ok((Lookup::Route { route, app, path_parameter }, memory)) => {
                 let (headers, uri) = (parts.headers, parts.uri);
-                let inbound = InboundRequest {
-                    headers,
-                    uri,
-                    path_parameter: item,
-                    body,
-                    memory,
-                    body_timeout: body_time,
-                    client,
-                };
+                let inbound = InboundRequest { headers, uri, path_parameter, body, memory, body_timeout, client };
                 let call = AssertUnwindSafe(self.endpoints.call(route, app, inbound)).catch_unwind();
-                let call = call.instrument(span.clone()).instrument(traced.clone());
+                let call = call.instrument(context.log_span.clone()).instrument(context.trace_span.clone());
                 call.await.unwrap_or_else(|_| Err(Problem::server_error().with_cause(HandlerPanicked)))
             }
             Ok((Lookup::WrongMethod { allow, .. }, _)) => Err(Problem::method_not_allowed(allow)),
-            Ok((Lookup::Options { allow, .. }, _)) => Ok(cors.options(&parts.headers, allow)),
+            Ok((Lookup::Options { allow, .. }, _)) => Ok(context.cors.options(&parts.headers, allow)),
             Ok((Lookup::AppNotFound { .. }, _)) => Err(Problem::app_not_found()),
             Ok((Lookup::NotFound, _)) => Err(Problem::not_found()),
         };
-        let (mut held, mut is_logged, mut closes) = (None, true, false);
-        let (mut response, problem) = match answered {
+        self.complete(&context, result)
+    }
+
+    fn request_context(
+        &self,
+        started: Instant,
+        parts: &Parts,
+        peer: IpAddr,
+        client: &ClientInfo,
+        lookup: &Lookup<E::Route>,
+    ) -> RequestContext<E::Route> {
+        let (route, app) = match lookup {
+            Lookup::Route { route, app, .. }
+            | Lookup::WrongMethod { route, app, .. }
+            | Lookup::Options { route, app, .. } => (Some(*route), app.as_deref()),
+            Lookup::AppNotFound { route } => (Some(*route), None),
+            Lookup::NotFound => (None, None),
+        };
+        let id = request_id(&parts.headers).unwrap_or_else(|| self.state.env.new_uuid().to_string());
+        let route_name = route.map_or("none", E::name);
+        let trace_span = if E::TRACED {
+            let trusted = E::TRUSTS_SAMPLING || self.state.settings.trusts_sampling(peer);
+            let template = route.and_then(E::path_template);
+            request_span::start_span(&parts.method, parts.version, &parts.headers, trusted, template, app)
+        } else {
+            Span::none()
+        };
+        let trace_id = latchkey_telemetry::trace_id(&trace_span).map(tracing::field::display);
+        let log_span = info_span!("request", request_id = %id, route = route_name, trace_id);
+        let cors = app
+            .filter(|_| route.is_none_or(E::has_cors))
+            .map_or(Cors::NoApp, |app| Cors::from_request(&parts.headers, &app.doc.allowed_origins));
+        RequestContext {
+            id,
+            started,
+            method: parts.method.clone(),
+            version: parts.version,
+            client_ip: client.ip,
+            client_address: client.client_address(),
+            route,
+            route_name,
+            app_id: app.map(|app| app.id().clone()),
+            cors,
+            trace_span,
+            log_span,
+        }
+    }
+
+    /// Adds the headers of every response, and records the response in spans, metrics and log.
+    fn complete(&self, context: &RequestContext<E::Route>, result: Result<Response, Problem>) -> PipelineResponse {
+        let (mut response, problem) = match result {
             Ok(mut response) => {
                 let redirected = response.extensions_mut().remove::<RedirectedProblem>();
                 (response, redirected.map(|RedirectedProblem(problem)| problem))
             }
-            Err(problem) => (problem.to_response(&id), Some(Arc::new(problem))),
+            Err(problem) => (problem.to_response(&context.id), Some(Arc::new(problem))),
         };
-        if let Some(problem) = problem {
-            if let Some(retry_after) = problem.refusal_retry_after {
-                let refusals = self.budgets.refusals();
-                let now = Instant::now();
-                is_logged = refusals.is_logged(name, response.status(), now);
-                // A refusal that closes its connection has slowed its client down already.
-                if route.is_some_and(E::can_hold_refusal) && !problem.closes_connection {
-                    held = refusals.hold(address, began, now, retry_after);
-                }
-            }
-            if problem.closes_connection {
-                closes = true;
-                self.metrics.record_over_budget(E::LISTENER, "request");
-            }
-            if is_logged {
-                span.in_scope(|| log_problem(&problem));
-            }
-        }
-        cors.apply(response.headers_mut());
-        set_common_headers(&mut response, &method, version, closes, &id);
+        let closes = problem.as_ref().is_some_and(|problem| problem.closes_connection);
+        let (held, is_logged) = match problem {
+            Some(problem) => self.record_problem(context, &problem, response.status()),
+            None => (None, true),
+        };
+        context.cors.apply(response.headers_mut());
+        set_common_headers(&mut response, &context.method, context.version, closes, &context.id);
 
-        let status = response.status();
-        request_span::record_status(&traced, status);
-        let took = began.elapsed();
-        self.metrics.record_response(E::LISTENER, name, &method, status, took);
-        let duration_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
-        macro_rules! line {
-            ($level:ident) => {
-                $level!(
-                    target: "access",
-                    request_id = %id,
-                    listener = E::LISTENER,
-                    route = name,
-                    method = method_label(&method),
-                    status = status.as_u16(),
-                    duration_ms,
-                    app = app_id.as_ref().map(tracing::field::display),
-                    client = %client_ip,
-                    trace_id,
-                    "answered"
-                )
-            };
-        }
+        let (status, duration) = (response.status(), context.started.elapsed());
+        request_span::record_status(&context.trace_span, status);
+        self.metrics.record_response(E::LISTENER, context.route_name, &context.method, status, duration);
         if is_logged {
-            if route.is_some_and(E::is_logged_at_debug) { line!(debug) } else { line!(info) }
+            log_response::<E>(context, status, duration);
         }
         PipelineResponse { response, held }
     }
 
+    /// Records an error in log and metrics. Returns how long the response is held, and whether the request is logged.
+    fn record_problem(
+        &self,
+        context: &RequestContext<E::Route>,
+        problem: &Problem,
+        status: StatusCode,
+    ) -> (Option<HeldRefusal>, bool) {
+        let (mut held, mut is_logged) = (None, true);
+        if let Some(retry_after) = problem.refusal_retry_after {
+            let refusals = self.budgets.refusals();
+            let now = Instant::now();
+            is_logged = refusals.is_logged(context.route_name, status, now);
+            // A refusal that closes its connection has slowed its client down already.
+            if context.route.is_some_and(E::can_hold_refusal) && !problem.closes_connection {
+                held = refusals.hold(context.client_address, context.started, now, retry_after);
+            }
+        }
+        if problem.closes_connection {
+            self.metrics.record_over_budget(E::LISTENER, "request");
+        }
+        if is_logged {
+            context.log_span.in_scope(|| log_problem(problem));
+        }
+        (held, is_logged)
+    }
+
     fn client(&self, headers: &HeaderMap, peer: IpAddr) -> ClientInfo {
-        // A field that is not text ends the search like any other field that cannot be parsed.
+        // A field that is not text ends the search for the client, as any other field that cannot be parsed does.
         let forwarded = headers.get_all("x-forwarded-for").iter().map(|field| field.to_str().unwrap_or(""));
         let user_agent = headers.get(USER_AGENT).map(|agent| {
             String::from_utf8_lossy(agent.as_bytes()).chars().take(MAX_USER_AGENT_CHARS).collect::<String>()
@@ -444,7 +479,7 @@ fn request_id(headers: &HeaderMap) -> Option<String> {
     only.to_str().ok().filter(|id| well_formed(id)).map(str::to_owned)
 }
 
-/// Logs the cause of an error, once, if the fault is ours or that of a dependency.
+/// Logs an error with its cause, once. Only errors of the service and its dependencies are above level debug.
 fn log_problem(problem: &Problem) {
     let cause = problem.cause.as_deref().map(|cause| ErrorChain(cause).to_string());
     let code = problem.code.as_str();
@@ -455,6 +490,28 @@ fn log_problem(problem: &Problem) {
     } else if cause.is_some() {
         debug!(code, cause, "a request was refused");
     }
+}
+
+/// Writes the log line of a request.
+fn log_response<E: Endpoints>(context: &RequestContext<E::Route>, status: StatusCode, duration: Duration) {
+    macro_rules! line {
+        ($level:ident) => {
+            $level!(
+                target: "access",
+                request_id = %context.id,
+                listener = E::LISTENER,
+                route = context.route_name,
+                method = method_label(&context.method),
+                status = status.as_u16(),
+                duration_ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX),
+                app = context.app_id.as_ref().map(tracing::field::display),
+                client = %context.client_ip,
+                trace_id = latchkey_telemetry::trace_id(&context.trace_span).map(tracing::field::display),
+                "answered"
+            )
+        };
+    }
+    if context.route.is_some_and(E::is_logged_at_debug) { line!(debug) } else { line!(info) }
 }
 
 /// Adds the headers that every response carries, and what the method and the protocol require.

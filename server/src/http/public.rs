@@ -3,21 +3,15 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures::FutureExt;
 use http::Method;
 
 use super::{
-    Ports,
+    Ports, endpoints,
     error::Problem,
-    handlers::{
-        activity, authorize, discovery,
-        email::{confirm, confirm_password, forgot_password, login, register, verify},
-        identities, introspect, jwks, revoke, sessions, social, token, user,
-    },
     openapi,
     pipeline::{Endpoints, Lookup},
     request::InboundRequest,
-    response::{self, Response},
+    response::Response,
     routes::Route,
 };
 use crate::{domain::app::App, state::State};
@@ -72,7 +66,7 @@ impl<S: Ports> Endpoints for PublicEndpoints<S> {
     }
 
     /// The ingress waits for forward auth before each request of a page. A held refusal would block a connection of the
-    /// ingress that all clients share.
+    /// ingress, which all clients share.
     fn can_hold_refusal(route: Route) -> bool {
         !matches!(route, Route::Authorize | Route::AuthorizeBelow)
     }
@@ -83,50 +77,6 @@ impl<S: Ports> Endpoints for PublicEndpoints<S> {
     }
 
     async fn call(&self, route: Route, app: Option<Arc<App>>, request: InboundRequest) -> Result<Response, Problem> {
-        let state = &*self.state;
-        let base = &state.settings.base_url;
-        let openapi = |request: &InboundRequest| Ok(response::public_document(self.openapi.clone(), &request.headers));
-        let Some(app) = app else {
-            return if route == Route::OpenApi { openapi(&request) } else { Err(Problem::app_not_found()) };
-        };
-        let app = &*app;
-        // Each future is boxed separately: otherwise every request would be as large as the largest of them.
-        let handled = match route {
-            Route::Login => login::handle(state, app, request).boxed(),
-            Route::Register => register::handle(state, app, request).boxed(),
-            Route::Verify => verify::handle(state, app, request).boxed(),
-            Route::Confirm => confirm::handle(state, app, request).boxed(),
-            Route::ForgotPassword => forgot_password::handle(state, app, request).boxed(),
-            Route::ConfirmPassword => confirm_password::handle(state, app, request).boxed(),
-            Route::Token => token::handle(state, app, request).boxed(),
-            Route::Revoke => revoke::handle(state, app, request).boxed(),
-            Route::User => user::read(state, app, &request).boxed(),
-            Route::RenameUser => user::rename(state, app, request).boxed(),
-            Route::DeleteUser => user::delete(state, app, request).boxed(),
-            Route::ChangePassword => user::password::handle(state, app, request).boxed(),
-            Route::ChangeAddress => user::email::handle(state, app, request).boxed(),
-            Route::UserInfo => user::userinfo::handle(state, app, &request).boxed(),
-            Route::Logout => sessions::log_out(state, app, request).boxed(),
-            Route::Sessions => sessions::list(state, app, request).boxed(),
-            Route::EndOtherSessions => sessions::end_others(state, app, request).boxed(),
-            Route::EndSession => sessions::end_session(state, app, request).boxed(),
-            Route::Identities => identities::list(state, app, request).boxed(),
-            Route::LinkIdentity => identities::link(state, app, request).boxed(),
-            Route::UnlinkIdentity => identities::unlink(state, app, request).boxed(),
-            Route::SocialRedirect => social::redirect::handle(state, app, request).boxed(),
-            Route::SocialCallback => social::callback::handle(state, app, request).boxed(),
-            Route::SocialCallbackForm => social::callback::handle_form(state, app, request).boxed(),
-            Route::SocialLogin => social::login::handle(state, app, request).boxed(),
-            Route::Introspect => introspect::handle(state, app, request).boxed(),
-            Route::Authorize | Route::AuthorizeBelow => authorize::handle(state, app, request).boxed(),
-            Route::Activity => activity::handle(state, app, request).boxed(),
-            Route::Jwks => return jwks::handle(app, &request),
-            Route::OpenIdConfiguration => return discovery::openid_configuration(base, app, &request),
-            Route::AuthorizationServer | Route::AuthorizationServerOfApp => {
-                return discovery::authorization_server(base, app, &request);
-            }
-            Route::OpenApi => return openapi(&request),
-        };
-        handled.await
+        endpoints::call(route, &self.state, &self.openapi, app.as_deref(), request).await
     }
 }

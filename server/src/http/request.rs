@@ -36,7 +36,7 @@ pub const MAX_DEPTH: usize = 16;
 pub const MAX_VALUES: usize = 1000;
 const BOUNDS: Bounds = Bounds { depth: MAX_DEPTH, values: MAX_VALUES };
 
-/// Bytes acquired first for a body of unknown length; each further step doubles them.
+/// Bytes of memory that are first acquired for a body of unknown length; each further step doubles them.
 const FIRST_RESERVATION: usize = 4 * 1024;
 
 /// The media type of forms (RFC 6749, appendix B).
@@ -49,7 +49,7 @@ pub struct InboundRequest {
     /// The part of the path that names the object of the request, apart from the App.
     pub path_parameter: Option<String>,
     pub body: Incoming,
-    /// The memory that the request holds until the response.
+    /// The memory that the request occupies until the response.
     pub memory: RequestMemory,
     /// Timeout for the complete body.
     pub body_timeout: Duration,
@@ -165,7 +165,7 @@ impl InboundRequest {
         parse_fields(form)
     }
 
-    /// Reads a JSON body; a missing body counts as `{}`.
+    /// Reads a JSON body; a missing body is the same as `{}`.
     pub async fn read_optional_json<T: RequestBody>(&mut self) -> Result<T, Problem> {
         if self.body.is_end_stream() { parse_fields(Map::new()) } else { self.read_json().await }
     }
@@ -214,10 +214,10 @@ impl InboundRequest {
         }
         // Acquire the declared length before any of the body is read.
         let declared = declared.and_then(|length| usize::try_from(length).ok());
-        let late =
+        let too_late =
             || Problem::invalid_request("the body was not received in time").with_status(StatusCode::REQUEST_TIMEOUT);
         let collecting = collect_body(&mut self.body, declared, &mut self.memory);
-        tokio::time::timeout(self.body_timeout, collecting).await.map_err(|_| late())?
+        tokio::time::timeout(self.body_timeout, collecting).await.map_err(|_| too_late())?
     }
 }
 
@@ -236,7 +236,8 @@ fn media_type(headers: &HeaderMap) -> Option<&str> {
     only.to_str().ok()?.split(';').next().map(str::trim)
 }
 
-/// A form as an object of strings. A parameter must not occur twice (RFC 6749, 3.2); an empty one counts as missing.
+/// A form as an object of strings. A parameter must not occur twice (RFC 6749, 3.2). An empty one is the same as
+/// a missing one.
 pub fn parse_form(bytes: &[u8]) -> Result<Map<String, Value>, Problem> {
     let not_utf8 = || Problem::invalid_request("the body is not UTF-8");
     // The parser joins raw and percent-encoded bytes, so it could make valid text of an invalid body.
@@ -292,21 +293,21 @@ fn payload_too_large() -> Problem {
 
 /// Requires one `application/json` with any parameters; a `charset` must be UTF-8. No content coding.
 fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
-    let refused = |why| Err(Problem::new(ErrorCode::UnsupportedMediaType, why));
+    let unsupported = |why| Err(Problem::new(ErrorCode::UnsupportedMediaType, why));
     let mut types = headers.get_all(CONTENT_TYPE).iter();
     let (Some(only), None) = (types.next(), types.next()) else {
-        return refused("send one Content-Type: application/json");
+        return unsupported("send one Content-Type: application/json");
     };
-    let Ok(text) = only.to_str() else { return refused("send Content-Type: application/json") };
+    let Ok(text) = only.to_str() else { return unsupported("send Content-Type: application/json") };
     let mut parts = text.split(';');
     if !parts.next().is_some_and(|essence| essence.trim().eq_ignore_ascii_case("application/json")) {
-        return refused("send Content-Type: application/json");
+        return unsupported("send Content-Type: application/json");
     }
     for parameter in parts {
         let Some((name, value)) = parameter.split_once('=') else { continue };
         let value = value.trim().trim_matches('"');
         if name.trim().eq_ignore_ascii_case("charset") && !value.eq_ignore_ascii_case("utf-8") {
-            return refused("send JSON in UTF-8");
+            return unsupported("send JSON in UTF-8");
         }
     }
     require_no_content_coding(headers)
@@ -338,8 +339,8 @@ pub fn parse_object(bytes: &[u8]) -> Result<Map<String, Value>, Problem> {
         Err(JsonError::TooManyValues) => {
             Err(Problem::invalid_request(format!("the body has more than {MAX_VALUES} values")))
         }
-        Err(refusal @ (JsonError::NotUtf8 | JsonError::Syntax { .. } | JsonError::DuplicateKey { .. })) => {
-            Err(Problem::invalid_request(format!("the body {refusal}")))
+        Err(error @ (JsonError::NotUtf8 | JsonError::Syntax { .. } | JsonError::DuplicateKey { .. })) => {
+            Err(Problem::invalid_request(format!("the body {error}")))
         }
     }
 }
@@ -422,7 +423,7 @@ impl FromField for Name {
     }
 }
 
-/// The domain checks the length, not this: a login accepts any.
+/// Of any length: the domain checks it, because only new passwords have limits.
 impl FromField for Password {
     fn from_text(text: &str) -> Result<Self, InvalidField> {
         Ok(Self::new(text))
@@ -459,7 +460,7 @@ mod tests {
 
     use super::*;
 
-    fn refusal(bytes: &[u8]) -> String {
+    fn error_of(bytes: &[u8]) -> String {
         let problem = parse_object(bytes).unwrap_err();
         assert_eq!(problem.status, StatusCode::BAD_REQUEST);
         problem.description.into_owned()
@@ -473,41 +474,41 @@ mod tests {
     #[test]
     fn a_body_nests_at_most_sixteen_levels_deep() {
         assert!(parse_object(nested(16).as_bytes()).is_ok());
-        assert_eq!(refusal(nested(17).as_bytes()), "the body nests deeper than 16 levels");
+        assert_eq!(error_of(nested(17).as_bytes()), "the body nests deeper than 16 levels");
         // Much deeper than any stack.
-        assert_eq!(refusal(nested(30_000).as_bytes()), "the body nests deeper than 16 levels");
+        assert_eq!(error_of(nested(30_000).as_bytes()), "the body nests deeper than 16 levels");
     }
 
     #[test]
     fn a_body_has_at_most_a_thousand_values() {
         let wide = |values: usize| format!("{{\"a\":[{}]}}", vec!["0"; values - 2].join(","));
         assert!(parse_object(wide(1000).as_bytes()).is_ok());
-        assert_eq!(refusal(wide(1001).as_bytes()), "the body has more than 1000 values");
+        assert_eq!(error_of(wide(1001).as_bytes()), "the body has more than 1000 values");
     }
 
     #[test]
     fn a_key_occurs_once_at_any_depth() {
-        assert_eq!(refusal(br#"{"email": "a", "email": "b"}"#), "the body has a duplicate key, at line 1");
-        assert_eq!(refusal(br#"{"x": [{"y": 1, "y": 1}]}"#), "the body has a duplicate key, at line 1");
+        assert_eq!(error_of(br#"{"email": "a", "email": "b"}"#), "the body has a duplicate key, at line 1");
+        assert_eq!(error_of(br#"{"x": [{"y": 1, "y": 1}]}"#), "the body has a duplicate key, at line 1");
         // The same key in another spelling.
-        assert_eq!(refusal(br#"{"email": 1, "\u0065mail": 2}"#), "the body has a duplicate key, at line 1");
+        assert_eq!(error_of(br#"{"email": 1, "\u0065mail": 2}"#), "the body has a duplicate key, at line 1");
         assert!(parse_object(br#"{"x": {"y": 1}, "y": 2}"#).is_ok());
     }
 
     #[test]
     fn a_body_is_an_object_in_utf_8() {
-        assert_eq!(refusal(b"{\"name\": \"\xff\"}"), "the body is not UTF-8");
-        assert_eq!(refusal(b"{\"name\": \"\xed\xa0\x80\"}"), "the body is not UTF-8");
-        assert_eq!(refusal(b""), "the body is empty; send a JSON object");
-        // Only together with the encoded byte it is valid.
+        assert_eq!(error_of(b"{\"name\": \"\xff\"}"), "the body is not UTF-8");
+        assert_eq!(error_of(b"{\"name\": \"\xed\xa0\x80\"}"), "the body is not UTF-8");
+        assert_eq!(error_of(b""), "the body is empty; send a JSON object");
+        // The raw byte is valid only together with the encoded one.
         assert!(parse_form(b"a=\xd9%BD").is_err() && parse_form(b"a=%D9%BD").is_ok());
         for not_an_object in ["[]", "\"x\"", "1", "null", "true"] {
-            assert_eq!(refusal(not_an_object.as_bytes()), "the body is not a JSON object");
+            assert_eq!(error_of(not_an_object.as_bytes()), "the body is not a JSON object");
         }
         for not_json in
             ["{", "{}{}", "{} x", "{a: 1}", "{'a': 1}", "{\"a\": 1,}", "{\"a\": \"\\ud800\"}", "{\"a\": NaN}"]
         {
-            assert!(refusal(not_json.as_bytes()).starts_with("the body is not JSON"), "{not_json}");
+            assert!(error_of(not_json.as_bytes()).starts_with("the body is not JSON"), "{not_json}");
         }
         assert!(parse_object(b" {\"a\": [1, -2, 3.5, null, true]} \n").is_ok());
     }
@@ -543,7 +544,7 @@ mod tests {
         struct Sample as "Sample" {
             /// A name.
             name: Name,
-            /// An address.
+            /// An email address.
             email: Email,
             /// A password.
             password: Password,

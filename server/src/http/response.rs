@@ -24,10 +24,10 @@ pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
-/// Initial capacity in bytes: enough for the response to a login or a refresh.
+/// Initial size of the buffer in bytes: enough for the response of *login* or *token*.
 const JSON_CAPACITY: usize = 1024;
-/// Five minutes: how long a new key or address can stay unseen (specification: Sessions and tokens, Discovery and
-/// JWKS).
+/// Clients can use a public document for five minutes before they validate it. In that time they do not see a new key
+/// (specification: Sessions and tokens, Discovery and JWKS).
 const PUBLIC_CACHE_CONTROL: HeaderValue = HeaderValue::from_static("public, max-age=300");
 
 pub fn full_body(bytes: impl Into<Bytes>) -> Body {
@@ -68,7 +68,7 @@ pub fn private_empty(status: StatusCode) -> Response {
     response
 }
 
-/// A public document: cached for five minutes, then validated by its ETag (RFC 9110, 13.1.2).
+/// A public document. Clients can use it for five minutes and then validate it by its ETag (RFC 9110, 13.1.2).
 pub fn public_document(bytes: impl Into<Bytes>, request: &HeaderMap) -> Response {
     let bytes = bytes.into();
     let tag = entity_tag(&bytes);
@@ -85,13 +85,13 @@ pub fn public_document(bytes: impl Into<Bytes>, request: &HeaderMap) -> Response
     response
 }
 
-/// A strong tag: the same bytes have the same tag.
+/// A strong ETag: the same bytes have the same ETag.
 fn entity_tag(bytes: &[u8]) -> String {
     format!("\"{}\"", URL_SAFE_NO_PAD.encode(&digest(&SHA256, bytes).as_ref()[..18]))
 }
 
-/// Whether `If-None-Match` contains the tag. The comparison is weak, as RFC 9110, 13.1.2 requires. Our tags contain no
-/// comma.
+/// Whether `If-None-Match` contains the ETag. The comparison is weak, as RFC 9110, 13.1.2 requires. The list can be
+/// split at commas, because our ETags contain none.
 fn matches_etag(request: &HeaderMap, tag: &str) -> bool {
     let mut listed = request
         .get_all(IF_NONE_MATCH)

@@ -5,89 +5,112 @@ use std::sync::LazyLock;
 use http::Method;
 use latchkey_crds::types::{AppId, IssuerUrl, ProviderName};
 
-/// Declares the endpoints: verb, name in metrics, logs and the OpenAPI document, and path.
-macro_rules! routes {
-    ($($(#[$doc:meta])* $route:ident = $verb:ident $name:literal $template:literal;)+) => {
+/// Passes the table of the endpoints to the macro `$define`. A row has the route, the verb, the name in metrics, logs
+/// and the OpenAPI document, the path, and the module in `handlers`. The module has the functions `operation` and
+/// `handle`.
+macro_rules! endpoints {
+    ($define:ident) => {
+        $define! {
+            // The paths of an App.
+            app {
+                Login = Post "login" "/v1/{APPID}/email/login" => email::login;
+                Register = Post "register" "/v1/{APPID}/email/register" => email::register;
+                Verify = Post "verify" "/v1/{APPID}/email/verify" => email::verify;
+                Confirm = Post "confirm" "/v1/{APPID}/email/confirm" => email::confirm;
+                ForgotPassword = Post "forgot-password" "/v1/{APPID}/email/forgot-password" => email::forgot_password;
+                ConfirmPassword = Post "confirm-password" "/v1/{APPID}/email/confirm-password"
+                    => email::confirm_password;
+                Token = Post "token" "/v1/{APPID}/token" => token;
+                Revoke = Post "revoke" "/v1/{APPID}/revoke" => revoke;
+                User = Get "user" "/v1/{APPID}/user" => user::read;
+                RenameUser = Patch "rename-user" "/v1/{APPID}/user" => user::rename;
+                DeleteUser = Delete "delete-user" "/v1/{APPID}/user" => user::delete;
+                ChangePassword = Post "change-password" "/v1/{APPID}/user/password" => user::password;
+                ChangeAddress = Post "change-address" "/v1/{APPID}/user/email" => user::email;
+                UserInfo = Get "userinfo" "/v1/{APPID}/userinfo" => user::userinfo;
+                Logout = Post "logout" "/v1/{APPID}/logout" => sessions::log_out;
+                Sessions = Get "sessions" "/v1/{APPID}/sessions" => sessions::list;
+                EndOtherSessions = Delete "end-other-sessions" "/v1/{APPID}/sessions" => sessions::end_others;
+                EndSession = Delete "end-session" "/v1/{APPID}/sessions/{SESSION}" => sessions::end;
+                Identities = Get "identities" "/v1/{APPID}/user/identities" => identities::list;
+                LinkIdentity = Post "link-identity" "/v1/{APPID}/user/identities/{PROVIDER}" => identities::link;
+                UnlinkIdentity = Delete "unlink-identity" "/v1/{APPID}/user/identities/{PROVIDER}"
+                    => identities::unlink;
+                SocialRedirect = GetOnly "social-redirect" "/{APPID}/{PROVIDER}/redirect" => social::redirect;
+                SocialCallback = GetOnly "social-callback" "/{APPID}/{PROVIDER}/callback" => social::callback;
+                /// For providers that return their users with a form post.
+                SocialCallbackForm = Post "social-callback-form" "/{APPID}/{PROVIDER}/callback"
+                    => social::callback_form;
+                SocialLogin = Post "social-login" "/{APPID}/{PROVIDER}/login" => social::login;
+                Introspect = Post "introspect" "/v1/{APPID}/introspect" => introspect;
+                Authorize = Any "authorize" "/v1/{APPID}/authorize" => authorize;
+                /// The same for ingresses that append the path of the original request.
+                AuthorizeBelow = Any "authorize-below" "/v1/{APPID}/authorize/{SUFFIX}" => authorize;
+                Activity = Get "activity" "/v1/{APPID}/user/activity" => activity;
+                Jwks = Get "jwks" "/{APPID}/.well-known/jwks.json" => jwks;
+                OpenIdConfiguration = Get "openid-configuration" "/{APPID}/.well-known/openid-configuration"
+                    => discovery::openid_configuration;
+                /// The path of RFC 8414, 3.1: the well-known prefix before the issuer's path.
+                AuthorizationServer = Get "oauth-authorization-server" "/.well-known/oauth-authorization-server/{APPID}"
+                    => discovery::authorization_server;
+                /// The same after the issuer's path, where many clients look for it.
+                AuthorizationServerOfApp = Get "oauth-authorization-server-of-app"
+                    "/{APPID}/.well-known/oauth-authorization-server" => discovery::authorization_server;
+            }
+            // The paths without an App.
+            service {
+                OpenApi = Get "openapi" "/openapi.json" => openapi_document;
+            }
+        }
+    };
+}
+pub(super) use endpoints;
+
+/// Declares the routes of the table.
+macro_rules! declare_routes {
+    ($($section:ident {
+        $($(#[$doc:meta])* $route:ident = $verb:ident $name:literal $template:literal => $($module:ident)::+;)+
+    })+) => {
         /// The endpoints of the public listener.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Route {
-            $($(#[$doc])* $route,)+
+            $($($(#[$doc])* $route,)+)+
         }
 
         impl Route {
-            pub const ALL: &[Self] = &[$(Self::$route,)+];
+            pub const ALL: &[Self] = &[$($(Self::$route,)+)+];
 
             pub const fn verb(self) -> Verb {
                 match self {
-                    $(Self::$route => Verb::$verb,)+
+                    $($(Self::$route => Verb::$verb,)+)+
                 }
             }
 
             /// The name in metrics, logs and the OpenAPI document.
             pub const fn name(self) -> &'static str {
                 match self {
-                    $(Self::$route => $name,)+
+                    $($(Self::$route => $name,)+)+
                 }
             }
 
             /// The path with `{APPID}` and other placeholders, as in the OpenAPI document.
             pub const fn template(self) -> &'static str {
                 match self {
-                    $(Self::$route => $template,)+
+                    $($(Self::$route => $template,)+)+
                 }
             }
         }
     };
 }
 
-routes! {
-    Login = Post "login" "/v1/{APPID}/email/login";
-    Register = Post "register" "/v1/{APPID}/email/register";
-    Verify = Post "verify" "/v1/{APPID}/email/verify";
-    Confirm = Post "confirm" "/v1/{APPID}/email/confirm";
-    ForgotPassword = Post "forgot-password" "/v1/{APPID}/email/forgot-password";
-    ConfirmPassword = Post "confirm-password" "/v1/{APPID}/email/confirm-password";
-    Token = Post "token" "/v1/{APPID}/token";
-    Revoke = Post "revoke" "/v1/{APPID}/revoke";
-    User = Get "user" "/v1/{APPID}/user";
-    RenameUser = Patch "rename-user" "/v1/{APPID}/user";
-    DeleteUser = Delete "delete-user" "/v1/{APPID}/user";
-    ChangePassword = Post "change-password" "/v1/{APPID}/user/password";
-    ChangeAddress = Post "change-address" "/v1/{APPID}/user/email";
-    UserInfo = Get "userinfo" "/v1/{APPID}/userinfo";
-    Logout = Post "logout" "/v1/{APPID}/logout";
-    Sessions = Get "sessions" "/v1/{APPID}/sessions";
-    EndOtherSessions = Delete "end-other-sessions" "/v1/{APPID}/sessions";
-    EndSession = Delete "end-session" "/v1/{APPID}/sessions/{SESSION}";
-    Identities = Get "identities" "/v1/{APPID}/user/identities";
-    LinkIdentity = Post "link-identity" "/v1/{APPID}/user/identities/{PROVIDER}";
-    UnlinkIdentity = Delete "unlink-identity" "/v1/{APPID}/user/identities/{PROVIDER}";
-    SocialRedirect = GetOnly "social-redirect" "/{APPID}/{PROVIDER}/redirect";
-    SocialCallback = GetOnly "social-callback" "/{APPID}/{PROVIDER}/callback";
-    /// For providers that return their users with a form post.
-    SocialCallbackForm = Post "social-callback-form" "/{APPID}/{PROVIDER}/callback";
-    SocialLogin = Post "social-login" "/{APPID}/{PROVIDER}/login";
-    Introspect = Post "introspect" "/v1/{APPID}/introspect";
-    Authorize = Any "authorize" "/v1/{APPID}/authorize";
-    /// The same for ingresses that append the path of the original request.
-    AuthorizeBelow = Any "authorize-below" "/v1/{APPID}/authorize/{SUFFIX}";
-    Activity = Get "activity" "/v1/{APPID}/user/activity";
-    Jwks = Get "jwks" "/{APPID}/.well-known/jwks.json";
-    OpenIdConfiguration = Get "openid-configuration" "/{APPID}/.well-known/openid-configuration";
-    /// The path of RFC 8414, 3.1: the well-known prefix before the issuer's path.
-    AuthorizationServer = Get "oauth-authorization-server" "/.well-known/oauth-authorization-server/{APPID}";
-    /// The same after the issuer's path, where many clients look for it.
-    AuthorizationServerOfApp =
-        Get "oauth-authorization-server-of-app" "/{APPID}/.well-known/oauth-authorization-server";
-    OpenApi = Get "openapi" "/openapi.json";
-}
+endpoints!(declare_routes);
 
 /// The methods that an endpoint accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// GET and HEAD.
     Get,
-    /// GET only: the HEAD of a link scanner must not use anything up.
+    /// GET only: a link scanner that sends HEAD must not use up a code or a flow.
     GetOnly,
     Post,
     Patch,
@@ -131,10 +154,11 @@ static PATHS: LazyLock<Vec<PathPattern>> = LazyLock::new(|| {
     paths
 });
 
-/// A path that has routes. `{APPID}` is as sent; the App need not exist.
+/// A path that has routes.
 #[derive(Clone, Copy)]
 pub struct MatchedPath<'a> {
     path: &'static PathPattern,
+    /// The text at `{APPID}`; there can be no such App.
     pub app: Option<&'a str>,
     /// The value of the path's other placeholder.
     pub path_parameter: Option<&'a str>,

@@ -2,6 +2,7 @@
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Serialize;
+use serde_json::json;
 use time::Duration;
 
 use crate::{
@@ -12,6 +13,10 @@ use crate::{
     http::{
         Ports, authentication,
         error::Problem,
+        openapi::{
+            examples,
+            operation::{Content, Operation},
+        },
         request::InboundRequest,
         response::{self, Response},
     },
@@ -61,9 +66,34 @@ impl From<ActivityEntry> for ActivityEvent {
     }
 }
 
+pub fn operation() -> Operation {
+    Operation::new(
+        "Recent events of the user's account",
+        "The newest 100 events: logins, changes and refusals. Refusals are counted per quarter of an hour and shown \
+         when it is over.",
+    )
+    .requires_access_token()
+    .response(Content::json::<ActivityResponse>(json!({ "events": [
+        {
+            "at": 1_762_339_600,
+            "kind": "logged_in",
+            "ip": "203.0.113.7",
+            "session_id": examples::SESSION_ID,
+            "count": 1,
+        },
+        {
+            "at": 1_762_338_600,
+            "kind": "login_refused",
+            "ip": "198.51.100.23",
+            "session_id": null,
+            "count": 4,
+        },
+    ] })))
+}
+
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: InboundRequest) -> Result<Response, Problem> {
     let signed_in = authentication::authenticate(state, app, &request).await?;
-    // Events past their retention are not shown, even if they are not deleted yet.
+    // Events that are older than the retention are not shown, even if they are not deleted yet.
     let since = state.env.now() - Duration::days(i64::from(app.doc.audit_retention_days));
     let events = state.stores.activity(app.id(), signed_in.user_id(), since).await?;
     response::json(&ActivityResponse { events: events.into_iter().map(ActivityEvent::from).collect() })

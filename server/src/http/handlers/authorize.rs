@@ -10,6 +10,7 @@ use crate::{
     http::{
         Ports, authentication,
         error::Problem,
+        openapi::operation::Operation,
         request::InboundRequest,
         response::{self, Response},
     },
@@ -19,8 +20,8 @@ use crate::{
 /// Everything except what RFC 3986, 2.3 never encodes.
 const PERCENT_ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// What an ingress passes to the application. Every response has all of them, empty if there is no value: an ingress
-/// can replace only those of a client's own headers that are in the response (Envoy does so).
+/// The headers that an ingress passes to the application. A header without a value is empty instead of missing, because
+/// some ingresses (Envoy) replace a header of the client only if it is in the response.
 pub const HEADERS: [HeaderName; 5] = [
     HeaderName::from_static("x-auth-user-id"),
     HeaderName::from_static("x-auth-email"),
@@ -28,6 +29,22 @@ pub const HEADERS: [HeaderName; 5] = [
     HeaderName::from_static("x-auth-name"),
     HeaderName::from_static("x-auth-session-id"),
 ];
+
+pub fn operation() -> Operation {
+    Operation::new(
+        "Forward auth for ingresses: whether the token belongs to a live session",
+        "Accepts any method and ignores the body. Without CORS: OPTIONS needs a token too. A session that ends is \
+         refused within a second.",
+    )
+    .requires_access_token()
+    .response_headers(&[
+        "X-Auth-User-Id",
+        "X-Auth-Email",
+        "X-Auth-Email-Verified",
+        "X-Auth-Name",
+        "X-Auth-Session-Id",
+    ])
+}
 
 /// Ignores the body.
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: InboundRequest) -> Result<Response, Problem> {

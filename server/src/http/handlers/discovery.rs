@@ -1,8 +1,9 @@
 //! Discovery documents (RFC 8414; OpenID Connect Discovery 1.0) for services that check the tokens of an App.
 
-use latchkey_crds::{rendered::SigningAlgorithm, types::IssuerUrl};
+use latchkey_crds::types::IssuerUrl;
 use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::{
     domain::app::App,
@@ -13,6 +14,9 @@ use crate::{
         routes::Route,
     },
 };
+
+pub mod authorization_server;
+pub mod openid_configuration;
 
 /// The metadata of an App. It lists only what is served: no scopes and, because this is not an OpenID provider, no
 /// authorization endpoint.
@@ -39,55 +43,30 @@ pub struct AuthorizationServerMetadata<'a> {
     pub introspection_endpoint_auth_methods_supported: [&'static str; 1],
 }
 
-/// The same, with the members that OpenID Connect Discovery 1.0, 3 requires in addition.
-#[derive(Serialize, JsonSchema)]
-#[schemars(rename = "OpenIdConfiguration")]
-pub struct OpenIdConfiguration<'a> {
-    #[serde(flatten)]
-    pub metadata: AuthorizationServerMetadata<'a>,
-    pub userinfo_endpoint: String,
-    pub subject_types_supported: [&'static str; 1],
-    /// The algorithms of the App's published keys, which can sign its tokens.
-    pub id_token_signing_alg_values_supported: Vec<SigningAlgorithm>,
-    /// The claims of access tokens and *userinfo*.
-    pub claims_supported: &'static [&'static str],
-}
-
-/// The claims of an access token (specification: Sessions and tokens, Access tokens), and those that only *userinfo*
-/// has.
-const CLAIMS: &[&str] = &[
-    "iss",
-    "aud",
-    "sub",
-    "client_id",
-    "iat",
-    "exp",
-    "jti",
-    "sid",
-    "auth_time",
-    "amr",
-    "email",
-    "email_verified",
-    "name",
-    "updated_at",
-];
-
-/// `GET /.well-known/oauth-authorization-server/{APPID}`, and the same path after the issuer.
-pub fn authorization_server(base: &IssuerUrl, app: &App, request: &InboundRequest) -> Result<Response, Problem> {
-    metadata_response(&AuthorizationServerMetadata::for_app(base, app), request)
-}
-
-/// `GET /{APPID}/.well-known/openid-configuration`.
-pub fn openid_configuration(base: &IssuerUrl, app: &App, request: &InboundRequest) -> Result<Response, Problem> {
-    metadata_response(&OpenIdConfiguration::for_app(base, app), request)
-}
-
 fn metadata_response<T: Serialize>(document: &T, request: &InboundRequest) -> Result<Response, Problem> {
     let bytes = serde_json::to_vec(document).map_err(|error| Problem::server_error().with_cause(error))?;
     Ok(response::public_document(bytes, &request.headers))
 }
 
 // === impl AuthorizationServerMetadata ===
+
+impl AuthorizationServerMetadata<'_> {
+    fn example() -> Value {
+        json!({
+            "issuer": "https://auth.example.com/shop",
+            "jwks_uri": "https://auth.example.com/shop/.well-known/jwks.json",
+            "token_endpoint": "https://auth.example.com/v1/shop/token",
+            "revocation_endpoint": "https://auth.example.com/v1/shop/revoke",
+            "introspection_endpoint": "https://auth.example.com/v1/shop/introspect",
+            "response_types_supported": ["none"],
+            "grant_types_supported": ["authorization_code", "refresh_token"],
+            "code_challenge_methods_supported": ["S256"],
+            "token_endpoint_auth_methods_supported": ["none"],
+            "revocation_endpoint_auth_methods_supported": ["none"],
+            "introspection_endpoint_auth_methods_supported": ["Bearer"],
+        })
+    }
+}
 
 impl<'a> AuthorizationServerMetadata<'a> {
     fn for_app(base: &IssuerUrl, app: &'a App) -> Self {
@@ -103,26 +82,6 @@ impl<'a> AuthorizationServerMetadata<'a> {
             token_endpoint_auth_methods_supported: ["none"],
             revocation_endpoint_auth_methods_supported: ["none"],
             introspection_endpoint_auth_methods_supported: ["Bearer"],
-        }
-    }
-}
-
-// === impl OpenIdConfiguration ===
-
-impl<'a> OpenIdConfiguration<'a> {
-    fn for_app(base: &IssuerUrl, app: &'a App) -> Self {
-        let mut algorithms = Vec::new();
-        for key in &app.doc.keys.signing {
-            if !algorithms.contains(&key.algorithm) {
-                algorithms.push(key.algorithm);
-            }
-        }
-        Self {
-            metadata: AuthorizationServerMetadata::for_app(base, app),
-            userinfo_endpoint: Route::UserInfo.url(base, app.id()),
-            subject_types_supported: ["public"],
-            id_token_signing_alg_values_supported: algorithms,
-            claims_supported: CLAIMS,
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Serialize;
+use serde_json::json;
 
 use crate::{
     domain::{
@@ -12,6 +13,10 @@ use crate::{
     http::{
         Ports, authentication,
         error::Problem,
+        openapi::{
+            examples,
+            operation::{Content, Operation},
+        },
         request::{InboundRequest, RawText, request_body},
         response::{self, Response},
     },
@@ -74,6 +79,34 @@ pub struct IntrospectedAccessToken<'a> {
     pub jti: String,
 }
 
+pub fn operation() -> Operation {
+    Operation::new(
+        "The current state of a token (RFC 7662)",
+        "For the ServiceAccounts that the App lists as administrators, in any role. For anything but a token of this \
+         App with a live session, the response is only `{\"active\": false}`; this includes a refresh token that was \
+         replaced.",
+    )
+    .requires_service_account()
+    .request(Content::json_or_form::<IntrospectRequest>(json!({ "token": examples::ACCESS_TOKEN })))
+    .response(Content::json::<IntrospectResponse<'static>>(json!({
+        "active": true,
+        "token_type": "Bearer",
+        "iss": "https://auth.example.com/shop",
+        "client_id": "shop",
+        "sub": examples::USER_ID,
+        "sid": examples::SESSION_ID,
+        "email": "ada@example.com",
+        "email_verified": true,
+        "name": "Ada Lovelace",
+        "auth_time": 1_762_339_600,
+        "amr": ["pwd"],
+        "aud": "shop",
+        "iat": 1_762_339_600,
+        "exp": 1_762_340_474,
+        "jti": "019a8452-a0b1-7c2d-8e3f-405162738495",
+    })))
+}
+
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
     authentication::authenticate_administrator(state, app, &request.headers).await?;
     let IntrospectRequest { token: RawText(token) } = request.read_json_or_form().await?;
@@ -101,7 +134,7 @@ impl<'a> IntrospectedToken<'a> {
                 let jti = claims.jti.to_string();
                 ("Bearer", Some(IntrospectedAccessToken { aud: &claims.aud, iat: claims.iat, exp: claims.exp, jti }))
             }
-            // Not `Bearer`: it is good for nothing but the next refresh.
+            // Not `Bearer`: a refresh token can only be used for the next refresh.
             TokenKind::Refresh => ("refresh_token", None),
         };
         Self {

@@ -1,10 +1,16 @@
 //! `POST /v1/{APPID}/revoke` (RFC 7009).
 
+use serde_json::json;
+
 use crate::{
     domain::{app::App, sessions},
     http::{
         Ports,
         error::Problem,
+        openapi::{
+            examples,
+            operation::{Content, Operation},
+        },
         request::{InboundRequest, RawText, request_body},
         response::{self, Response},
     },
@@ -17,6 +23,15 @@ request_body! {
         /// A refresh token or an access token.
         token: RawText,
     }
+}
+
+pub fn operation() -> Operation {
+    Operation::new(
+        "End the session that a token belongs to (RFC 7009)",
+        "Accepts a refresh token or an access token. An invalid token gets the same response.",
+    )
+    .request(Content::json_or_form::<RevokeRequest>(json!({ "token": examples::REFRESH_TOKEN })))
+    .response(Content::empty_object())
 }
 
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {

@@ -1,6 +1,7 @@
-//! The three social endpoints (docs/specification/social-login.md), and what their responses have in common.
+//! The four social endpoints (docs/specification/social-login.md), and what their responses have in common.
 
 pub mod callback;
+pub mod callback_form;
 pub mod login;
 pub mod redirect;
 
@@ -13,6 +14,7 @@ use http::{
 use latchkey_crds::rendered::RenderedProvider;
 use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::{
     domain::{
@@ -24,6 +26,7 @@ use crate::{
     http::{
         authentication,
         error::{ErrorCode, Problem, RedirectedProblem},
+        openapi::examples,
         request::InboundRequest,
         response::{self, Response},
     },
@@ -53,7 +56,7 @@ const PROVIDER_RETRY_AFTER: Duration = Duration::from_secs(5);
 /// How long to wait until a Provider is repaired. A change of a Provider is live within seconds.
 const UNUSABLE_PROVIDER_RETRY_AFTER: Duration = Duration::from_secs(60);
 
-/// The provider in the path of the request.
+/// The Provider that the path of the request names.
 pub fn requested_provider<'a>(app: &'a App, request: &InboundRequest) -> Result<&'a RenderedProvider, Problem> {
     social::find_provider(app, request.path_parameter.as_deref().unwrap_or_default())
         .ok_or_else(Problem::provider_not_found)
@@ -78,6 +81,20 @@ fn with_headers(mut response: Response, headers: Vec<(HeaderName, HeaderValue)>)
 }
 
 // === impl SessionResponse ===
+
+impl SessionResponse {
+    fn example() -> Value {
+        json!({
+            "access_token": examples::ACCESS_TOKEN,
+            "refresh_token": examples::REFRESH_TOKEN,
+            "session_id": examples::SESSION_ID,
+            "local_id": examples::USER_ID,
+            "email_verified": true,
+            "expires_at": 1_762_340_474,
+            "expires_in": 874,
+        })
+    }
+}
 
 impl From<ProviderLogin> for SessionResponse {
     fn from(ProviderLogin { user, tokens }: ProviderLogin) -> Self {
@@ -154,7 +171,7 @@ fn authorization_problem(reported: Option<AuthorizationError>) -> Problem {
     }
 }
 
-/// No text of the provider is in the response; the log gets our own words for it.
+/// The response contains no text of the provider. The log describes the error in our own words.
 pub fn provider_problem(app: &App, error: ProviderError) -> Problem {
     match error {
         ProviderError::Unavailable(_) => Problem::unavailable(PROVIDER_RETRY_AFTER).with_cause(error),

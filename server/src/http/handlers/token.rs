@@ -2,6 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::json;
 
 use crate::{
     domain::{
@@ -15,6 +16,10 @@ use crate::{
     http::{
         Ports,
         error::{ErrorCode, FieldCode, FieldProblem, Problem},
+        openapi::{
+            examples,
+            operation::{Content, Operation},
+        },
         request::{InboundRequest, RawText, request_body},
         response::{self, Response},
     },
@@ -52,6 +57,28 @@ pub struct TokenResponse {
     pub expires_at: i64,
     pub session_id: String,
     pub local_id: String,
+}
+
+pub fn operation() -> Operation {
+    Operation::new(
+        "Refresh the tokens of a session, or exchange the code of a social login",
+        "Within the App's grace period, the same refresh token gets the same response again, so tabs can race and a \
+         client can repeat a request if the response was lost. A refresh token that is older than the previous one \
+         ends its session, because two parties hold it.",
+    )
+    .request(Content::json_or_form::<TokenRequest>(
+        json!({ "grant_type": "refresh_token", "refresh_token": examples::REFRESH_TOKEN }),
+    ))
+    .response(Content::json::<TokenResponse>(json!({
+        "access_token": examples::ACCESS_TOKEN,
+        "refresh_token": examples::REFRESH_TOKEN,
+        "token_type": "Bearer",
+        "expires_in": 874,
+        "expires_at": 1_762_340_474,
+        "session_id": examples::SESSION_ID,
+        "local_id": examples::USER_ID,
+    })))
+    .errors(&[ErrorCode::UnsupportedGrantType, ErrorCode::InvalidGrant, ErrorCode::RateLimited])
 }
 
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {

@@ -1,43 +1,25 @@
-//! `GET`, `PATCH` and `DELETE /v1/{APPID}/user`: the account of the logged-in user.
+//! The endpoints of the account of the user who is logged in (docs/specification/accounts.md), and what their responses
+//! have in common.
 
 use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::{
-    domain::{
-        app::App,
-        own_account::{self, OwnAccountError},
-        password::Password,
-        user::{self, Name},
-    },
+    domain::{app::App, own_account::OwnAccountError, user::User},
     http::{
-        Ports, authentication,
+        authentication,
         error::{ErrorCode, Problem},
-        request::{InboundRequest, request_body},
-        response::{self, Response},
+        openapi::examples,
     },
-    state::State,
 };
 
+pub mod delete;
 pub mod email;
 pub mod password;
+pub mod read;
+pub mod rename;
 pub mod userinfo;
-
-request_body! {
-    /// The request to rename the user.
-    pub struct RenameRequest as "RenameRequest" {
-        /// The new name; leading and trailing white space is removed.
-        name: Name,
-    }
-}
-
-request_body! {
-    /// The request to delete the user.
-    pub struct DeleteUserRequest as "DeleteUserRequest" {
-        /// The password. Without it, a login in the last five minutes is required.
-        password: Option<Password>,
-    }
-}
 
 /// The account.
 #[derive(Serialize, JsonSchema)]
@@ -56,31 +38,34 @@ pub struct UserResponse {
     pub has_password: bool,
 }
 
-/// `GET user`.
-pub async fn read<S: Ports>(state: &State<S>, app: &App, request: &InboundRequest) -> Result<Response, Problem> {
-    let signed_in = authentication::authenticate(state, app, request).await?;
-    let user = own_account::load_user(state.call(app, &request.client), &signed_in).await;
-    response::json(&UserResponse::from(user.map_err(|error| account_problem(app, error))?))
+// === impl UserResponse ===
+
+impl UserResponse {
+    fn example() -> Value {
+        json!({
+            "id": examples::USER_ID,
+            "local_id": examples::USER_ID,
+            "email": "ada@example.com",
+            "email_verified": true,
+            "name": "Ada Lovelace",
+            "created_at": 1_762_339_600,
+            "has_password": true,
+        })
+    }
 }
 
-/// `PATCH user`.
-pub async fn rename<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
-    authentication::authenticate(state, app, &request).await?;
-    let RenameRequest { name } = request.read_json().await?;
-    let signed_in = authentication::authenticate_again(state, app, &request).await?;
-    let user = own_account::rename_user(state.call(app, &request.client), &signed_in, &name).await;
-    response::json(&UserResponse::from(user.map_err(|error| account_problem(app, error))?))
-}
-
-/// `DELETE user`.
-pub async fn delete<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
-    authentication::authenticate(state, app, &request).await?;
-    let DeleteUserRequest { password } = request.read_optional_json().await?;
-    let signed_in = authentication::authenticate_again(state, app, &request).await?;
-    let password = password.as_ref();
-    let deleted = own_account::delete_account(state.call(app, &request.client), &signed_in, password).await;
-    deleted.map_err(|error| account_problem(app, error))?;
-    response::empty_object()
+impl From<User> for UserResponse {
+    fn from(user: User) -> Self {
+        Self {
+            id: user.id.to_string(),
+            local_id: user.id.to_string(),
+            email: user.email.map(|email| email.as_str().to_owned()),
+            email_verified: user.email_verified,
+            name: user.name,
+            created_at: user.created_at.unix_timestamp(),
+            has_password: user.password_hash.is_some(),
+        }
+    }
 }
 
 /// The errors of any call on the user's own account.
@@ -101,21 +86,5 @@ pub(super) fn account_problem(app: &App, error: OwnAccountError) -> Problem {
             authentication::challenge(app, None),
         ),
         OwnAccountError::Common(error) => error.into(),
-    }
-}
-
-// === impl UserResponse ===
-
-impl From<user::User> for UserResponse {
-    fn from(user: user::User) -> Self {
-        Self {
-            id: user.id.to_string(),
-            local_id: user.id.to_string(),
-            email: user.email.map(|email| email.as_str().to_owned()),
-            email_verified: user.email_verified,
-            name: user.name,
-            created_at: user.created_at.unix_timestamp(),
-            has_password: user.password_hash.is_some(),
-        }
     }
 }

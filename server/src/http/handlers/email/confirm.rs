@@ -2,6 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::json;
 
 use crate::{
     domain::{
@@ -12,6 +13,10 @@ use crate::{
         Ports,
         authentication::Bearer,
         error::{ErrorCode, Problem},
+        openapi::{
+            examples,
+            operation::{Content, Operation},
+        },
         request::{CodeText, InboundRequest, request_body},
         response::{self, Response},
     },
@@ -44,6 +49,27 @@ pub struct ConfirmResponse {
     /// Included, and true, if the password of the account was removed: this session can set a new one.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub password_required: bool,
+}
+
+pub fn operation() -> Operation {
+    Operation::new(
+        "Confirm the email address with the code from the email",
+        "Ends every other session and code. With a token of the same account, its session continues; otherwise a new \
+         session is opened.",
+    )
+    .accepts_access_token()
+    .request(Content::json::<ConfirmRequest>(json!({ "code": "7H2KM-Q4VXD" })))
+    .response(Content::json::<ConfirmResponse>(json!({
+        "access_token": examples::ACCESS_TOKEN,
+        "refresh_token": examples::REFRESH_TOKEN,
+        "expires_in": 874,
+        "expires_at": 1_762_340_474,
+        "name": "Ada Lovelace",
+        "local_id": examples::USER_ID,
+        "email": "ada@example.com",
+        "session_id": examples::SESSION_ID,
+    })))
+    .errors(&[ErrorCode::InvalidCode, ErrorCode::RateLimited])
 }
 
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {

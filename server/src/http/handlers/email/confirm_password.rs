@@ -2,6 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::json;
 
 use super::confirm;
 use crate::{
@@ -13,7 +14,8 @@ use crate::{
     },
     http::{
         Ports,
-        error::Problem,
+        error::{ErrorCode, Problem},
+        openapi::operation::{Content, Operation},
         request::{CodeText, InboundRequest, request_body},
         response::{self, Response},
     },
@@ -38,6 +40,18 @@ request_body! {
 pub struct ConfirmPasswordResponse {
     /// The email address as it was sent.
     pub email: String,
+}
+
+pub fn operation() -> Operation {
+    Operation::new(
+        "Set a new password with the code from the email",
+        "Ends all sessions and other codes of the user, and marks the email address as verified.",
+    )
+    .request(Content::json::<ConfirmPasswordRequest>(
+        json!({ "email": "ada@example.com", "code": "7H2KM-Q4VXD", "password": "a better horse battery" }),
+    ))
+    .response(Content::json::<ConfirmPasswordResponse>(json!({ "email": "ada@example.com" })))
+    .errors(&[ErrorCode::InvalidCode, ErrorCode::WeakPassword, ErrorCode::RateLimited])
 }
 
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {

@@ -2,12 +2,14 @@
 
 use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::json;
 
 use crate::{
     domain::{app::App, email::Email, email_account},
     http::{
         Ports,
         error::Problem,
+        openapi::operation::{Content, Operation},
         request::{InboundRequest, request_body},
         response::{self, Response},
     },
@@ -28,6 +30,16 @@ request_body! {
 pub struct ForgotPasswordResponse {
     /// The email address as it was sent.
     pub email: String,
+}
+
+/// Without `rate_limited`: over a limit, the response is the same and no email is sent.
+pub fn operation() -> Operation {
+    Operation::new(
+        "Request a password reset by email",
+        "The response is the same whether or not the address has an account.",
+    )
+    .request(Content::json::<ForgotPasswordRequest>(json!({ "email": "ada@example.com" })))
+    .response(Content::json::<ForgotPasswordResponse>(json!({ "email": "ada@example.com" })))
 }
 
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {

@@ -2,6 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::json;
 
 use crate::{
     domain::{
@@ -13,6 +14,10 @@ use crate::{
     http::{
         Ports, authentication,
         error::{ErrorCode, Problem},
+        openapi::{
+            examples,
+            operation::{Content, Operation},
+        },
         request::{InboundRequest, request_body},
         response::{self, Response},
     },
@@ -52,6 +57,28 @@ pub struct User {
     pub id: String,
     pub email: String,
     pub name: String,
+}
+
+pub fn operation() -> Operation {
+    Operation::new(
+        "Log in with email address and password",
+        "A user with an unverified email address can log in, unless the App requires a verified one.",
+    )
+    .request(Content::json::<LoginRequest>(json!({ "email": "ada@example.com", "password": "correct horse battery" })))
+    .response(Content::json::<LoginResponse>(json!({
+        "token": examples::ACCESS_TOKEN,
+        "user": { "id": examples::USER_ID, "email": "ada@example.com", "name": "Ada Lovelace" },
+        "refresh_token": examples::REFRESH_TOKEN,
+        "session_id": examples::SESSION_ID,
+        "expires_in": 874,
+        "expires_at": 1_762_340_474,
+    })))
+    .errors(&[
+        ErrorCode::InvalidCredentials,
+        ErrorCode::EmailNotVerified,
+        ErrorCode::UserDisabled,
+        ErrorCode::RateLimited,
+    ])
 }
 
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {

@@ -2,6 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::{
     domain::{
@@ -14,6 +15,10 @@ use crate::{
     http::{
         Ports,
         error::{ErrorCode, FieldCode, FieldProblem, Problem},
+        openapi::{
+            examples,
+            operation::{Content, Operation},
+        },
         request::{InboundRequest, request_body},
         response::{self, Response},
     },
@@ -44,6 +49,38 @@ pub struct RegisterResponse {
     pub expires_in: i64,
     /// The earliest time at which the confirmation code expires, in Unix seconds.
     pub expires_at: i64,
+}
+
+// === impl RegisterResponse ===
+
+impl RegisterResponse {
+    pub fn example(email: &str) -> Value {
+        json!({
+            "email": email,
+            "name": "Ada Lovelace",
+            "local_id": examples::USER_ID,
+            "expires_in": 86_400,
+            "expires_at": 1_762_426_000,
+        })
+    }
+}
+
+pub fn operation() -> Operation {
+    Operation::new(
+        "Register with name, email address and password",
+        "Creates the user and sends the confirmation email. With enumeration protection, the response is the same for \
+         an address that already has an account.",
+    )
+    .request(Content::json::<RegisterRequest>(
+        json!({ "name": "Ada Lovelace", "email": "ada@example.com", "password": "correct horse battery" }),
+    ))
+    .response(Content::json::<RegisterResponse>(RegisterResponse::example("ada@example.com")))
+    .errors(&[
+        ErrorCode::WeakPassword,
+        ErrorCode::RegistrationDisabled,
+        ErrorCode::EmailTaken,
+        ErrorCode::RateLimited,
+    ])
 }
 
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {

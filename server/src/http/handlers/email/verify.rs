@@ -2,6 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::json;
 
 use crate::{
     domain::{
@@ -10,7 +11,8 @@ use crate::{
     },
     http::{
         Ports, authentication,
-        error::Problem,
+        error::{ErrorCode, Problem},
+        openapi::operation::{Content, Operation},
         request::InboundRequest,
         response::{self, Response},
     },
@@ -23,6 +25,17 @@ use crate::{
 pub struct VerifyResponse {
     /// The email address to which the code is sent, or the verified one if there is nothing to verify.
     pub email: String,
+}
+
+pub fn operation() -> Operation {
+    Operation::new(
+        "Send the confirmation code again",
+        "Sends it to the user of the token, unless the email address is already verified.",
+    )
+    .requires_access_token()
+    .request(Content::empty_object())
+    .response(Content::json::<VerifyResponse>(json!({ "email": "ada@example.com" })))
+    .errors(&[ErrorCode::RateLimited])
 }
 
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {

@@ -1,4 +1,4 @@
-//! `GET` and `POST /{APPID}/{PROVIDER}/callback`.
+//! `GET /{APPID}/{PROVIDER}/callback`.
 
 use latchkey_crds::rendered::RenderedProvider;
 use schemars::JsonSchema;
@@ -15,6 +15,7 @@ use crate::{
         Ports,
         cookies::FlowCookies,
         error::{ErrorCode, Problem},
+        openapi::operation::{Content, Operation, Parameter},
         parameters::Parameters,
         request::InboundRequest,
         response::{self, Response},
@@ -43,25 +44,54 @@ pub enum CallbackResponse {
     },
 }
 
+/// The parameters of *callback*, which the provider sends.
+pub(super) const PARAMETERS: [Parameter; 5] = [
+    ("state", "The `state` of the flow."),
+    ("code", "The provider's code."),
+    ("iss", "The provider's issuer (RFC 9207)."),
+    ("error", "Why the provider returns no code (RFC 6749, 4.1.2.1)."),
+    ("error_description", "Ignored."),
+];
+
+pub fn operation() -> Operation {
+    operation_without_parameters().query(&PARAMETERS)
+}
+
+/// What the callback with a query and the one with a form have in common.
+pub(super) fn operation_without_parameters() -> Operation {
+    Operation::new(
+        "The address to which the provider returns the user",
+        "Not for the application itself: register this address at the provider. The response is a redirect to the \
+         `redirect_url` of the flow, with a session, a `code` or an `error`. It is JSON only if the App has no \
+         redirect addresses, or if the address of the flow is unknown or no longer allowed.",
+    )
+    .response(Content::json::<CallbackResponse>(SessionResponse::example()))
+    .redirect(
+        "To the `redirect_url` of the flow. Its parameters are the fields of the JSON response, or `error` and \
+         `error_description`, and the `state` that was given to *redirect*.",
+    )
+    .errors(&[
+        ErrorCode::InvalidState,
+        ErrorCode::RedirectUrlNotAllowed,
+        ErrorCode::EmailNotVerified,
+        ErrorCode::RegistrationDisabled,
+        ErrorCode::UserDisabled,
+        ErrorCode::AccessDenied,
+        ErrorCode::ProviderNotFound,
+        ErrorCode::AccountLinkRequired,
+        ErrorCode::RateLimited,
+        ErrorCode::ProviderError,
+    ])
+}
+
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: InboundRequest) -> Result<Response, Problem> {
     let provider = super::requested_provider(app, &request)?;
     let parameters = Parameters::parse(request.uri.query().unwrap_or_default())?;
     finish_flow(state, app, provider, &request, &parameters, None).await
 }
 
-pub async fn handle_form<S: Ports>(
-    state: &State<S>,
-    app: &App,
-    mut request: InboundRequest,
-) -> Result<Response, Problem> {
-    let provider = super::requested_provider(app, &request)?;
-    let form = request.read_form_text().await?;
-    let parameters = Parameters::parse(&form)?;
-    finish_flow(state, app, provider, &request, &parameters, parameters.get_once("user")?).await
-}
-
 /// Finishes the flow of the `state` parameter.
-async fn finish_flow<S: Ports>(
+pub(super) async fn finish_flow<S: Ports>(
     state: &State<S>,
     app: &App,
     provider: &RenderedProvider,

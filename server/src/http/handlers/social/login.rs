@@ -1,11 +1,14 @@
 //! `POST /{APPID}/{PROVIDER}/login`.
 
+use serde_json::{Value, json};
+
 use super::SessionResponse;
 use crate::{
     domain::{app::App, social},
     http::{
         Ports,
-        error::Problem,
+        error::{ErrorCode, Problem},
+        openapi::operation::{Content, Operation},
         request::{InboundRequest, RawText, request_body},
         response::{self, Response},
     },
@@ -20,6 +23,35 @@ request_body! {
         /// The expected `nonce` of the ID token, plain or as lower-case hexadecimal SHA-256.
         nonce: Option<RawText>,
     }
+}
+
+// === impl ProviderTokenRequest ===
+
+impl ProviderTokenRequest {
+    pub fn example() -> Value {
+        json!({ "token": "gho_16C7e42F292c…" })
+    }
+}
+
+pub fn operation() -> Operation {
+    Operation::new(
+        "Log in with a token of the provider",
+        "For apps that log in with the provider's own SDK. Only tokens that were issued for one of the Provider's \
+         client IDs are accepted. If the provider offers no way to check this, the call is refused.",
+    )
+    .request(Content::json::<ProviderTokenRequest>(ProviderTokenRequest::example()))
+    .response(Content::json::<SessionResponse>(SessionResponse::example()))
+    .errors(&[
+        ErrorCode::InvalidProviderToken,
+        ErrorCode::EmailNotVerified,
+        ErrorCode::RegistrationDisabled,
+        ErrorCode::UserDisabled,
+        ErrorCode::AccessDenied,
+        ErrorCode::ProviderNotFound,
+        ErrorCode::AccountLinkRequired,
+        ErrorCode::RateLimited,
+        ErrorCode::ProviderError,
+    ])
 }
 
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {

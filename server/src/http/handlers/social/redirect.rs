@@ -3,6 +3,7 @@
 use http::{HeaderMap, header::ORIGIN};
 use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::json;
 
 use crate::{
     domain::{
@@ -15,6 +16,7 @@ use crate::{
         cookies::FlowCookies,
         cors::Cors,
         error::{ErrorCode, Problem},
+        openapi::operation::{Content, Operation, Parameter},
         parameters::Parameters,
         request::InboundRequest,
         response::{self, Response},
@@ -35,6 +37,41 @@ pub struct RedirectResponse {
 enum ResponseFormat {
     Redirect,
     Json,
+}
+
+/// The parameters of *redirect*.
+const PARAMETERS: [Parameter; 7] = [
+    ("format", "`json` returns the provider's address as JSON; `redirect`, the default, redirects to it."),
+    (
+        "redirect_url",
+        "The address to which the user returns at the end. It must be on the App's list, byte for byte, except for the \
+         port of an `http` loopback address. Default: the first of the list.",
+    ),
+    ("state", "Returned unchanged with the parameters of *callback*; at most 512 characters."),
+    ("prompt", "Passed to the provider if it supports it."),
+    ("login_hint", "Passed to the provider if it supports it."),
+    ("code_challenge", "With S256 (RFC 7636): the flow ends with a `code` for *token*."),
+    ("code_challenge_method", "`S256`, the default."),
+];
+
+pub fn operation() -> Operation {
+    Operation::new(
+        "Send the user to the provider's login page",
+        "Without `format=json`, the response is a redirect. A cookie binds the flow to the browser; with \
+         `format=json`, only if the call comes from a page of the same site (`Sec-Fetch-Site`).",
+    )
+    .query(&PARAMETERS)
+    .response(Content::json::<RedirectResponse>(
+        json!({ "url": "https://github.com/login/oauth/authorize?client_id=…&redirect_uri=…&scope=…" }),
+    ))
+    .redirect("To the provider's login page.")
+    .errors(&[
+        ErrorCode::RedirectUrlNotAllowed,
+        ErrorCode::OriginNotAllowed,
+        ErrorCode::ProviderNotFound,
+        ErrorCode::RateLimited,
+        ErrorCode::ProviderError,
+    ])
 }
 
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: InboundRequest) -> Result<Response, Problem> {

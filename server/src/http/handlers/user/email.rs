@@ -1,5 +1,7 @@
 //! `POST /v1/{APPID}/user/email`.
 
+use serde_json::json;
+
 use super::account_problem;
 use crate::{
     domain::{
@@ -10,8 +12,9 @@ use crate::{
     },
     http::{
         Ports, authentication,
-        error::Problem,
-        handlers::email::register,
+        error::{ErrorCode, Problem},
+        handlers::email::register::{self, RegisterResponse},
+        openapi::operation::{Content, Operation},
         request::{InboundRequest, request_body},
         response::{self, Response},
     },
@@ -28,6 +31,27 @@ request_body! {
     }
 }
 
+pub fn operation() -> Operation {
+    Operation::new(
+        "Request a change of the email address",
+        "Requires the password or, if there is none, a login in the last five minutes. The code goes to the new \
+         address and is valid at *confirm* only with a token of this account. With enumeration protection, the \
+         response is the same for an address of another account.",
+    )
+    .requires_access_token()
+    .request(Content::json::<ChangeAddressRequest>(
+        json!({ "email": "ada@example.org", "password": "correct horse battery" }),
+    ))
+    .response(Content::json::<RegisterResponse>(RegisterResponse::example("ada@example.org")))
+    .errors(&[
+        ErrorCode::InvalidCredentials,
+        ErrorCode::ReauthenticationRequired,
+        ErrorCode::EmailNotVerified,
+        ErrorCode::EmailTaken,
+        ErrorCode::RateLimited,
+    ])
+}
+
 /// The response is the one of *register*.
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {
     authentication::authenticate(state, app, &request).await?;
@@ -35,7 +59,7 @@ pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundR
     let signed_in = authentication::authenticate_again(state, app, &request).await?;
     let change = ChangeAddressInput { email, password };
     match own_account::request_address_change(state.call(app, &request.client), &signed_in, &change).await {
-        Ok(PendingAddressChange { user, expires_in, expires_at }) => response::json(&register::RegisterResponse {
+        Ok(PendingAddressChange { user, expires_in, expires_at }) => response::json(&RegisterResponse {
             email: change.email.as_str().to_owned(),
             name: user.name,
             local_id: user.id.to_string(),

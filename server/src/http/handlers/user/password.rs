@@ -1,5 +1,7 @@
 //! `POST /v1/{APPID}/user/password`.
 
+use serde_json::json;
+
 use super::account_problem;
 use crate::{
     domain::{
@@ -9,7 +11,8 @@ use crate::{
     },
     http::{
         Ports, authentication,
-        error::Problem,
+        error::{ErrorCode, Problem},
+        openapi::operation::{Content, Operation},
         request::{InboundRequest, request_body},
         response::{self, Response},
     },
@@ -24,6 +27,26 @@ request_body! {
         /// The current password. Without it, a login in the last five minutes is required.
         current_password: Option<Password>,
     }
+}
+
+pub fn operation() -> Operation {
+    Operation::new(
+        "Set a new password",
+        "Requires the current password or a login in the last five minutes. Ends all other sessions, all codes and a \
+         pending change of the email address.",
+    )
+    .requires_access_token()
+    .request(Content::json::<ChangePasswordRequest>(
+        json!({ "password": "a better horse battery", "current_password": "correct horse battery" }),
+    ))
+    .response(Content::empty_object())
+    .errors(&[
+        ErrorCode::WeakPassword,
+        ErrorCode::InvalidCredentials,
+        ErrorCode::ReauthenticationRequired,
+        ErrorCode::EmailNotVerified,
+        ErrorCode::RateLimited,
+    ])
 }
 
 pub async fn handle<S: Ports>(state: &State<S>, app: &App, mut request: InboundRequest) -> Result<Response, Problem> {

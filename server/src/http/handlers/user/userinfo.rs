@@ -2,6 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::json;
 
 use super::account_problem;
 use crate::{
@@ -9,6 +10,10 @@ use crate::{
     http::{
         Ports, authentication,
         error::Problem,
+        openapi::{
+            examples,
+            operation::{Content, Operation},
+        },
         request::InboundRequest,
         response::{self, Response},
     },
@@ -29,8 +34,23 @@ pub struct UserInfoResponse {
     pub updated_at: i64,
 }
 
-pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: &InboundRequest) -> Result<Response, Problem> {
-    let signed_in = authentication::authenticate(state, app, request).await?;
+pub fn operation() -> Operation {
+    Operation::new(
+        "The user's claims (OpenID Connect Core 1.0, 5.3)",
+        "The email address is included only if it is verified.",
+    )
+    .requires_access_token()
+    .response(Content::json::<UserInfoResponse>(json!({
+        "sub": examples::USER_ID,
+        "name": "Ada Lovelace",
+        "email": "ada@example.com",
+        "email_verified": true,
+        "updated_at": 1_762_339_600,
+    })))
+}
+
+pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: InboundRequest) -> Result<Response, Problem> {
+    let signed_in = authentication::authenticate(state, app, &request).await?;
     let user = own_account::load_user(state.call(app, &request.client), &signed_in).await;
     let user = user.map_err(|error| account_problem(app, error))?;
     response::json(&UserInfoResponse {

@@ -1,0 +1,57 @@
+//! Joins each route of the public listener with the functions of its handler's file.
+
+use bytes::Bytes;
+use futures::{FutureExt, future::BoxFuture};
+
+use super::{
+    Ports,
+    error::Problem,
+    handlers,
+    openapi::operation::Operation,
+    request::InboundRequest,
+    response::Response,
+    routes::{Route, endpoints},
+};
+use crate::{domain::app::App, state::State};
+
+/// Declares the functions of this file for the table of the endpoints.
+macro_rules! declare_functions {
+    (
+        app {
+            $(
+                $(#[$app_doc:meta])*
+                $app_route:ident = $app_verb:ident $app_name:literal $app_path:literal => $($app_module:ident)::+;
+            )+
+        }
+        service {
+            $($(#[$doc:meta])* $route:ident = $verb:ident $name:literal $path:literal => $($module:ident)::+;)+
+        }
+    ) => {
+        /// What the OpenAPI document says about the route.
+        pub(super) fn operation(route: Route) -> Operation {
+            match route {
+                $(Route::$app_route => handlers::$($app_module::)+operation(),)+
+                $(Route::$route => handlers::$($module::)+operation(),)+
+            }
+        }
+
+        /// Calls the handler of the route. `openapi` is the rendered OpenAPI document.
+        ///
+        /// Each future is boxed separately: otherwise every request would be as large as the largest of them.
+        pub(super) fn call<'a, S: Ports>(
+            route: Route,
+            state: &'a State<S>,
+            openapi: &'a Bytes,
+            app: Option<&'a App>,
+            request: InboundRequest,
+        ) -> BoxFuture<'a, Result<Response, Problem>> {
+            match (route, app) {
+                $((Route::$app_route, Some(app)) => handlers::$($app_module::)+handle(state, app, request).boxed(),)+
+                $((Route::$app_route, None))|+ => async { Err(Problem::app_not_found()) }.boxed(),
+                $((Route::$route, _) => handlers::$($module::)+handle(openapi, request).boxed(),)+
+            }
+        }
+    };
+}
+
+endpoints!(declare_functions);

@@ -1,0 +1,44 @@
+//! `DELETE /v1/{APPID}/user/identities/{PROVIDER}`.
+
+use latchkey_crds::types::ProviderName;
+
+use crate::{
+    domain::{app::App, ports::UnlinkOutcome, social},
+    http::{
+        Ports, authentication,
+        error::{ErrorCode, Problem},
+        openapi::operation::{Content, Operation},
+        request::InboundRequest,
+        response::{self, Response},
+    },
+    state::State,
+};
+
+pub fn operation() -> Operation {
+    Operation::new(
+        "Unlink a provider account from the user",
+        "The last way to log in to the account cannot be removed.",
+    )
+    .requires_access_token()
+    .response(Content::empty_object())
+    .errors(&[ErrorCode::NotFound, ErrorCode::LastIdentity])
+}
+
+pub async fn handle<S: Ports>(state: &State<S>, app: &App, request: InboundRequest) -> Result<Response, Problem> {
+    let signed_in = authentication::authenticate(state, app, &request).await?;
+    // A Provider that the App no longer has can still be unlinked.
+    let name = request.path_parameter.as_deref().and_then(|name| name.parse::<ProviderName>().ok());
+    let name = name.ok_or_else(not_linked)?;
+    match social::unlink_identity(state.call(app, &request.client), &signed_in, &name).await? {
+        UnlinkOutcome::Done => response::empty_object(),
+        UnlinkOutcome::NotLinked => Err(not_linked()),
+        UnlinkOutcome::LastLoginMethod => {
+            let why = "it is the last way to log in to the account; set a password first";
+            Err(Problem::new(ErrorCode::LastIdentity, why))
+        }
+    }
+}
+
+fn not_linked() -> Problem {
+    Problem::new(ErrorCode::NotFound, "you have no identity of this provider")
+}

@@ -1,0 +1,64 @@
+//! Whether this process can serve requests, and why not.
+
+use std::sync::{
+    Mutex, PoisonError,
+    atomic::{AtomicBool, Ordering},
+};
+
+/// The state behind `readyz`. It never asks the stores: a short outage of Redis must not empty the Service.
+#[derive(Debug, Default)]
+pub struct Readiness {
+    configuration_loaded: AtomicBool,
+    schema_ready: AtomicBool,
+    draining: AtomicBool,
+    configuration_error: Mutex<Option<String>>,
+    schema_error: Mutex<Option<String>>,
+}
+
+// === impl Readiness ===
+
+impl Readiness {
+    /// The Apps were loaded once.
+    pub fn set_configuration_loaded(&self) {
+        self.configuration_loaded.store(true, Ordering::Release);
+    }
+
+    /// The Apps cannot be read; the reason says what to do.
+    pub fn set_configuration_error(&self, reason: impl Into<String>) {
+        *self.configuration_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason.into());
+    }
+
+    /// The database schema was found to be new enough, once.
+    pub fn set_schema_ready(&self) {
+        self.schema_ready.store(true, Ordering::Release);
+    }
+
+    /// The schema was checked and is too old; the reason says what to do.
+    pub fn set_schema_error(&self, reason: impl Into<String>) {
+        *self.schema_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason.into());
+    }
+
+    /// The process was asked to end.
+    pub fn set_draining(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    /// The reasons why this process is not ready.
+    pub fn missing(&self) -> Vec<String> {
+        let mut missing = Vec::new();
+        if !self.configuration_loaded.load(Ordering::Acquire) {
+            let error = self.configuration_error.lock().unwrap_or_else(PoisonError::into_inner);
+            let reason = error.as_deref().unwrap_or("the Apps are not loaded yet");
+            missing.push(format!("configuration: {reason}"));
+        }
+        if !self.schema_ready.load(Ordering::Acquire) {
+            let error = self.schema_error.lock().unwrap_or_else(PoisonError::into_inner);
+            let reason = error.as_deref().unwrap_or("the database schema was not checked yet");
+            missing.push(format!("schema: {reason}"));
+        }
+        if self.draining.load(Ordering::Acquire) {
+            missing.push("draining: the process is about to end".to_owned());
+        }
+        missing
+    }
+}

@@ -1,0 +1,265 @@
+//! The description of an operation. The file of each handler declares its own.
+
+use std::collections::BTreeMap;
+
+use http::StatusCode;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde_json::{Map, Value, json};
+
+use super::{components::header_references, errors::error_response};
+use crate::http::{
+    error::ErrorCode,
+    routes::{Route, Verb},
+};
+
+/// What the document says about an operation, except for what follows from its route.
+pub struct Operation {
+    summary: &'static str,
+    description: &'static str,
+    security: Security,
+    query: &'static [Parameter],
+    request: Option<Content>,
+    /// `None` if the response has no body.
+    response: Option<Content>,
+    /// Headers of the response in addition to those of every response.
+    response_headers: &'static [&'static str],
+    /// Whether clients can cache the response and validate it by its ETag.
+    is_public_document: bool,
+    /// The target of the redirect, if the response can be one.
+    redirect: Option<&'static str>,
+    errors: &'static [ErrorCode],
+}
+
+/// The name and the description of a parameter.
+pub type Parameter = (&'static str, &'static str);
+
+/// The body of a request or a response.
+pub struct Content {
+    schema: fn(&mut SchemaGenerator) -> Schema,
+    example: Option<Value>,
+    required: bool,
+    media_types: &'static [&'static str],
+}
+
+/// Which token the request needs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Security {
+    None,
+    OptionalAccessToken,
+    AccessToken,
+    /// The token of a Kubernetes ServiceAccount.
+    ServiceAccount,
+}
+
+const JSON: &str = "application/json";
+const FORM: &str = "application/x-www-form-urlencoded";
+
+// === impl Operation ===
+
+impl Operation {
+    /// An operation without authentication, request, response body and errors of its own.
+    pub fn new(summary: &'static str, description: &'static str) -> Self {
+        Self {
+            summary,
+            description,
+            security: Security::None,
+            query: &[],
+            request: None,
+            response: None,
+            response_headers: &[],
+            is_public_document: false,
+            redirect: None,
+            errors: &[],
+        }
+    }
+
+    /// The request can have an access token.
+    pub fn accepts_access_token(self) -> Self {
+        Self { security: Security::OptionalAccessToken, ..self }
+    }
+
+    /// The request must have an access token; without it, the error is `invalid_token`.
+    pub fn requires_access_token(self) -> Self {
+        Self { security: Security::AccessToken, ..self }
+    }
+
+    /// The request must have the token of a ServiceAccount; without it, the error is `invalid_client`.
+    pub fn requires_service_account(self) -> Self {
+        Self { security: Security::ServiceAccount, ..self }
+    }
+
+    /// The parameters of the query, which are optional text.
+    pub fn query(self, query: &'static [Parameter]) -> Self {
+        Self { query, ..self }
+    }
+
+    pub fn request(self, request: Content) -> Self {
+        Self { request: Some(request), ..self }
+    }
+
+    pub fn response(self, response: Content) -> Self {
+        Self { response: Some(response), ..self }
+    }
+
+    /// A response that clients can cache. It is served without the stores.
+    pub fn public_document(self, response: Content) -> Self {
+        Self { is_public_document: true, ..self.response(response) }
+    }
+
+    /// Headers of the response that not every response has. `components.rs` describes them.
+    pub fn response_headers(self, response_headers: &'static [&'static str]) -> Self {
+        Self { response_headers, ..self }
+    }
+
+    /// The response can be a redirect to this target.
+    pub fn redirect(self, target: &'static str) -> Self {
+        Self { redirect: Some(target), ..self }
+    }
+
+    /// The operation's own errors. Those that follow from authentication, request, response and route are added.
+    pub fn errors(self, errors: &'static [ErrorCode]) -> Self {
+        Self { errors, ..self }
+    }
+
+    /// The operation as JSON. `error` is the schema of the body of errors.
+    pub fn render(&self, route: Route, schemas: &mut SchemaGenerator, error: &Schema) -> Value {
+        let request_body = self.request.as_ref().map(|request| request.render_request(schemas));
+        let mut operation = json!({
+            "operationId": route.name(),
+            "summary": self.summary,
+            "description": self.description,
+            "security": match self.security {
+                Security::None => json!([]),
+                Security::OptionalAccessToken => json!([{}, { "bearer": [] }]),
+                Security::AccessToken => json!([{ "bearer": [] }]),
+                Security::ServiceAccount => json!([{ "serviceAccount": [] }]),
+            },
+            "responses": self.render_responses(route, schemas, error),
+        });
+        if !self.query.is_empty() {
+            operation["parameters"] = self.query.iter().map(render_parameter).collect();
+        }
+        if let Some(request_body) = request_body {
+            operation["requestBody"] = request_body;
+        }
+        operation
+    }
+
+    fn render_responses(&self, route: Route, schemas: &mut SchemaGenerator, error: &Schema) -> Map<String, Value> {
+        let content = self.response.as_ref().map_or_else(|| json!({}), |response| response.render(schemas));
+        let mut headers = vec!["X-Request-Id", "Cache-Control"];
+        if self.is_public_document {
+            headers.push("ETag");
+        }
+        headers.extend(self.response_headers);
+        let headers = header_references(&headers);
+
+        let mut responses = Map::new();
+        let mut add = |status: StatusCode, response| responses.insert(status.as_str().to_owned(), response);
+        add(StatusCode::OK, json!({ "description": "Success.", "headers": headers, "content": content }));
+        if self.is_public_document {
+            let description = "The document is unchanged: it has the ETag in `If-None-Match`.";
+            add(StatusCode::NOT_MODIFIED, json!({ "description": description, "headers": headers }));
+        }
+        if let Some(target) = self.redirect {
+            let headers =
+                header_references(&["X-Request-Id", "Cache-Control", "Location", "Referrer-Policy", "Set-Cookie"]);
+            add(StatusCode::FOUND, json!({ "description": target, "headers": headers }));
+        }
+        for (status, codes) in self.errors_by_status(route) {
+            add(status, error_response(status, &codes, error));
+        }
+        let description = "The headers exceed 32 KiB. There is no body.";
+        add(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, json!({ "description": description }));
+        responses
+    }
+
+    fn errors_by_status(&self, route: Route) -> BTreeMap<StatusCode, Vec<ErrorCode>> {
+        let mut by_status: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for code in self.all_errors(route) {
+            by_status.entry(code.status()).or_default().push(code);
+        }
+        // The body is not received in time.
+        if self.request.is_some() {
+            by_status.insert(StatusCode::REQUEST_TIMEOUT, vec![ErrorCode::InvalidRequest]);
+        }
+        by_status
+    }
+
+    /// The operation's own errors, and those that follow from authentication, request, response and route.
+    fn all_errors(&self, route: Route) -> Vec<ErrorCode> {
+        let mut errors = match self.security {
+            Security::None | Security::OptionalAccessToken => Vec::new(),
+            Security::AccessToken => vec![ErrorCode::InvalidToken],
+            Security::ServiceAccount => vec![ErrorCode::InvalidClient],
+        };
+        errors.extend(self.errors);
+        if self.request.is_some() || !self.query.is_empty() {
+            errors.push(ErrorCode::InvalidRequest);
+        }
+        if self.request.is_some() {
+            errors.extend([ErrorCode::PayloadTooLarge, ErrorCode::UnsupportedMediaType]);
+        }
+        if route.template().contains("{APPID}") {
+            errors.push(ErrorCode::AppNotFound);
+        }
+        if route.verb() != Verb::Any {
+            errors.push(ErrorCode::MethodNotAllowed);
+        }
+        if !self.is_public_document {
+            errors.push(ErrorCode::TemporarilyUnavailable);
+        }
+        errors.push(ErrorCode::ServerError);
+        errors
+    }
+}
+
+fn render_parameter((name, description): &Parameter) -> Value {
+    json!({ "name": name, "in": "query", "description": description, "schema": { "type": "string" } })
+}
+
+// === impl Content ===
+
+impl Content {
+    pub fn json<T: JsonSchema>(example: Value) -> Self {
+        Self::json_with_schema(SchemaGenerator::subschema_for::<T>, example)
+    }
+
+    /// JSON of a schema that no type declares.
+    pub fn json_with_schema(schema: fn(&mut SchemaGenerator) -> Schema, example: Value) -> Self {
+        Self { schema, example: Some(example), required: true, media_types: &[JSON] }
+    }
+
+    /// JSON that can be left out.
+    pub fn optional_json<T: JsonSchema>(example: Value) -> Self {
+        Self { required: false, ..Self::json::<T>(example) }
+    }
+
+    /// JSON, or a form with the same fields.
+    pub fn json_or_form<T: JsonSchema>(example: Value) -> Self {
+        Self { media_types: &[JSON, FORM], ..Self::json::<T>(example) }
+    }
+
+    /// Only a form.
+    pub fn form(schema: fn(&mut SchemaGenerator) -> Schema) -> Self {
+        Self { schema, example: None, required: true, media_types: &[FORM] }
+    }
+
+    /// `{}`: a request or response without data.
+    pub fn empty_object() -> Self {
+        let schema = |_: &mut SchemaGenerator| json_schema!({ "type": "object", "maxProperties": 0 });
+        Self { required: false, ..Self::json_with_schema(schema, json!({})) }
+    }
+
+    fn render_request(&self, schemas: &mut SchemaGenerator) -> Value {
+        json!({ "required": self.required, "content": self.render(schemas) })
+    }
+
+    fn render(&self, schemas: &mut SchemaGenerator) -> Value {
+        let mut media = json!({ "schema": (self.schema)(schemas) });
+        if let Some(example) = &self.example {
+            media["example"] = example.clone();
+        }
+        self.media_types.iter().map(|media_type| ((*media_type).to_owned(), media.clone())).collect()
+    }
+}

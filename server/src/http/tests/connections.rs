@@ -1,0 +1,160 @@
+//! Connections that end while requests run, and the connection slots of clients.
+
+use std::{net::IpAddr, time::Duration};
+
+use futures::FutureExt;
+use prometheus_client::encoding::text;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    time::timeout,
+};
+
+use super::{
+    FailingStores, Reply, TestServer, get,
+    http2::{PREFACE, openapi_request_frame},
+    slow_endpoint::{SlowEndpoint, wait_for},
+    wait_until,
+};
+use crate::http::{Budgets, Drain};
+
+#[tokio::test]
+async fn a_drain_finishes_running_requests_and_closes_the_rest() {
+    let server = TestServer::new(FailingStores::Panicking);
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let drain = Drain::new(Duration::from_millis(300), Duration::from_secs(10));
+    let serving = tokio::spawn(crate::http::serve(listener, server.public(), drain.clone()));
+    let mut kept = tokio::net::TcpStream::connect(address).await.unwrap();
+    let mut buffer = vec![0; 4096];
+    kept.write_all(b"GET /v1 HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    let read = kept.read(&mut buffer).await.unwrap();
+    assert_eq!(Reply::parse(&buffer[..read]).header("connection"), None);
+
+    drain.begin();
+    // A connection from before the drain and a new one: both get a response that closes them.
+    let fresh = tokio::net::TcpStream::connect(address).await.unwrap();
+    for mut stream in [kept, fresh] {
+        stream.write_all(b"GET /v1 HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+        let mut reply = Vec::new();
+        timeout(Duration::from_secs(20), stream.read_to_end(&mut reply)).await.expect("closed in time").unwrap();
+        let reply = Reply::parse(&reply);
+        assert_eq!((reply.status, reply.header("connection")), (404, Some("close")));
+    }
+    timeout(Duration::from_secs(20), serving).await.expect("the drain ends in time").unwrap();
+    assert!(tokio::net::TcpStream::connect(address).await.is_err());
+}
+
+#[tokio::test]
+async fn a_request_finishes_even_if_its_client_disconnects() {
+    let server = TestServer::new(FailingStores::Panicking);
+    let slow = SlowEndpoint::default();
+    let mut client = server.connect(server.service_for(slow.clone()));
+    client.write_all(get("/", "").as_bytes()).await.unwrap();
+    wait_for(&slow.began).await;
+    drop(client);
+    slow.may_end.notify_one();
+    wait_for(&slow.ended).await;
+}
+
+#[tokio::test]
+async fn a_client_that_disconnects_keeps_its_slot_while_its_requests_run() {
+    let mut server = TestServer::new(FailingStores::Panicking);
+    server.budgets = Budgets::new(256 << 20, 5);
+    let slow = SlowEndpoint::default();
+    let service = server.service_for(slow.clone());
+    let mut client = server.connect(service.clone());
+    client.write_all(&[PREFACE, &openapi_request_frame(1)].concat()).await.unwrap();
+    wait_for(&slow.began).await;
+    // How many more connections its address can open.
+    let free_slots = || {
+        let admit = || service.admit(service.acquire_slot().now_or_never()?, [192, 0, 2, 1].into()).ok();
+        std::iter::from_fn(admit).collect::<Vec<_>>().len()
+    };
+    assert_eq!(free_slots(), 0, "HTTP/2 costs five slots");
+    drop(client);
+    wait_until("the connection has ended", || free_slots() > 0).await;
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+        assert_eq!(free_slots(), 4, "its request still runs");
+    }
+    slow.may_end.notify_one();
+    wait_until("its slot is free", || free_slots() == 5).await;
+}
+
+#[tokio::test]
+async fn a_client_that_half_closed_gets_its_response() {
+    let server = TestServer::new(FailingStores::Panicking);
+    let slow = SlowEndpoint::default();
+    let mut client = server.connect(server.service_for(slow.clone()));
+    client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    client.shutdown().await.unwrap();
+    wait_for(&slow.began).await;
+    slow.may_end.notify_one();
+    let mut reply = Vec::new();
+    timeout(Duration::from_secs(20), client.read_to_end(&mut reply)).await.expect("closed in time").unwrap();
+    assert_eq!(Reply::parse(&reply).status, 200);
+}
+
+#[tokio::test]
+async fn a_drain_waits_for_running_requests_up_to_its_limit() {
+    let server = TestServer::new(FailingStores::Panicking);
+    for answers in [true, false] {
+        let slow = SlowEndpoint::default();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let limit = if answers { Duration::from_secs(20) } else { Duration::from_millis(50) };
+        let drain = Drain::new(Duration::ZERO, limit);
+        let service = server.service_for(slow.clone());
+        let serving = tokio::spawn(crate::http::serve(listener, service, drain.clone()));
+        let mut client = tokio::net::TcpStream::connect(address).await.unwrap();
+        client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+        wait_for(&slow.began).await;
+        drain.begin();
+        drain.closing().cancelled().await;
+        assert!(!serving.is_finished());
+        if answers {
+            slow.may_end.notify_one();
+        }
+        let mut reply = Vec::new();
+        timeout(Duration::from_secs(20), client.read_to_end(&mut reply)).await.expect("closed in time").unwrap();
+        assert_eq!(!reply.is_empty(), answers);
+        if answers {
+            assert_eq!(Reply::parse(&reply).header("connection"), Some("close"));
+        }
+        timeout(Duration::from_secs(20), serving).await.expect("the drain ends in time").unwrap();
+    }
+}
+
+#[tokio::test]
+async fn one_client_has_a_maximum_of_connections_and_others_are_served() {
+    let mut server = TestServer::new(FailingStores::Panicking);
+    server.budgets = Budgets::new(256 << 20, 3);
+    let listener = tokio::net::TcpListener::bind("0.0.0.0:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(crate::http::serve(listener, server.public(), server.drain.clone()));
+    let connect = async |last: u8| {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind((IpAddr::from([127, 0, 0, last]), 0).into()).unwrap();
+        socket.connect(([127, 0, 0, 1], port).into()).await.unwrap()
+    };
+    let is_served = async |stream: &mut tokio::net::TcpStream| {
+        drop(stream.write_all(b"GET /v1 HTTP/1.1\r\nHost: a\r\n\r\n").await);
+        let mut reply = [0; 1024];
+        let read = timeout(Duration::from_secs(20), stream.read(&mut reply)).await.expect("a response in time");
+        read.is_ok_and(|read| reply[..read].starts_with(b"HTTP/1.1 404"))
+    };
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        let mut stream = connect(2).await;
+        assert!(is_served(&mut stream).await);
+        held.push(stream);
+    }
+    assert!(!is_served(&mut connect(2).await).await, "the fourth is closed");
+    assert!(is_served(&mut connect(3).await).await, "another client is served");
+    let mut page = String::new();
+    text::encode(&mut page, &server.registry).unwrap();
+    assert!(page.contains(r#"http_connections_refused_total{listener="public",reason="client"} 1"#), "{page}");
+    // A connection that ends frees its slot.
+    held.clear();
+    timeout(Duration::from_secs(20), async { while !is_served(&mut connect(2).await).await {} }).await.unwrap();
+}

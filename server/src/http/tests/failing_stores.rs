@@ -1,0 +1,334 @@
+//! Stores that always fail, each in its own way.
+
+use std::time::Duration;
+
+use latchkey_crds::{
+    rendered::{LimitName, RenderedProvider, Window},
+    types::AppId,
+};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::domain::{
+    app::App,
+    audit::{ActivityEntry, Event, Refusal},
+    client::ClientAddress,
+    code::{CodeKey, CodeRecord},
+    email::{AccountKey, Email},
+    flow::{FlowBinding, FlowId, LoginCodeKey, PendingLogin, StoredLogin},
+    identity::{
+        AuthorizationCodeGrant, AuthorizationRequest, Identity, ProviderCapabilities, ProviderError, ProviderOperation,
+        UnavailableReason, VerifiedIdentity,
+    },
+    mail::{EpochChange, Mail},
+    password::{Overloaded, Password, PasswordHash},
+    ports::{
+        AccountTransfer, AcquireError, AddressChange, AddressChangeRequest, AddressChanged, AuditLog, ChangedUser,
+        ClaimedRow, Codes, Confirmation, CreateUserOutcome, DeliveryOutcome, Flows, Identities, LinkOutcome,
+        LinkRequest, NewFederatedUser, NewIdentity, NewUser, Outbox, OutboxBacklog, OwnAccounts, PasswordChange,
+        PasswordHasher, PasswordReset, Providers, RateLimitPermit, RateLimits, Rename, Renamed, Replication, Sessions,
+        StoreError, StoreFlowError, UnlinkOutcome, UnlinkRequest, UserDeletion, Users,
+    },
+    rate_limits::{RateLimitCheck, RateLimited},
+    session::{
+        LiveSession, NewSession, OpenOutcome, Profile, RefreshOutcome, RefreshRules, Session, SessionId, SessionInfo,
+    },
+    token::RefreshToken,
+    user::{Epoch, User, UserId},
+};
+
+/// How the stores fail.
+#[derive(Clone, Copy)]
+pub(super) enum FailingStores {
+    Unavailable,
+    Broken,
+    Limited,
+    Overloaded,
+    Panicking,
+}
+
+impl FailingStores {
+    fn fail<T>(self) -> Result<T, StoreError> {
+        let source = "secret-host:5432 refused".into();
+        match self {
+            Self::Unavailable | Self::Limited | Self::Overloaded => {
+                Err(StoreError::Unavailable { store: "postgres", source })
+            }
+            Self::Broken => Err(StoreError::Unexpected { store: "postgres", source }),
+            Self::Panicking => panic!("a store panics"),
+        }
+    }
+}
+
+const OVERLOADED: Overloaded = Overloaded { retry_after: Duration::from_millis(2_500) };
+
+impl Users for FailingStores {
+    async fn user(&self, _: &AppId, _: UserId) -> Result<Option<User>, StoreError> {
+        self.fail()
+    }
+    async fn user_by_email(&self, _: &AppId, _: &Email) -> Result<Option<User>, StoreError> {
+        match self {
+            Self::Overloaded => Ok(None),
+            other => other.fail(),
+        }
+    }
+    async fn create_user(&self, _: &AppId, _: NewUser, _: Option<Mail>) -> Result<CreateUserOutcome, StoreError> {
+        self.fail()
+    }
+    async fn record_repeated_registration(
+        &self,
+        _: &AppId,
+        _: UserId,
+        _: Epoch,
+        _: bool,
+        _: Option<Mail>,
+        _: Event,
+    ) -> Result<(), StoreError> {
+        self.fail()
+    }
+    async fn replace_hash(&self, _: &AppId, _: UserId, _: &PasswordHash, _: PasswordHash) -> Result<(), StoreError> {
+        self.fail()
+    }
+    async fn confirm_address(&self, _: &AppId, _: Confirmation) -> Result<Option<ChangedUser>, StoreError> {
+        self.fail()
+    }
+    async fn reset_password(&self, _: &AppId, _: PasswordReset) -> Result<Option<ChangedUser>, StoreError> {
+        self.fail()
+    }
+}
+
+impl OwnAccounts for FailingStores {
+    async fn user_of_session(&self, _: &AppId, _: &Session) -> Result<Option<User>, StoreError> {
+        self.fail()
+    }
+    async fn rename(&self, _: &AppId, _: Rename) -> Result<Option<Renamed>, StoreError> {
+        self.fail()
+    }
+    async fn remove_profile_row(&self, _: &AppId, _: Uuid) -> Result<(), StoreError> {
+        self.fail()
+    }
+    async fn set_password(&self, _: &AppId, _: PasswordChange) -> Result<Option<User>, StoreError> {
+        self.fail()
+    }
+    async fn request_address_change(&self, _: &AppId, _: AddressChangeRequest) -> Result<Option<User>, StoreError> {
+        self.fail()
+    }
+    async fn change_address(&self, _: &AppId, _: AddressChange) -> Result<Option<AddressChanged>, StoreError> {
+        self.fail()
+    }
+    async fn delete_user(&self, _: &AppId, _: UserDeletion) -> Result<Option<Epoch>, StoreError> {
+        self.fail()
+    }
+}
+
+impl Outbox for FailingStores {
+    async fn enqueue(&self, _: &AppId, _: Mail) -> Result<(), StoreError> {
+        self.fail()
+    }
+    async fn claim(&self, _: usize, _: usize, _: Duration) -> Result<Vec<ClaimedRow>, StoreError> {
+        self.fail()
+    }
+    async fn finish(&self, _: &ClaimedRow, _: DeliveryOutcome) -> Result<(), StoreError> {
+        self.fail()
+    }
+    async fn remove_epoch_row(&self, _: &AppId, _: &EpochChange) -> Result<(), StoreError> {
+        self.fail()
+    }
+    async fn wait_for_notification(&self) {}
+    async fn backlog(&self) -> Result<OutboxBacklog, StoreError> {
+        self.fail()
+    }
+}
+
+impl Codes for FailingStores {
+    async fn store_code(&self, _: &AppId, _: &CodeKey, _: &CodeRecord) -> Result<(), StoreError> {
+        self.fail()
+    }
+    async fn find_code(&self, _: &AppId, _: &[CodeKey]) -> Result<Option<(CodeKey, CodeRecord)>, StoreError> {
+        self.fail()
+    }
+    async fn consume_code(&self, _: &AppId, _: &CodeKey) -> Result<Option<CodeRecord>, StoreError> {
+        self.fail()
+    }
+}
+
+impl Sessions for FailingStores {
+    async fn open_session(&self, _: &AppId, _: &NewSession) -> Result<OpenOutcome, StoreError> {
+        self.fail()
+    }
+    async fn session(&self, _: &AppId, _: UserId, _: SessionId) -> Result<Option<LiveSession>, StoreError> {
+        self.fail()
+    }
+    async fn sessions(&self, _: &AppId, _: UserId) -> Result<Vec<SessionInfo>, StoreError> {
+        self.fail()
+    }
+    async fn refresh(&self, _: &AppId, _: &RefreshToken, _: &RefreshRules) -> Result<RefreshOutcome, StoreError> {
+        self.fail()
+    }
+    async fn end_session(&self, _: &AppId, _: UserId, _: SessionId) -> Result<bool, StoreError> {
+        self.fail()
+    }
+    async fn end_other_sessions(&self, _: &AppId, _: UserId, _: SessionId) -> Result<Vec<SessionId>, StoreError> {
+        self.fail()
+    }
+    async fn raise_epoch(&self, _: &AppId, _: &EpochChange, _: Option<&Profile>) -> Result<Replication, StoreError> {
+        self.fail()
+    }
+    async fn store_profile(&self, _: &AppId, _: UserId, _: &Profile) -> Result<(), StoreError> {
+        self.fail()
+    }
+}
+
+impl Identities for FailingStores {
+    async fn user_by_identity(&self, _: &AppId, _: &str, _: &str) -> Result<Option<User>, StoreError> {
+        self.fail()
+    }
+    async fn create_federated_user(
+        &self,
+        _: &AppId,
+        _: NewFederatedUser,
+        _: NewIdentity,
+        _: Option<Mail>,
+    ) -> Result<bool, StoreError> {
+        self.fail()
+    }
+    async fn link_identity(&self, _: &AppId, _: LinkRequest) -> Result<LinkOutcome, StoreError> {
+        self.fail()
+    }
+    async fn transfer_account(&self, _: &AppId, _: AccountTransfer) -> Result<Option<User>, StoreError> {
+        self.fail()
+    }
+    async fn identities(&self, _: &AppId, _: UserId) -> Result<Vec<Identity>, StoreError> {
+        self.fail()
+    }
+    async fn unlink_identity(&self, _: &AppId, _: UnlinkRequest) -> Result<UnlinkOutcome, StoreError> {
+        self.fail()
+    }
+}
+
+impl Flows for FailingStores {
+    async fn store_flow(&self, _: &AppId, _: &FlowId, _: &str, _: ClientAddress) -> Result<(), StoreFlowError> {
+        self.fail().map_err(StoreFlowError::Store)
+    }
+    async fn find_flow(&self, _: &AppId, _: &FlowId) -> Result<Option<String>, StoreError> {
+        self.fail()
+    }
+    async fn consume_flow(&self, _: &AppId, _: &FlowId, _: FlowBinding) -> Result<bool, StoreError> {
+        self.fail()
+    }
+    async fn store_login(&self, _: &AppId, _: &LoginCodeKey, _: &PendingLogin) -> Result<(), StoreError> {
+        self.fail()
+    }
+    async fn find_login(&self, _: &AppId, _: &LoginCodeKey) -> Result<Option<StoredLogin>, StoreError> {
+        self.fail()
+    }
+    async fn redeem_login(&self, _: &AppId, _: &LoginCodeKey, _: SessionId) -> Result<Option<SessionId>, StoreError> {
+        self.fail()
+    }
+}
+
+impl Providers for FailingStores {
+    type Permit = ();
+
+    fn capabilities(&self, _: &RenderedProvider) -> ProviderCapabilities {
+        ProviderCapabilities { has_nonce: true, uses_form_post: false }
+    }
+    fn try_acquire(
+        &self,
+        _: ProviderOperation,
+        _: &App,
+        _: &RenderedProvider,
+        _: ClientAddress,
+    ) -> Result<(), ProviderError> {
+        Ok(())
+    }
+    async fn authorization_url(
+        &self,
+        (): &(),
+        _: &RenderedProvider,
+        request: &AuthorizationRequest<'_>,
+    ) -> Result<String, ProviderError> {
+        Ok(format!("https://provider.example/authorize?state={}", request.state))
+    }
+    async fn validate_issuer(&self, (): &(), _: &RenderedProvider, _: Option<&str>) -> Result<(), ProviderError> {
+        Ok(())
+    }
+    async fn exchange_code(
+        &self,
+        (): &(),
+        _: &RenderedProvider,
+        _: &AuthorizationCodeGrant<'_>,
+    ) -> Result<VerifiedIdentity, ProviderError> {
+        Err(ProviderError::Unavailable(UnavailableReason::Timeout))
+    }
+    async fn validate_token(
+        &self,
+        (): &(),
+        _: &RenderedProvider,
+        _: &str,
+        _: Option<&str>,
+    ) -> Result<VerifiedIdentity, ProviderError> {
+        Err(ProviderError::NoTokenCheck)
+    }
+}
+
+impl RateLimits for FailingStores {
+    async fn acquire(&self, _: &AppId, checks: Vec<RateLimitCheck>) -> Result<RateLimitPermit, AcquireError> {
+        match self {
+            Self::Overloaded => Ok(RateLimitPermit(checks.into_iter().map(|check| (check, 0)).collect())),
+            Self::Limited => Err(AcquireError::RateLimited(RateLimited {
+                limit: LimitName::LoginsPerClient,
+                window: Window { count: 60, window_seconds: 60 },
+                retry_after: Duration::from_secs(9),
+            })),
+            other => other.fail().map_err(AcquireError::Store),
+        }
+    }
+    async fn release(&self, _: &AppId, _: RateLimitPermit) {}
+    async fn is_known_client(&self, _: &AppId, _: &AccountKey, _: ClientAddress) -> Result<bool, StoreError> {
+        match self {
+            Self::Limited | Self::Overloaded => Ok(false),
+            other => other.fail(),
+        }
+    }
+    async fn remember_client(&self, _: &AppId, _: &AccountKey, _: ClientAddress) {}
+}
+
+impl PasswordHasher for FailingStores {
+    fn check_capacity(&self, _: &App, _: ClientAddress) -> Result<(), Overloaded> {
+        Ok(())
+    }
+    async fn hash(&self, _: &App, _: ClientAddress, _: &Password) -> Result<PasswordHash, Overloaded> {
+        Err(OVERLOADED)
+    }
+    async fn verify(
+        &self,
+        _: &App,
+        _: ClientAddress,
+        _: &Password,
+        _: Option<&PasswordHash>,
+    ) -> Result<bool, Overloaded> {
+        Err(OVERLOADED)
+    }
+    fn is_outdated(&self, _: &PasswordHash) -> bool {
+        false
+    }
+    async fn is_strong_enough(
+        &self,
+        _: &App,
+        _: ClientAddress,
+        _: &Password,
+        _: Vec<String>,
+    ) -> Result<bool, Overloaded> {
+        Err(OVERLOADED)
+    }
+}
+
+impl AuditLog for FailingStores {
+    async fn record(&self, _: &AppId, _: Event) {}
+    fn record_later(&self, _: &AppId, _: Event) {}
+    fn count_refusal(&self, _: &AppId, _: Refusal) {}
+    async fn activity(&self, _: &AppId, _: UserId, _: OffsetDateTime) -> Result<Vec<ActivityEntry>, StoreError> {
+        self.fail()
+    }
+}

@@ -1,0 +1,115 @@
+//! Refusals are held for clients that return before `Retry-After`.
+
+use std::time::Duration;
+
+use latchkey_crds::rendered::RenderedApp;
+use serde_json::json;
+
+use super::{FailingStores, TestServer, access_token, exchange, get, login, wait_until};
+use crate::domain::client::ClientAddress;
+
+/// Sends a login that must be refused. Returns how long the refusal takes.
+async fn refused_login(server: &TestServer, last: u8) -> Duration {
+    let began = tokio::time::Instant::now();
+    let reply = exchange(server.connect_from(server.public(), last), login().as_bytes()).await;
+    assert!(matches!(reply.status, 429 | 503), "{}", reply.status);
+    assert!(reply.header("retry-after").is_some());
+    began.elapsed()
+}
+
+/// Records that the client 192.0.2.`last` has returned early this often.
+fn return_early(server: &TestServer, last: u8, returns: u32) {
+    let client = ClientAddress::from_ip([192, 0, 2, last].into());
+    let mut now = tokio::time::Instant::now();
+    for _ in 0..=returns {
+        server.budgets.refusals().hold(client, now, now, Duration::from_secs(5));
+        now += Duration::from_secs(4);
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_ignores_retry_after_waits_for_its_refusals() {
+    for stores in [FailingStores::Overloaded, FailingStores::Limited, FailingStores::Unavailable] {
+        let server = TestServer::new(stores);
+        for _ in 0..4 {
+            refused_login(&server, 1).await;
+        }
+        assert_eq!(server.budgets.refusals().held_count(), 0);
+        return_early(&server, 2, 5);
+        assert!(refused_login(&server, 2).await >= Duration::from_secs(1));
+        // A held refusal occupies its slot only while it is held.
+        assert_eq!(server.budgets.refusals().held_count(), 0);
+    }
+}
+
+/// Configures an App that has GitHub logins and a redirect URL.
+fn with_github(document: &mut RenderedApp) {
+    document.redirect_urls = vec!["https://shop.example.com/done".parse().unwrap()];
+    let settings = json!({ "preset": "github", "clientID": "x", "secret": "s" });
+    let provider = json!({ "name": "github", "resource": "github", "linkByEmail": false, "settings": settings });
+    document.providers = vec![serde_json::from_value(provider).unwrap()];
+}
+
+/// A callback request of a flow that has begun.
+async fn github_callback() -> String {
+    let begun = TestServer::with_app(FailingStores::Overloaded, with_github)
+        .send_request(get("/shop/github/redirect", ""))
+        .await;
+    assert_eq!(begun.status, 302, "{}", begun.body);
+    let (_, state) = begun.header("location").unwrap().split_once("state=").unwrap();
+    let (cookie, _) = begun.header("set-cookie").unwrap().split_once(';').unwrap();
+    get(&format!("/shop/github/callback?state={state}&code=c"), &format!("Cookie: {cookie}\r\n"))
+}
+
+#[tokio::test]
+async fn a_callback_that_is_refused_before_its_state_is_used_is_held_like_other_refusals() {
+    let callback = github_callback().await;
+    for (stores, error) in
+        [(FailingStores::Limited, "rate_limited"), (FailingStores::Unavailable, "temporarily_unavailable")]
+    {
+        let server = TestServer::with_app(stores, with_github);
+        let refused = async |last| {
+            let began = tokio::time::Instant::now();
+            let reply = exchange(server.connect_from(server.public(), last), callback.as_bytes()).await;
+            assert_eq!((reply.status, reply.header("set-cookie")), (302, None));
+            let location = reply.header("location").unwrap();
+            assert!(location.starts_with(&format!("https://shop.example.com/done?error={error}&")), "{location}");
+            began.elapsed()
+        };
+        let before = tokio::time::Instant::now();
+        refused(1).await;
+        let is_logged = |_: &usize| server.budgets.refusals().is_logged("callback", http::StatusCode::FOUND, before);
+        assert_eq!((0..20).filter(is_logged).count(), 9, "ten refusals are logged in this second, and one was before");
+        return_early(&server, 2, 5);
+        assert!(refused(2).await >= Duration::from_secs(1));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_of_forward_auth_is_sent_immediately() {
+    let server = TestServer::new(FailingStores::Unavailable);
+    return_early(&server, 1, 10);
+    assert!(refused_login(&server, 1).await >= Duration::from_secs(4));
+    let token = access_token(&server);
+    for path in ["/v1/shop/authorize", "/v1/shop/authorize/page"] {
+        let began = tokio::time::Instant::now();
+        let request = get(path, &format!("Authorization: Bearer {token}\r\n"));
+        let reply = exchange(server.connect_from(server.public(), 1), request.as_bytes()).await;
+        reply.assert_refused(503, "temporarily_unavailable");
+        assert!(began.elapsed() < Duration::from_millis(500), "{path}: {:?}", began.elapsed());
+    }
+}
+
+#[tokio::test]
+async fn a_drain_ends_held_refusals() {
+    let server = TestServer::new(FailingStores::Overloaded);
+    return_early(&server, 1, 10);
+    let refused = refused_login(&server, 1);
+    let drained = async {
+        wait_until("the refusal is held", || server.budgets.refusals().held_count() == 1).await;
+        server.drain.begin();
+    };
+    let (waited, ()) = tokio::join!(refused, drained);
+    assert!(waited < Duration::from_secs(4), "{waited:?}");
+    assert_eq!(server.budgets.refusals().held_count(), 0);
+}
