@@ -21,7 +21,7 @@
 //! requests that differ by construction (a stored hash that costs less, and one that costs nothing) and requires that
 //! the difference is found.
 //!
-//! `LATCHKEY_LIKE_TIME_PAIRS=1000` measures more precisely, against 2 % of a hash's time.
+//! `LATCHKEY_RESPONSE_TIME_PAIRS=1000` measures more precisely, against 2 % of a hash's time.
 
 use std::{
     env,
@@ -178,8 +178,8 @@ impl TimingTest {
         let stack = Stack::with(&app).await;
         let wire =
             RawConnection::connect(stack.server().public, unique_client_address()).await.expect("the server accepts");
-        let pairs = env::var("LATCHKEY_LIKE_TIME_PAIRS").ok();
-        let pairs = pairs.map_or(PAIRS, |pairs| pairs.parse().expect("LATCHKEY_LIKE_TIME_PAIRS is a number"));
+        let pairs = env::var("LATCHKEY_RESPONSE_TIME_PAIRS").ok();
+        let pairs = pairs.map_or(PAIRS, |pairs| pairs.parse().expect("LATCHKEY_RESPONSE_TIME_PAIRS is a number"));
         Self {
             stack,
             app,
