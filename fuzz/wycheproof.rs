@@ -1,5 +1,5 @@
-//! The test vectors of Wycheproof, with the key sets and verifiers for tokens of providers and of the cluster. Our own
-//! tokens are verified with keys of the same construction.
+//! The test vectors of Wycheproof, for the verifiers of tokens of providers and of the cluster. The servers verify
+//! their own tokens with the same kind of keys.
 
 #![expect(clippy::unwrap_used, reason = "an unwrap that fails is a finding, or a bug in the test")]
 
@@ -10,14 +10,14 @@ use wycheproof::{TestResult, ecdsa, eddsa, rsa_pkcs1_verify as pkcs1, rsa_pss_ve
 
 /// One vector.
 struct Vector<'a> {
-    /// The set and the number in it, for error messages.
+    /// The name of the set and the number of the vector, for error messages.
     name: String,
     /// The algorithm name in the header of a token.
     algorithm: &'static str,
     jwk: Value,
     message: &'a [u8],
     signature: &'a [u8],
-    /// Whether it must be accepted.
+    /// Whether the verifier must accept the vector.
     is_good: bool,
 }
 
@@ -28,12 +28,12 @@ struct Count {
     bad: usize,
 }
 
-/// The kind of a set of vectors.
+/// What a set of vectors tests.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum VectorKind {
     Jws,
-    /// A scheme that JWS does not use: another hash, encoding or salt length. Its valid vectors must be rejected. Some
-    /// of its invalid ones are valid in the scheme of JWS, so they are not used.
+    /// A scheme that JWS does not use: with another hash, encoding or salt length. The verifier must reject the valid
+    /// vectors. The invalid ones are not used, because some are valid in JWS.
     Foreign,
 }
 
@@ -62,7 +62,7 @@ impl Count {
     }
 }
 
-/// Whether a vector must be accepted. `None` if it is not used.
+/// Whether the verifier must accept a vector; `None` if the vector is not used.
 fn is_good(set: VectorKind, result: TestResult) -> Option<bool> {
     match (set, result) {
         (VectorKind::Jws, TestResult::Valid) => Some(true),
@@ -133,7 +133,7 @@ fn ecdsa_is_verified_in_the_format_of_jws() {
     assert_eq!(es256, Count { good: 173, bad: 89 });
     let es384 = ecdsa(EcdsaSecp384r1Sha384P1363, "ES384", "P-384", 48, VectorKind::Jws);
     assert_eq!(es384, Count { good: 193, bad: 87 });
-    // Another curve or hash, and signatures in ASN.1 (RFC 7518, section 3.4: R and S are concatenated).
+    // Other curves and hashes, and signatures in ASN.1. RFC 7518, section 3.4 requires R and S one after the other.
     for (test, algorithm, curve, length) in [
         (EcdsaSecp256k1Sha256P1363, "ES256", "P-256", 32),
         (EcdsaSecp256r1Sha512P1363, "ES256", "P-256", 32),

@@ -1,4 +1,4 @@
-//! Access tokens: an App accepts the tokens that it issues until they expire, and no others.
+//! Access tokens: an App accepts exactly the tokens that it has issued, until they expire.
 
 use latchkey_crds::rendered::SigningAlgorithm;
 use latchkey_server::domain::{
@@ -47,7 +47,7 @@ fn access_token() {
 }
 
 fn check_own_token(draw: &mut Draw<'_>) {
-    // Rarely RSA, because it signs slowly.
+    // RSA is rare, because its signatures are slow.
     let algorithm = match draw.byte() {
         0..8 => SigningAlgorithm::RS256,
         8..128 => SigningAlgorithm::EdDSA,

@@ -1,4 +1,5 @@
-//! Email addresses: the parser agrees with a simple implementation of the grammar, and lettre can send to them.
+//! Email addresses: the parser agrees with a simple implementation of the grammar, and lettre can send mails to what it
+//! accepts.
 
 use latchkey_server::domain::email::Email;
 
@@ -55,8 +56,8 @@ fn address() {
     });
 }
 
-/// A dot-atom (RFC 5322, section 3.2.3), `@`, and a host name of two labels or more (RFC 1123, section 2.1), with the
-/// lengths of RFC 5321, section 4.5.3.1.
+/// Whether the text is a dot-atom (RFC 5322, section 3.2.3), `@`, and a host name of at least two labels (RFC 1123,
+/// section 2.1), within the lengths of RFC 5321, section 4.5.3.1.
 fn is_address(text: &str) -> bool {
     let is_atom_character = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-/=?^_`{|}~".contains(c);
     let Some(at) = text.rfind('@') else { return false };
@@ -87,7 +88,7 @@ fn check_input(text: &str) {
     assert_eq!(canonical.canonical(), email.canonical());
     assert_eq!(canonical.account_key(&app_id("shop")), email.account_key(&app_id("shop")));
 
-    // Mail can be sent to it, and a header with it contains this address and no other.
+    // lettre accepts the address as a recipient, and a header with it contains this address and no other.
     let sendable: lettre::Address = text.parse().unwrap_or_else(|error| panic!("{text:?} cannot be sent to: {error}"));
     let header = lettre::message::Mailbox::new(None, sendable).to_string();
     let read = mailparse::addrparse(&header).unwrap_or_else(|error| panic!("{header:?} does not parse: {error}"));

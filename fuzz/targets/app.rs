@@ -1,4 +1,4 @@
-//! Apps that the operator renders and a server loads.
+//! Apps for the targets: rendered like the operator does, and loaded like a server does.
 
 use std::{collections::BTreeMap, sync::LazyLock};
 
@@ -16,7 +16,7 @@ use time::{OffsetDateTime, macros::datetime};
 
 pub(crate) const NOW: OffsetDateTime = datetime!(2026-02-01 09:30 UTC);
 
-/// Shared by all targets, because generating RSA keys is slow.
+/// The renderer of all targets. They share it, because to generate RSA keys is slow.
 pub(crate) static RENDERER: LazyLock<FuzzRenderer> =
     LazyLock::new(|| FuzzRenderer::new("https://auth.example.com".parse().unwrap(), false));
 
@@ -57,7 +57,7 @@ pub(crate) fn app_manifest(id: &str, algorithm: &str) -> Value {
     })
 }
 
-/// Loads a document like a server.
+/// Loads a rendered document as a server does.
 pub(crate) fn load(document: &[u8]) -> App {
     let text = std::str::from_utf8(document).unwrap();
     App::new(text.parse::<RenderedApp>().unwrap(), Revision::of(document)).unwrap()

@@ -1,4 +1,5 @@
-//! The client address from `X-Forwarded-For`, compared with a simple implementation that reads from the right.
+//! The client address from `X-Forwarded-For`: the server agrees with a simple implementation that reads the header from
+//! the right.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -64,7 +65,8 @@ fn client_address() {
     });
 }
 
-/// An entry as proxies write it: an address, optionally with a port (RFC 7239, section 6: IPv6 then has brackets).
+/// The IP address of an entry. Proxies write it with or without a port (RFC 7239, section 6: with a port, IPv6 has
+/// brackets).
 fn hop(text: &str) -> Option<IpAddr> {
     let text = text.trim();
     let bracketed = || text.strip_prefix('[')?.strip_suffix(']')?.parse::<std::net::Ipv6Addr>().ok().map(IpAddr::from);
@@ -81,7 +83,7 @@ fn check_input(settings: &Settings, peer: IpAddr, fields: &[String]) {
         IpAddr::V4(ip) => ip.octets()[0] == 10,
         IpAddr::V6(ip) => ip.octets()[0] == 0xfd,
     };
-    // All hops from the peer to the client; an entry that does not parse ends the list.
+    // All hops from the peer to the client. An entry that does not parse ends the list.
     let joined = fields.join(",");
     let mut way: Vec<IpAddr> = Vec::new();
     if !fields.is_empty() {

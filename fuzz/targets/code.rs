@@ -1,4 +1,4 @@
-//! Codes as users type them: case, hyphens and white space are ignored, and O, I and L are read as digits.
+//! Codes as users type them: the parser ignores case, hyphens and white space, and reads O, I and L as digits.
 
 use latchkey_server::domain::{clock::Env, code::Code};
 
@@ -26,7 +26,7 @@ fn code() {
     });
 }
 
-/// The normal form of a code, if it is one.
+/// The normal form of a code; `None` if the text is not a code.
 fn normal(text: &str) -> Option<String> {
     let kept: Vec<char> = text.chars().filter(|c| *c != '-' && !c.is_whitespace()).collect();
     let upper = kept.into_iter().map(|c| match c.to_ascii_uppercase() {
@@ -48,7 +48,7 @@ fn check_input(text: &str) {
     }
 }
 
-/// A code that is typed differently is the same code, and is found under the key under which it was stored.
+/// However a user types a code, it gives the key under which the code is stored.
 fn check_typed(draw: &mut Draw<'_>) {
     let code = Code::generate(&Env::system());
     let mut typed = String::new();

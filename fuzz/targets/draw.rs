@@ -1,14 +1,14 @@
-//! Draws values from the bytes of an input.
+//! Turns the bytes of an input into values.
 
 use std::borrow::Cow;
 
-/// The rest of an input. After its end all bytes are zero, so that every input is valid.
+/// The unread bytes of an input. After its end, all bytes are zero, so that every input is valid.
 pub(crate) struct Draw<'a>(&'a [u8]);
 
-/// The longest text that is drawn.
+/// Maximum length of a text, in bytes.
 const MAX_TEXT: usize = 4096;
 
-/// The input as text, and as a sequence of tokens: random bytes rarely form valid syntax.
+/// The input as text, and as a sequence of tokens. The tokens are useful because random bytes rarely form valid syntax.
 pub(crate) fn texts<'a>(input: &'a [u8], tokens: &[&str]) -> [Cow<'a, str>; 2] {
     let row: String = input.iter().map(|byte| tokens[usize::from(*byte) % tokens.len()]).collect();
     [String::from_utf8_lossy(input), Cow::Owned(row)]
@@ -37,7 +37,7 @@ impl<'a> Draw<'a> {
         u64::from_le_bytes(self.array())
     }
 
-    /// From 0 to one less than `end`.
+    /// A number less than `end`.
     pub(crate) fn below(&mut self, end: usize) -> usize {
         usize::from(u16::from_le_bytes(self.array())) % end
     }

@@ -1,5 +1,5 @@
-//! Login flows: only valid states, challenges and codes parse, only the right context opens a sealed flow, and browsers
-//! return the cookies as they were set.
+//! Login flows: only valid states, challenges and codes parse. Only the context in which a flow was sealed opens it.
+//! Browsers return the cookies as the server set them.
 
 use aws_lc_rs::digest::{SHA256, digest};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
@@ -60,7 +60,7 @@ fn flow() {
     });
 }
 
-/// A value parses exactly if it is 32 bytes in base64url, and is written unchanged.
+/// A value parses only if it is 32 bytes in base64url, and then it is printed unchanged.
 fn check_forms(text: &str) {
     let is_32_bytes = |text: &str| URL_SAFE_NO_PAD.decode(text).is_ok_and(|bytes| bytes.len() == 32);
     let most = 16 * 1024 + 4 * text.len() as u64;
@@ -100,13 +100,13 @@ fn check_sealed(draw: &mut Draw<'_>) {
         false => (FlowBinding::Unbound, FlowBinding::Browser),
     };
     let flow = Flow {
-        // Start of the flow refuses control characters.
+        // The start of a flow rejects control characters.
         app_state: draw.flag().then(|| draw.any_text(512).replace(char::is_control, "\u{10ffff}")),
         code_challenge: draw.flag().then(|| CodeChallenge::parse(&URL_SAFE_NO_PAD.encode(draw.array::<32>())).unwrap()),
         ..Flow::start(&env)
     };
     let sealed = flow.seal(&env, app, &provider, &state, binding);
-    // RFC 6265, section 6.1: browsers accept 4096 bytes for name and value.
+    // RFC 6265, section 6.1: browsers accept at least 4096 bytes for name and value.
     assert!(sealed.len() < 3500, "{}", sealed.len());
     let open = |binding, sealed: &str, seconds| {
         Flow::open(app, &provider, &state, binding, sealed, NOW + Duration::seconds(seconds))
@@ -127,7 +127,7 @@ fn check_sealed(draw: &mut Draw<'_>) {
     assert_eq!(open(binding, &URL_SAFE_NO_PAD.encode(wild), 0), None);
 }
 
-/// Whatever the `Cookie` header is, the cookies read from it lead to valid `Set-Cookie` headers.
+/// For every `Cookie` header, the cookies that the server reads from it lead to valid `Set-Cookie` headers.
 fn check_cookies(text: &str) {
     let Ok(value) = HeaderValue::from_str(text) else { return };
     let request = HeaderMap::from_iter([(COOKIE, value)]);
@@ -147,7 +147,7 @@ fn check_cookies(text: &str) {
     }
 }
 
-/// A browser begins and ends flows: it has at most four, and returns each cookie as it was set.
+/// A browser that starts and ends flows has at most four of them, and returns each cookie as the server set it.
 fn check_browser(draw: &mut Draw<'_>) {
     let cookies = draw.pick(&[FlowCookies::Secure, FlowCookies::Plain]);
     let mut jar: Vec<(String, String)> = Vec::new();

@@ -13,8 +13,8 @@ use std::{
 use argon2::{Argon2, Params};
 use rustix::time::{ClockId, clock_gettime};
 
-/// Runs a target: `judge` panics on a finding. `iterations` is the number of random inputs in `make test`, chosen so
-/// that they take one or two seconds; `LATCHKEY_FUZZ_ITERATIONS` overrides it. Committed inputs always run.
+/// Runs a target. `check` panics on a finding. `make test` runs the committed inputs and `iterations` random ones,
+/// which should take one or two seconds. `LATCHKEY_FUZZ_ITERATIONS` overrides the number.
 pub(crate) fn run(name: &'static str, iterations: usize, check: impl Fn(&[u8]) + RefUnwindSafe) {
     let iterations = env::var("LATCHKEY_FUZZ_ITERATIONS").map_or(iterations, |number| number.parse().unwrap());
     bolero::check!(name = name).with_iterations(iterations).for_each(|input: &[u8]| check(input));
@@ -24,18 +24,18 @@ pub(crate) fn run(name: &'static str, iterations: usize, check: impl Fn(&[u8]) +
     }
 }
 
-/// The longest CPU time of limited work, in nanoseconds.
+/// The longest CPU time that [`assert_bounded`] has measured, in nanoseconds.
 static SLOWEST: AtomicU64 = AtomicU64::new(0);
 
-/// The CPU time of one password hash. It is the unit for limits of CPU time, because every login needs as much.
+/// The CPU time of one password hash: the unit of limits on CPU time, because every login costs as much.
 pub(crate) static HASH_TIME: LazyLock<Duration> = LazyLock::new(|| {
     let mut output = [0; Params::DEFAULT_OUTPUT_LEN];
     let hash = || Argon2::default().hash_password_into(b"correct horse", &[7; 16], &mut output).unwrap();
     fastest(5, hash)
 });
 
-/// Does the work, and panics if it needs more CPU time than `hashes` password hashes, or more than `bytes` of heap at a
-/// time.
+/// Does the work. Panics if it needs more CPU time than `hashes` password hashes, or if its heap is larger than `bytes`
+/// at any time.
 #[track_caller]
 pub(crate) fn assert_bounded<T>(hashes: u32, bytes: u64, work: impl Fn() -> T) -> T {
     let most = *HASH_TIME * hashes;
@@ -47,7 +47,7 @@ pub(crate) fn assert_bounded<T>(hashes: u32, bytes: u64, work: impl Fn() -> T) -
     };
     let (mut time, mut heap, result) = measure();
     if time > most / 2 || heap > bytes {
-        // Measure again: the first run can include cold caches or lazy initialization.
+        // Measures again, because the first run can include cold caches or lazy initialization.
         let again = [measure(), measure(), measure()];
         (time, heap) = (again.iter().map(|(time, ..)| *time).min().unwrap(), again[2].1);
         assert!(time <= most, "takes {time:?} of CPU time, {hashes} hashes take {most:?}");

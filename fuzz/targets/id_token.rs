@@ -1,4 +1,5 @@
-//! ID tokens of providers: the validation agrees with a short list of rules (OpenID Connect Core 1.0, section 3.1.3.7).
+//! ID tokens of providers: the validation agrees with a simple implementation of the rules (OpenID Connect Core 1.0,
+//! section 3.1.3.7).
 
 use std::sync::LazyLock;
 
@@ -68,62 +69,92 @@ fn assert_rejected(token: &str) {
     assert!(!verified, "{token} is accepted");
 }
 
-/// A value of a claim, or its absence.
+/// The value of a claim; `None` if the token does not have it.
 type Claim = Option<Value>;
+
+/// The claims of a token, and those that the rules are about.
+struct DrawnClaims {
+    claims: Value,
+    iss: Claim,
+    aud: Claim,
+    azp: Claim,
+    exp: Claim,
+    iat: Claim,
+    nbf: Claim,
+    nonce: Claim,
+    sub: Claim,
+    typ: Claim,
+}
+
+impl DrawnClaims {
+    fn draw(draw: &mut Draw<'_>, now: i64, hashed_nonce: &str) -> Self {
+        // Valid values are in these lists two or three times, so that most tokens have few errors.
+        let mut claims = json!({});
+        let mut claim = |name: &str, values: &[Value], may_lack: bool| -> Claim {
+            let at = draw.below(values.len() + usize::from(may_lack));
+            let value = values.get(at).cloned();
+            if let Some(value) = &value {
+                claims[name] = value.clone();
+            }
+            value
+        };
+        let iss =
+            claim("iss", &[json!(ISSUER), json!(ISSUER), json!(ISSUER), json!("https://evil.example"), json!(1)], true);
+        let audiences = [
+            json!("ours"),
+            json!("ours"),
+            json!("ours"),
+            json!(["ours"]),
+            json!("ours-too"),
+            json!(["ours", "ours-too"]),
+            json!("other"),
+            json!(["ours", "other"]),
+            json!([]),
+            json!(["ours", 1]),
+            json!(1),
+            json!("Ours"),
+        ];
+        let aud = claim("aud", &audiences, true);
+        let parties = [json!("ours"), json!("ours-too"), json!("other"), json!(1)];
+        let azp = if claim("x", &[json!(0), json!(1)], false) == Some(json!(0)) {
+            None
+        } else {
+            claim("azp", &parties, true)
+        };
+        let times = [
+            json!(now + 300),
+            json!(now + 300),
+            json!(now - 59),
+            json!(now - 60),
+            json!("soon"),
+            json!(1e300),
+            json!(-1),
+        ];
+        let exp = claim("exp", &times, true);
+        let times = [json!(now), json!(now), json!(now + 60), json!(now + 61), json!(0.5), json!(null), json!("now")];
+        let iat = claim("iat", &times, true);
+        let nbf = claim("nbf", &[json!(now), json!(now + 60), json!(now + 61), json!(true)], true);
+        let nonces = [json!("n"), json!("n"), json!(hashed_nonce), json!("m"), json!(1)];
+        let nonce = claim("nonce", &nonces, true);
+        let subjects = [json!("1"), json!("1"), json!(""), json!(5), json!("s".repeat(255)), json!("s".repeat(256))];
+        let sub = claim("sub", &subjects, true);
+        let typ = claim("typ", &[json!("JWT"), json!("JWT"), json!("at+jwt"), json!("application/AT+JWT")], true);
+        Self { claims, iss, aud, azp, exp, iat, nbf, nonce, sub, typ }
+    }
+}
 
 fn check_input(draw: &mut Draw<'_>) {
     let now = NOW.unix_timestamp();
     let signer: &Signer = if draw.flag() { &ES256 } else { &EDDSA };
     let (is_login, nonce) = (draw.flag(), draw.flag().then_some("n"));
     let hashed: String = digest(&SHA256, b"n").as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
-
-    // Valid values occur two or three times, so that most tokens have few errors.
-    let mut claims = json!({});
-    let mut claim = |name: &str, values: &[Value], may_lack: bool| -> Claim {
-        let at = draw.below(values.len() + usize::from(may_lack));
-        let value = values.get(at).cloned();
-        if let Some(value) = &value {
-            claims[name] = value.clone();
-        }
-        value
-    };
-    let iss =
-        claim("iss", &[json!(ISSUER), json!(ISSUER), json!(ISSUER), json!("https://evil.example"), json!(1)], true);
-    let audiences = [
-        json!("ours"),
-        json!("ours"),
-        json!("ours"),
-        json!(["ours"]),
-        json!("ours-too"),
-        json!(["ours", "ours-too"]),
-        json!("other"),
-        json!(["ours", "other"]),
-        json!([]),
-        json!(["ours", 1]),
-        json!(1),
-        json!("Ours"),
-    ];
-    let aud = claim("aud", &audiences, true);
-    let parties = [json!("ours"), json!("ours-too"), json!("other"), json!(1)];
-    let azp =
-        if claim("x", &[json!(0), json!(1)], false) == Some(json!(0)) { None } else { claim("azp", &parties, true) };
-    let times =
-        [json!(now + 300), json!(now + 300), json!(now - 59), json!(now - 60), json!("soon"), json!(1e300), json!(-1)];
-    let exp = claim("exp", &times, true);
-    let times = [json!(now), json!(now), json!(now + 60), json!(now + 61), json!(0.5), json!(null), json!("now")];
-    let iat = claim("iat", &times, true);
-    let nbf = claim("nbf", &[json!(now), json!(now + 60), json!(now + 61), json!(true)], true);
-    let nonces = [json!("n"), json!("n"), json!(hashed), json!("m"), json!(1)];
-    let nonce_claim = claim("nonce", &nonces, true);
-    let subjects = [json!("1"), json!("1"), json!(""), json!(5), json!("s".repeat(255)), json!("s".repeat(256))];
-    let sub = claim("sub", &subjects, true);
-    let typ = claim("typ", &[json!("JWT"), json!("JWT"), json!("at+jwt"), json!("application/AT+JWT")], true);
+    let drawn = DrawnClaims::draw(draw, now, &hashed);
     let crit = draw.byte() == 7;
     let kid = draw.pick(&[signer.jwk["kid"].clone(), signer.jwk["kid"].clone(), json!("other")]);
     let has_kid = draw.byte() > 15;
 
     let mut header = json!({ "alg": signer.alg });
-    if let Some(typ) = &typ {
+    if let Some(typ) = &drawn.typ {
         header["typ"] = typ.clone();
     }
     if crit {
@@ -135,7 +166,7 @@ fn check_input(draw: &mut Draw<'_>) {
 
     let is_for_us = |id: &Value| id == "ours" || is_login && id == "ours-too";
     let is_ours = |id: &Value| id == "ours" || id == "ours-too";
-    let audience = match &aud {
+    let audience = match &drawn.aud {
         Some(Value::Array(audiences)) => audiences.clone(),
         Some(text @ Value::String(_)) => vec![text.clone()],
         _ => Vec::new(),
@@ -145,33 +176,36 @@ fn check_input(draw: &mut Draw<'_>) {
     let now = now as f64;
     let rules = [
         !crit,
-        !typ.as_ref().and_then(Value::as_str).is_some_and(|typ| typ.to_ascii_lowercase().ends_with("at+jwt")),
+        !drawn.typ.as_ref().and_then(Value::as_str).is_some_and(|typ| typ.to_ascii_lowercase().ends_with("at+jwt")),
         !has_kid || kid == signer.jwk["kid"],
-        iss == Some(json!(ISSUER)),
+        drawn.iss == Some(json!(ISSUER)),
         audience.iter().any(is_for_us),
         audience.iter().all(is_ours),
-        azp.as_ref().is_none_or(is_for_us),
-        number(&exp).is_some_and(|exp| now < exp + 60.0),
-        number(&iat).is_some_and(|iat| iat <= now + 60.0),
-        nbf.is_none() || number(&nbf).is_some_and(|nbf| nbf <= now + 60.0),
-        nonce.is_none() || nonce_claim == Some(json!("n")) || is_login && nonce_claim == Some(json!(hashed)),
-        sub.as_ref().and_then(Value::as_str).is_some_and(|sub| (1..=255).contains(&sub.len())),
+        drawn.azp.as_ref().is_none_or(is_for_us),
+        number(&drawn.exp).is_some_and(|exp| now < exp + 60.0),
+        number(&drawn.iat).is_some_and(|iat| iat <= now + 60.0),
+        drawn.nbf.is_none() || number(&drawn.nbf).is_some_and(|nbf| nbf <= now + 60.0),
+        nonce.is_none() || drawn.nonce == Some(json!("n")) || is_login && drawn.nonce == Some(json!(hashed)),
+        drawn.sub.as_ref().and_then(Value::as_str).is_some_and(|sub| (1..=255).contains(&sub.len())),
     ];
-    let token = signer.sign(&header, &claims);
+    let token = signer.sign(&header, &drawn.claims);
     let verified = KEYS.verify(&token, &supported(), expectation(is_login, nonce), NOW);
-    assert_eq!(verified.is_ok(), rules.iter().all(|rule| *rule), "{header} {claims} {rules:?} {verified:?}");
+    assert_eq!(verified.is_ok(), rules.iter().all(|rule| *rule), "{header} {} {rules:?} {verified:?}", drawn.claims);
+    check_forged_tokens(draw, signer, header, &drawn.claims, &token);
+}
 
-    // The same claims, not signed by the provider.
+/// The same claims without a signature of the provider, and the token with one changed bit.
+fn check_forged_tokens(draw: &mut Draw<'_>, signer: &Signer, mut header: Value, claims: &Value, token: &str) {
     for alg in ["none", "HS256", "RS256", "ES384", "PS256", ""] {
         header["alg"] = json!(alg);
-        assert_rejected(&format!("{}.", unsigned(&header, &claims)));
+        assert_rejected(&format!("{}.", unsigned(&header, claims)));
     }
     header["alg"] = json!("HS256");
-    let message = unsigned(&header, &claims);
+    let message = unsigned(&header, claims);
     let secret = EncodingKey::from_secret(signer.jwk.to_string().as_bytes());
     let signature = jsonwebtoken::crypto::sign(message.as_bytes(), &secret, jsonwebtoken::Algorithm::HS256).unwrap();
     assert_rejected(&format!("{message}.{signature}"));
-    let mut changed = token.clone().into_bytes();
+    let mut changed = token.to_owned().into_bytes();
     let at = draw.below(changed.len());
     changed[at] ^= 1 << (draw.byte() & 7);
     if let Ok(changed) = String::from_utf8(changed) {

@@ -1,4 +1,4 @@
-//! Mails as sent to relays: parsed by another library, a mail has the expected headers and no others.
+//! Mails as relays receive them: another library finds the expected headers in them, and no others.
 
 use std::{
     collections::BTreeMap,

@@ -208,7 +208,7 @@ fn oidc() -> Value {
 }
 
 fn check_input(file: &str, text: &str) {
-    // An edit must be live within two seconds, which is more than a hundred hashes.
+    // An edit must take effect within two seconds. That is more than the time of a hundred hashes.
     let rendered = harness::assert_bounded(100, 64 * 1024 * 1024, || RENDERER.render(file, text));
     for (id, document) in rendered.documents {
         check_document(&id, &document);
@@ -224,7 +224,7 @@ fn check_document(id: &AppId, document: &[u8]) {
     apps.put(id, document);
     let served = apps.get(id.as_str()).unwrap_or_else(|| panic!("a server rejects {text}"));
     assert_eq!(served.doc, app);
-    // The server accepts every email template that was published.
+    // The server accepts every mail template that the operator publishes.
     let mut set = latchkey_crds::templates::TemplateSet::default();
     for (name, source) in &app.mail.templates {
         assert_eq!(set.add(name, source), Ok(()), "{name}");

@@ -1,4 +1,4 @@
-//! Passwords: checking the strength of any password costs less than hashing it.
+//! Passwords: to check the strength of a password costs less than to hash it.
 
 use latchkey_crds::rendered::PasswordPolicy;
 use latchkey_server::{
@@ -77,7 +77,7 @@ fn password() {
         let few: Vec<&str> = (0..4).map(|_| draw.pick(&TOKENS)).collect();
         let few: String = input.iter().map(|byte| few[usize::from(byte % 4)]).collect();
         for typed in [raw.as_ref(), row.as_ref(), &few, &draw.text(&TOKENS)] {
-            // An address with the same characters leads to the most expensive guesses.
+            // The check is most expensive if the email address has the same characters as the password.
             let local: String = typed.chars().filter(|c| c.is_ascii_alphanumeric() || "$!|{+%".contains(*c)).collect();
             let local = local.get(..local.len().min(64)).unwrap_or_default();
             let email = Email::parse(&format!("{local}@example.com")).ok();
@@ -102,7 +102,7 @@ fn check_input(typed: &str, email: Option<&Email>, name: Option<&Name>) {
         return;
     }
     let guesses = likely_guesses(email, name);
-    // A hash needs 19 MiB; the check runs on the same thread in addition to it.
+    // The check needs less memory than a hash (19 MiB).
     let found = harness::assert_bounded(1, 16 * 1024 * 1024, || score(password.expose(), &guesses));
     assert!(found <= 4);
     assert_eq!(score(password.expose(), &guesses), found, "a password has one score");

@@ -1,5 +1,5 @@
-//! Key sets, discovery documents and profiles of providers: parsed values occur in the document, and a symmetric key is
-//! never accepted.
+//! Key sets, discovery documents and profiles of providers: every parsed value is in the document, and no symmetric key
+//! is accepted.
 
 use std::sync::LazyLock;
 
@@ -132,7 +132,7 @@ fn assert_matches_document(vouched: &latchkey_server::domain::identity::Verified
     }
 }
 
-/// A set of good and bad keys verifies only with the good ones.
+/// In a set of valid and invalid keys, only the valid keys verify signatures.
 fn check_key_sets(draw: &mut Draw<'_>) {
     let with = |signer: &Signer, name: &str, value: Value| {
         let mut jwk = signer.jwk.clone();

@@ -1,4 +1,4 @@
-//! Memory for responses of providers: parsing a large body of any shape needs a bounded heap.
+//! Memory for responses of providers: to parse a large body of any shape needs a limited heap.
 
 use std::sync::LazyLock;
 
@@ -11,9 +11,10 @@ use crate::{
     harness,
 };
 
-/// The largest body that is read from a provider.
+/// Size of the bodies, in bytes: 16 times the maximum that a server reads (specification: Limits, Provider calls).
 const MAX_BODY: usize = 1024 * 1024;
-/// Bytes of heap for parsing one body: four at once must fit into a pod of 256 MiB in addition to everything else.
+/// Maximum heap to parse one body, in bytes. A pod with 256 MiB must be able to parse four bodies at the same time, in
+/// addition to everything else.
 const MAX_HEAP: u64 = 16 * 1024 * 1024;
 const TOKENS: [&str; 20] = [
     "[",
@@ -64,7 +65,7 @@ fn provider_memory() {
 }
 
 fn check_input(body: &[u8]) {
-    // 20 hashes, as for a callback of a slow client. Elsewhere, bodies of 1 MiB are refused.
+    // Other targets allow the CPU time of one hash. These bodies are larger than those that a server reads.
     harness::assert_bounded(20, MAX_HEAP, || discovery_urls(body));
     harness::assert_bounded(20, MAX_HEAP, || KeySet::parse(body));
     harness::assert_bounded(20, MAX_HEAP, || identity_from_profile(body, &CLIENT));

@@ -1,4 +1,5 @@
-//! Redirect URLs: the allow-list check agrees with a simple implementation of the rule and with a browser's URL parser.
+//! Redirect URLs: the check of the allow-list agrees with a simple implementation of the rule and with the URL parser
+//! of browsers.
 
 use latchkey_crds::types::RedirectUrl;
 use latchkey_server::domain::redirect::{ParameterLocation, choose_target, find_target};
@@ -73,7 +74,7 @@ fn redirect() {
         }
         for _ in 0..4 {
             let asked = match list.get(draw.below(4)) {
-                // A variation of an entry, because unrelated addresses are never accepted.
+                // A variation of an entry: unrelated URLs are never accepted.
                 Some(entry) => vary(draw.byte(), entry.as_str(), draw.pick(&TOKENS), draw.below(80)),
                 None => draw.text(&TOKENS),
             };
@@ -99,7 +100,7 @@ fn vary(how: u8, entry: &str, token: &str, at: usize) -> String {
     asked
 }
 
-/// An entry of the list is `https`, `http` for loopback, or a private-use scheme.
+/// An entry of the list is a URL with `https`, with `http` for loopback, or with a private-use scheme.
 fn check_entry(text: &str) {
     let parsed = harness::assert_bounded(1, 64 * 1024 + 32 * text.len() as u64, || text.parse::<RedirectUrl>());
     let Ok(entry) = parsed else { return };
@@ -120,7 +121,9 @@ fn check_entry(text: &str) {
     assert!(allowed, "{text} is {url:?}");
 }
 
-/// RFC 8252, section 7.3: an `http` entry matches with any port or none. Tries all numbers in `asked` as the port.
+/// RFC 8252, section 7.3: an `http` entry matches with any port or none. Replaces the port of the entry by each number
+/// in
+/// `asked`, and compares.
 fn matches(entry: &str, asked: &str) -> bool {
     if entry == asked {
         return true;
@@ -134,7 +137,7 @@ fn matches(entry: &str, asked: &str) -> bool {
         authority.find(':').unwrap_or(authority.len())
     };
     let (host, after) = (&rest[..after_host], &rest[authority.len()..]);
-    // Ports are written without leading zeros. An entry with another port, or an empty one, matches only itself.
+    // A valid port has no leading zeros. An entry with an invalid or empty port matches only itself.
     let port = &rest[after_host..authority.len()];
     let is_port = |digits: &str| digits.parse::<u16>().is_ok_and(|port| port > 0 && port.to_string() == digits);
     if !port.is_empty() && !port.strip_prefix(':').is_some_and(is_port) {
@@ -154,7 +157,7 @@ fn check_input(list: &[RedirectUrl], asked: &str, draw: &mut Draw<'_>) {
     assert_eq!(target.as_str(), asked);
     assert_eq!(find_target(list, target.reference()).as_ref(), Ok(&target), "{asked:?} is not found again");
 
-    // A browser parses both to the same URL, except for the port.
+    // For a browser, both are the same URL, except for the port.
     let (at, of) = (Url::parse(asked).unwrap(), Url::parse(entry.as_str()).unwrap());
     assert_eq!((at.scheme(), at.host(), at.path(), at.query()), (of.scheme(), of.host(), of.path(), of.query()));
     assert!(at.username().is_empty() && at.password().is_none() && at.fragment().is_none());

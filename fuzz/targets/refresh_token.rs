@@ -1,4 +1,4 @@
-//! Refresh tokens: an App accepts only the tokens that it writes.
+//! Refresh tokens: an App accepts only the tokens that it has issued.
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use latchkey_server::domain::{
@@ -23,14 +23,14 @@ fn refresh_token() {
             assert_rejected(&text);
             assert_rejected(&format!("{REFRESH_PREFIX}{text}"));
         }
-        // A token of the right length, under a known or unknown key number.
+        // A token of the right length, with the number of a known or unknown key.
         let mut draw = Draw::new(input);
         assert_rejected(&format!("{REFRESH_PREFIX}{}", URL_SAFE_NO_PAD.encode(draw.array::<60>())));
         check_own_token(&mut Draw::new(input));
     });
 }
 
-/// A MAC cannot be guessed, so no input is a valid token. The work is bounded for all inputs.
+/// No input is a valid token, because nobody can guess a MAC. The cost of the check is bounded for all inputs.
 fn assert_rejected(text: &str) {
     let opened =
         harness::assert_bounded(1, 16 * 1024 + 4 * text.len() as u64, || RefreshToken::decode(app("shop"), text));

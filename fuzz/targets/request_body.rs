@@ -1,4 +1,4 @@
-//! JSON bodies of requests: accepted bodies have the same value as in serde_json, and rejected bodies break a rule.
+//! JSON bodies of requests: for accepted bodies the parser agrees with serde_json, and rejected bodies break a rule.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::{draw::texts, harness};
 
-/// Maximum number of values; a body with more can be rejected.
+/// A body with more values than this may be rejected.
 const MAX_VALUES: usize = 1000;
 const TOKENS: [&str; 32] = [
     "{",
@@ -48,7 +48,7 @@ const TOKENS: [&str; 32] = [
     "}}}}",
 ];
 
-/// A document with all members of all objects, in their order, duplicates included.
+/// A JSON document with all members of all objects, in their order and with duplicates.
 enum Tree {
     Leaf,
     Array(Vec<Self>),
@@ -61,7 +61,7 @@ fn request_body() {
         check_input(input);
         for text in texts(input, &TOKENS) {
             check_input(text.as_bytes());
-            // Random tokens rarely form an object.
+            // Makes the text the value of an object, because random tokens rarely form an object.
             check_input(format!("{{\"a\":{text}}}").as_bytes());
         }
     });

@@ -1,4 +1,4 @@
-//! Paths: a path has routes exactly if it matches one of their templates.
+//! Paths: a path has routes if, and only if, it matches one of the templates.
 
 use http::Method;
 use latchkey_crds::types::ProviderName;
@@ -73,7 +73,7 @@ fn route() {
 /// Whether a path matches this template.
 fn matches_template(template: &str, path: &str) -> bool {
     let (template, path) = match template.strip_suffix("/{SUFFIX}") {
-        // The suffix is the rest of the path.
+        // `{suffix}` matches the rest of the path.
         Some(front) => {
             let segments = front.split('/').count();
             let Some((end, _)) = path.match_indices('/').nth(segments - 1) else { return false };
@@ -102,7 +102,7 @@ fn check_input(path: &str) {
             assert!(spelled.contains(&route) && route.verb().allows(&method), "{method} {path:?}");
         }
     }
-    // `{APPID}` is the second segment of the path, never a reserved word of another route.
+    // `{APPID}` is the second segment of the path. A reserved word of another route is never an appID.
     let template = matched.any_route().template();
     if template.starts_with("/v1/") {
         assert_eq!(matched.app, path.split('/').nth(2), "{path:?}");

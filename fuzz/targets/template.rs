@@ -1,4 +1,4 @@
-//! Email templates: an accepted template renders within its limits for all values, and escapes all values.
+//! Mail templates: for all values, an accepted template renders within its limits and escapes the values.
 
 use std::time::Duration;
 
@@ -75,10 +75,11 @@ const TOKENS: [&str; 64] = [
     "{%- ",
     " -%}",
 ];
-/// Bytes of the longest template in this target. A ConfigMap holds 1 MiB, a rendered document half of that.
+/// Length of the longest template in this target, in bytes. A ConfigMap can have 1 MiB, a rendered document half of
+/// that.
 const MAX_SOURCE_BYTES: usize = 256 * 1024;
-/// Maximum CPU time to check one template: an edit must be live within two seconds
-/// (specification: Delivery of configuration, Local files).
+/// Maximum CPU time to check one template: an edit must take effect within two seconds (specification: Delivery of
+/// configuration, Local files).
 const MAX_CHECK_TIME: Duration = Duration::from_secs(2);
 const MAX_HEAP: u64 = 32 * 1024 * 1024;
 const HOSTILE: &str = "<xss\"'&>\r\nBcc: victim@example.com\u{2028}";
@@ -89,7 +90,7 @@ fn template() {
         let mut draw = Draw::new(input);
         let part = draw.pick(&MailPart::ALL);
         let mail = draw.pick(&MailTemplate::ALL);
-        // Repeat some tokens many times, because parsers fail on depth, width and length.
+        // Repeats some tokens many times, because parsers fail on depth, width and length.
         let mut long = String::new();
         for _ in 0..draw.byte() & 15 {
             let (token, times) = (draw.pick(&TOKENS), draw.byte());
@@ -130,7 +131,7 @@ fn check_accepted(set: &TemplateSet, mail: MailTemplate, part: MailPart, source:
     match rendered {
         Ok(text) => {
             assert!(text.len() <= MAX_RENDERED_SIZE);
-            // No value adds a line, or an element in HTML.
+            // A value cannot add a line to a text, or an element to HTML.
             assert!(
                 !text.contains("\nBcc") && !text.contains('\u{2028}')
                     || source.contains("Bcc")
